@@ -1,0 +1,39 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each installs into .venv what is missing.
+VENV   := .venv
+PYTHON ?= python3
+PY     := $(VENV)/bin/python
+READY  := $(VENV)/.installed
+
+.PHONY: demo test lint types wheel benchmark clean help
+
+help:            ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
+
+demo: $(READY)   ## sample a convolutional network's posterior on real handwritten digits (about a minute)
+	$(PY) tools/sample.py
+
+test: $(READY)   ## run the whole test suite (no network, no GPU needed)
+	$(PY) -m pytest -q
+
+lint: $(READY)   ## ruff
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(READY)  ## mypy
+	$(PY) -m mypy
+
+wheel: $(READY)  ## build the wheel into dist/
+	$(PY) -m build --wheel
+
+benchmark: $(READY)  ## time per step of every sampler
+	$(PY) tools/benchmark.py step
+
+# Without ensurepip (some Debian systems) the environment is made bare and filled by the pip outside it.
+$(READY): pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --clear --without-pip $(VENV)
+	if $(PY) -m pip --version >/dev/null 2>&1; then $(PY) -m pip install --quiet -e '.[dev]'; \
+	else $(PYTHON) -m pip --python $(PY) install --quiet -e '.[dev]'; fi
+	touch $@
+
+clean:           ## remove what builds and runs leave behind
+	rm -rf build dist *.egg-info runs .mypy_cache .ruff_cache .hypothesis
