@@ -1,0 +1,1 @@
+"""Image-classification tasks: data sets (`meta_tasks.datasets`) and networks (`meta_tasks.architectures`)."""

@@ -1,0 +1,317 @@
+"""`load`, `match` and `out_of_distribution`, on embedded data and on small files made in the format of each source."""
+
+import os
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meta_tasks import datasets
+from meta_tasks.datasets import ImageData, load, match
+
+
+def test_digits_are_scikit_learns_scaled_to_one():
+    data = load("digits")
+    assert data.input_shape == (1, 8, 8)
+    assert data.num_classes == 10
+    assert (len(data.train_y), len(data.val_y), len(data.test_y)) == (1293, 144, 360)
+    assert data.num_data == 1293
+    everything = torch.cat([data.train_x, data.val_x, data.test_x])
+    assert set((everything * 16).unique().tolist()) == set(range(17))
+    assert len(everything.flatten(1).unique(dim=0)) == 1797, "a digit lies in two splits, or is missing"
+
+
+def test_the_seed_moves_validation_but_never_the_test_split():
+    first, again, other = load("digits"), load("digits"), load("digits", seed=1)
+    assert torch.equal(first.train_x, again.train_x)
+    assert torch.equal(first.val_x, again.val_x)
+    assert torch.equal(first.test_x, other.test_x)
+    assert not torch.equal(first.val_x, other.val_x)
+
+
+@given(st.integers(20, 600), st.integers(20, 600), st.integers(0, 5))
+def test_limit_and_validation_give_the_asked_numbers_with_classes_in_proportion(limit, validation, seed):
+    data = load("digits", limit=limit, validation=validation, seed=seed)
+    assert (len(data.train_y), len(data.val_y)) == (limit, validation)
+    for y in (data.train_y, data.val_y):
+        share = torch.bincount(y, minlength=10) / len(y)
+        assert (share - 0.1).abs().max() < 0.02 + 1 / len(y)
+    pixels = torch.cat([data.train_x, data.val_x]).flatten(1)
+    assert len(pixels.unique(dim=0)) == limit + validation, "a training image is also a validation image"
+
+
+def test_validation_as_a_fraction_and_none_at_all():
+    assert len(load("digits", validation=0.25).val_y) == 359
+    assert len(load("digits", validation=0).val_y) == 0
+    assert load("digits", validation=0).num_data == 1437
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"limit": 5}, ValueError, "limit=5"),
+        ({"limit": 5000}, ValueError, "limit=5000 exceeds the 1293"),
+        ({"limit": 0}, ValueError, "limit must be at least 1, got 0"),
+        ({"limit": 10.5}, TypeError, "limit must be an integer or None, got 10.5"),
+        ({"size": -1}, ValueError, "size must be at least 1, got -1"),
+        ({"size": True}, TypeError, "size must be an integer or None, got True"),
+        ({"validation": 1.0}, ValueError, r"validation must be a fraction in \[0, 1\).*got 1.0"),
+        ({"validation": -3}, ValueError, "got -3"),
+        ({"validation": 3}, ValueError, "validation=3"),
+        ({"validation": "0.1"}, TypeError, "validation must be a fraction.*got '0.1'"),
+    ],
+)
+def test_bad_arguments_are_named_with_their_value(options, error, match):
+    with pytest.raises(error, match=match):
+        load("digits", **options)
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match="name='digit' is unknown; choose one of digits, mnist"):
+        load("digit")
+    with pytest.raises(TypeError, match="name must be a string, got 3"):
+        load(3)
+    with pytest.raises(ValueError, match="unknown"):
+        datasets.out_of_distribution("digit")
+
+
+def test_size_resizes_without_leaving_the_unit_interval():
+    small, large = load("digits", size=4), load("digits", size=16)
+    assert small.input_shape == (1, 4, 4)
+    assert large.input_shape == (1, 16, 16)
+    assert 0 <= small.test_x.min() <= small.test_x.max() <= 1
+    # With antialiasing the result is nearer to the mean of 2×2 blocks than without, where a stripe can vanish.
+    stripes = torch.zeros(1, 1, 16, 16)
+    stripes[..., ::4] = 1
+    shrunk = match(
+        make_image_data(**dict.fromkeys(("train_x", "val_x", "test_x"), stripes.repeat(4, 3, 1, 1))), (1, 4, 4)
+    )
+    assert (shrunk.test_x - 0.25).abs().max() < 0.12
+
+
+@pytest.mark.parametrize(("size", "grayscale", "shape"), [(None, False, (3, 32, 32)), (8, True, (1, 8, 8))])
+def test_photos_fill_the_contrast_range(size, grayscale, shape):
+    data = load("photos", size=size, grayscale=grayscale)
+    assert data.input_shape == shape
+    assert len(data.test_y) == 2000
+    assert data.num_data == len(data.val_y) == 0
+    assert torch.allclose(data.test_x.flatten(1).amin(1), torch.zeros(2000))
+    assert torch.allclose(data.test_x.flatten(1).amax(1), torch.ones(2000))
+    assert torch.equal(data.test_x, load("photos", size=size, grayscale=grayscale, seed=7).test_x)
+
+
+def test_photos_larger_than_the_photographs_are_refused():
+    with pytest.raises(ValueError, match="size=500 is larger than the photographs"):
+        load("photos", size=500)
+
+
+def test_out_of_distribution_partners():
+    assert datasets.out_of_distribution("digits") == "photos"
+    assert datasets.out_of_distribution("mnist") == "fashion_mnist"
+    assert datasets.out_of_distribution("fashion_mnist") == "mnist"
+    assert datasets.out_of_distribution("npz:some.npz") == "photos"
+
+
+@given(st.sampled_from([1, 3]), st.integers(2, 20), st.integers(2, 20))
+def test_match_fits_images_to_another_shape(channels, height, width):
+    for data in (load("digits", limit=20, validation=20), SMALL_COLOUR):
+        fitted = match(data, (channels, height, width))
+        assert fitted.input_shape == (channels, height, width)
+        assert torch.equal(fitted.test_y, data.test_y)
+        assert 0 <= fitted.test_x.min() <= fitted.test_x.max() <= 1
+
+
+def test_match_keeps_what_already_fits_and_repeats_grey():
+    digits = load("digits")
+    assert torch.equal(match(digits, digits).test_x, digits.test_x)
+    colour = match(digits, (3, 8, 8)).test_x
+    assert torch.equal(colour, digits.test_x.expand(-1, 3, -1, -1))
+    assert torch.allclose(match(match(digits, (3, 8, 8)), digits).test_x, digits.test_x, atol=1e-3)
+    with pytest.raises(ValueError, match="like must have 1 or 3 channels, got 2"):
+        match(digits, (2, 8, 8))
+
+
+def make_image_data(**changes):
+    x, y = torch.rand(4, 3, 6, 6), torch.tensor([0, 1, 2, 1])
+    splits = {f"{split}_{kind}": value for split in ("train", "val", "test") for kind, value in (("x", x), ("y", y))}
+    return ImageData("made", 3, **{**splits, **changes})
+
+
+SMALL_COLOUR = make_image_data()
+
+
+def test_image_data_checks_itself():
+    with pytest.raises(TypeError, match="train_x must be float32"):
+        make_image_data(train_x=torch.zeros(4, 3, 6, 6, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="val_x must be"):
+        make_image_data(val_x=torch.zeros(4, 1, 6, 6))
+    with pytest.raises(ValueError, match="val_y"):
+        make_image_data(val_y=torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"test_y must lie in \[0, num_classes=3\), got labels from 0 to 3"):
+        make_image_data(test_y=torch.tensor([0, 1, 2, 3]))
+
+
+def test_to_keeps_every_split_in_its_place():
+    data = load("digits")
+    moved = data.to("cpu")
+    for field in ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y"):
+        assert torch.equal(getattr(moved, field), getattr(data, field))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_to_moves_every_tensor():
+    moved = SMALL_COLOUR.to("cuda")
+    splits = [getattr(moved, f"{split}_{kind}") for split in ("train", "val", "test") for kind in "xy"]
+    assert all(tensor.is_cuda for tensor in splits)
+
+
+# --- files in MedMNIST layout -------------------------------------------------------------------------------------
+
+
+def write_npz(path: Path, **changes) -> Path:
+    random = np.random.default_rng(0)
+    arrays = {}
+    for split, n in (("train", 30), ("val", 6), ("test", 9)):
+        arrays[f"{split}_images"] = random.integers(0, 256, (n, 10, 10, 3), dtype=np.uint8)
+        arrays[f"{split}_labels"] = np.arange(n, dtype=np.uint8)[:, None] % 3
+    arrays = {key: value for key, value in {**arrays, **changes}.items() if value is not None}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays)
+    return path
+
+
+def test_npz_in_medmnist_layout(tmp_path):
+    path = write_npz(tmp_path / "mine.npz")
+    data = load(f"npz:{path}")
+    assert (data.num_classes, data.input_shape) == (3, (3, 10, 10))
+    assert (len(data.train_y), len(data.val_y), len(data.test_y)) == (30, 6, 9)
+    pixels = np.load(path)["test_images"]
+    assert np.array_equal((data.test_x * 255).round().numpy(), pixels.transpose(0, 3, 1, 2))
+    grey = load(f"npz:{path}", grayscale=True, size=5)
+    assert grey.input_shape == (1, 5, 5)
+    with pytest.raises(ValueError, match=r"validation=0.2 cannot be applied.*6 validation images of its own"):
+        load(f"npz:{path}", validation=0.2)
+
+
+def test_npz_without_validation_holds_a_tenth_out_and_takes_grey_floats(tmp_path):
+    images = np.linspace(0, 1, 30 * 16).reshape(30, 4, 4)
+    labels = np.arange(30) % 3
+    path = write_npz(
+        tmp_path / "mine.npz", val_images=None, val_labels=None, train_images=images, test_images=images[:9],
+        train_labels=labels,
+    )  # fmt: skip
+    data = load(f"npz:{path}")
+    assert (len(data.train_y), len(data.val_y)) == (27, 3)
+    assert torch.equal(data.test_x[:, 0], torch.from_numpy(images[:9]).float())
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"test_labels": None}, "lacks test_labels"),
+        ({"val_labels": None}, "one of val_images and val_labels without the other"),
+        ({"train_labels": np.zeros((30, 2), np.uint8)}, r"train_labels.*one label per image, got \(30, 2\)"),
+        ({"train_labels": np.zeros(30)}, "train_labels.*must be integers, got float64"),
+        ({"train_images": np.zeros((30, 10, 10, 2), np.uint8)}, r"train_images.*got \(30, 10, 10, 2\)"),
+        ({"train_images": np.zeros((30, 10, 10), np.int32)}, "train_images.*uint8 or floats.*got int32"),
+        ({"train_images": np.full((30, 10, 10, 3), 2.0)}, r"train_images.*must lie in \[0, 1\], got 2.0 to 2.0"),
+        ({"train_images": np.zeros((30, 10, 10, 3))}, "mixes uint8 and floating-point"),
+        ({"test_images": np.array([None] * 9, dtype=object)}, "cannot be read as an npz of plain arrays"),
+    ],
+)
+def test_npz_with_a_wrong_array_is_refused_by_name(tmp_path, changes, match):
+    with pytest.raises(ValueError, match=match):
+        load(f"npz:{write_npz(tmp_path / 'mine.npz', **changes)}")
+
+
+def test_npz_missing_or_damaged(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*absent.npz"):
+        load(f"npz:{tmp_path / 'absent.npz'}")
+    path = write_npz(tmp_path / "mine.npz")
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"mine.npz cannot be read"):
+        load(f"npz:{path}")
+
+
+@pytest.mark.parametrize("folder", ["medmnist", "."])
+def test_medmnist_flags_are_found_in_both_places(tmp_path, monkeypatch, folder):
+    write_npz(tmp_path / folder / "bloodmnist.npz")
+    assert load("bloodmnist", tmp_path).num_classes == 8, "the class count is MedMNIST's, not the largest label seen"
+    monkeypatch.setenv("LEARNED_SAMPLERS_DATA", str(tmp_path))
+    assert len(load("bloodmnist").test_y) == 9
+
+
+def test_medmnist_tasks_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="name='chestmnist' is a multi-label"):
+        load("chestmnist")
+    with pytest.raises(ValueError, match="name='organmnist3d' is volumes"):
+        load("organmnist3d")
+    assert "chestmnist" not in datasets.names()
+    assert {"bloodmnist", "retinamnist", "npz:FILE", "emnist"} <= set(datasets.names())
+
+
+# --- missing files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "how"),
+    [
+        ("kmnist", "KMNIST/raw", "torchvision.datasets.KMNIST"),
+        ("emnist", "emnist-mnist-train-images-idx3-ubyte", "torchvision.datasets.EMNIST"),
+        ("cifar10", "cifar-10-batches-py", "torchvision.datasets.CIFAR10"),
+        ("cifar100", "cifar100.npz", "torchvision.datasets.CIFAR100"),
+        ("svhn", "test_32x32.mat", "torchvision.datasets.SVHN"),
+        ("bloodmnist", "medmnist/bloodmnist.npz", "medmnist.BloodMNIST"),
+        ("notmnist", "t10k-images-idx3-ubyte", "https://github.com/davidflanagan"),
+    ],
+)
+@pytest.mark.parametrize("download", [True, False])
+def test_a_missing_file_is_named_with_the_way_to_get_it(tmp_path, monkeypatch, name, file, how, download):
+    def offline(*args, **kwargs):
+        raise URLError("no network")
+
+    for target in ("torchvision.datasets.mnist", "torchvision.datasets.cifar"):
+        monkeypatch.setattr(f"{target}.download_and_extract_archive", offline)
+    monkeypatch.setattr("torchvision.datasets.svhn.download_url", offline)
+    monkeypatch.setattr("torchvision.datasets.utils.download_url", offline)
+    with pytest.raises(FileNotFoundError) as caught:
+        load(name, tmp_path, download=download)
+    message = str(caught.value)
+    for part in (name, str(tmp_path), file, how, "LEARNED_SAMPLERS_DATA", "--data"):
+        assert part in message
+    assert ("downloading failed" in message) == (download and name != "notmnist")
+
+
+def test_the_default_root_is_in_the_home_cache(monkeypatch):
+    monkeypatch.delenv("LEARNED_SAMPLERS_DATA", raising=False)
+    assert datasets.data_root() == Path("~/.cache/learned_samplers").expanduser()
+    assert datasets.data_root("~/elsewhere") == Path("~/elsewhere").expanduser()
+    monkeypatch.setenv("LEARNED_SAMPLERS_DATA", "/from/environment")
+    assert datasets.data_root() == Path("/from/environment")
+    assert datasets.data_root("/argument") == Path("/argument")
+
+
+# --- the real files, where they are -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "shape", "mean"),
+    [
+        ("mnist", "MNIST", (1, 28, 28), 0.1325),
+        ("fashion_mnist", "FashionMNIST", (1, 28, 28), 0.2868),
+        ("breastmnist", "medmnist/breastmnist.npz", (1, 28, 28), 0.3362),
+        ("retinamnist", "medmnist/retinamnist.npz", (3, 28, 28), 0.2563),
+        ("notmnist", "notmnist", (1, 28, 28), 0.4266),
+    ],
+)
+def test_real_files(name, folder, shape, mean):
+    root = os.environ.get("LEARNED_SAMPLERS_DATA")
+    if not root or not (Path(root) / folder).exists():
+        pytest.skip(f"no {folder} under LEARNED_SAMPLERS_DATA={root}")
+    data = load(name, download=False)
+    assert data.input_shape == shape
+    assert data.test_x.mean().item() == pytest.approx(mean, abs=1e-3)
