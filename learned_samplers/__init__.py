@@ -1,0 +1,12 @@
+"""Bayesian deep learning as a one-line change: samplers with the interface of ``torch.optim``."""
+
+from . import differentiable as _differentiable  # noqa: F401  (registers the samplers with higher)
+from .cyclical import CyclicalSchedule, CyclicalSGMCMC
+from .hmc import HMC
+from .psgld import PSGLD
+from .sampler import Sampler
+from .sghmc import SGHMC
+from .sgld import SGLD
+from .sgnht import SGNHT
+
+__all__ = ["HMC", "PSGLD", "SGHMC", "SGLD", "SGNHT", "CyclicalSGMCMC", "CyclicalSchedule", "Sampler"]

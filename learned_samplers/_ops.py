@@ -1,0 +1,175 @@
+"""The few tensor operations that update rules are written in, in three forms with the same arithmetic.
+
+A sampler's rule is one pure function of (parameter, gradient, noise, state); it is written against these operations
+and never against a tensor's methods, so that the same lines run
+
+- ``FUNCTIONAL``: out of place on tensors with any leading batch axes, differentiable (the meta-trainer, ``higher``);
+- ``IN_PLACE``: in place on one tensor at a time (``foreach=False``);
+- ``FOREACH``: in place on lists of tensors (``foreach=True``), bit for bit equal to the loop.
+
+Scalars may be Python numbers or zero-dimensional tensors (a tensor learning rate never recompiles). ``combine``, ``sqrt``,
+``affine`` and ``mean_square`` return new tensors in every form; the others overwrite their first argument in the two
+in-place forms.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Operations(Protocol):
+    """What an update rule may use. ``x``, ``y``, ``z`` are tensors or, for ``FOREACH``, lists of them."""
+
+    def scale(self, x: Any, factor: Any) -> Any:
+        """``x * factor`` with a scalar factor."""
+
+    def add(self, x: Any, y: Any, factor: Any = 1.0) -> Any:
+        """``x + factor * y`` with a scalar factor."""
+
+    def multiply(self, x: Any, y: Any) -> Any:
+        """``x * y``, coordinate by coordinate (``y`` may broadcast to ``x``)."""
+
+    def shift(self, x: Any, offset: Any) -> Any:
+        """``x + offset`` with a scalar offset."""
+
+    def combine(self, x: Any, y: Any, factor: Any = 1.0) -> Any:
+        """``x + factor * y`` with a scalar factor, a new tensor."""
+
+    def add_product(self, x: Any, y: Any, z: Any, factor: Any = 1.0) -> Any:
+        """``x + factor * y * z``."""
+
+    def add_ratio(self, x: Any, y: Any, z: Any, factor: Any = 1.0) -> Any:
+        """``x + factor * y / z``."""
+
+    def sqrt(self, x: Any) -> Any:
+        """Square root, a new tensor."""
+
+    def affine(self, x: Any, factor: Any, offset: Any) -> Any:
+        """``factor * x + offset`` with scalars, a new tensor."""
+
+    def mean_square(self, x: Any, like: Any) -> Any:
+        """Mean of ``x**2`` over the axes along which ``like`` has length one, a new tensor of ``like``'s shape."""
+
+
+def scalar_sqrt(x: Any) -> Any:
+    """Square root of a number or of a zero-dimensional tensor."""
+    return x.sqrt() if isinstance(x, Tensor) else math.sqrt(x)
+
+
+def _mean_square(x: Tensor, like: Tensor) -> Tensor:
+    reduced = [axis for axis in range(x.dim()) if like.shape[axis] == 1]
+    return x.square().mean(dim=reduced, keepdim=True) if reduced else x.square()
+
+
+class _Functional:
+    def scale(self, x, factor):
+        return x * factor
+
+    def add(self, x, y, factor=1.0):
+        return x + factor * y if isinstance(factor, Tensor) else torch.add(x, y, alpha=factor)
+
+    def multiply(self, x, y):
+        return x * y
+
+    def shift(self, x, offset):
+        return x + offset
+
+    def add_product(self, x, y, z, factor=1.0):
+        return x + factor * y * z if isinstance(factor, Tensor) else torch.addcmul(x, y, z, value=factor)
+
+    def add_ratio(self, x, y, z, factor=1.0):
+        return x + factor * y / z if isinstance(factor, Tensor) else torch.addcdiv(x, y, z, value=factor)
+
+    def combine(self, x, y, factor=1.0):
+        return _Functional.add(self, x, y, factor)
+
+    def sqrt(self, x):
+        if not x.requires_grad:
+            return x.sqrt()
+        # The derivative at zero is infinite; a coordinate that never saw a gradient must not turn into NaN.
+        some = x > 0
+        return torch.where(some, torch.where(some, x, 1.0).sqrt(), 0.0)
+
+    def affine(self, x, factor, offset):
+        return x * factor + offset
+
+    def mean_square(self, x, like):
+        return _mean_square(x, like)
+
+
+class _InPlace(_Functional):
+    def scale(self, x, factor):
+        return x.mul_(factor)
+
+    def add(self, x, y, factor=1.0):
+        return x.add_(factor * y) if isinstance(factor, Tensor) else x.add_(y, alpha=factor)
+
+    def multiply(self, x, y):
+        return x.mul_(y)
+
+    def shift(self, x, offset):
+        return x.add_(offset)
+
+    def add_product(self, x, y, z, factor=1.0):
+        return x.add_(factor * y * z) if isinstance(factor, Tensor) else x.addcmul_(y, z, value=factor)
+
+    def add_ratio(self, x, y, z, factor=1.0):
+        return x.add_(factor * y / z) if isinstance(factor, Tensor) else x.addcdiv_(y, z, value=factor)
+
+
+class _Foreach:
+    def scale(self, x, factor):
+        torch._foreach_mul_(x, factor)
+        return x
+
+    def add(self, x, y, factor=1.0):
+        if isinstance(factor, Tensor):
+            torch._foreach_add_(x, torch._foreach_mul(y, factor))
+        else:
+            torch._foreach_add_(x, y, alpha=factor)
+        return x
+
+    def multiply(self, x, y):
+        torch._foreach_mul_(x, y)
+        return x
+
+    def shift(self, x, offset):
+        torch._foreach_add_(x, offset)
+        return x
+
+    def add_product(self, x, y, z, factor=1.0):
+        if isinstance(factor, Tensor):
+            torch._foreach_add_(x, torch._foreach_mul(torch._foreach_mul(y, factor), z))
+        else:
+            torch._foreach_addcmul_(x, y, z, value=factor)
+        return x
+
+    def add_ratio(self, x, y, z, factor=1.0):
+        if isinstance(factor, Tensor):
+            torch._foreach_add_(x, torch._foreach_div(torch._foreach_mul(y, factor), z))
+        else:
+            torch._foreach_addcdiv_(x, y, z, value=factor)
+        return x
+
+    def combine(self, x, y, factor=1.0):
+        if isinstance(factor, Tensor):
+            return torch._foreach_add(x, torch._foreach_mul(y, factor))
+        return torch._foreach_add(x, y, alpha=factor)
+
+    def sqrt(self, x):
+        return torch._foreach_sqrt(x)
+
+    def affine(self, x, factor, offset):
+        return torch._foreach_add(torch._foreach_mul(x, factor), offset)
+
+    def mean_square(self, x, like):
+        return [_mean_square(one, other) for one, other in zip(x, like, strict=True)]
+
+
+FUNCTIONAL: Operations = _Functional()
+IN_PLACE: Operations = _InPlace()
+FOREACH: Operations = _Foreach()

@@ -1,0 +1,69 @@
+"""Checks of a sampler's arguments, shared by all of them; each error names the argument and the value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def number(name: str, value: Any) -> float:
+    """``value`` as a finite float; a zero-dimensional tensor counts as a number.
+
+    Raises ``TypeError`` if it is not a real number and ``ValueError`` if it is not finite.
+    """
+    if isinstance(value, Tensor):
+        if value.dim() != 0 or value.is_complex() or value.dtype == torch.bool:
+            raise TypeError(f"{name} must be a number or a zero-dimensional real tensor, got {value!r}")
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
+    value = float(value)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return value
+
+
+def positive(name: str, value: Any) -> None:
+    if number(name, value) <= 0:
+        raise ValueError(f"{name} must be greater than 0, got {value}")
+
+
+def non_negative(name: str, value: Any) -> None:
+    if number(name, value) < 0:
+        raise ValueError(f"{name} must not be negative, got {value}")
+
+
+def fraction(name: str, value: Any, *, open_left: bool = False, open_right: bool = False) -> None:
+    """``value`` in the unit interval, without 0 (``open_left``) or 1 (``open_right``)."""
+    x = number(name, value)
+    if x < 0 or x > 1 or (open_left and x == 0) or (open_right and x == 1):
+        interval = f"{'(' if open_left else '['}0, 1{')' if open_right else ']'}"
+        raise ValueError(f"{name} must lie in {interval}, got {value}")
+
+
+def whole(name: str, value: Any, *, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def parameter(name: str, value: Any) -> None:
+    """A tensor that a sampler can move: real floating point and dense."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be a real floating-point tensor, got dtype {value.dtype}")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}")
