@@ -174,11 +174,10 @@ class HMC(Sampler):
     def _hamiltonian(self, loss: Tensor, groups, momentum: dict[Tensor, Tensor], chains: int) -> Tensor:
         """N·loss + ½λ‖θ‖² + ½‖r‖² in double precision, of shape (M,) or ()."""
         total = self.param_groups[0]["num_data"] * loss.detach().double().cpu()
-        axis = 1 if chains else 0
         for group, params in groups:
             for p in params:
                 energy = momentum[p].double().square() + group["prior_precision"] * p.double().square()
-                total = total + 0.5 * energy.flatten(axis).sum(-1).cpu()
+                total = total + 0.5 * (energy.reshape(chains, -1).sum(1) if chains else energy.sum()).cpu()
         return total
 
     def _chains(self, loss: Tensor, params: list[Tensor]) -> int:

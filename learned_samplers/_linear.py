@@ -1,0 +1,135 @@
+"""Reads a sampler's step as a linear map z' = A·z + B·ξ off the running optimizer, and solves for its stationary law.
+
+On a quadratic potential most samplers move every coordinate by the same small linear map of z = (θ, state…). Running
+the real ``step`` on basis vectors with the noise switched off gives A; on zero, with one draw at a time set to one,
+B. No formula of the sampler enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_LIKE = {torch.randn_like}
+_SHAPED = {torch.randn}
+_IN_PLACE = {Tensor.normal_}
+
+
+class ScriptedNoise(TorchFunctionMode):
+    """While active, every normal draw gives zeros, except the draw numbered ``unit``, which gives ones."""
+
+    def __init__(self, unit: int | None = None):
+        super().__init__()
+        self.unit, self.count = unit, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func not in _LIKE | _SHAPED | _IN_PLACE:
+            return func(*args, **kwargs)
+        value = float(self.count == self.unit)
+        self.count += 1
+        if func in _IN_PLACE:
+            return args[0].fill_(value)
+        kwargs.pop("generator", None)
+        return torch.full_like(args[0], value, **kwargs) if func in _LIKE else torch.ones(*args, **kwargs).mul_(value)
+
+
+@dataclass(frozen=True)
+class LinearStep:
+    """z' = A·z + B·ξ for one coordinate, with the names of z's components."""
+
+    names: tuple[str, ...]
+    transition: np.ndarray  # A, (m, m)
+    noise: np.ndarray  # B, (m, draws), the gradient noise included
+    offset: np.ndarray  # step(0) without noise, (m,)
+
+    @property
+    def spectral_radius(self) -> float:
+        return float(np.abs(np.linalg.eigvals(self.transition)).max())
+
+    def stationary_covariance(self) -> np.ndarray:
+        """Σ with Σ = AΣAᵀ + BBᵀ, (m, m); infinite if the step is unstable."""
+        if self.spectral_radius >= 1:
+            return np.full_like(self.transition, np.inf)
+        return scipy.linalg.solve_discrete_lyapunov(self.transition, self.noise @ self.noise.T)
+
+
+def read_linear_step(
+    factory: Callable[[list[Tensor]], torch.optim.Optimizer],
+    gradient: Callable[[Tensor], Tensor],
+    gradient_noise: float = 0.0,
+    rescale_lr: float = 1.0,
+    per_chain: bool = False,
+) -> LinearStep | None:
+    """The map of one coordinate of the sampler that ``factory`` makes, or None if its step is not linear.
+
+    Args:
+        factory: makes the sampler from a list of parameters.
+        gradient: θ → gradient of the mean loss, linear in θ.
+        gradient_noise: standard deviation of the noise on that gradient, a further column of B.
+        rescale_lr: factor on every group's lr.
+        per_chain: the sampler wants losses of shape (M,) (Metropolis tests are not linear: the answer is None).
+    """
+    if per_chain:
+        return None
+    names = _probe_state(factory, gradient)
+    if names is None:
+        return None
+
+    def run(start: np.ndarray, unit: int | None = None, push: float = 0.0) -> tuple[np.ndarray, int]:
+        """One step from columns ``start`` (m, n); returns the columns after it and the number of draws."""
+        theta = torch.zeros(start.shape[1], dtype=torch.float64, requires_grad=True)
+        sampler = factory([theta])
+        with ScriptedNoise():  # a first step from zero, so that the state exists
+            sampler.step(_closure(theta, gradient))
+        for group in sampler.param_groups:
+            group["lr"] = group["lr"] * rescale_lr
+        with torch.no_grad():
+            theta.copy_(torch.from_numpy(start[0]))
+            for name, row in zip(names[1:], start[1:], strict=True):
+                sampler.state[theta][name].copy_(torch.from_numpy(row))
+        with ScriptedNoise(unit) as script:
+            sampler.step(_closure(theta, lambda x: gradient(x) + push))
+        rows = [theta.detach(), *(sampler.state[theta][name] for name in names[1:])]
+        return np.stack([row.numpy().copy() for row in rows]), script.count
+
+    m = len(names)
+    zero, draws = run(np.zeros((m, 1)))
+    offset = zero[:, 0]
+    transition = run(np.eye(m))[0] - zero
+    probes = np.random.default_rng(0).normal(size=(m, 4)) * 3.0
+    if not np.allclose(run(probes)[0], transition @ probes + zero, rtol=1e-9, atol=1e-12):
+        return None
+    columns = [run(np.zeros((m, 1)), unit=j)[0][:, 0] - offset for j in range(draws)]
+    if gradient_noise:
+        columns.append(run(np.zeros((m, 1)), push=gradient_noise)[0][:, 0] - offset)
+    noise = np.stack(columns, axis=1) if columns else np.zeros((m, 1))
+    return LinearStep(names, transition, noise, offset)
+
+
+def _closure(theta: Tensor, gradient: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
+    """Sets the gradient of the mean loss ½θ·gradient(θ) and returns that loss."""
+
+    def closure() -> Any:
+        theta.grad = gradient(theta.detach())
+        return 0.5 * (theta.detach() * theta.grad).sum()
+
+    return closure
+
+
+def _probe_state(factory: Any, gradient: Any) -> tuple[str, ...] | None:
+    """("theta", names of the per-coordinate state…); None if some state is shared between coordinates."""
+    theta = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    sampler = factory([theta])
+    sampler.step(_closure(theta, gradient))
+    state = {name: value for name, value in sampler.state[theta].items() if isinstance(value, Tensor)}
+    if any(value.shape != theta.shape for value in state.values() if value.numel() > 1 or value.dim()):
+        return None
+    return ("theta", *(name for name, value in state.items() if value.shape == theta.shape))
