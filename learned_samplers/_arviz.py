@@ -32,7 +32,7 @@ def to_arviz(
 ) -> arviz.InferenceData:
     """Several chains of weights as one ArviZ ``InferenceData``.
 
-    Group ``posterior`` holds one variable, ``weights``, with dimensions (chain, draw, parameter) and float64 values; the
+    Group ``posterior`` holds one float64 variable, ``weights``, with dimensions (chain, draw, parameter); the
     coordinate ``parameter`` says which, as in ``"0.weight[3,1]"``. Group ``sample_stats`` holds ``step`` and ``cycle``.
 
     Args:

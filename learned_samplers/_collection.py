@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from . import _validation as check
-from ._prediction import Inputs, Output, chunk_predictions, normalisation_buffers, reestimated_buffers
+from ._prediction import (
+    Inputs,
+    Output,
+    chunk_predictions,
+    normalisation_buffers,
+    reestimated_buffers,
+    vmap_is_faster,
+)
 from ._storage import INDEX, Entry, FolderStore, MemoryStore, Tensors, read_safetensors, write_safetensors
 
 if TYPE_CHECKING:
@@ -99,7 +107,7 @@ class SampleCollection:
         num_samples: int | None = None,
         cumulative: bool = False,
         output: Output = "classification",
-        vectorize: bool = True,
+        vectorize: bool | None = None,
     ) -> Tensor:
         r"""The Bayesian model average over the samples,
 
@@ -117,8 +125,9 @@ class SampleCollection:
             cumulative: return the averages over the first 1, 2, …, K samples instead of the last one alone.
             output: "classification" (softmax over axis 1 of the logits), "regression" (the output as it is), or a
                 function from the network's output (batch, ...) to what shall be averaged.
-            vectorize: run the samples of a chunk as one with ``torch.func.vmap``; False runs them one after the
-                other, for networks that vmap cannot run, and where that is faster (convolutions on a CPU).
+            vectorize: True runs the samples of a chunk as one with ``torch.func.vmap``; False runs them one after the
+                other, for networks that vmap cannot run; None chooses the faster one: vmap, except for a network with
+                convolutions on a CPU. The results agree to rounding.
 
         Returns:
             (N, classes), or whatever one network's prediction is shaped like; (K, N, classes) if ``cumulative``. On
@@ -128,21 +137,18 @@ class SampleCollection:
             RuntimeError: no sample yet; buffers not re-estimated; vmap cannot run the network.
             TypeError, ValueError: an argument that cannot be used, by name.
         """
-        chunks = self._predictions(x, batch_size, sample_chunk, num_samples, output, vectorize)
-        total: Tensor | None = None
-        averages = []
+        total: Tensor | float = 0.0
+        averages: list[Tensor] = []
         seen = 0
-        for chunk in chunks:
-            sums = chunk.cumsum(dim=0) if cumulative else chunk.sum(dim=0, keepdim=True)
-            if total is not None:
-                sums = sums + total
-            total = sums[-1:]
-            if cumulative:
-                counts = torch.arange(seen + 1, seen + len(chunk) + 1, device=sums.device, dtype=sums.dtype)
-                averages.append(sums / counts.view(-1, *[1] * (sums.ndim - 1)))
-            seen += len(chunk)
-        assert total is not None  # _predictions refuses an empty collection
-        return torch.cat(averages) if cumulative else total[0] / seen
+        # Closing restores the model's modes even when something fails in between.
+        with closing(self._predictions(x, batch_size, sample_chunk, num_samples, output, vectorize)) as parts:
+            for part in parts:
+                sums = total + (part.cumsum(dim=0) if cumulative else part.sum(dim=0, keepdim=True))
+                counts = torch.arange(len(part), device=part.device) + seen + 1
+                total, seen = sums[-1:], seen + len(part)
+                # One row a sample if cumulative; else only the last average is needed, and the last part has it.
+                averages = [*averages, sums / counts.view(-1, *[1] * (sums.ndim - 1))] if cumulative else [sums / seen]
+        return torch.cat(averages) if cumulative else averages[0][0]
 
     def predict_samples(
         self,
@@ -152,10 +158,11 @@ class SampleCollection:
         sample_chunk: int = 8,
         num_samples: int | None = None,
         output: Output = "classification",
-        vectorize: bool = True,
+        vectorize: bool | None = None,
     ) -> Tensor:
         """Each sample's own predictions p(y | x, θ_k), of shape (K, N, classes); arguments as in :meth:`predict`."""
-        return torch.cat(list(self._predictions(x, batch_size, sample_chunk, num_samples, output, vectorize)))
+        with closing(self._predictions(x, batch_size, sample_chunk, num_samples, output, vectorize)) as parts:
+            return torch.cat(list(parts))
 
     def _predictions(
         self,
@@ -164,8 +171,8 @@ class SampleCollection:
         sample_chunk: int,
         num_samples: int | None,
         output: Output,
-        vectorize: bool,
-    ) -> Iterator[Tensor]:
+        vectorize: bool | None,
+    ) -> Generator[Tensor, None, None]:
         if not len(self):
             raise RuntimeError(f"no sample to predict with: {self!r}")
         count = len(self) if num_samples is None else num_samples
@@ -183,7 +190,7 @@ class SampleCollection:
             output=output,
             batch_size=batch_size,
             sample_chunk=sample_chunk,
-            vectorize=vectorize,
+            vectorize=vmap_is_faster(self.model) if vectorize is None else vectorize,
         )
 
     def reestimate_buffers(self, data: Any, *, batch_size: int = 256) -> None:

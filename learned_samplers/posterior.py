@@ -34,15 +34,15 @@ class PosteriorSamples(SampleCollection):
         probabilities = posterior.predict(test_inputs)
 
     **Which states are kept.** A state is due at step t if t > ``burn_in``, ``sampler.is_sampling`` (true for samplers
-    without it), and (t − t₀) mod ``thinning`` = 0. Here t₀ is ``burn_in``, or the last step before t at which the sampler
-    was not sampling if that came later. So a cyclical sampler's steps are counted from the start of each sampling
-    phase, and every phase of n steps gives ⌊n / ``thinning``⌋ states, in each cycle the same ones; a whole phase that
-    gives none raises ValueError as it ends. Steps are ``sampler.step_count``, or, for optimizers without it (any of
-    ``torch.optim``: its trajectory is averaged then), those seen since this object was made.
+    without it), and (t − t₀) mod ``thinning`` = 0. Here t₀ is ``burn_in``, or the last step before t at which the
+    sampler was not sampling if that came later. So a cyclical sampler's steps are counted from the start of each
+    sampling phase, and every phase of n steps gives ⌊n / ``thinning``⌋ states, in each cycle the same ones; a whole
+    phase that gives none raises ValueError as it ends. Steps are ``sampler.step_count``, or, for optimizers without it
+    (any of ``torch.optim``: its trajectory is averaged then), those seen since this object was made.
 
-    **Memory.** With ``max_samples`` = M the collection is thinned as it grows: when a state is due and M are held, every
-    second one is dropped and from then on only every second state that is due is kept. The kept ones are evenly spaced
-    among those that were due (over the whole run, so over all cycles), and once M were due M/2 to M are held.
+    **Memory.** With ``max_samples`` = M the collection is thinned as it grows: when a state is due and M are held,
+    every second one is dropped and from then on only every second state that is due is kept. The kept ones are evenly
+    spaced among those that were due (over the whole run, so over all cycles), and once M were due M/2 to M are held.
 
     **On disk.** With ``path`` every sample goes to the file ``step-<step>.safetensors`` of that folder as it is
     collected, and ``index.json`` lists them; each write is whole or absent. A folder that exists is continued, at its
@@ -52,8 +52,8 @@ class PosteriorSamples(SampleCollection):
     not change between samples; a tied parameter is one parameter.
 
     **Buffers.** ``"refuse"``: the model has no normalisation layer with running statistics, and its buffers, if any,
-    are constant: stored once, and a change between samples is an error. ``"snapshot"``: every sample holds a copy of all
-    buffers; the running statistics are then those of the trajectory and lag behind the weights. ``"reestimate"``:
+    are constant: stored once, and a change between samples is an error. ``"snapshot"``: every sample holds a copy of
+    all buffers; the running statistics are then those of the trajectory and lag behind the weights. ``"reestimate"``:
     every sample's running statistics are computed from data by :meth:`reestimate_buffers` before predicting.
 
     Args:
@@ -123,8 +123,8 @@ class PosteriorSamples(SampleCollection):
         step = before.last_step + 1 if self._counts else int(sampler.step_count)
         if step <= before.last_step:
             raise RuntimeError(
-                f"the sampler is at step {step}, but step {before.last_step} has been seen: when a sampler goes back to "
-                "a checkpoint, load the state dict that PosteriorSamples had then as well"
+                f"the sampler is at step {step}, but step {before.last_step} has been seen: when a sampler goes back "
+                "to a checkpoint, load the state dict that PosteriorSamples had then as well"
             )
         if not getattr(sampler, "is_sampling", True):
             self._progress = replace(before, last_step=step, phase_start=step)
@@ -258,8 +258,8 @@ def _check_policy(model: nn.Module, buffers: str) -> str:
     statistics = normalisation_buffers(model)
     if statistics and buffers == "refuse":
         raise ValueError(
-            f"the model has running statistics ({statistics[0]!r} and {len(statistics) - 1} more buffers) that belong to "
-            "the weights they were computed with: choose buffers='snapshot' to keep them with each sample, or "
+            f"the model has running statistics ({statistics[0]!r} and {len(statistics) - 1} more buffers) that belong "
+            "to the weights they were computed with: choose buffers='snapshot' to keep them with each sample, or "
             "buffers='reestimate' to compute them from data before predicting; got buffers='refuse'"
         )
     if buffers == "reestimate" and not statistics:
