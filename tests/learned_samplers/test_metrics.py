@@ -1,0 +1,189 @@
+"""Metrics against computations by hand, and what they refuse."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from learned_samplers import metrics
+
+PROBS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4], [0.25, 0.5, 0.25]])
+LABELS = torch.tensor([0, 1, 0, 2])
+
+
+def random_probs(*shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return (2 * torch.randn(*shape, generator=generator, dtype=torch.float64)).softmax(-1).to(dtype)
+
+
+def random_labels(count, classes, seed=1):
+    return torch.randint(0, classes, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def ece_by_hand(probs, labels, num_bins):
+    total = 0.0
+    confidence = probs.max(1).values.float().tolist()
+    right = (probs.argmax(1) == labels).tolist()
+    for b in range(num_bins):
+        upper = math.inf if b == num_bins - 1 else (b + 1) / num_bins
+        members = [n for n, c in enumerate(confidence) if b / num_bins <= c < upper]
+        if members:
+            gap = sum(right[n] for n in members) - sum(confidence[n] for n in members)
+            total += abs(gap) / len(confidence)
+    return total
+
+
+def test_small_example_by_hand():
+    scores = metrics.summary(PROBS, LABELS)
+    assert scores["accuracy"] == 0.5
+    assert scores["nll"] == pytest.approx(-math.log(0.7 * 0.8 * 0.3 * 0.25) / 4, rel=1e-6)
+    rows = [0.3**2 + 0.2**2 + 0.1**2, 0.1**2 + 0.2**2 + 0.1**2, 0.7**2 + 0.3**2 + 0.4**2, 0.25**2 + 0.5**2 + 0.75**2]
+    assert scores["brier"] == pytest.approx(sum(rows) / 4, rel=1e-6)
+    # Confidences .7 (right), .8 (right), .4 (wrong), .5 (wrong) fall into four different bins.
+    assert scores["ece"] == pytest.approx((0.3 + 0.2 + 0.4 + 0.5) / 4, rel=1e-6)
+    assert list(scores) == ["accuracy", "nll", "ece", "brier"]
+    assert all(type(score) is float for score in scores.values())
+    assert metrics.summary(PROBS, LABELS, PROBS)["ood_auroc"] == 0.5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 60),
+    classes=st.integers(2, 7),
+    num_bins=st.integers(1, 20),
+    seed=st.integers(0, 1000),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+    numpy=st.booleans(),
+)
+def test_properties(count, classes, num_bins, seed, dtype, numpy):
+    probs, labels = random_probs(count, classes, seed=seed, dtype=dtype), random_labels(count, classes, seed)
+    # Half precision sums to one only to 1e-2 with many classes: what the reader is told is refused.
+    if (probs.double().sum(1) - 1).abs().max() > metrics.TOLERANCE:
+        with pytest.raises(ValueError, match=r"probs: row \d+ sums to"):
+            metrics.nll(probs, labels)
+        return
+    p, y = (probs.numpy(), labels.numpy()) if numpy and dtype != torch.bfloat16 else (probs, labels)
+    exact = probs.double()
+    assert metrics.accuracy(p, y) == pytest.approx((exact.argmax(1) == labels).double().mean().item(), abs=1e-6)
+    assert metrics.nll(p, y) == pytest.approx(torch.nn.functional.nll_loss(exact.log(), labels).item(), rel=1e-9)
+    onehot = torch.eye(classes, dtype=torch.float64)[labels]
+    assert metrics.brier(p, y) == pytest.approx((exact - onehot).pow(2).sum(1).mean().item(), rel=1e-9)
+    assert metrics.ece(p, y, num_bins) == pytest.approx(ece_by_hand(exact, labels, num_bins), abs=1e-5)
+
+
+def test_certain_predictions_share_the_last_bin():
+    # One bin: |mean accuracy − mean confidence| = |.75 − .975|. A bin of its own for 1.0 would give .2625.
+    probs = torch.tensor([[1.0, 0.0]] * 2 + [[0.95, 0.05]] * 2)
+    labels = torch.tensor([0, 1, 0, 0])
+    assert metrics.ece(probs, labels) == pytest.approx(0.225, abs=1e-6)
+    bins = metrics.calibration_bins(probs, labels)
+    assert bins.num_examples.tolist() == [0] * 14 + [4]
+    assert bins.accuracy[-1] == 0.75
+    assert bins.confidence[-1] == pytest.approx(0.975)
+
+
+@pytest.mark.parametrize("num_bins", [1, 10, 15])
+def test_bins_add_up_to_the_calibration_error(num_bins):
+    probs, labels = random_probs(500, 10), random_labels(500, 10)
+    bins = metrics.calibration_bins(probs, labels, num_bins)
+    gaps = (bins.accuracy - bins.confidence).abs().nan_to_num() * bins.num_examples / 500
+    assert gaps.sum().item() == pytest.approx(metrics.ece(probs, labels, num_bins), abs=1e-6)
+
+
+def test_zero_probability_costs_a_finite_and_stated_amount():
+    probs = torch.tensor([[1.0, 0.0]])
+    assert metrics.nll(probs, torch.tensor([1])) == pytest.approx(87.3365, abs=1e-3)
+    assert metrics.nll(probs, torch.tensor([0])) == 0
+    both = torch.tensor([[[1.0, 0.0]], [[0.5, 0.5]]])
+    # KL([1,0] ‖ [½,½]) = log 2; the other way ½ log ½ + ½ (log ½ + 87.34).
+    expected = (math.log(2) + 0.5 * math.log(0.5) + 0.5 * (math.log(0.5) + 87.3365)) / 2
+    assert metrics.pairwise_kld(both) == pytest.approx(expected, abs=1e-3)
+
+
+def test_pairwise_divergence_by_double_loop():
+    probs = random_probs(5, 30, 4)
+    pairs = [(p * (p / q).log()).sum(1).mean() for i, p in enumerate(probs) for j, q in enumerate(probs) if i != j]
+    assert metrics.pairwise_kld(probs) == pytest.approx(torch.stack(pairs).mean().item(), rel=1e-10)
+    assert metrics.pairwise_kld(probs[:1].expand(3, -1, -1)) == pytest.approx(0, abs=1e-12)
+    many = random_probs(2, 5000, 3)  # more than one block of examples
+    halves = (metrics.pairwise_kld(many[:, :2500]) + metrics.pairwise_kld(many[:, 2500:])) / 2
+    assert metrics.pairwise_kld(many) == pytest.approx(halves, rel=1e-10)
+
+
+def test_agreement_and_total_variation():
+    other = torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.3, 0.3, 0.4], [0.25, 0.5, 0.25]])
+    assert metrics.agreement(PROBS, other) == 0.75
+    assert metrics.total_variation(PROBS, other) == pytest.approx((0.1 + 0.4) / 4, abs=1e-6)
+    assert metrics.total_variation(torch.eye(3), torch.eye(3).roll(1, 0)) == 1
+    assert metrics.agreement(PROBS, PROBS) == 1
+
+
+@pytest.mark.parametrize("levels", [5, 1000])
+def test_area_under_the_curve_counts_pairs(levels):
+    generator = np.random.default_rng(0)
+    inside = np.ceil(generator.beta(4, 1, 200) * levels) / levels * 0.4 + 0.6  # few levels: many ties
+    outside = np.ceil(generator.beta(2, 2, 150) * levels) / levels * 0.4 + 0.6
+    value = metrics.ood_auroc(np.stack([inside, 1 - inside], 1), np.stack([1 - outside, outside], 1))
+    wins = (inside[:, None] > outside).mean() + 0.5 * (inside[:, None] == outside).mean()
+    # torchmetrics sums the curve in float32.
+    assert value == pytest.approx(wins, abs=1e-6)
+    assert value == pytest.approx(roc_auc_score([1] * 200 + [0] * 150, np.concatenate([inside, outside])), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("probs", "error", "message"),
+    [
+        (torch.tensor([[2.0, -1.0]]), ValueError, r"probs must hold probabilities: -1\.0 \(row 0\) is negative"),
+        (
+            torch.tensor([[0.5, 0.5], [0.9, 0.5]]),
+            ValueError,
+            r"probs: row 1 sums to 1\.4 instead of 1 \(are these logits",
+        ),
+        (torch.tensor([[0.5, 0.5], [math.nan, 1]]), ValueError, r"probs must hold probabilities: nan \(row 1\) is not"),
+        (torch.tensor([[1.5, 0.5]]), ValueError, r"1\.5 \(row 0\) is above one"),
+        (torch.tensor([1.0]), ValueError, r"probs must have shape \(N, C\).*got \(1,\)"),
+        (torch.zeros(0, 3), ValueError, r"probs must have shape \(N, C\).*got \(0, 3\)"),
+        (torch.tensor([[1, 0]]), TypeError, r"probs must hold floating-point numbers, got torch\.int64"),
+        ("probs", TypeError, "probs must be a tensor or an array, got str"),
+    ],
+)
+def test_probabilities_are_checked(probs, error, message):
+    count = len(probs) if isinstance(probs, torch.Tensor) else 1
+    for metric in (metrics.accuracy, metrics.nll, metrics.ece, metrics.brier):
+        with pytest.raises(error, match=message):
+            metric(probs, torch.zeros(count, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "message"),
+    [
+        (torch.tensor([0, 1, 2, 3]), ValueError, r"labels must lie in \[0, 3\), got 3"),
+        (torch.tensor([0, 1, 2, -1]), ValueError, r"labels must lie in \[0, 3\), got -1"),
+        (torch.tensor([0, 1, 2]), ValueError, r"labels must have shape \(4,\).*got \(3,\)"),
+        (torch.tensor([0.0, 1, 2, 0]), TypeError, r"labels must be integers, got torch\.float32"),
+        ("0120", TypeError, "labels must be a tensor or an array, got str"),
+    ],
+)
+def test_labels_are_checked(labels, error, message):
+    for metric in (metrics.accuracy, metrics.nll, metrics.ece, metrics.brier, metrics.calibration_bins):
+        with pytest.raises(error, match=message):
+            metric(PROBS, labels)
+
+
+def test_other_arguments_are_checked():
+    with pytest.raises(ValueError, match="num_bins must be at least 1, got 0"):
+        metrics.ece(PROBS, LABELS, num_bins=0)
+    with pytest.raises(ValueError, match="sample_probs must hold at least two samples, got 1"):
+        metrics.pairwise_kld(PROBS[None])
+    with pytest.raises(ValueError, match=r"sample_probs must have shape \(K, N, C\)"):
+        metrics.pairwise_kld(PROBS)
+    with pytest.raises(ValueError, match=r"reference must have the shape of probs, \(4, 3\); got \(3, 3\)"):
+        metrics.agreement(PROBS, PROBS[:3])
+    with pytest.raises(ValueError, match="reference: row 0 sums to 2"):
+        metrics.total_variation(PROBS, 2 * PROBS / 3 + 4 / 9)
+    with pytest.raises(ValueError, match="ood_probs must have the 3 classes of probs, got 2"):
+        metrics.ood_auroc(PROBS, torch.tensor([[0.5, 0.5]]))
