@@ -87,7 +87,7 @@ def ess(draws: Any, method: str = "mean") -> np.ndarray:
 def ess_per_second(draws: Any, seconds: float) -> float:
     """Mean effective sample size over the coordinates, divided by the seconds that all chains took together.
 
-    L2E's Table 4 sums over the parameters, of which there are many, and takes one thinning interval as its unit of time.
+    L2E's Table 4 sums over the parameters instead, and takes one thinning interval as its unit of time.
     """
     check.positive("seconds", seconds)
     return float(ess(draws).mean() / seconds)
@@ -141,7 +141,7 @@ def chainwise_rhat(draws: Any, num_splits: int = 2, *, rank_normalize: bool = Tr
 def converged_share(draws: Any, num_splits: int = 2, *, threshold: float = 1.1) -> float:
     """Share of the coordinates, over all chains, with cR̂^(κ) < ``threshold``: L2E's Table 4.
 
-    A coordinate that never moves has not converged. For one layer give ``posterior.to_arviz(parameters=["fc.weight"])``.
+    A coordinate that never moves has not converged. For one layer: ``posterior.to_arviz(parameters=["fc.weight"])``.
     """
     check.positive("threshold", threshold)
     # NaN compares as false.
@@ -189,7 +189,7 @@ class LossLines:
 
     @property
     def barriers(self) -> np.ndarray:
-        """(P,) barriers max_t L((1−t)θ + tθ') − ((1−t)L(θ) + tL(θ')): how far the loss rises above its own ends, ≥ 0."""
+        """(P,) barriers max_t L((1−t)θ + tθ') − ((1−t)L(θ) + tL(θ')): the rise of the loss above its ends, ≥ 0."""
         chord = (1 - self.positions) * self.losses[:, :1] + self.positions * self.losses[:, -1:]
         return (self.losses - chord).max(axis=1)
 
