@@ -1,6 +1,8 @@
 """Bayesian deep learning as a one-line change: samplers with the interface of ``torch.optim``."""
 
 from . import differentiable as _differentiable  # noqa: F401  (registers the samplers with higher)
+from .check import SamplerReport, check_sampler
+from .conventions import convert
 from .cyclical import CyclicalSchedule, CyclicalSGMCMC
 from .hmc import HMC
 from .psgld import PSGLD
@@ -9,4 +11,16 @@ from .sghmc import SGHMC
 from .sgld import SGLD
 from .sgnht import SGNHT
 
-__all__ = ["HMC", "PSGLD", "SGHMC", "SGLD", "SGNHT", "CyclicalSGMCMC", "CyclicalSchedule", "Sampler"]
+__all__ = [
+    "HMC",
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
+    "CyclicalSGMCMC",
+    "CyclicalSchedule",
+    "Sampler",
+    "SamplerReport",
+    "check_sampler",
+    "convert",
+]

@@ -63,7 +63,7 @@ class LinearStep:
 
 def read_linear_step(
     factory: Callable[[list[Tensor]], torch.optim.Optimizer],
-    gradient: Callable[[Tensor], Tensor],
+    slope: float,
     gradient_noise: float = 0.0,
     rescale_lr: float = 1.0,
     per_chain: bool = False,
@@ -72,14 +72,14 @@ def read_linear_step(
 
     Args:
         factory: makes the sampler from a list of parameters.
-        gradient: θ → gradient of the mean loss, linear in θ.
+        slope: the gradient of the mean loss is ``slope`` · θ.
         gradient_noise: standard deviation of the noise on that gradient, a further column of B.
         rescale_lr: factor on every group's lr.
         per_chain: the sampler wants losses of shape (M,) (Metropolis tests are not linear: the answer is None).
     """
     if per_chain:
         return None
-    names = _probe_state(factory, gradient)
+    names = _probe_state(factory, slope)
     if names is None:
         return None
 
@@ -88,7 +88,7 @@ def read_linear_step(
         theta = torch.zeros(start.shape[1], dtype=torch.float64, requires_grad=True)
         sampler = factory([theta])
         with ScriptedNoise():  # a first step from zero, so that the state exists
-            sampler.step(_closure(theta, gradient))
+            sampler.step(_closure(theta, slope))
         for group in sampler.param_groups:
             group["lr"] = group["lr"] * rescale_lr
         with torch.no_grad():
@@ -96,7 +96,7 @@ def read_linear_step(
             for name, row in zip(names[1:], start[1:], strict=True):
                 sampler.state[theta][name].copy_(torch.from_numpy(row))
         with ScriptedNoise(unit) as script:
-            sampler.step(_closure(theta, lambda x: gradient(x) + push))
+            sampler.step(_closure(theta, slope, push))
         rows = [theta.detach(), *(sampler.state[theta][name] for name in names[1:])]
         return np.stack([row.numpy().copy() for row in rows]), script.count
 
@@ -114,21 +114,21 @@ def read_linear_step(
     return LinearStep(names, transition, noise, offset)
 
 
-def _closure(theta: Tensor, gradient: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
-    """Sets the gradient of the mean loss ½θ·gradient(θ) and returns that loss."""
+def _closure(theta: Tensor, slope: float, push: float = 0.0) -> Callable[[], Any]:
+    """Sets the gradient of the mean loss ½·slope·θ², pushed by a constant, and returns that loss."""
 
     def closure() -> Any:
-        theta.grad = gradient(theta.detach())
-        return 0.5 * (theta.detach() * theta.grad).sum()
+        theta.grad = theta.detach() * slope + push
+        return 0.5 * slope * theta.detach().square().sum()
 
     return closure
 
 
-def _probe_state(factory: Any, gradient: Any) -> tuple[str, ...] | None:
+def _probe_state(factory: Any, slope: float) -> tuple[str, ...] | None:
     """("theta", names of the per-coordinate state…); None if some state is shared between coordinates."""
     theta = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     sampler = factory([theta])
-    sampler.step(_closure(theta, gradient))
+    sampler.step(_closure(theta, slope))
     state = {name: value for name, value in sampler.state[theta].items() if isinstance(value, Tensor)}
     if any(value.shape != theta.shape for value in state.values() if value.numel() > 1 or value.dim()):
         return None

@@ -7,9 +7,9 @@ and never against a tensor's methods, so that the same lines run
 - ``IN_PLACE``: in place on one tensor at a time (``foreach=False``);
 - ``FOREACH``: in place on lists of tensors (``foreach=True``), bit for bit equal to the loop.
 
-Scalars may be Python numbers or zero-dimensional tensors (a tensor learning rate never recompiles). ``combine``, ``sqrt``,
-``affine`` and ``mean_square`` return new tensors in every form; the others overwrite their first argument in the two
-in-place forms.
+Scalars may be Python numbers or zero-dimensional tensors (a tensor learning rate never recompiles). ``combine``,
+``sqrt``, ``affine`` and ``mean_square`` return new tensors in every form; the others overwrite their first argument in
+the two in-place forms.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from . import _validation as check
-from ._linear import LinearStep, read_linear_step
+from ._linear import read_linear_step
+from ._simulation import Simulation
 from .sampler import _as_number
 
 Factory = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -67,8 +67,8 @@ class SamplerReport:
         ]
         for r in self.results:
             lines.append(
-                f"{r.curvature:10.4g} {r.target_variance:10.4g} {r.expected_variance:10.4g} {r.measured_variance:10.4g} "
-                f"{r.standard_error:8.1e} {r.bias:+8.2%} {r.refined_bias:+9.2%} {r.kinetic_temperature:8.4f} "
+                f"{r.curvature:10.4g} {r.target_variance:10.4g} {r.expected_variance:10.4g} "
+                f"{r.measured_variance:10.4g} {r.standard_error:8.1e} {r.bias:+8.2%} {r.refined_bias:+9.2%} {r.kinetic_temperature:8.4f} "
                 f"{r.configurational_temperature:8.4f}"
             )
         return "\n".join(lines)
@@ -93,7 +93,7 @@ def check_sampler(
 ) -> SamplerReport:
     """Run a sampler on Gaussians whose law is known, and report how far its stationary law is from theirs.
 
-    The potential is U(θ) = ½kθ² for every coordinate, so that the target variance is T/(k + λ). Two questions are asked:
+    The potential is U(θ) = ½kθ² for every coordinate, so that the target variance is T/(k + λ). It asks:
 
     1. *What law does the step leave?* If the step is linear in (θ, state), its matrices A and B are read off the real
        ``step`` and the stationary covariance solves Σ = AΣAᵀ + BBᵀ; otherwise it is simulated from exact draws.
@@ -129,13 +129,18 @@ def check_sampler(
     """
     _validate(coordinates, tolerance, refinement, gradient_noise)
     probe = factory([torch.zeros(1, requires_grad=True)])
-    group = {"num_data": num_data, "temperature": temperature, "prior_precision": prior_precision}
-    for key, default in (("num_data", None), ("temperature", 1.0), ("prior_precision", 0.0)):
-        if group[key] is None:
-            group[key] = _as_number(probe.param_groups[0].get(key, default))
-        if group[key] is None:
-            raise ValueError(f"{key} must be given: the sampler's parameter group has none")
-    n, t, prior, lr = group["num_data"], group["temperature"], group["prior_precision"], probe.param_groups[0]["lr"]
+    group = probe.param_groups[0]
+
+    def of_target(name: str, given: float | None, default: float | None) -> float:
+        value = _as_number(group.get(name, default)) if given is None else given
+        if value is None:
+            raise ValueError(f"{name} must be given: the sampler's parameter group has none")
+        return check.number(name, value)
+
+    n = of_target("num_data", num_data, None)
+    t = of_target("temperature", temperature, 1.0)
+    prior = of_target("prior_precision", prior_precision, 0.0)
+    lr = check.number("lr", group["lr"])
     check.positive("temperature", t)
     curvatures = [s * n / lr for s in stiffness] if curvature is None else list(curvature)
     for k in curvatures:
@@ -144,15 +149,12 @@ def check_sampler(
 
     refine = refinement
     push = math.sqrt(gradient_noise) / n
-    maps = [
-        [read_linear_step(factory, lambda x, k=k: k * x / n, push, 1 / r, per_chain) for k in curvatures]
-        for r in (1.0, refinement)
-    ]
+    maps = [[read_linear_step(factory, k / n, push, 1 / r, per_chain) for k in curvatures] for r in (1.0, refinement)]
     linear = all(m is not None for row in maps for m in row)
     if not linear:
         refine = min(refinement, 4.0)
     softest = min(k * lr / n for k in curvatures)
-    run = _Simulation(factory, curvatures, targets, n, t, push, coordinates, per_chain, dtype, seed)
+    run = Simulation(factory, curvatures, targets, n, t, push, coordinates, per_chain, dtype, seed)
     default_steps = max(500, math.ceil(10 / softest))
     with torch.random.fork_rng(devices=[]):
         measured = run(steps or default_steps, 1.0, maps[0] if linear else None)
@@ -206,92 +208,3 @@ def _judge(
     if drift > tolerance:
         return verdict, False, f"the mean is off by {drift:.2%} of a standard deviation"
     return verdict, True, f"bias {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
-
-
-@dataclass
-class _Simulation:
-    factory: Factory
-    curvatures: list[float]
-    targets: list[float]
-    num_data: float
-    temperature: float
-    push: float
-    coordinates: int
-    per_chain: bool
-    dtype: torch.dtype
-    seed: int
-
-    def __call__(self, steps: int, lr_factor: float, maps: list[LinearStep | None] | None) -> list[dict[str, float]]:
-        """Measured moments for each curvature, averaged over ``steps`` steps after a burn-in of as many."""
-        torch.manual_seed(self.seed)
-        params = [
-            (torch.randn(self.coordinates, dtype=self.dtype) * math.sqrt(target)).requires_grad_()
-            for target in self.targets
-        ]
-        sampler = self.factory(params)
-        for group in sampler.param_groups:
-            group["lr"] = group["lr"] * lr_factor
-        step = self._stepper(sampler, params)
-        step()
-        if maps is not None:
-            self._start_stationary(sampler, params, maps)
-        else:
-            for _ in range(steps):
-                step()
-        totals = torch.zeros(4, len(params), dtype=torch.float64)
-        snapshots = []
-        for _ in range(steps):
-            step()
-            for i, p in enumerate(params):
-                x = p.detach()
-                momentum = sampler.state[p].get("momentum")
-                heat = float("nan") if momentum is None else momentum.square().mean().item()
-                totals[:, i] += torch.tensor([x.mean().item(), x.square().mean().item(), heat, 1.0])
-            snapshots.append([p.detach().square().mean().item() for p in params])
-        mean, second, heat, count = totals
-        mean, second, heat = mean / count, second / count, heat / count
-        error = self._standard_error(torch.tensor(snapshots, dtype=torch.float64))
-        prior = self.temperature / torch.tensor(self.targets) - torch.tensor(self.curvatures)
-        slope = torch.tensor(self.curvatures) + prior
-        return [
-            {
-                "mean": mean[i].item(),
-                "variance": (second[i] - mean[i] ** 2).item(),
-                "error": error[i].item(),
-                "kinetic": heat[i].item() / self.temperature,
-                "configurational": (second[i] * slope[i]).item() / self.temperature,
-            }
-            for i in range(len(params))
-        ]
-
-    def _stepper(self, sampler: torch.optim.Optimizer, params: list[Tensor]) -> Callable[[], Any]:
-        @torch.no_grad()
-        def closure() -> Any:
-            losses = []
-            for p, k in zip(params, self.curvatures, strict=True):
-                p.grad = p.detach() * (k / self.num_data)
-                losses.append(0.5 * p * p.grad)
-                if self.push:
-                    p.grad.add_(torch.randn_like(p), alpha=self.push)
-            return torch.stack(losses).sum(0) if self.per_chain else torch.stack(losses).sum()
-
-        return lambda: sampler.step(closure)  # type: ignore[arg-type]
-
-    def _start_stationary(self, sampler: Any, params: list[Tensor], maps: list[LinearStep | None]) -> None:
-        """Draw (θ, state) from the stationary law, so that no burn-in has to be guessed."""
-        for p, one in zip(params, maps, strict=True):
-            assert one is not None
-            covariance = one.stationary_covariance()
-            if not math.isfinite(covariance[0, 0]):
-                continue
-            root = torch.linalg.cholesky(torch.from_numpy(covariance + 1e-14 * covariance.max() * np.eye(len(covariance))))
-            z = (root @ torch.randn(len(one.names), p.numel(), dtype=torch.float64)).to(p.dtype)
-            with torch.no_grad():
-                p.copy_(z[0])
-                for name, row in zip(one.names[1:], z[1:], strict=True):
-                    sampler.state[p][name].copy_(row)
-
-    def _standard_error(self, series: Tensor) -> Tensor:
-        """Of the time average, from the scatter of ten block means."""
-        blocks = torch.stack([block.mean(0) for block in series.chunk(10)])
-        return blocks.std(0) / math.sqrt(len(blocks))

@@ -114,7 +114,7 @@ class HMC(Sampler):
     # ---------------------------------------------------------------- one trajectory
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Draw one state; returns the mean loss there, of the closure's shape."""
         loss = self._evaluate(closure)
         assert closure is not None
@@ -188,7 +188,8 @@ class HMC(Sampler):
             return loss.shape[0]
         shapes = sorted({tuple(p.shape) for p in params})
         raise ValueError(
-            f"closure returned losses of shape {tuple(loss.shape)}; expected () or the parameters' leading axis {shapes}"
+            f"closure returned losses of shape {tuple(loss.shape)}; expected () or the leading axis of the parameters, "
+            f"whose shapes are {shapes}"
         )
 
     def _uniform(self, like: Tensor) -> Tensor:

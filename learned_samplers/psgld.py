@@ -141,7 +141,11 @@ class PSGLD(Sampler):
         """Estimate ∂gᵢ/∂θᵢ by one more evaluation beside θ; parameters and gradients end as they were."""
         groups = [(group, *self._gradients(group)) for group in self.param_groups]
         self._check_finite([(params, grads) for _, params, grads in groups])
-        moved = [(p, g.clone(), p.clone(), group["probe_size"]) for group, ps, gs in groups for p, g in zip(ps, gs)]
+        moved = [
+            (p, g.clone(), p.clone(), group["probe_size"])
+            for group, ps, gs in groups
+            for p, g in zip(ps, gs, strict=True)
+        ]
         signs = [self._noise(p).sign_() for p, *_ in moved]
         try:
             for (p, *_, size), sign in zip(moved, signs, strict=True):
@@ -150,10 +154,11 @@ class PSGLD(Sampler):
                 loss = closure()
             if not _finite(loss):
                 raise FloatingPointError(f"the closure returned a loss that is not finite at the probe: {loss}")
+            at_probe = [g for group in self.param_groups for g in self._gradients(group)[1]]
             slopes = [
-                sign * (p.grad - gradient) / size
-                for (p, gradient, _, size), sign in zip(moved, signs, strict=True)
-            ]  # fmt: skip
+                sign * (shifted - gradient) / size
+                for (_, gradient, _, size), sign, shifted in zip(moved, signs, at_probe, strict=True)
+            ]
         finally:
             for p, gradient, start, _ in moved:
                 p.copy_(start)

@@ -86,7 +86,7 @@ class Sampler(torch.optim.Optimizer):
     # ---------------------------------------------------------------- the step
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the chain.
 
         Args:
@@ -143,7 +143,7 @@ class Sampler(torch.optim.Optimizer):
         if torch.compiler.is_compiling():
             return
         for _, grads in gradients:
-            # One norm a tensor finds every NaN and infinity; only a suspicious one is looked at coordinate by coordinate.
+            # One norm a tensor finds every NaN and infinity; coordinates are looked at only when a norm is suspicious.
             if not grads or all(map(_finite, _stacked_by_device(torch._foreach_norm(grads)))):
                 continue
             for group in self.param_groups:
@@ -161,15 +161,13 @@ class Sampler(torch.optim.Optimizer):
         draw = isinstance(hyper["temperature"], Tensor) or hyper["temperature"] != 0
         if group["foreach"] is False:
             for p, g, *s in zip(params, grads, *state, strict=True):
-                extra = {key: value[p] for key, value in inputs.items()}
-                self.rule(p, g, self._noise(p) if draw else None, *s, **extra, **hyper, ops=IN_PLACE)
+                own = {key: value[p] for key, value in inputs.items()}
+                self.rule(p, g, self._noise(p) if draw else None, *s, **own, **hyper, ops=IN_PLACE)
         else:
             for block in _blocks(params):
                 noise = [self._noise(p) for p in params[block]] if draw else None
                 extra = {key: [value[p] for p in params[block]] for key, value in inputs.items()}
-                self.rule(
-                    params[block], grads[block], noise, *(s[block] for s in state), **extra, **hyper, ops=FOREACH
-                )
+                self.rule(params[block], grads[block], noise, *(s[block] for s in state), **extra, **hyper, ops=FOREACH)
 
     def _hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
         """The rule's keyword arguments, read from the group at every step so that schedulers have their say."""

@@ -1,0 +1,108 @@
+"""Converter between the parametrisations of stochastic gradient MCMC that papers and libraries use."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from . import _validation as check
+
+#: Names of each parametrisation's quantities; see `convert`.
+PARAMETRISATIONS: dict[str, tuple[str, ...]] = {
+    "learned_samplers": ("lr", "momentum_decay", "temperature", "prior_precision"),
+    "torch_sgd": ("lr", "momentum", "weight_decay", "temperature"),
+    "welling_teh": ("step_size", "temperature", "prior_precision"),
+    "chen": ("learning_rate", "momentum_decay", "temperature", "prior_precision"),
+    "ma": ("step_size", "friction", "temperature", "prior_precision"),
+    "l2e": ("step_size", "momentum_decay", "temperature", "prior_precision"),
+}
+
+
+def convert(source: str, target: str, *, num_data: float, **values: float) -> dict[str, float]:
+    """Translate settings of one parametrisation into another; the chains they describe are the same.
+
+    With N = ``num_data``, our lr and momentum decay a, and λ the prior precision:
+
+    ==================  ==========================================================================================
+    learned_samplers    lr, momentum_decay a, temperature T, prior_precision λ
+    torch_sgd           lr, momentum μ = 1 − a, weight_decay = λ/N (on the mean loss); noise added at temperature T
+    welling_teh         SGLD θ ← θ − (s/2)·∇Ũ + N(0, s): step_size s = 2·lr/N
+    chen                SGHMC Δv = −η∇Ũ − αv + N(0, 2αη): learning_rate η = lr/N, momentum_decay α = a
+    ma                  SGHMC in (θ, r) with step ε and friction C: step_size ε = √(lr/N), friction C = a/ε
+    l2e                 Table 14's h = ε² = lr/N: step_size h, momentum_decay a
+    ==================  ==========================================================================================
+
+    Args:
+        source, target: keys of `PARAMETRISATIONS`.
+        num_data: N > 0.
+        **values: the source's quantities. The step is required; of the others momentum decay and friction may be left
+            out (then the target has none either), T is 1 and λ (or the weight decay) 0 by default.
+
+    Returns:
+        The target's quantities by name.
+
+    Raises:
+        ValueError, TypeError: an unknown parametrisation, a quantity it does not have, or a value out of range.
+    """
+    check.one_of("source", source, PARAMETRISATIONS)
+    check.one_of("target", target, PARAMETRISATIONS)
+    check.positive("num_data", num_data)
+    for name, value in values.items():
+        check.one_of(f"a quantity of {source!r}", name, PARAMETRISATIONS[source])
+        check.number(name, value)
+    step = PARAMETRISATIONS[source][0]
+    if step not in values:
+        raise ValueError(f"{step} must be given for {source!r}")
+    check.positive(step, values[step])
+    ours = _to_ours(source, num_data, values)
+    if ours.get("momentum_decay") is not None:
+        check.fraction(f"momentum_decay that {source!r} implies", ours["momentum_decay"], open_left=True)
+    return {k: v for k, v in _from_ours(target, num_data, ours).items() if v is not None}
+
+
+def _to_ours(source: str, n: float, given: dict[str, float]) -> dict[str, Any]:
+    ours: dict[str, Any] = {
+        "temperature": given.get("temperature", 1.0),
+        "prior_precision": given.get("prior_precision", 0.0),
+        "momentum_decay": given.get("momentum_decay"),
+    }
+    if source == "learned_samplers":
+        ours["lr"] = given["lr"]
+    elif source == "torch_sgd":
+        ours["lr"] = given["lr"]
+        ours["prior_precision"] = given.get("weight_decay", 0.0) * n
+        ours["momentum_decay"] = 1 - given["momentum"] if "momentum" in given else None
+    elif source == "welling_teh":
+        ours["lr"] = given["step_size"] * n / 2
+    elif source == "chen":
+        ours["lr"] = given["learning_rate"] * n
+    elif source == "ma":
+        ours["lr"] = given["step_size"] ** 2 * n
+        ours["momentum_decay"] = given["friction"] * given["step_size"] if "friction" in given else None
+    else:
+        ours["lr"] = given["step_size"] * n
+    return ours
+
+
+def _from_ours(target: str, n: float, ours: dict[str, Any]) -> dict[str, Any]:
+    lr, decay, prior = ours["lr"], ours["momentum_decay"], ours["prior_precision"]
+    shared = {"temperature": ours["temperature"], "prior_precision": prior}
+    if target == "learned_samplers":
+        return {"lr": lr, "momentum_decay": decay, **shared}
+    if target == "torch_sgd":
+        momentum = None if decay is None else 1 - decay
+        return {"lr": lr, "momentum": momentum, "weight_decay": prior / n, "temperature": ours["temperature"]}
+    if target == "welling_teh":
+        return {"step_size": 2 * lr / n, **shared}
+    if target == "chen":
+        return {"learning_rate": lr / n, "momentum_decay": decay, **shared}
+    if target == "ma":
+        step = math.sqrt(lr / n)
+        return {"step_size": step, "friction": None if decay is None else decay / step, **shared}
+    return {"step_size": lr / n, "momentum_decay": decay, **shared}
+
+
+def prior_precision(standard_deviation: float) -> float:
+    """λ = 1/σ² of a Gaussian prior with standard deviation σ > 0."""
+    check.positive("standard_deviation", standard_deviation)
+    return 1.0 / standard_deviation**2

@@ -1,0 +1,76 @@
+"""What the tests of the samplers share: the samplers, closed forms, and small problems to run them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers import HMC, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, Sampler
+
+Make = Callable[..., Sampler]
+
+
+def _maker(cls: type[Sampler], **fixed: Any) -> Make:
+    def make(params: Any, lr: float = 0.05, num_data: float = 100, **more: Any) -> Sampler:
+        return cls(params, lr, num_data, **{**fixed, **more})
+
+    make.cls = cls  # type: ignore[attr-defined]
+    return make
+
+
+#: Every sampler of the library with ordinary settings, by a name for the test report.
+SAMPLERS: dict[str, Make] = {
+    "SGLD": _maker(SGLD),
+    "PSGLD": _maker(PSGLD),
+    "PSGLD-probe": _maker(PSGLD, correction="probe"),
+    "SGHMC": _maker(SGHMC),
+    "SGHMC-normal": _maker(SGHMC, momentum_init="normal"),
+    "SGNHT": _maker(SGNHT),
+    "CyclicalSGMCMC": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4),
+    "CyclicalSGMCMC-sgld": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4, base="sgld"),
+    "HMC": _maker(HMC, leapfrog_steps=3),
+}
+#: Those that higher, torch.compile and a step without a closure are for.
+STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in ("HMC", "PSGLD-probe")}
+
+
+def sgld_variance(k: float, h: float, temperature: float = 1.0, gradient_noise: float = 0.0) -> float:
+    """Stationary variance of θ ← θ − h(kθ + √V·ζ) + √(2hT)ξ."""
+    return (temperature + h * gradient_noise / 2) / (k * (1 - h * k / 2))
+
+
+def sghmc_variance(k: float, h: float, a: float, temperature: float = 1.0, gradient_noise: float = 0.0) -> float:
+    """Stationary variance of semi-implicit SGHMC, h = lr/N."""
+    heated = 1 + h * gradient_noise / (2 * a * temperature)
+    return 2 * temperature * (2 - a) / (k * (4 - 2 * a - h * k)) * heated
+
+
+def small_network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def small_data(seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(16, 3, generator=generator)
+    return x, (x[:, 0] > 0).long()
+
+
+def closure_for(model: nn.Module, sampler: torch.optim.Optimizer) -> Callable[[], Tensor]:
+    """The usual closure: clear, mean loss, backward."""
+    x, y = small_data()
+
+    def closure() -> Tensor:
+        sampler.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
