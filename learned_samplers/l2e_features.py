@@ -6,8 +6,10 @@ is one batched product W·X without a transpose.
 
 from __future__ import annotations
 
+from bisect import bisect
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 
 # Logarithms are flat below these mean squares, so that a dead tensor gives a finite feature: of gradients, whose scale
 # nobody knows, and of dimensionless quantities and parameters.
-_TINY, _SMALL = 1e-20, 1e-8
+_TINY, _SMALL = 1e-16, 1e-8
 # Brings natural logarithms of magnitudes to the scale of the other features.
 _LOG_SCALE = 0.25
 _RATIO_BOUND = 8.0
@@ -48,18 +50,31 @@ class Segments:
         """d, the length of the flat axis."""
         return sum(self.lengths)
 
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where each tensor begins in the flat axis."""
+        return tuple(accumulate(self.lengths[:-1], initial=0))
+
+    def mean_square(self, x: Tensor) -> Tensor:
+        """Mean of x² over each tensor, (..., d) → (..., S)."""
+        # Norms, because they need no copy of x² the size of the model.
+        norms = [torch.linalg.vector_norm(piece, dim=-1) for piece in x.split(self.lengths, -1)]
+        return torch.stack(norms, -1).square() / _constant(self.lengths, x)
+
     def mean(self, x: Tensor) -> Tensor:
         """Mean over each tensor, (..., d) → (..., S)."""
         return torch.stack([piece.mean(-1) for piece in x.split(self.lengths, -1)], -1)
 
-    def expand(self, x: Tensor) -> Tensor:
-        """Each tensor's value at all of its coordinates, (..., S) → (..., d)."""
-        pieces = [x[..., i : i + 1].expand(*x.shape[:-1], n) for i, n in enumerate(self.lengths)]
-        return torch.cat(pieces, -1)
-
-    def scale(self, x: Tensor, factor: Tensor) -> Tensor:
-        """x (..., d) times its tensor's factor (..., S)."""
-        pieces = [piece * factor[..., i : i + 1] for i, piece in enumerate(x.split(self.lengths, -1))]
+    def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """Each tensor's value (..., S) at its coordinates: (..., stop − start), or (..., 1) if one tensor has all."""
+        stop = self.total if stop is None else stop
+        first, last = bisect(self.starts, start) - 1, bisect(self.starts, stop - 1)
+        if last - first == 1:
+            return x[..., first:last]
+        edges = (start, *self.starts[first + 1 : last], stop)
+        pieces = [
+            x[..., first + i : first + i + 1].expand(*x.shape[:-1], b - a) for i, (a, b) in enumerate(pairwise(edges))
+        ]
         return torch.cat(pieces, -1)
 
 
@@ -68,19 +83,19 @@ class FeatureSet:
     """A named choice of features; weights are bound to the name, so a name's meaning never changes.
 
     The rows are: g, θ, r, the six running averages of g, each divided by its root mean square over the tensor; then
-    ``more``; then ``momentum_context`` (those that change with r, and are computed anew in the second pass).
+    ``adaptive`` (one value a coordinate); then ``context`` (one value a tensor).
     """
 
     name: str
-    more: tuple[str, ...] = ()
-    momentum_context: tuple[str, ...] = ()
+    adaptive: tuple[str, ...] = ()
+    context: tuple[str, ...] = ()
     #: d of the running averages v ← d·v + (1−d)·g², kept after the six averages of g.
     second_moment_decays: tuple[float, ...] = ()
 
     @property
     def size(self) -> int:
         """F, the number of features."""
-        return 3 + len(AVERAGE_DECAYS) + len(self.more) + len(self.momentum_context)
+        return 3 + len(AVERAGE_DECAYS) + len(self.adaptive) + len(self.context)
 
     @property
     def num_averages(self) -> int:
@@ -91,24 +106,30 @@ class FeatureSet:
     def names(self) -> tuple[str, ...]:
         """A name for each feature, in order."""
         averages = (f"average_{decay:g}" for decay in AVERAGE_DECAYS)
-        return ("gradient", "parameter", "momentum", *averages, *self.more, *self.momentum_context)
+        return ("gradient", "parameter", "momentum", *averages, *self.adaptive, *self.context)
 
 
 _COHERENCE_DECAYS = (0.9, 0.99, 0.999)
 _TIME_SCALES = (10, 100, 1000)
+_RATIO_DECAYS = (0.9, 0.99)
+_SECOND_MOMENT_DECAYS = (0.99, 0.999)
 _CONTEXT = (
-    "log_kick", "log_parameter", *(f"coherence_{d:g}" for d in _COHERENCE_DECAYS), "log_size",
+    *("log_kick", "log_parameter", "log_momentum", "log_displacement"),
+    *(f"log_coherence_{d:g}" for d in _COHERENCE_DECAYS),
+    "log_size",
     *(f"time_{tau}" for tau in _TIME_SCALES),
-)  # fmt: skip
-_MOMENTUM_CONTEXT = ("log_momentum", "log_displacement")
-_ADAPTIVE = ("gradient_to_rms", "average_0.9_to_rms", "average_0.99_to_rms", "log_rms_0.99", "log_rms_0.999")
+)
+_ADAPTIVE = (
+    *("gradient_to_rms", *(f"average_{d:g}_to_rms" for d in _RATIO_DECAYS)),
+    *(f"log_rms_{d:g}" for d in _SECOND_MOMENT_DECAYS),
+)
 
 FEATURE_SETS: dict[str, FeatureSet] = {
     each.name: each
     for each in (
         FeatureSet("paper"),
-        FeatureSet("scaled", _CONTEXT, _MOMENTUM_CONTEXT),
-        FeatureSet("adaptive", (*_ADAPTIVE, *_CONTEXT), _MOMENTUM_CONTEXT, (0.99, 0.999)),
+        FeatureSet("scaled", context=_CONTEXT),
+        FeatureSet("adaptive", _ADAPTIVE, _CONTEXT, _SECOND_MOMENT_DECAYS),
     )
 }
 
@@ -161,8 +182,8 @@ def features(
         ValueError: there is no feature set of that name.
     """
     named = feature_set_named(feature_set)
-    fixed = rows_without_momentum(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
-    return assemble(fixed, rows_of_momentum(momentum, parameter, segments, named, lr=lr, num_data=num_data))
+    scale = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
+    return scale.with_momentum(momentum).window(0, segments.total)
 
 
 def update_averages(averages: Tensor, gradient: Tensor, feature_set: str | FeatureSet = "paper") -> Tensor:
@@ -171,99 +192,102 @@ def update_averages(averages: Tensor, gradient: Tensor, feature_set: str | Featu
     ``averages`` is (..., K, d) with the six m first, ``gradient`` (..., d).
     """
     named, k = feature_set_named(feature_set), len(AVERAGE_DECAYS)
-    first = torch.lerp(averages[..., :k, :], gradient.unsqueeze(-2), _complement(AVERAGE_DECAYS, gradient))
+    weights = 1 - _constant(AVERAGE_DECAYS + named.second_moment_decays, gradient).unsqueeze(-1)
+    gradient = gradient.unsqueeze(-2)
+    first = torch.lerp(averages[..., :k, :], gradient, weights[:k])
     if not named.second_moment_decays:
         return first
-    weight = _complement(named.second_moment_decays, gradient)
-    return torch.cat([first, torch.lerp(averages[..., k:, :], gradient.square().unsqueeze(-2), weight)], -2)
+    return torch.cat([first, torch.lerp(averages[..., k:, :], gradient.square(), weights[k:])], -2)
 
 
-# A constant that is made once a device: copying it to the device at every step would break the capture of CUDA graphs.
+# Constants made once a device: copying one to the device at every step would break the capture of CUDA graphs.
 _constants: dict[Any, Tensor] = {}
 
 
-def _complement(decays: tuple[float, ...], like: Tensor) -> Tensor:
-    key = (decays, like.dtype, like.device)
+def _constant(values: tuple[float, ...], like: Tensor) -> Tensor:
+    key = (values, like.dtype, like.device)
     if key not in _constants:
-        _constants[key] = torch.tensor([1 - d for d in decays], dtype=like.dtype, device=like.device).unsqueeze(-1)
+        _constants[key] = torch.tensor(values, dtype=like.dtype, device=like.device)
     return _constants[key]
 
 
-def rows_without_momentum(
-    parameter: Tensor,
-    gradient: Tensor,
-    averages: Tensor,
-    segments: Segments,
-    named: FeatureSet,
-    *,
-    lr: Any,
-    num_data: Any,
-    step: Any,
-) -> tuple[Tensor, Tensor]:
-    """The rows that both passes share: (g, θ) before the momentum's row and everything else after it."""
-    k = len(AVERAGE_DECAYS)
-    raw = torch.cat([gradient.unsqueeze(-2), parameter.unsqueeze(-2), averages[..., :k, :]], -2)
-    mean_squares = segments.mean(raw.square())
-    rows = segments.scale(raw, torch.rsqrt(mean_squares + 1e-5))
-    before, after = rows[..., :2, :], [rows[..., 2:, :]]
-    if named.second_moment_decays:
-        after.append(_adaptive_rows(gradient, averages, segments, step))
-    if named.more:
-        after.append(segments.expand(_context(mean_squares, segments, lr=lr, num_data=num_data, step=step)))
-    return before, after[0] if len(after) == 1 else torch.cat(after, -2)
+class TensorScales:
+    """What the features of a coordinate need to know of its whole tensor; gives the features window by window.
 
+    A window of a few hundred coordinates stays in the processor's cache, from the raw values to the network's output.
+    """
 
-def rows_of_momentum(
-    momentum: Tensor, parameter: Tensor, segments: Segments, named: FeatureSet, *, lr: Any, num_data: Any
-) -> tuple[Tensor, Tensor | None]:
-    """The rows that differ between the two passes: the normalised momentum, and what else depends on r."""
-    mean_square = segments.mean(momentum.square())
-    row = segments.scale(momentum, torch.rsqrt(mean_square + 1e-5)).unsqueeze(-2)
-    if not named.momentum_context:
-        return row, None
-    weight = segments.mean(parameter.square())
-    context = [
-        0.5 * torch.log(mean_square + _SMALL),
-        0.5 * torch.log((mean_square * (lr / num_data) + _SMALL**2) / (weight + _SMALL)),
-    ]
-    return row, segments.expand(_LOG_SCALE * torch.stack(context, -2))
+    def __init__(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        averages: Tensor,
+        segments: Segments,
+        named: FeatureSet,
+        *,
+        lr: Any,
+        num_data: Any,
+        step: Any,
+    ):
+        self.parameter, self.gradient, self.averages = parameter, gradient, averages
+        self.segments, self.named = segments, named
+        self.lr, self.num_data, self.time = lr, num_data, step + 1
+        k = len(AVERAGE_DECAYS)
+        squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
+        self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :])], -2)
+        if named.second_moment_decays:
+            self.adaptive = self._adaptive_rows()
 
+    def with_momentum(self, momentum: Tensor) -> TensorScales:
+        """The same with this momentum (each of the two passes has its own)."""
+        self.momentum = momentum
+        square = self.segments.mean_square(momentum).unsqueeze(-2)
+        gradient_parameter, averages = self.mean_squares[..., :2, :], self.mean_squares[..., 2:, :]
+        self.factors = torch.rsqrt(torch.cat([gradient_parameter, square, averages], -2) + 1e-5)
+        if self.named.context:
+            self.context = self._context(square)
+        return self
 
-def assemble(fixed: tuple[Tensor, Tensor], moving: tuple[Tensor, Tensor | None]) -> Tensor:
-    """The rows of `rows_without_momentum` and `rows_of_momentum` in the order of `FeatureSet.names`."""
-    (before, after), (row, context) = fixed, moving
-    return torch.cat([before, row, after] if context is None else [before, row, after, context], -2)
+    def window(self, start: int, stop: int) -> Tensor:
+        """The features of the coordinates from ``start`` to ``stop``, (..., F, stop − start)."""
+        part, k = slice(start, stop), len(AVERAGE_DECAYS)
+        three = [x[..., part].unsqueeze(-2) for x in (self.gradient, self.parameter, self.momentum)]
+        rows = torch.cat([*three, self.averages[..., :k, part]], -2) * self.segments.expand(self.factors, start, stop)
+        more = []
+        if self.named.adaptive:
+            more.append(self.adaptive[..., part])
+        if self.named.context:
+            context = self.segments.expand(self.context, start, stop)
+            more.append(context.expand(*context.shape[:-1], stop - start))
+        return torch.cat([rows, *more], -2) if more else rows
 
+    def _adaptive_rows(self) -> Tensor:
+        """The rows `_ADAPTIVE`, (..., 5, d); made once, for many small operations cost more than the memory does."""
+        k, t = len(AVERAGE_DECAYS), self.time
+        seconds = self.averages[..., k:, :]
+        inverse = torch.rsqrt(seconds[..., 0, :] / (1 - self.named.second_moment_decays[0] ** t) + _TINY)
+        ratios = [self.gradient * inverse]
+        for d in _RATIO_DECAYS:
+            ratios.append(self.averages[..., AVERAGE_DECAYS.index(d), :] * (inverse / (1 - d**t)))
+        # The bias correction drops out of a ratio of two averages at one d.
+        relative = seconds * self.segments.expand(1 / (self.segments.mean(seconds) + _TINY))
+        logs = 0.5 * _LOG_SCALE * torch.log(relative + _LOG_RATIO_FLOOR)
+        return torch.cat([torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs], -2)
 
-def _adaptive_rows(gradient: Tensor, averages: Tensor, segments: Segments, step: Any) -> Tensor:
-    t, k = step + 1, len(AVERAGE_DECAYS)
-    square = averages[..., k, :]
-    inverse = torch.rsqrt(square / (1 - 0.99**t) + _TINY)
-    ratios = [gradient * inverse]
-    ratios += [averages[..., AVERAGE_DECAYS.index(d), :] * inverse / (1 - d**t) for d in (0.9, 0.99)]
-    # The bias correction drops out of a ratio of two averages at one d.
-    squares = averages[..., k:, :]
-    relative = segments.scale(squares, 1 / (segments.mean(squares) + _TINY))
-    logs = 0.5 * _LOG_SCALE * torch.log(relative + _LOG_RATIO_FLOOR)
-    return torch.cat([torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs], -2)
-
-
-def _context(mean_squares: Tensor, segments: Segments, *, lr: Any, num_data: Any, step: Any) -> Tensor:
-    """`_CONTEXT` of every tensor, (..., E, S), from the mean squares (..., 2 + 6, S) of g, θ and the averages."""
-    gradient, parameter, averages = mean_squares[..., 0, :], mean_squares[..., 1, :], mean_squares[..., 2:, :]
-    t = step + 1
-    logs = [torch.log(gradient * (lr * num_data) + _SMALL), torch.log(parameter + _SMALL)]
-    for d in _COHERENCE_DECAYS:
-        average = averages[..., AVERAGE_DECAYS.index(d), :] / (1 - d**t) ** 2
-        logs.append(torch.log((average + _TINY) / (gradient + _TINY)))
-    size = torch.log10(_lengths(segments, gradient)) / 3 - 1
-    constants = [size, *(torch.zeros_like(size) + t / (t + tau) for tau in _TIME_SCALES)]
-    rest = torch.stack(constants, -2).expand(*gradient.shape[:-1], -1, -1)
-    return torch.cat([0.5 * _LOG_SCALE * torch.stack(logs, -2), rest], -2)
-
-
-def _lengths(segments: Segments, like: Tensor) -> Tensor:
-    key = (segments.lengths, like.dtype, like.device)
-    if key not in _constants:
-        _constants[key] = torch.tensor(segments.lengths, dtype=like.dtype, device=like.device)
-    return _constants[key]
+    def _context(self, momentum: Tensor) -> Tensor:
+        """The rows `_CONTEXT` of every tensor, (..., E, S); ``momentum`` is its mean square (..., 1, S)."""
+        gradient, parameter = self.mean_squares[..., :1, :], self.mean_squares[..., 1:2, :]
+        lr, num_data, t = self.lr, self.num_data, self.time
+        ratios = [
+            gradient * (lr * num_data) + _SMALL,
+            parameter + _SMALL,
+            momentum + _SMALL,
+            (momentum * (lr / num_data) + _SMALL**2) / (parameter + _SMALL),
+        ]
+        for d in _COHERENCE_DECAYS:
+            i = 2 + AVERAGE_DECAYS.index(d)
+            ratios.append((self.mean_squares[..., i : i + 1, :] / (1 - d**t) ** 2 + _TINY) / (gradient + _TINY))
+        size = torch.log10(_constant(self.segments.lengths, gradient)) / 3 - 1
+        constants = torch.stack([size, *(torch.zeros_like(size) + t / (t + tau) for tau in _TIME_SCALES)], -2)
+        logs = 0.5 * _LOG_SCALE * torch.log(torch.cat(ratios, -2))
+        return torch.cat([logs, constants.expand(*gradient.shape[:-2], -1, -1)], -2)

@@ -8,22 +8,14 @@ Source: Kim, Jung, Kim and Lee, "Learning to Explore for Stochastic Gradient MCM
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._ops import FUNCTIONAL, scalar_sqrt
-from .l2e_features import (
-    FeatureSet,
-    Segments,
-    assemble,
-    feature_set_named,
-    rows_of_momentum,
-    rows_without_momentum,
-    update_averages,
-)
+from .l2e_features import FeatureSet, Segments, TensorScales, feature_set_named, update_averages
 from .sghmc import sghmc_rule
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
@@ -48,12 +40,18 @@ def apply_network(
     Returns:
         One tensor (..., d) for each of ``heads``.
     """
+    size = _block_size(phi, x[..., 0, :])
+    return _outputs(phi, x.split(size, -1), output_bound, heads)
+
+
+def _outputs(
+    phi: Phi, blocks: Iterable[Tensor], output_bound: float | None, heads: tuple[int, ...]
+) -> tuple[Tensor, ...]:
     *hidden, (weight, bias) = phi
-    if heads != tuple(range(weight.shape[-2])):
-        rows = slice(heads[0], heads[-1] + 1)
-        weight, bias = weight[..., rows, :], bias[..., rows]
+    if len(heads) < weight.shape[-2]:
+        weight, bias = weight[..., heads[0] : heads[-1] + 1, :], bias[..., heads[0] : heads[-1] + 1]
     layers = [*hidden, (weight, bias)]
-    outputs = [_through(layers, block) for block in x.split(_block_size(phi, x), dim=-1)]
+    outputs = [_through(layers, block) for block in blocks]
     y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
     if output_bound is not None:
         y = output_bound * torch.tanh(y / output_bound)
@@ -76,12 +74,26 @@ def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     return torch.matmul(weight, x) + bias
 
 
-def _block_size(phi: Phi, x: Tensor) -> int:
-    if x.device.type != "cpu":
-        return max(x.shape[-1], 1)
+def _block_size(phi: Phi, row: Tensor) -> int:
+    """Coordinates that go through the network at a time; ``row`` is one feature, (..., d)."""
+    if row.device.type != "cpu":
+        return max(row.shape[-1], 1)
     width = max(weight.shape[-2] for weight, _ in phi)
-    members = x[..., 0, 0].numel()
-    return max(_CACHE_BYTES // (width * members * x.element_size()), 128)
+    members = row[..., 0].numel()
+    return max(_CACHE_BYTES // (width * members * row.element_size()), 128)
+
+
+class _Network:
+    """(α, β) of the network at one state of the chain, evaluated once a pass."""
+
+    def __init__(self, phi: Phi, scales: TensorScales, output_bound: float | None):
+        self.phi, self.scales, self.output_bound = phi, scales, output_bound
+
+    def __call__(self, momentum: Tensor, heads: tuple[int, ...] = (0, 1)) -> tuple[Tensor, ...]:
+        scales, size = self.scales.with_momentum(momentum), _block_size(self.phi, momentum)
+        total = momentum.shape[-1]
+        blocks = (scales.window(start, min(start + size, total)) for start in range(0, total, size))
+        return _outputs(self.phi, blocks, self.output_bound, heads)
 
 
 def l2e_residual_rule(
@@ -129,18 +141,16 @@ def l2e_residual_rule(
     """
     named = feature_set_named(feature_set)
     averages = update_averages(averages, gradient, named)
-    context = dict(lr=lr, num_data=num_data)
-    fixed = rows_without_momentum(parameter, gradient, averages, segments, named, step=step, **context)
-    x = assemble(fixed, rows_of_momentum(momentum, parameter, segments, named, **context))
-    alpha, beta = apply_network(phi, x, output_bound=output_bound)
+    scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
+    network = _Network(phi, scales, output_bound)
+    alpha, beta = network(momentum)
     _, momentum = sghmc_rule(
         parameter, gradient, noise, momentum, lr=lr, num_data=num_data, temperature=temperature,
         prior_precision=prior_precision, momentum_decay=momentum_decay,
     )  # fmt: skip
     momentum = FUNCTIONAL.add(momentum, alpha, -alpha_scale)
     momentum = FUNCTIONAL.add(momentum, beta, -momentum_decay * beta_scale)
-    x = assemble(fixed, rows_of_momentum(momentum, parameter, segments, named, **context))
-    (beta,) = apply_network(phi, x, output_bound=output_bound, heads=(1,))
+    (beta,) = network(momentum, heads=(1,))
     velocity = FUNCTIONAL.add(momentum, beta, beta_scale)
     return FUNCTIONAL.add(parameter, velocity, scalar_sqrt(lr / num_data)), momentum, averages
 
@@ -182,10 +192,9 @@ def l2e_paper_rule(
     """
     named = feature_set_named(feature_set)
     averages = update_averages(averages, gradient, named)
-    context = dict(lr=lr, num_data=num_data)
-    fixed = rows_without_momentum(parameter, gradient, averages, segments, named, step=step, **context)
-    x = assemble(fixed, rows_of_momentum(momentum, parameter, segments, named, **context))
-    alpha, beta = apply_network(phi, x, output_bound=output_bound)
+    scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
+    network = _Network(phi, scales, output_bound)
+    alpha, beta = network(momentum)
     step_size = scalar_sqrt(lr / num_data)
     momentum = FUNCTIONAL.add(momentum, gradient, -step_size * num_data)
     momentum = FUNCTIONAL.add(momentum, parameter, -step_size * prior_precision)
@@ -194,6 +203,5 @@ def l2e_paper_rule(
     momentum = FUNCTIONAL.add(momentum, beta, -damping * beta_scale)
     if noise is not None:
         momentum = FUNCTIONAL.add(momentum, noise, scalar_sqrt(2 * momentum_decay * noise_multiplier * temperature))
-    x = assemble(fixed, rows_of_momentum(momentum, parameter, segments, named, **context))
-    (beta,) = apply_network(phi, x, output_bound=output_bound, heads=(1,))
+    (beta,) = network(momentum, heads=(1,))
     return FUNCTIONAL.add(parameter, beta, step_size * beta_scale), momentum, averages
