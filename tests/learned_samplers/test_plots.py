@@ -1,0 +1,143 @@
+"""Plots: what is drawn is what was given, in the axes given, and heavy libraries are imported only when needed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from learned_samplers import metrics, plots
+from learned_samplers.diagnostics import LossLines
+
+PROBS = (3 * torch.randn(400, 5, generator=torch.Generator().manual_seed(0))).softmax(1)
+LABELS = torch.randint(0, 5, (400,), generator=torch.Generator().manual_seed(1))
+LINES = LossLines([(0, 1), (1, 2)], np.linspace(0, 1, 5), np.array([[0, 1, 2, 1, 0.0], [0, 0, 0, 0, 1]]))
+
+DRAWINGS = {
+    "reliability_diagram": lambda ax=None: plots.reliability_diagram(PROBS, LABELS, ax, title="title"),
+    "accuracy_against_samples": lambda ax=None: plots.accuracy_against_samples({"a": [0.5, 0.7]}, ax, title="title"),
+    "cosine_similarity_map": lambda ax=None: plots.cosine_similarity_map(np.eye(3), ax, title="title"),
+    "loss_barriers": lambda ax=None: plots.loss_barriers({"a": LINES, "b": LINES}, ax, title="title"),
+}
+
+
+def line(ax, label):
+    found = [artist for artist in ax.lines if artist.get_label() == label]
+    assert len(found) == 1, [artist.get_label() for artist in ax.lines]
+    return found[0]
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_draws_into_the_given_axes_or_new_ones(name, tmp_path):
+    axes = Figure().add_subplot()
+    assert DRAWINGS[name](axes) is axes
+    new = DRAWINGS[name]()
+    assert new.figure is not axes.figure
+    for ax in (axes, new):
+        assert ax.get_title() == "title"
+        assert ax.get_xlabel()
+        assert ax.get_ylabel()
+    new.figure.savefig(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("name", ["reliability_diagram", "accuracy_against_samples", "loss_barriers"])
+def test_the_legend_covers_no_data(name):
+    ax = DRAWINGS[name]()
+    ax.figure.canvas.draw()
+    legend, inside = ax.get_legend().get_window_extent(), ax.get_window_extent()
+    assert legend.x0 >= inside.x1
+    assert legend.x1 <= ax.figure.bbox.x1 + 1, "and is not cut off"
+
+
+def test_reliability_diagram_shows_the_bins():
+    bins = metrics.calibration_bins(PROBS, LABELS, 10)
+    ax = plots.reliability_diagram(PROBS, LABELS, num_bins=10)
+    held = bins.num_examples > 0
+    drawn = line(ax, "accuracy in bin")
+    np.testing.assert_allclose(drawn.get_xdata(), bins.confidence[held])
+    np.testing.assert_allclose(drawn.get_ydata(), bins.accuracy[held])
+    np.testing.assert_allclose([bar.get_height() for bar in ax.patches], bins.num_examples / 400)
+    assert ax.get_legend().get_title().get_text() == f"ECE {metrics.ece(PROBS, LABELS, 10):.3f} (10 bins)"
+
+
+def test_accuracy_curves_and_their_spread():
+    repeated = torch.tensor([[0.5, 0.7, 0.8], [0.6, 0.8, 0.8]])
+    curves = {"one": [0.4, 0.5], "several": repeated}
+    ax = plots.accuracy_against_samples(curves, references={"SGD": 0.45})
+    assert line(ax, "one").get_xydata().tolist() == [[1, 0.4], [2, 0.5]]
+    np.testing.assert_allclose(line(ax, "several").get_ydata(), [0.55, 0.75, 0.8])
+    assert list(line(ax, "SGD").get_ydata()) == [0.45, 0.45]
+    assert len(ax.collections) == 1, "a band for the repeated curve only"
+    assert len({(artist.get_color(), artist.get_linestyle()) for artist in ax.lines}) == 3
+
+
+def test_similarity_map_and_its_numbers():
+    matrix = np.array([[1, -0.25], [-0.25, 1]])
+    ax = plots.cosine_similarity_map(matrix)
+    np.testing.assert_array_equal(ax.images[0].get_array(), matrix)
+    assert ax.images[0].get_clim() == (-1, 1)
+    assert [text.get_text() for text in ax.texts] == ["1.00", "-0.25", "-0.25", "1.00"]
+    assert not plots.cosine_similarity_map(np.eye(9)).texts
+
+
+def test_barrier_lines():
+    ax = plots.loss_barriers(LINES, ylabel="NLL / nats")
+    assert ax.get_ylabel() == "NLL / nats"
+    mean = line(ax, "2 pairs,\nmean barrier 1")  # barriers 2 and 0
+    np.testing.assert_allclose(mean.get_ydata(), LINES.losses.mean(0))
+    assert len(ax.lines) == 3
+
+
+def test_side_by_side():
+    axes = plots.side_by_side(3)
+    assert len(axes) == 3
+    assert len({ax.figure for ax in axes}) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: plots.reliability_diagram(PROBS, LABELS[:3]), ValueError, "labels must have shape"),
+        (lambda: plots.accuracy_against_samples({}), ValueError, "curves must hold at least one curve"),
+        (lambda: plots.accuracy_against_samples({"a": []}), ValueError, r"curves\['a'\] must have shape \(K,\)"),
+        (
+            lambda: plots.accuracy_against_samples({"a": [91.0]}),
+            ValueError,
+            r"curves\['a'\] must lie in \[0, 1\], got 91",
+        ),
+        (lambda: plots.accuracy_against_samples({"a": "b"}), TypeError, r"curves\['a'\] must be numbers, got str"),
+        (
+            lambda: plots.accuracy_against_samples({"a": [0.5]}, references={"SGD": 2}),
+            ValueError,
+            r"references\['SGD'\] must lie in \[0, 1\], got 2",
+        ),
+        (lambda: plots.cosine_similarity_map(np.ones((2, 3))), ValueError, r"similarity must have shape \(K, K\)"),
+        (lambda: plots.cosine_similarity_map([[2.0]]), ValueError, r"similarity must lie in \[-1, 1\], got 2"),
+        (lambda: plots.loss_barriers({}), ValueError, "lines must hold at least one set of lines"),
+        (lambda: plots.loss_barriers({"a": 1}), TypeError, r"lines\['a'\] must be LossLines, got int"),
+        (lambda: plots.side_by_side(0), ValueError, "count must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {root!r})
+from learned_samplers import diagnostics, metrics, plots, posterior
+heavy = {{"arviz", "torchmetrics", "matplotlib", "xarray"}}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+plots.accuracy_against_samples({{"a": [0.5]}})
+assert "matplotlib.pyplot" not in sys.modules
+"""
+
+
+def test_heavy_libraries_are_imported_late_and_pyplot_never():
+    root = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", SCRIPT.format(root=root)], check=True, timeout=300)
