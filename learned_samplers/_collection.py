@@ -20,7 +20,8 @@ from ._prediction import (
     reestimated_buffers,
     vmap_is_faster,
 )
-from ._storage import INDEX, Entry, FolderStore, MemoryStore, Tensors, read_safetensors, write_safetensors
+from ._saved import check_network, read_collection
+from ._storage import Entry, FolderStore, MemoryStore, Tensors, write_safetensors
 
 if TYPE_CHECKING:
     import arviz
@@ -246,34 +247,10 @@ class SampleCollection:
             FileNotFoundError: nothing there.
             ValueError: the file is truncated, not of this format, or of another network; the message names it.
         """
-        path, device = Path(path), torch.device(device)
-        if path.is_dir():
-            folder = FolderStore(path, None, device)
-            check_shapes(model, folder.settings["shapes"], str(path / INDEX))
-            return SampleCollection(model, folder, folder.settings)
-        tensors, metadata = read_safetensors(path, device)
-        store = MemoryStore()
-        try:
-            settings, steps, cycles = metadata["settings"], metadata["steps"], metadata["cycles"]
-            groups: dict[str, Tensors] = {"samples": {}, "fixed": {}, "reestimated": {}}
-            for key, tensor in tensors.items():
-                group, name = key.split("/", 1)
-                groups[group][name] = tensor
-            for name, shape in settings["shapes"].items():
-                if groups["samples"][name].shape != (len(steps), *shape):
-                    raise ValueError(f"{path}: {name} has shape {tuple(groups['samples'][name].shape)}")
-            entries = [Entry(step, cycle, k + 1) for k, (step, cycle) in enumerate(zip(steps, cycles, strict=True))]
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{path}: not a file of posterior samples ({type(error).__name__}: {error})") from error
-        check_shapes(model, settings["shapes"], str(path))
-        rows = {step: {name: t[k] for name, t in groups["samples"].items()} for k, step in enumerate(steps)}
-        store.commit(entries, rows, store.progress)
-        store.set_fixed(groups["fixed"])
+        store, settings, reestimated = read_collection(Path(path), torch.device(device))
+        check_network(model, store, settings, str(path))
         collection = SampleCollection(model, store, settings)
-        if groups["reestimated"]:
-            collection._reestimated = {
-                step: {name: t[k] for name, t in groups["reestimated"].items()} for k, step in enumerate(steps)
-            }
+        collection._reestimated = reestimated
         return collection
 
     @staticmethod
@@ -318,14 +295,3 @@ class SampleCollection:
         from ._arviz import to_arviz
 
         return to_arviz([self, *other_chains], parameters=parameters, max_parameters=max_parameters)
-
-
-def check_shapes(model: nn.Module, shapes: Mapping[str, Sequence[int]], source: str) -> None:
-    """Raise ValueError unless ``model`` has parameters of these names and shapes."""
-    own = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    for name, shape in shapes.items():
-        if own.get(name) != list(shape):
-            has = f"has shape {tuple(own[name])}" if name in own else "does not exist"
-            raise ValueError(
-                f"{source}: parameter {name!r} has shape {tuple(shape)} there and {has} in {type(model).__name__}"
-            )

@@ -180,7 +180,8 @@ class FolderStore:
         if settings is not None:
             compare_settings(settings, self.settings, str(self.folder))
         self._require(self.entries)
-        if (self.folder / FIXED).is_file():
+        # Without samples it is left from a first sample that could not be written.
+        if self.entries and (self.folder / FIXED).is_file():
             self.fixed, _ = read_safetensors(self.folder / FIXED, self.device)
 
     def _file(self, entry: Entry) -> Path:

@@ -148,11 +148,16 @@ class PosteriorSamples(SampleCollection):
             entries = [entry for entry in entries if entry.number % stride == 0]
         progress = replace(self._progress, candidates=number, stride=stride)
         added: dict[int, Tensors] = {}
-        if number % stride == 0:
-            added = {step: self._snapshot(step)}
-            entries = [*entries, Entry(step, cycle, number)]
-        if added or stride != self._progress.stride:
-            self._store.commit(entries, added, progress)
+        fixed = self._store.fixed
+        try:
+            if number % stride == 0:
+                added = {step: self._snapshot(step)}
+                entries = [*entries, Entry(step, cycle, number)]
+            if added or stride != self._progress.stride:
+                self._store.commit(entries, added, progress)
+        except BaseException:
+            self._store.fixed = fixed
+            raise
         self._progress = progress
 
     def _snapshot(self, step: int) -> Tensors:
@@ -228,6 +233,8 @@ class PosteriorSamples(SampleCollection):
             progress = Progress(**state["progress"])
             entries = [Entry(**entry) for entry in state["entries"]]
             samples, fixed = state["samples"], state["fixed"]
+            if samples is not None and len(samples) != len(entries):
+                raise ValueError(f"the state dict lists {len(entries)} samples and holds {len(samples)}")
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a state dict of PosteriorSamples ({type(error).__name__}: {error})") from error
         in_folder = isinstance(self._store, FolderStore)
@@ -245,9 +252,12 @@ class PosteriorSamples(SampleCollection):
             shapes = {name: list(sample[name].shape) for name in self.parameter_names if name in sample}
             compare_settings({"shapes": self._settings["shapes"]}, {"shapes": shapes}, f"the sample of step {step}")
             added[step] = {name: tensor.to(self.device) for name, tensor in sample.items()}
-        self._store.commit(entries, added, progress, delete=False)
         if fixed is not None:
-            self._store.set_fixed({name: tensor.to(self.device) for name, tensor in fixed.items()})
+            fixed = {name: tensor.to(self.device) for name, tensor in fixed.items()}
+            # First, because writing it can fail; alone it changes nothing that is read.
+            self._store.set_fixed(fixed)
+        self._store.commit(entries, added, progress, delete=False)
+        self._store.fixed = fixed
         self._progress = progress
         self._reestimated = {}
 

@@ -329,5 +329,7 @@ def test_a_wrong_state_dict_changes_nothing():
     broken = [{**sample, "0.bias": torch.zeros(7)} for sample in state["samples"]]
     with pytest.raises(ValueError, match=r"the sample of step 5"):
         thicker.load_state_dict({**state, "samples": broken})
+    with pytest.raises(ValueError, match="lists 3 samples and holds 2"):
+        thicker.load_state_dict({**state, "samples": state["samples"][:2]})
     assert len(thicker) == 0
     assert other.state_dict() == before

@@ -89,7 +89,9 @@ def test_wrong_files_are_refused_by_name_and_reason(tmp_path):
         PosteriorSamples.load(path, model_of())
     posterior.save(path)
     whole = path.read_bytes()
-    with pytest.raises(ValueError, match=r"samples\.safetensors: parameter '0\.weight' has shape \(8, 4\) there"):
+    with pytest.raises(
+        ValueError, match=r"samples\.safetensors: '0\.weight' has shape \(8, 4\) there and .*\(9, 4\) in"
+    ):
         PosteriorSamples.load(path, model_of(hidden=9))
     for length in (0, 4, 100, len(whole) - 1):
         path.write_bytes(whole[:length])
@@ -104,6 +106,21 @@ def test_wrong_files_are_refused_by_name_and_reason(tmp_path):
     path.write_bytes(whole.replace(b"samples/0.bias", b"samples/0.bios"))
     with pytest.raises(ValueError, match=r"samples\.safetensors: not a file of posterior samples.*0\.bias"):
         PosteriorSamples.load(path, model_of())
+
+
+def test_a_network_with_more_than_was_stored_is_refused(tmp_path):
+    _, _, posterior = run()
+    posterior.save(tmp_path / "samples.safetensors")
+    larger = model_of()
+    larger.append(nn.Linear(3, 3))
+    with pytest.raises(ValueError, match=r"'3\.weight' does not exist there and has shape \(3, 3\) in Sequential"):
+        PosteriorSamples.load(tmp_path / "samples.safetensors", larger)
+    with pytest.raises(ValueError, match=r"'2\.weight' has shape \(3, 8\) there and does not exist in Sequential"):
+        PosteriorSamples.load(tmp_path / "samples.safetensors", model_of()[:2])
+    larger = model_of()
+    larger.register_buffer("scale", torch.ones(()))
+    with pytest.raises(ValueError, match=r"'scale' does not exist there and has shape \(\) in Sequential"):
+        PosteriorSamples.load(tmp_path / "samples.safetensors", larger)
 
 
 def test_nothing_to_predict_save_or_show():
@@ -214,6 +231,31 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch, failing,
     train(model, sampler, 3)
     assert posterior.steps == ([2, 5, 7] if max_samples else [1, 2, 3, 5, 6, 7])
     equal(PosteriorSamples.load(folder, model), posterior)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks the system for a descriptor's path")
+def test_a_first_sample_that_fails_leaves_no_trace(tmp_path, monkeypatch):
+    model = model_of()
+    model[0].requires_grad_(False)
+    model, sampler, posterior = run(0, path=tmp_path, model=model)
+    real = os.fsync
+
+    def full(descriptor):
+        if "step" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        train(model, sampler, 1)
+    monkeypatch.undo()
+    with torch.no_grad():
+        model[0].weight.add_(1)  # no sample is held yet that this could contradict
+    train(model, sampler, 2)
+    loaded = PosteriorSamples.load(tmp_path, model_of())
+    equal(loaded, posterior)
+    x = torch.randn(3, 4)
+    assert torch.equal(loaded.predict(x), posterior.predict(x))
 
 
 LIMITED = """
