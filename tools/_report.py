@@ -1,0 +1,135 @@
+"""What a comparison leaves behind: one table, one figure, one JSON file."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from _methods import METHODS
+from _runner import SCORES, Result, predictions
+
+from learned_samplers import metrics, plots
+
+Runs = Mapping[str, Sequence[Result]]  # method → its runs, one a seed
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and standard deviation over seeds (n − 1; nan for one seed)."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan")
+
+
+def rows(runs: Runs, out: Path) -> list[dict[str, str]]:
+    """One row of text a method: scores as mean ± standard deviation over the seeds that did not diverge.
+
+    With HMC among the methods, each is also compared with its predictions, averaged over its seeds: agreement of the
+    most probable class, and total variation distance.
+    """
+    table = []
+    reference = hmc_reference(runs, out)
+    for name, results in runs.items():
+        good = [result for result in results if result.diverged is None]
+        row = {"method": METHODS[name].label, "lr": f"{results[0].lr:g}"}
+        if len(good) < len(results):
+            row["method"] += f" ({len(results) - len(good)} of {len(results)} diverged)"
+        for key, heading, decimals in SCORES:
+            row[heading] = spread([result.scores[key] for result in good], decimals)
+        if reference is not None:
+            probabilities = [predictions(result, out)["test"] for result in good]
+            row["agreement with HMC"] = spread([metrics.agreement(p, reference) for p in probabilities], 4)
+            row["total variation"] = spread([metrics.total_variation(p, reference) for p in probabilities], 4)
+        row["samples"] = spread([result.num_samples for result in good], 0, with_std=False)
+        row["gradients"] = spread([result.gradient_evaluations for result in results], 0, with_std=False)
+        row["seconds"] = spread([result.seconds for result in results], 1, with_std=False)
+        table.append(row)
+    return table
+
+
+def hmc_reference(runs: Runs, out: Path) -> torch.Tensor | None:
+    """HMC's predictive probabilities on the test images, averaged over its seeds; None without HMC."""
+    finished = [result for result in runs.get("hmc", ()) if result.diverged is None]
+    if not finished:
+        return None
+    return torch.stack([predictions(result, out)["test"] for result in finished]).mean(0)
+
+
+def spread(values: Sequence[float], decimals: int, *, with_std: bool = True) -> str:
+    """Mean ± standard deviation, in so many decimals; the mean alone for one value, a dash for none."""
+    if not values:
+        return "–"
+    mean, std = mean_and_std(values)
+    return f"{mean:.{decimals}f} ± {std:.{decimals}f}" if with_std and len(values) > 1 else f"{mean:.{decimals}f}"
+
+
+def markdown(table: Sequence[Mapping[str, str]]) -> str:
+    """The rows as an aligned Markdown table."""
+    headings = list(table[0])
+    widths = {h: max(len(h), *(len(row[h]) for row in table)) for h in headings}
+    numbers = headings[1:]
+    lines = [
+        "| " + " | ".join(h.ljust(widths[h]) if h not in numbers else h.rjust(widths[h]) for h in headings) + " |",
+        "|" + "|".join("-" * (widths[h] + 1) + (":" if h in numbers else "-") for h in headings) + "|",
+    ]
+    for row in table:
+        cells = [row[h].rjust(widths[h]) if h in numbers else row[h].ljust(widths[h]) for h in headings]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def write_json(path: Path, runs: Runs, tuning: Mapping[str, Sequence[Result]], command: str) -> None:
+    """Everything as numbers: settings, tuning trials, runs, and mean and standard deviation of each score."""
+    content = {}
+    for name, results in runs.items():
+        good = [result for result in results if result.diverged is None]
+        summary = {key: mean_and_std([r.scores[key] for r in good]) for key, _, _ in SCORES} if good else {}
+        content[name] = {
+            "lr": results[0].lr,
+            "tuning": [{"lr": trial.lr, "validation_nll": trial.validation_nll} for trial in tuning.get(name, ())],
+            "mean": {key: mean for key, (mean, _) in summary.items()},
+            "std": {key: std if len(good) > 1 else None for key, (_, std) in summary.items()},
+            "runs": [{k: v for k, v in asdict(result).items() if k != "settings"} for result in results],
+        }
+    settings = next(iter(runs.values()))[0].settings
+    path.write_text(json.dumps({"command": command, "settings": settings, "methods": content}, indent=1))
+
+
+def figure(path: Path, runs: Runs, title: str, out: Path) -> None:
+    """A reliability diagram of each method, over all its seeds together, above accuracy against number of samples."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    finished = {name: [result for result in results if result.diverged is None] for name, results in runs.items()}
+    finished = {name: results for name, results in finished.items() if results}
+    if not finished:
+        return
+    fig = Figure(figsize=(max(8.0, 3.2 * len(finished)), 7.0), layout="constrained")
+    FigureCanvasAgg(fig)
+    axes = fig.subplot_mosaic([list(finished), ["accuracy"] * len(finished)])
+    curves: dict[str, list[list[float]]] = {}
+    references: dict[str, float] = {}
+    for name, results in finished.items():
+        label = METHODS[name].label
+        saved = [predictions(result, out) for result in results]
+        probabilities = torch.cat([part["test"] for part in saved])
+        labels = torch.cat([part["test_labels"] for part in saved])
+        plots.reliability_diagram(probabilities, labels, axes[name])
+        axes[name].set_title(f"{label}\nECE {metrics.ece(probabilities, labels):.4f}")
+        # One legend for all panels, in the last one, without the calibration error, which is in the titles.
+        if (legend := axes[name].get_legend()) is not None:
+            legend.set_title("15 bins")
+            legend.set_visible(name == list(finished)[-1])
+            legend.set_in_layout(legend.get_visible())
+        length = min(len(result.accuracy_curve) for result in results)
+        if length == 1:
+            references[label] = statistics.fmean(result.accuracy_curve[0] for result in results)
+        else:
+            curves[label] = [result.accuracy_curve[:length] for result in results]
+    if curves:
+        plots.accuracy_against_samples(curves, axes["accuracy"], references=references)
+    else:
+        axes["accuracy"].remove()
+    fig.suptitle(title)
+    fig.savefig(path, dpi=150)
