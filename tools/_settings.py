@@ -26,6 +26,9 @@ class Settings:
     size: int | None = None
     # Turn colour images into grey ones.
     grayscale: bool = False
+    # Training images held out for validation: a share below 1 or a number; by default the data set's own validation
+    # split, or where it has none a tenth.
+    validation: float | None = None
     # Number of training images to keep (a seeded stratified choice); by default all.
     limit: int | None = None
     # Network: mlp, cnn (3×3 convolutions, one pooling, two linear layers), lenet (LeNet-5), resnet20_frn.
@@ -100,7 +103,17 @@ class Settings:
 
     def load(self, root: str | None) -> tuple[datasets.ImageData, datasets.ImageData]:
         """The data, and the out-of-distribution images in the shape of its images."""
-        data = datasets.load(self.dataset, root, size=self.size, grayscale=self.grayscale, limit=self.limit)
+        validation = self.validation
+        if validation is not None and validation >= 1 and validation == int(validation):
+            validation = int(validation)  # the command line knows floats alone
+        data = datasets.load(
+            self.dataset,
+            root,
+            size=self.size,
+            grayscale=self.grayscale,
+            limit=self.limit,
+            validation=validation,
+        )
         name = self.ood or datasets.out_of_distribution(self.dataset)
         channels, height, width = data.input_shape
         square = height if height == width else None

@@ -18,8 +18,8 @@ def test_digits_are_scikit_learns_scaled_to_one():
     data = load("digits")
     assert data.input_shape == (1, 8, 8)
     assert data.num_classes == 10
-    assert (len(data.train_y), len(data.val_y), len(data.test_y)) == (1293, 144, 360)
-    assert data.num_data == 1293
+    assert (len(data.train_y), len(data.val_y), len(data.test_y)) == (808, 90, 899)
+    assert data.num_data == 808
     everything = torch.cat([data.train_x, data.val_x, data.test_x])
     assert set((everything * 16).unique().tolist()) == set(range(17))
     assert len(everything.flatten(1).unique(dim=0)) == 1797, "a digit lies in two splits, or is missing"
@@ -33,7 +33,7 @@ def test_the_seed_moves_validation_but_never_the_test_split():
     assert not torch.equal(first.val_x, other.val_x)
 
 
-@given(st.integers(20, 600), st.integers(20, 600), st.integers(0, 5))
+@given(st.integers(20, 440), st.integers(20, 440), st.integers(0, 5))
 def test_limit_and_validation_give_the_asked_numbers_with_classes_in_proportion(limit, validation, seed):
     data = load("digits", limit=limit, validation=validation, seed=seed)
     assert (len(data.train_y), len(data.val_y)) == (limit, validation)
@@ -45,16 +45,16 @@ def test_limit_and_validation_give_the_asked_numbers_with_classes_in_proportion(
 
 
 def test_validation_as_a_fraction_and_none_at_all():
-    assert len(load("digits", validation=0.25).val_y) == 359
+    assert len(load("digits", validation=0.25).val_y) == 224
     assert len(load("digits", validation=0).val_y) == 0
-    assert load("digits", validation=0).num_data == 1437
+    assert load("digits", validation=0).num_data == 898
 
 
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
         ({"limit": 5}, ValueError, "limit=5"),
-        ({"limit": 5000}, ValueError, "limit=5000 exceeds the 1293"),
+        ({"limit": 5000}, ValueError, "limit=5000 exceeds the 808"),
         ({"limit": 0}, ValueError, "limit must be at least 1, got 0"),
         ({"limit": 10.5}, TypeError, "limit must be an integer or None, got 10.5"),
         ({"size": -1}, ValueError, "size must be at least 1, got -1"),
