@@ -5,6 +5,7 @@ from .check import SamplerReport, check_sampler
 from .conventions import convert
 from .cyclical import CyclicalSchedule, CyclicalSGMCMC
 from .hmc import HMC
+from .posterior import PosteriorSamples, SampleCollection, to_arviz
 from .psgld import PSGLD
 from .sampler import Sampler
 from .sghmc import SGHMC
@@ -19,8 +20,11 @@ __all__ = [
     "SGNHT",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
+    "PosteriorSamples",
+    "SampleCollection",
     "Sampler",
     "SamplerReport",
     "check_sampler",
     "convert",
+    "to_arviz",
 ]

@@ -66,14 +66,14 @@ class SamplerReport:
             head,
         ]
         for r in self.results:
-            lines.append(
-                f"{r.curvature:10.4g} {r.target_variance:10.4g} {r.expected_variance:10.4g} "
-                f"{r.measured_variance:10.4g} {r.standard_error:8.1e} {r.bias:+8.2%} {r.refined_bias:+9.2%} {r.kinetic_temperature:8.4f} "
-                f"{r.configurational_temperature:8.4f}"
-            )
+            variances = f"{r.target_variance:10.4g} {r.expected_variance:10.4g} {r.measured_variance:10.4g}"
+            biases = f"{r.bias:+8.2%} {r.refined_bias:+9.2%}"
+            heat = f"{r.kinetic_temperature:8.4f} {r.configurational_temperature:8.4f}"
+            lines.append(f"{r.curvature:10.4g} {variances} {r.standard_error:8.1e} {biases} {heat}")
         return "\n".join(lines)
 
 
+@torch.random.fork_rng(devices=[])
 def check_sampler(
     factory: Factory,
     *,
@@ -155,10 +155,9 @@ def check_sampler(
         refine = min(refinement, 4.0)
     softest = min(k * lr / n for k in curvatures)
     run = Simulation(factory, curvatures, targets, n, t, push, coordinates, per_chain, dtype, seed)
-    default_steps = max(500, math.ceil(10 / softest))
-    with torch.random.fork_rng(devices=[]):
-        measured = run(steps or default_steps, 1.0, maps[0] if linear else None)
-        refined = None if linear else run((steps or default_steps) * int(refine), 1 / refine, None)
+    steps = steps or max(500, math.ceil(10 / softest))
+    measured = run(steps, 1.0, maps[0] if linear else None)
+    refined = None if linear else run(math.ceil(steps * refine), 1 / refine, None)
 
     results, unstable = [], not all(math.isfinite(m["variance"]) for m in measured)
     for i, (k, target, m) in enumerate(zip(curvatures, targets, measured, strict=True)):

@@ -13,13 +13,15 @@ from .sghmc import SGHMC, sghmc_rule
 from .sgld import sgld_rule
 
 
-def cyclical_phase(step: int, cycle_length: int, exploration_ratio: float) -> tuple[float, bool]:
+def cyclical_phase(step: Any, cycle_length: int, exploration_ratio: float) -> tuple[Any, Any]:
     """Factor on the peak learning rate, and whether to sample, in step k = 1, 2, … of the chain.
 
-    lr_k/lr₀ = ½(cos(π·mod(k−1, K)/K) + 1); a cycle's first ``exploration_ratio`` runs without noise.
+    lr_k/lr₀ = ½(cos(π·mod(k−1, K)/K) + 1); a cycle's first ``exploration_ratio`` runs without noise. The step is an
+    integer, or a tensor (then so are the answers).
     """
     position = ((step - 1) % cycle_length) / cycle_length
-    return 0.5 * (math.cos(math.pi * position) + 1), position >= exploration_ratio
+    cosine = torch.cos(math.pi * position) if isinstance(position, torch.Tensor) else math.cos(math.pi * position)
+    return 0.5 * (cosine + 1), position >= exploration_ratio
 
 
 def _validate_schedule(cycle_length: Any, exploration_ratio: Any) -> None:
@@ -159,8 +161,11 @@ class CyclicalSGMCMC(SGHMC):
 
     def _hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
         hyper = super()._hyper(group, keep_tensors=keep_tensors)
-        factor, sampling = cyclical_phase(group["step"] + 1, group["cycle_length"], group["exploration_ratio"])
-        return {**hyper, "lr": hyper["lr"] * factor, "temperature": hyper["temperature"] if sampling else 0.0}
+        step = group["step"] + 1
+        if torch.compiler.is_compiling():  # a tensor keeps one graph for every step: the noise is drawn and weighted
+            step = torch.full((), step, dtype=torch.float64)
+        factor, sampling = cyclical_phase(step, group["cycle_length"], group["exploration_ratio"])
+        return {**hyper, "lr": hyper["lr"] * factor, "temperature": hyper["temperature"] * sampling}
 
     @property
     def is_sampling(self) -> bool:

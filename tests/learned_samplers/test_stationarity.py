@@ -179,7 +179,7 @@ def test_planted_friction_fault_is_found():
 def test_planted_thermostat_faults_are_found():
     def no_half(x, g, noise, r, zeta, *, ops, **h):
         """Ding's measure of the temperature, without the factor 1 − ζ/2 of the semi-implicit step."""
-        x, r, new = sgnht_rule(x, g, noise, r, [z.clone() for z in zeta], ops=ops, **h)
+        x, r, _ = sgnht_rule(x, g, noise, r, [z.clone() for z in zeta], ops=ops, **h)
         rate, target = h["thermostat_rate"], h["temperature"]
         for z, one in zip(zeta, r, strict=True):
             z.add_(rate * (one.square().mean() - target))

@@ -1,0 +1,110 @@
+"""`check_sampler` on samplers of others: good, biased, unstable, and none at all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from learned_samplers import SGHMC, SGLD, check_sampler
+
+
+class Langevin(torch.optim.Optimizer):
+    """A user's own sampler, which knows nothing of this library: θ ← θ − h·∇U + noise·√(2h)·ξ."""
+
+    def __init__(self, params, lr, noise=1.0, pull=0.0, draw="randn_like"):
+        super().__init__(params, dict(lr=lr, noise=noise, pull=pull, draw=draw))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        if closure is not None:
+            closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                xi = {
+                    "randn_like": lambda p=p: torch.randn_like(p),
+                    "randn": lambda p=p: torch.randn(p.shape, dtype=p.dtype),
+                    "normal_": lambda p=p: torch.empty_like(p).normal_(),
+                }[group["draw"]]()
+                p.add_(p.grad, alpha=-group["lr"])
+                p.add_(xi, alpha=group["noise"] * (2 * group["lr"] / 100) ** 0.5)
+                p.add_(group["pull"] * group["lr"])
+
+
+@pytest.mark.parametrize("draw", ["randn_like", "randn", "normal_"])
+def test_a_users_own_sampler(draw):
+    report = check_sampler(lambda p: Langevin(p, 0.1, draw=draw), num_data=100)
+    assert report.linear
+    assert report.verdict == "O(h)", report
+    h, k = 1e-3, report.results[0].curvature
+    assert report.results[0].expected_variance == pytest.approx(1 / (k * (1 - h * k / 2)))
+
+
+def test_too_much_noise_is_found():
+    report = check_sampler(lambda p: Langevin(p, 0.1, noise=1.05), num_data=100)
+    assert report.verdict == "biased"
+    assert not report
+    assert "does not vanish" in report.reason
+
+
+def test_a_shifted_mean_is_found():
+    report = check_sampler(lambda p: Langevin(p, 0.1, pull=0.05), num_data=100)
+    assert not report
+    assert "mean" in report.reason
+
+
+def test_an_unstable_chain_is_found():
+    report = check_sampler(lambda p: SGLD(p, 0.1, 100), stiffness=(0.1, 2.5), steps=50)
+    assert report.verdict == "unstable"
+    assert not report
+
+
+def test_noise_that_differs_from_the_linear_reading_is_found():
+    """Right when read coordinate by coordinate, wrong in a run: one draw shared by pairs of coordinates at random."""
+
+    class Heavy(SGLD):
+        def _noise(self, p):
+            return super()._noise(p) * (1.2 if p.numel() > 100 else 1.0)
+
+    report = check_sampler(lambda p: Heavy(p, 0.1, 100))
+    assert not report
+    assert "off the Lyapunov solution" in report.reason
+
+
+def test_the_report_reads_like_a_table():
+    report = check_sampler(lambda p: SGHMC(p, 0.1, 100), stiffness=(0.1,), steps=100)
+    text = str(report)
+    assert text.startswith("SGHMC at lr 0.1, temperature 1 (linear step, Lyapunov equation)")
+    assert "verdict: O(h) — passed" in text
+    assert len(text.splitlines()) == 5
+    assert "100" in text.splitlines()[-1]
+
+
+def test_the_global_generator_and_the_result_are_reproducible():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+
+    def measured(**settings):
+        report = check_sampler(lambda p: SGLD(p, 0.1, 100), steps=50, **settings)
+        return [r.measured_variance for r in report.results]
+
+    one = measured()
+    assert torch.equal(before, torch.get_rng_state())
+    assert measured() == one
+    assert measured(seed=1) != one
+
+
+@pytest.mark.parametrize(
+    ("factory", "arguments", "error", "message"),
+    [
+        (lambda p: Langevin(p, 0.1), {}, ValueError, "num_data must be given"),
+        (lambda p: SGLD(p, 0.1, 10), {"coordinates": 1}, ValueError, "coordinates"),
+        (lambda p: SGLD(p, 0.1, 10), {"tolerance": 0}, ValueError, "tolerance"),
+        (lambda p: SGLD(p, 0.1, 10), {"refinement": 1}, ValueError, "refinement"),
+        (lambda p: SGLD(p, 0.1, 10), {"gradient_noise": -1}, ValueError, "gradient_noise"),
+        (lambda p: SGLD(p, 0.1, 10), {"curvature": [0.0]}, ValueError, "curvature"),
+        (lambda p: SGLD(p, 0.1, 10, temperature=0), {}, ValueError, "temperature"),
+    ],
+)
+def test_bad_input(factory, arguments, error, message):
+    with pytest.raises(error, match=message):
+        check_sampler(factory, **arguments)

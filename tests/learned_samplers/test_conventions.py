@@ -1,0 +1,124 @@
+"""The converter: round trips, and chains written in the other convention that turn out to be the same."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from learned_samplers import SGHMC, SGLD, convert
+from learned_samplers.conventions import PARAMETRISATIONS, prior_precision
+
+positive = st.floats(1e-6, 1e3)
+
+
+@hypothesis.given(
+    lr=positive,
+    decay=st.floats(0.001, 1.0),
+    temperature=positive,
+    prior=positive,
+    n=st.floats(1.0, 1e7),
+    target=st.sampled_from(sorted(PARAMETRISATIONS)),
+)
+def test_there_and_back(lr, decay, temperature, prior, n, target):
+    ours = dict(lr=lr, momentum_decay=decay, temperature=temperature, prior_precision=prior)
+    there = convert("learned_samplers", target, num_data=n, **ours)
+    assert set(there) <= set(PARAMETRISATIONS[target])
+    back = convert(target, "learned_samplers", num_data=n, **there)
+    for key, value in back.items():
+        assert value == pytest.approx(ours[key], rel=1e-6)
+    assert set(ours) - set(back) <= {"momentum_decay"}
+
+
+def _chain(make, start, gradient, n, steps=5):
+    x = start.clone().requires_grad_()
+    sampler = make([x])
+    torch.manual_seed(0)
+    for _ in range(steps):
+        x.grad = gradient(x.detach()) / n
+        sampler.step()
+    return x.detach()
+
+
+def _gradient(x):
+    """Of the log-likelihood's negative, summed over the data."""
+    return 30.0 * torch.sin(x) + 7.0 * x
+
+
+START, N, PRIOR = torch.linspace(-1, 1, 6, dtype=torch.float64), 500, 3.0
+
+
+def test_welling_and_tehs_chain():
+    s = 1e-3
+    ours = convert("welling_teh", "learned_samplers", num_data=N, step_size=s, prior_precision=PRIOR)
+    ours.pop("momentum_decay", None)
+    chain = _chain(lambda p: SGLD(p, num_data=N, **ours), START, _gradient, N)
+    x = START.clone()
+    torch.manual_seed(0)
+    for _ in range(5):
+        x = x - s / 2 * (_gradient(x) + PRIOR * x) + math.sqrt(s) * torch.randn_like(x)
+    assert torch.allclose(chain, x)
+
+
+def test_chens_chain():
+    eta, alpha = 1e-4, 0.2
+    given = dict(learning_rate=eta, momentum_decay=alpha, prior_precision=PRIOR)
+    ours = convert("chen", "learned_samplers", num_data=N, **given)
+    chain = _chain(lambda p: SGHMC(p, num_data=N, **ours), START, _gradient, N)
+    x, v = START.clone(), torch.zeros_like(START)
+    torch.manual_seed(0)
+    for _ in range(5):
+        v = (1 - alpha) * v - eta * (_gradient(x) + PRIOR * x) + math.sqrt(2 * alpha * eta) * torch.randn_like(x)
+        x = x + v
+    assert torch.allclose(chain, x)
+
+
+def test_the_chain_with_a_step_and_a_friction():
+    step, friction = 0.01, 15.0
+    ours = convert("ma", "learned_samplers", num_data=N, step_size=step, friction=friction, temperature=0.3)
+    chain = _chain(lambda p: SGHMC(p, num_data=N, **ours), START, _gradient, N)
+    x, r = START.clone(), torch.zeros_like(START)
+    torch.manual_seed(0)
+    for _ in range(5):
+        r = r - step * _gradient(x) - step * friction * r + math.sqrt(2 * friction * step * 0.3) * torch.randn_like(x)
+        x = x + step * r
+    assert torch.allclose(chain, x)
+
+
+def test_sgd_with_weight_decay_at_temperature_zero():
+    given_ = dict(lr=0.05, momentum=0.8, weight_decay=0.01, temperature=0.0)
+    ours = convert("torch_sgd", "learned_samplers", num_data=N, **given_)
+    chain = _chain(lambda p: SGHMC(p, num_data=N, **ours), START, _gradient, N)
+    theirs = _chain(lambda p: torch.optim.SGD(p, 0.05, momentum=0.8, weight_decay=0.01), START, _gradient, N)
+    assert torch.allclose(chain, theirs)
+
+
+def test_l2es_table():
+    ours = convert("l2e", "learned_samplers", num_data=50_000, step_size=2e-5, momentum_decay=0.05)
+    assert ours["lr"] == pytest.approx(1.0)
+
+
+def test_a_prior_given_by_its_standard_deviation():
+    assert prior_precision(0.1) == pytest.approx(100.0)
+    with pytest.raises(ValueError, match="standard_deviation"):
+        prior_precision(0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(source="adam", target="chen", lr=0.1), "source"),
+        (dict(source="chen", target="adam", learning_rate=0.1), "target"),
+        (dict(source="chen", target="ma", lr=0.1), "quantity of 'chen'.*'lr'"),
+        (dict(source="chen", target="ma", momentum_decay=0.1), "learning_rate must be given"),
+        (dict(source="torch_sgd", target="ma", lr=0.1, momentum=1.0), "momentum_decay that 'torch_sgd' implies"),
+        (dict(source="ma", target="chen", step_size=0.1, friction=100.0), "momentum_decay"),
+        (dict(source="ma", target="chen", step_size=-0.1), "step_size"),
+    ],
+)
+def test_bad_input(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        convert(num_data=100, **arguments)

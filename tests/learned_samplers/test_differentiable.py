@@ -1,0 +1,111 @@
+"""``higher`` differentiates through the chain: against finite differences, and equal to the sampler itself."""
+
+from __future__ import annotations
+
+import higher
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers import HMC
+from tests.harness import STOCHASTIC, closure_for, flat, small_data, small_network
+
+NAMES = pytest.mark.parametrize("name", STOCHASTIC)
+
+
+def _unrolled(name, lr, start, steps=6):
+    """Validation loss after a few steps from ``start``, as a function of lr, in double precision."""
+    model = small_network().double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(start)
+    x, y = small_data()
+    x = x.double()
+    sampler = STOCHASTIC[name](model.parameters(), num_data=50.0, prior_precision=1.0)
+    torch.manual_seed(4)
+    with higher.innerloop_ctx(model, sampler, override={"lr": [lr]}) as (network, twin):
+        for _ in range(steps):
+            twin.step(nn.functional.cross_entropy(network(x), y))
+        return nn.functional.cross_entropy(network(x.flip(0) * 0.9), y.flip(0))
+
+
+@NAMES
+def test_the_gradient_with_respect_to_lr_is_the_finite_difference(name):
+    lr = torch.tensor(0.03, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(_unrolled(name, lr, 0.1), lr)
+    h = 1e-6
+    with torch.no_grad():
+        ahead, behind = (torch.tensor(0.03 + s * h, dtype=torch.float64) for s in (1, -1))
+    difference = (_unrolled(name, ahead, 0.1) - _unrolled(name, behind, 0.1)) / (2 * h)
+    assert slope.item() == pytest.approx(difference.item(), rel=1e-4)
+    assert slope.item() != 0
+
+
+@NAMES
+def test_the_gradient_with_respect_to_the_start_is_the_finite_difference(name):
+    model = small_network().double()
+    x, y = small_data()
+    x = x.double()
+
+    def outcome(shift):
+        sampler = STOCHASTIC[name](model.parameters(), num_data=50.0)
+        torch.manual_seed(4)
+        with higher.innerloop_ctx(model, sampler) as (network, twin):
+            first = next(iter(network.parameters()))
+            loss = nn.functional.cross_entropy(network(x), y) + (shift * first).sum()
+            twin.step(loss)
+            for _ in range(3):
+                twin.step(nn.functional.cross_entropy(network(x), y))
+            return nn.functional.cross_entropy(network(-x), y)
+
+    shift = torch.zeros(5, 3, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(outcome(shift), shift)
+    h = 1e-6
+    step = torch.zeros(5, 3, dtype=torch.float64)
+    step[2, 1] = h
+    difference = (outcome(step) - outcome(-step)) / (2 * h)
+    assert slope[2, 1].item() == pytest.approx(difference.item(), rel=1e-3, abs=1e-8)
+
+
+@NAMES
+def test_the_twin_makes_the_same_chain(name):
+    model = small_network()
+    x, y = small_data()
+    sampler = STOCHASTIC[name](model.parameters())
+    sampler.step(closure_for(model, sampler))  # so that there is state to take over
+    torch.manual_seed(8)
+    with higher.innerloop_ctx(model, sampler, copy_initial_weights=False) as (network, twin):
+        for _ in range(5):
+            twin.step(nn.functional.cross_entropy(network(x), y))
+        unrolled = torch.cat([p.detach().flatten() for p in network.parameters()])
+    torch.manual_seed(8)
+    for _ in range(5):
+        sampler.step(closure_for(model, sampler))
+    assert torch.allclose(unrolled, flat(model), atol=1e-6)
+
+
+def test_dead_units_do_not_poison_the_gradient():
+    """A coordinate whose gradient is exactly zero has √V = 0, whose derivative is infinite."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.constant_(model[0].bias, -100.0)
+    x, y = small_data()
+    lr = torch.tensor(0.01, requires_grad=True)
+    with higher.innerloop_ctx(model, STOCHASTIC["PSGLD"](model.parameters()), override={"lr": [lr]}) as (network, twin):
+        for _ in range(2):
+            twin.step(nn.functional.cross_entropy(network(x), y))
+        (slope,) = torch.autograd.grad(nn.functional.cross_entropy(network(x), y), lr)
+    assert slope.isfinite()
+
+
+def test_a_sampler_that_needs_a_closure_says_so():
+    model = small_network()
+    with pytest.raises(ValueError, match="not supported by higher"), higher.innerloop_ctx(
+        model, HMC(model.parameters(), 0.1, 10)
+    ):  # fmt: skip
+        pass
+    from learned_samplers import PSGLD
+
+    with pytest.raises(ValueError, match="PSGLD needs a closure"), higher.innerloop_ctx(
+        model, PSGLD(model.parameters(), 0.1, 10, correction="probe")
+    ):  # fmt: skip
+        pass

@@ -1,0 +1,163 @@
+"""HMC against quadrature on a banana and an anisotropic Gaussian; adaptation, chains, divergences."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from learned_samplers import HMC
+
+
+def banana_energy(x: torch.Tensor) -> torch.Tensor:
+    """Rosenbrock-like: a unit Gaussian in x₀, and x₁ around x₀² − 1; (M, 2) → (M,)."""
+    return 0.5 * x[:, 0] ** 2 + 0.5 * (x[:, 1] - x[:, 0] ** 2 + 1) ** 2
+
+
+def moments_by_quadrature(energy, temperature):
+    grid = np.linspace(-8, 30, 1500), np.linspace(-8, 30, 1500)
+    a, b = np.meshgrid(*grid, indexing="ij")
+    u = energy(torch.tensor(np.stack([a.ravel(), b.ravel()], 1))).numpy().reshape(a.shape)
+    p = np.exp(-(u - u.min()) / temperature)
+    p /= p.sum()
+    return [(p * f).sum() for f in (a, b, a * a, b * b, a * a * b)]
+
+
+def run_chains(energy, start, steps, *, num_data=10.0, cls=HMC, **settings):
+    """M chains side by side; the closure returns a mean loss a chain."""
+    x = start.clone().requires_grad_()
+    sampler = cls([x], num_data=num_data, **settings)
+
+    def closure():
+        sampler.zero_grad()
+        losses = energy(x) / num_data
+        losses.sum().backward()
+        return losses
+
+    draws = []
+    for _ in range(steps):
+        sampler.step(closure)
+        draws.append(x.detach().clone())
+    return torch.stack(draws), sampler
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_banana_against_quadrature(temperature):
+    torch.manual_seed(0)
+    start = torch.randn(6000, 2, dtype=torch.float64) * temperature**0.5 - torch.tensor([0.0, 1.0])
+    settings = dict(leapfrog_steps=12, adapt_steps=200, target_acceptance=0.9, temperature=temperature)
+    draws, sampler = run_chains(banana_energy, start, 700, lr=1.0, **settings)
+    a, b = draws[200:].reshape(-1, 2).T
+    measured = [f.mean() for f in (a, b, a**2, b**2, a**2 * b)]
+    expected = moments_by_quadrature(banana_energy, temperature)
+    for m, e in zip(measured, expected, strict=True):
+        assert m.item() == pytest.approx(e, abs=0.02 * max(1, abs(e)))
+    assert 0.8 < sampler.acceptance_rate < 0.98
+
+
+def test_the_banana_catches_a_sampler_that_always_accepts():
+    class AlwaysAccepts(HMC):
+        def _uniform(self, like):
+            return torch.zeros_like(like) if like.dim() else super()._uniform(like)
+
+    torch.manual_seed(0)
+    draws, _ = run_chains(
+        banana_energy, torch.randn(1000, 2, dtype=torch.float64), 300, cls=AlwaysAccepts, lr=1.0, leapfrog_steps=12
+    )
+    expected = moments_by_quadrature(banana_energy, 1.0)
+    second = (draws[100:].reshape(-1, 2)[:, 1] ** 2).mean().item()
+    assert not abs(second - expected[3]) < 0.02 * expected[3]
+
+
+def test_anisotropic_gaussian():
+    torch.manual_seed(1)
+    rotation = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
+    covariance = rotation @ torch.diag(torch.tensor([0.01, 0.1, 1.0, 4.0], dtype=torch.float64)) @ rotation.T
+    precision = torch.linalg.inv(covariance)
+    mean = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+
+    def energy(x):
+        return 0.5 * ((x - mean) @ precision * (x - mean)).sum(1)
+
+    draws, sampler = run_chains(
+        energy, mean + torch.randn(400, 4, dtype=torch.float64), 1000, lr=0.1, leapfrog_steps=25, adapt_steps=300
+    )
+    x = draws[300:].reshape(-1, 4)
+    scale = covariance.diag().sqrt()
+    assert torch.allclose(x.mean(0), mean, atol=0.02 * scale.max().item())
+    assert ((torch.cov(x.T) - covariance).abs() / torch.outer(scale, scale)).max() < 0.02
+    assert sampler.divergences == 0
+
+
+def test_the_prior_enters_the_energy():
+    """Likelihood of precision 3, prior of precision 5: variance 1/8."""
+    torch.manual_seed(2)
+    start = torch.randn(2000, 1, dtype=torch.float64)
+    draws, _ = run_chains(lambda x: 1.5 * (x[:, 0] - 1) ** 2, start, 300, lr=0.5, leapfrog_steps=8, prior_precision=5.0)
+    x = draws[50:].flatten()
+    assert x.var().item() == pytest.approx(1 / 8, rel=0.02)
+    assert x.mean().item() == pytest.approx(3 / 8, abs=0.01)
+
+
+@pytest.mark.parametrize("target", [0.6, 0.9])
+def test_the_step_size_is_adapted_to_the_wanted_acceptance(target):
+    torch.manual_seed(3)
+    for first in (1e-4, 1e4):
+        draws, sampler = run_chains(
+            lambda x: 0.5 * x.square().sum(1), torch.randn(50, 20, dtype=torch.float64), 400,
+            lr=first, leapfrog_steps=5, adapt_steps=200, target_acceptance=target,
+        )  # fmt: skip
+        assert sampler.acceptance_rate == pytest.approx(target, abs=0.12)
+        assert draws[250:].var().item() == pytest.approx(1, rel=0.05)
+
+
+def test_one_chain_with_a_scalar_loss_and_two_groups():
+    torch.manual_seed(4)
+    a, b = torch.zeros(3, requires_grad=True), torch.zeros(2, requires_grad=True)
+    sampler = HMC([{"params": [a]}, {"params": [b], "lr": 2.0}], 1.0, 10, leapfrog_steps=6, adapt_steps=100)
+
+    def closure():
+        sampler.zero_grad()
+        loss = (0.5 * a.square().sum() + 2 * (b - 1).square().sum()) / 10
+        loss.backward()
+        return loss
+
+    draws = []
+    for _ in range(4000):
+        sampler.step(closure)
+        draws.append(torch.cat([a.detach(), b.detach()]))
+    x = torch.stack(draws)[100:]
+    assert torch.allclose(x.var(0), torch.tensor([1, 1, 1, 0.25, 0.25]), rtol=0.12)
+    assert torch.allclose(x.mean(0), torch.tensor([0, 0, 0, 1.0, 1.0]), atol=0.12)
+    assert 0.5 < sampler.acceptance_rate <= 1
+    assert sampler.param_groups[1]["lr"] / sampler.param_groups[0]["lr"] == pytest.approx(2.0)
+
+
+def test_divergent_trajectories_are_rejected_counted_and_leave_the_chain_where_it_was():
+    x = torch.ones(1, requires_grad=True)
+    sampler = HMC([x], 1e12, 1.0, leapfrog_steps=20, step_jitter=0.0)
+
+    def closure():
+        sampler.zero_grad()
+        loss = x.pow(4).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        sampler.step(closure)
+    assert x.item() == 1.0
+    assert sampler.divergences == 3
+    assert sampler.acceptance_rate == 0.0
+
+
+def test_acceptance_is_unknown_before_the_first_step_after_adaptation():
+    x = torch.zeros(1, requires_grad=True)
+    assert math.isnan(HMC([x], 0.1, 10, adapt_steps=5).acceptance_rate)
+
+
+def test_groups_must_agree_on_what_belongs_to_the_whole_trajectory():
+    a, b = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    with pytest.raises(ValueError, match="leapfrog_steps must be the same"):
+        HMC([{"params": [a]}, {"params": [b], "leapfrog_steps": 3}], 0.1, 10)
