@@ -252,3 +252,23 @@ def test_heat_of_the_gradient_noise_is_what_sghmc_keeps_and_sgnht_removes():
     cool = check_sampler(lambda p: SGNHT(p, 0.1, N), gradient_noise=100.0, refinement=2).results[0]
     assert warm.configurational_temperature > 1.4
     assert cool.configurational_temperature == pytest.approx(1, abs=0.02)
+
+
+# ---------------------------------------------------------------- badges
+
+
+@pytest.mark.parametrize(
+    ("make", "per_chain"),
+    [
+        (lambda p: SGLD(p, 0.1, N), False),
+        (lambda p: SGHMC(p, 0.1, N), False),
+        (lambda p: SGNHT(p, 0.1, N), False),
+        (lambda p: HMC(p, 0.1, N, leapfrog_steps=4), True),
+    ],
+    ids=["SGLD", "SGHMC", "SGNHT", "HMC"],
+)
+def test_badges_are_earned(make, per_chain):
+    badge = make([torch.zeros(1, requires_grad=True)]).badge
+    report = check_sampler(make, per_chain=per_chain, coordinates=5000, steps=300, refinement=4, tolerance=0.03)
+    assert report.passed, report
+    assert report.verdict in {"exact": ("exact",), "O(h)": ("exact", "O(h)")}[badge]
