@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from . import _saved_state
 from . import _validation as check
 from ._ops import FOREACH, IN_PLACE
 
@@ -245,7 +246,7 @@ class Sampler(torch.optim.Optimizer):
         which `load_state_dict` sets. Loads with ``torch.load(..., weights_only=True)``.
         """
         saved = super().state_dict()
-        saved["sampler"] = {"name": type(self).__name__, "rng": self._rng_state()}
+        saved["sampler"] = {"name": type(self).__name__, "rng": _saved_state.rng_state(self)}
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -255,56 +256,12 @@ class Sampler(torch.optim.Optimizer):
             ValueError: the state is of another sampler, of other shapes or groups, or was saved with ``generator=``
                 where this one has none (or the other way round). Nothing has changed then.
         """
-        self._check_saved(state_dict)
+        _saved_state.check_saved(self, state_dict)
         super().load_state_dict(state_dict)
-        self._set_rng_state(state_dict["sampler"]["rng"])
-
-    def _check_saved(self, saved: dict[str, Any]) -> None:
-        own = type(self).__name__
-        name = saved.get("sampler", {}).get("name") if isinstance(saved, dict) else None
-        if name != own:
-            raise ValueError(f"state_dict is of {name or 'another optimizer'}, this sampler is {own}")
-        if ("generator" in saved["sampler"]["rng"]) != (self.generator is not None):
-            raise ValueError("state_dict and sampler must both have a generator= or both use torch's global one")
-        params = [(group, i) for group in self.param_groups for i in range(len(group["params"]))]
-        indices = [i for group in saved["param_groups"] for i in group["params"]]
-        if len(params) != len(indices) or len(self.param_groups) != len(saved["param_groups"]):
-            raise ValueError(
-                f"state_dict has {len(saved['param_groups'])} groups with {len(indices)} parameters, "
-                f"this sampler has {len(self.param_groups)} with {len(params)}"
-            )
-        for (group, i), index in zip(params, indices, strict=True):
-            entry = saved["state"].get(index, {})
-            if entry and set(entry) != set(self.state_names):
-                raise ValueError(f"state_dict holds {sorted(entry)} for parameter {self._name(group, i)}, "
-                                 f"{own} needs {sorted(self.state_names)}")  # fmt: skip
-            for key, value in entry.items():
-                expected = self._state_shape(key, group["params"][i])
-                if tuple(value.shape) != tuple(expected):
-                    raise ValueError(
-                        f"state_dict's {key} of parameter {self._name(group, i)} has shape {tuple(value.shape)}, "
-                        f"expected {tuple(expected)}"
-                    )
+        _saved_state.set_rng_state(self, state_dict["sampler"]["rng"])
 
     def _state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         return tuple(p.shape)
-
-    def _rng_state(self) -> dict[str, Tensor]:
-        if self.generator is not None:
-            return {"generator": self.generator.get_state()}
-        devices = {p.device for group in self.param_groups for p in group["params"] if p.device.type == "cuda"}
-        return {"cpu": torch.get_rng_state(), **{str(d): torch.cuda.get_rng_state(d) for d in devices}}
-
-    def _set_rng_state(self, states: dict[str, Tensor]) -> None:
-        for name, state in states.items():
-            state = state.to("cpu", torch.uint8)
-            if name == "generator":
-                assert self.generator is not None
-                self.generator.set_state(state)
-            elif name == "cpu":
-                torch.set_rng_state(state)
-            elif torch.cuda.is_available():
-                torch.cuda.set_rng_state(state, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "generator": self.generator}
