@@ -145,32 +145,42 @@ def test_copies_and_pickles_continue_alike(name):
 _RESUME = """
 import sys, torch
 from tests.harness import SAMPLERS, closure_for, flat, small_network
-name, path, out = sys.argv[1:]
-model = small_network(seed=99)
-sampler = SAMPLERS[name](model.parameters(), lr=1.0)
-saved = torch.load(path, weights_only=True)
-model.load_state_dict(saved["model"])
-sampler.load_state_dict(saved["sampler"])
-for _ in range(7):
-    sampler.step(closure_for(model, sampler))
-torch.save({"theta": flat(model), "noise": torch.randn(3), "count": sampler.step_count}, out)
+out = {}
+for name, saved in torch.load(sys.argv[1], weights_only=True).items():
+    model = small_network(seed=99)
+    sampler = SAMPLERS[name](model.parameters(), lr=1.0)
+    model.load_state_dict(saved["model"])
+    sampler.load_state_dict(saved["sampler"])
+    for _ in range(7):
+        sampler.step(closure_for(model, sampler))
+    out[name] = {"theta": flat(model), "noise": torch.randn(3), "count": sampler.step_count}
+torch.save(out, sys.argv[2])
 """
 
 
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """Every sampler, saved after 8 steps: 7 steps more in this process, and 7 in another that loads the file."""
+    folder = tmp_path_factory.mktemp("resumed")
+    saved, here = {}, {}
+    for name in SAMPLERS:
+        model, sampler, _ = run(name, 8)
+        saved[name] = copy.deepcopy({"model": model.state_dict(), "sampler": sampler.state_dict()})
+        for _ in range(7):
+            sampler.step(closure_for(model, sampler))
+        here[name] = {"theta": flat(model), "noise": torch.randn(3), "count": sampler.step_count}
+    torch.save(saved, folder / "saved.pt")
+    command = [sys.executable, "-c", _RESUME, str(folder / "saved.pt"), str(folder / "out.pt")]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, timeout=300)
+    return here, torch.load(folder / "out.pt", weights_only=True)
+
+
 @EVERY
-def test_resumes_bit_for_bit_in_another_process(name, tmp_path):
-    model, sampler, _ = run(name, 8)
-    torch.save({"model": model.state_dict(), "sampler": sampler.state_dict()}, tmp_path / "saved.pt")
-    for _ in range(7):
-        sampler.step(closure_for(model, sampler))
-    noise = torch.randn(3)
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", _RESUME, name, str(tmp_path / "saved.pt"), str(tmp_path / "out.pt")]
-    subprocess.run(command, cwd=root, check=True, timeout=120)
-    resumed = torch.load(tmp_path / "out.pt", weights_only=True)
-    assert torch.equal(resumed["theta"], flat(model))
-    assert torch.equal(resumed["noise"], noise)
-    assert resumed["count"] == 15
+def test_resumes_bit_for_bit_in_another_process(name, resumed):
+    here, there = resumed
+    assert torch.equal(there[name]["theta"], here[name]["theta"])
+    assert torch.equal(there[name]["noise"], here[name]["noise"])
+    assert there[name]["count"] == here[name]["count"] == 15
 
 
 @EVERY
