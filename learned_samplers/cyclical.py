@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import _validation as check
-from .sampler import Sampler
+from .sampler import Sampler, arguments
 from .sghmc import SGHMC, sghmc_rule
 from .sgld import sgld_rule
 
@@ -128,19 +128,7 @@ class CyclicalSGMCMC(SGHMC):
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
     ):
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            temperature=temperature,
-            prior_precision=prior_precision,
-            momentum_decay=momentum_decay,
-            momentum_init=momentum_init,
-            cycle_length=cycle_length,
-            exploration_ratio=exploration_ratio,
-            base=base,
-            foreach=foreach,
-        )
-        Sampler.__init__(self, params, defaults, generator=generator)
+        Sampler.__init__(self, params, arguments(locals()), generator=generator)
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)

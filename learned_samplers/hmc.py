@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import _validation as check
 from ._ops import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
-from .sampler import Sampler, _as_number, _finite
+from .sampler import Sampler, _as_number, _finite, arguments
 
 
 def hmc_kick(
@@ -82,18 +82,7 @@ class HMC(Sampler):
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
     ):
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            temperature=temperature,
-            prior_precision=prior_precision,
-            leapfrog_steps=leapfrog_steps,
-            step_jitter=step_jitter,
-            adapt_steps=adapt_steps,
-            target_acceptance=target_acceptance,
-            foreach=foreach,
-        )
-        super().__init__(params, defaults, generator=generator)
+        super().__init__(params, arguments(locals()), generator=generator)
         # Plain numbers in the first group, so that they are saved and resumed with it.
         self.param_groups[0].setdefault(
             "tally", {"proposed": 0.0, "accepted": 0.0, "divergent": 0, "error": 0.0, "log_scale": 0.0, "average": 0.0}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import _validation as check
 from ._ops import FUNCTIONAL, Operations, scalar_sqrt
-from .sampler import Sampler, _finite
+from .sampler import Sampler, _finite, arguments
 
 
 def psgld_rule(
@@ -106,18 +106,7 @@ class PSGLD(Sampler):
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
     ):
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            temperature=temperature,
-            prior_precision=prior_precision,
-            decay=decay,
-            eps=eps,
-            correction=correction,
-            probe_size=probe_size,
-            foreach=foreach,
-        )
-        super().__init__(params, defaults, generator=generator)
+        super().__init__(params, arguments(locals()), generator=generator)
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)

@@ -267,6 +267,11 @@ class Sampler(torch.optim.Optimizer):
         return {**super().__getstate__(), "generator": self.generator}
 
 
+def arguments(local: dict[str, Any]) -> dict[str, Any]:
+    """A constructor's ``locals()`` without what is no hyperparameter: the defaults of its parameter groups."""
+    return {k: v for k, v in local.items() if k not in ("self", "params", "generator", "__class__")}
+
+
 def _finite(value: Any) -> bool:
     return value is None or bool(torch.as_tensor(value).isfinite().all())
 

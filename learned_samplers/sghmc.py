@@ -8,7 +8,7 @@ import torch
 
 from . import _validation as check
 from ._ops import FUNCTIONAL, Operations, scalar_sqrt
-from .sampler import Sampler
+from .sampler import Sampler, arguments
 
 
 def sghmc_rule(
@@ -76,16 +76,7 @@ class SGHMC(Sampler):
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
     ):
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            temperature=temperature,
-            prior_precision=prior_precision,
-            momentum_decay=momentum_decay,
-            momentum_init=momentum_init,
-            foreach=foreach,
-        )
-        super().__init__(params, defaults, generator=generator)
+        super().__init__(params, arguments(locals()), generator=generator)
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ._ops import FUNCTIONAL, Operations, scalar_sqrt
-from .sampler import Sampler
+from .sampler import Sampler, arguments
 
 
 def sgld_rule(
@@ -68,7 +68,4 @@ class SGLD(Sampler):
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
     ):
-        defaults = dict(
-            lr=lr, num_data=num_data, temperature=temperature, prior_precision=prior_precision, foreach=foreach
-        )
-        super().__init__(params, defaults, generator=generator)
+        super().__init__(params, arguments(locals()), generator=generator)

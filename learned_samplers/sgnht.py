@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _validation as check
 from ._ops import FUNCTIONAL, Operations, scalar_sqrt
-from .sampler import Sampler
+from .sampler import Sampler, arguments
 
 
 def sgnht_rule(
@@ -98,17 +98,7 @@ class SGNHT(Sampler):
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
     ):
-        defaults = dict(
-            lr=lr,
-            num_data=num_data,
-            temperature=temperature,
-            prior_precision=prior_precision,
-            momentum_decay=momentum_decay,
-            thermostat_rate=thermostat_rate,
-            momentum_init=momentum_init,
-            foreach=foreach,
-        )
-        super().__init__(params, defaults, generator=generator)
+        super().__init__(params, arguments(locals()), generator=generator)
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
