@@ -136,7 +136,7 @@ def mlp(
 
 
 def cnn(
-    input_shape: InputShape, num_classes: int, *, channels: int = 16, depth: int = 1, residual: bool = False
+    input_shape: InputShape, num_classes: int, *, channels: int = 16, depth: int = 2, residual: bool = False
 ) -> nn.Module:
     """Convolutional network of the L2E task family: `depth` 3×3 convolutions with `channels` channels and ReLU, a 2×2
     max-pool, a linear layer of 20 and the read-out; `residual` adds a 1×1 shortcut from the image and drops the layer

@@ -85,13 +85,13 @@ def _hmc(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> t
 
 
 METHODS: dict[str, Method] = {
-    "sgd": Method("SGD", "optimizer", 0.1, _sgd),
+    "sgd": Method("SGD", "optimizer", 0.05, _sgd),
     "adam": Method("Adam", "optimizer", 3e-3, _adam),
-    "deep_ensemble": Method("deep ensemble", "ensemble", 0.1, _sgd),
+    "deep_ensemble": Method("deep ensemble", "ensemble", 0.05, _sgd),
     "sgld": Method("SGLD", "sampler", 0.1, _sgld),
     "psgld": Method("pSGLD", "sampler", 1e-3, _psgld),
-    "sghmc": Method("SGHMC", "sampler", 0.03, _sghmc),
-    "sgnht": Method("SGNHT", "sampler", 0.03, _sgnht),
-    "cyclical": Method("cyclical SGMCMC", "sampler", 0.1, _cyclical),
+    "sghmc": Method("SGHMC", "sampler", 0.05, _sghmc),
+    "sgnht": Method("SGNHT", "sampler", 0.05, _sgnht),
+    "cyclical": Method("cyclical SGMCMC", "sampler", 0.07, _cyclical),
     "hmc": Method("HMC", "full_batch", 0.01, _hmc),
 }

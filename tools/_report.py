@@ -79,7 +79,7 @@ def markdown(table: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def write_json(path: Path, runs: Runs, tuning: Mapping[str, Sequence[Result]], command: str) -> None:
+def write_json(path: Path, runs: Runs, tuning: Mapping[str, Mapping[float, Sequence[Result]]], command: str) -> None:
     """Everything as numbers: settings, tuning trials, runs, and mean and standard deviation of each score."""
     content = {}
     for name, results in runs.items():
@@ -87,7 +87,10 @@ def write_json(path: Path, runs: Runs, tuning: Mapping[str, Sequence[Result]], c
         summary = {key: mean_and_std([r.scores[key] for r in good]) for key, _, _ in SCORES} if good else {}
         content[name] = {
             "lr": results[0].lr,
-            "tuning": [{"lr": trial.lr, "validation_nll": trial.validation_nll} for trial in tuning.get(name, ())],
+            "tuning": [
+                {"lr": lr, "validation_nll": [trial.validation_nll for trial in trials]}
+                for lr, trials in tuning.get(name, {}).items()
+            ],
             "mean": {key: mean for key, (mean, _) in summary.items()},
             "std": {key: std if len(good) > 1 else None for key, (_, std) in summary.items()},
             "runs": [{k: v for k, v in asdict(result).items() if k != "settings"} for result in results],

@@ -35,7 +35,7 @@ class Settings:
     model: Literal["mlp", "cnn", "lenet", "resnet20_frn"] = "cnn"
     # Channels of each convolution (cnn only; default 16).
     channels: int | None = None
-    # Number of convolutions (cnn only; default 1).
+    # Number of convolutions (cnn only; default 2).
     depth: int | None = None
     # Add a shortcut from the image to the last convolution and drop the hidden linear layer (cnn only).
     residual: bool = False
@@ -47,14 +47,14 @@ class Settings:
     width: int | None = None
     # Budget of every method in passes over the training images: gradient evaluations = epochs × batches. The members
     # of a deep ensemble share it; HMC gets as many gradients over the whole training set as there are epochs.
-    epochs: int = 100
+    epochs: int = 200
     # Images in a minibatch (the incomplete last one of an epoch is left out; every epoch is shuffled anew).
     batch_size: int = 64
     # Momentum decay a of SGHMC, SGNHT and cyclical SGMCMC in (0, 1], dimensionless; 1 − a is the momentum of SGD.
     momentum_decay: float = 0.1
-    # Temperature T of the samplers, dimensionless: they sample p(θ|D)^(1/T). 1 is the posterior itself, less is a
-    # cold posterior, 0 switches the noise off.
-    temperature: float = 1.0
+    # Temperature T of the samplers, dimensionless: they sample p(θ|D)^(1/T). 1 is the posterior itself; less is a cold
+    # posterior, which suits image sets with carefully chosen labels; 0 switches the noise off.
+    temperature: float = 0.1
     # Precision λ of the normal prior on every weight, in 1/weight²; SGD, Adam and ensembles get the weight decay λ/N
     # of the same model's maximum a posteriori.
     prior_precision: float = 1.0

@@ -21,7 +21,7 @@ import torch
 import tyro
 from _methods import METHODS
 from _report import figure, markdown, rows, write_json
-from _runner import Result, run
+from _runner import Result, run, run_name
 from _settings import Settings
 from _training import check
 
@@ -44,14 +44,18 @@ class Options:
     seed: int = 0
     # Number of seeds, counted up from --seed; the table gives mean ± standard deviation over them.
     seeds: int = 2
-    # Choose each method's learning rate by its validation NLL with the first seed, each over as many values.
+    # Choose each method's learning rate by its validation NLL, all methods over as many values.
     tune: bool = False
+    # Number of seeds over which --tune averages the validation NLL of a value, counted up from --seed; a value that
+    # suits one seed can collapse with the next.
+    tune_seeds: int = 2
     # The values that --tune tries, as factors on the method's learning rate (--lr, or its own).
     lr_grid: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
     # Device, such as cpu or cuda:0; auto takes a GPU where there is one.
     device: str = "auto"
-    # CPU threads of torch; by default torch's own choice.
-    threads: int | None = None
+    # CPU threads of torch. Small networks gain little from more than one, and on a busy machine more of them wait for
+    # each other; large networks want as many as there are cores.
+    threads: int = 1
     # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
     data: str | None = None
     # Folder for the results; by default runs/<dataset>_<model>.
@@ -62,8 +66,9 @@ class Options:
     def __post_init__(self) -> None:
         if not self.sampler or len(set(self.sampler)) < len(self.sampler):
             raise ValueError(f"sampler must name methods, each once, got {self.sampler}")
-        if self.seeds < 1:
-            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
+        for argument in ("seeds", "tune_seeds", "threads"):
+            if getattr(self, argument) < 1:
+                raise ValueError(f"{argument} must be at least 1, got {getattr(self, argument)}")
         if not self.lr_grid or min(self.lr_grid) <= 0:
             raise ValueError(f"lr_grid must hold positive factors, got {self.lr_grid}")
 
@@ -81,8 +86,7 @@ class Options:
 
 def prepare(options: Options) -> tuple[ImageData, ImageData]:
     """The data on their device; raises whatever is wrong with the options before anything is trained."""
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads)
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -95,54 +99,80 @@ def prepare(options: Options) -> tuple[ImageData, ImageData]:
     return data, ood
 
 
-def tune(options: Options, method: str, data: ImageData, ood: ImageData, label: str) -> list[Result]:
-    """The runs over the learning-rate grid with the first seed, best validation NLL first.
-
-    Raises:
-        RuntimeError: every one of them diverged.
-    """
-    grid = options.grid(method)
-    trials = [
-        run(options.settings, method, lr, options.seed, data, ood, options.folder(), fresh=options.fresh,
-            title=f"{label}, tuning lr={lr:g}")
-        for lr in grid
-    ]  # fmt: skip
-    scored = [(trial.validation_nll, trial) for trial in trials if trial.validation_nll is not None]
-    if not scored:
-        raise RuntimeError(f"{method} diverged at every learning rate of {grid}")
-    best = min(scored, key=lambda pair: pair[0])[1]
-    print(f"{label}: validation NLL", ", ".join(f"{t.lr:g}: {_nll(t)}" for t in trials), f"→ lr={best.lr:g}", end="")
-    print(" (at the edge of the grid: widen it)" if len(grid) > 1 and best.lr in (grid[0], grid[-1]) else "")
-    return [best, *(trial for trial in trials if trial is not best)]
+Trials = dict[float, list[Result]]  # learning rate → its runs, one a seed
 
 
-def _nll(trial: Result) -> str:
-    return "diverged" if trial.validation_nll is None else f"{trial.validation_nll:.4f}"
+class Comparison:
+    """The runs of one call, method by method; runs made for the tuning are not repeated."""
+
+    def __init__(self, options: Options, data: ImageData, ood: ImageData) -> None:
+        self.options, self.data, self.ood = options, data, ood
+        self.done: set[str] = set()
+
+    def run(self, method: str, lr: float, seed: int, label: str) -> Result:
+        """One run, read back where it is already there, unless --fresh forbids it."""
+        options = self.options
+        key = run_name(method, lr, seed)
+        fresh = options.fresh and key not in self.done
+        result = run(
+            options.settings, method, lr, seed, self.data, self.ood, options.folder(), fresh=fresh, title=label
+        )
+        self.done.add(key)
+        return result
+
+    def tune(self, method: str, label: str) -> Trials:
+        """The runs over the learning-rate grid.
+
+        Raises:
+            RuntimeError: none of them ended well.
+        """
+        grid = self.options.grid(method)
+        seeds = range(self.options.seed, self.options.seed + self.options.tune_seeds)
+        trials = {lr: [self.run(method, lr, seed, f"{label}, lr {lr:g}, seed {seed}") for seed in seeds] for lr in grid}
+        scores = {lr: validation_nll(runs) for lr, runs in trials.items()}
+        print(f"{label}: mean validation NLL", ", ".join(f"lr {lr:g}: {text(nll)}" for lr, nll in scores.items()))
+        best = best_lr(trials)
+        if best is None:
+            raise RuntimeError(f"{method} diverged at every learning rate of {grid}")
+        edge = " (at the edge of the grid: widen it)" if len(grid) > 1 and best in (grid[0], grid[-1]) else ""
+        print(f"{label}: chosen lr {best:g}{edge}")
+        return trials
+
+    def all(self) -> tuple[dict[str, list[Result]], dict[str, Trials]]:
+        """The runs of each method at its learning rate, and the trials of its tuning."""
+        options = self.options
+        runs: dict[str, list[Result]] = {}
+        trials: dict[str, Trials] = {}
+        for number, method in enumerate(options.sampler, start=1):
+            label = f"[{number}/{len(options.sampler)}] {METHODS[method].label}"
+            lr = options.learning_rate(method)
+            if options.tune:
+                trials[method] = self.tune(method, label)
+                chosen = best_lr(trials[method])
+                assert chosen is not None
+                lr = chosen
+            seeds = range(options.seed, options.seed + options.seeds)
+            runs[method] = [self.run(method, lr, seed, f"{label}, seed {seed}") for seed in seeds]
+            for result in runs[method]:
+                if result.diverged:
+                    print(f"{label}, seed {result.seed} diverged: {result.diverged}")
+        return runs, trials
 
 
-def compare(
-    options: Options, data: ImageData, ood: ImageData
-) -> tuple[dict[str, list[Result]], dict[str, list[Result]]]:
-    """All runs of each method, and the trials of its tuning."""
-    runs: dict[str, list[Result]] = {}
-    trials: dict[str, list[Result]] = {}
-    for number, method in enumerate(options.sampler, start=1):
-        label = f"[{number}/{len(options.sampler)}] {METHODS[method].label}"
-        lr = options.learning_rate(method)
-        fresh = options.fresh
-        if options.tune:
-            trials[method] = tune(options, method, data, ood, label)
-            lr = trials[method][0].lr
-        runs[method] = []
-        for seed in range(options.seed, options.seed + options.seeds):
-            # The first seed's run has just been made by the tuning.
-            again = fresh and not (options.tune and seed == options.seed)
-            result = run(options.settings, method, lr, seed, data, ood, options.folder(), fresh=again,
-                         title=f"{label}, seed {seed}")  # fmt: skip
-            if result.diverged:
-                print(f"{label}, seed {seed} diverged: {result.diverged}")
-            runs[method].append(result)
-    return runs, trials
+def validation_nll(runs: Sequence[Result]) -> float | None:
+    """Mean validation NLL of some runs; None if one of them diverged."""
+    values = [result.validation_nll for result in runs if result.validation_nll is not None]
+    return sum(values) / len(values) if len(values) == len(runs) else None
+
+
+def best_lr(trials: Trials) -> float | None:
+    """The learning rate with the lowest mean validation NLL; None if all diverged."""
+    scores = {lr: nll for lr, runs in trials.items() if (nll := validation_nll(runs)) is not None}
+    return min(scores, key=scores.__getitem__) if scores else None
+
+
+def text(nll: float | None) -> str:
+    return "diverged" if nll is None else f"{nll:.4f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -162,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{settings.temperature:g}, prior precision {settings.prior_precision:g}, {data.train_x.device}"
     )
     try:
-        runs, trials = compare(options, data, ood)
+        runs, trials = Comparison(options, data, ood).all()
     except KeyboardInterrupt:
         sys.exit(f"interrupted; finished runs are kept in {out}, the same command goes on from there")
     table = markdown(rows(runs, out))
