@@ -5,7 +5,10 @@ from .check import SamplerReport, check_sampler
 from .conventions import convert
 from .cyclical import CyclicalSchedule, CyclicalSGMCMC
 from .hmc import HMC
+from .kinetic_l2e import KineticL2E
+from .l2e import L2E
 from .posterior import PosteriorSamples, SampleCollection, to_arviz
+from .precond_l2e import PrecondL2E
 from .psgld import PSGLD
 from .sampler import Sampler
 from .sghmc import SGHMC
@@ -14,13 +17,16 @@ from .sgnht import SGNHT
 
 __all__ = [
     "HMC",
+    "L2E",
     "PSGLD",
     "SGHMC",
     "SGLD",
     "SGNHT",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
+    "KineticL2E",
     "PosteriorSamples",
+    "PrecondL2E",
     "SampleCollection",
     "Sampler",
     "SamplerReport",

@@ -12,6 +12,9 @@ import higher
 import torch
 
 from .cyclical import CyclicalSGMCMC
+from .kinetic_l2e import KineticL2E
+from .l2e import L2E
+from .precond_l2e import PrecondL2E
 from .psgld import PSGLD
 from .sampler import Sampler
 from .sghmc import SGHMC
@@ -48,5 +51,5 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
             group["step"] += 1
 
 
-for _sampler in (SGLD, PSGLD, SGHMC, SGNHT, CyclicalSGMCMC):
+for _sampler in (SGLD, PSGLD, SGHMC, SGNHT, CyclicalSGMCMC, L2E, KineticL2E, PrecondL2E):
     higher.register_optim(_sampler, DifferentiableSampler)

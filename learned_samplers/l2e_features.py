@@ -6,10 +6,9 @@ is one batched product W·X without a transpose.
 
 from __future__ import annotations
 
-from bisect import bisect
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate, pairwise
+import copy
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -39,21 +38,18 @@ class Segments:
     """
 
     lengths: tuple[int, ...]
+    #: d, the length of the flat axis.
+    total: int = field(init=False, compare=False)
+    #: Where each tensor begins, and d at the end.
+    edges: tuple[int, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lengths", tuple(int(n) for n in self.lengths))
-        if not self.lengths or min(self.lengths) < 1:
+        lengths = tuple(int(n) for n in self.lengths)
+        if not lengths or min(lengths) < 1:
             raise ValueError(f"lengths of Segments must be positive, at least one, got {self.lengths}")
-
-    @cached_property
-    def total(self) -> int:
-        """d, the length of the flat axis."""
-        return sum(self.lengths)
-
-    @cached_property
-    def starts(self) -> tuple[int, ...]:
-        """Where each tensor begins in the flat axis."""
-        return tuple(accumulate(self.lengths[:-1], initial=0))
+        edges = tuple(accumulate(lengths, initial=0))
+        for name, value in (("lengths", lengths), ("edges", edges), ("total", edges[-1])):
+            object.__setattr__(self, name, value)
 
     def mean_square(self, x: Tensor) -> Tensor:
         """Mean of x² over each tensor, (..., d) → (..., S)."""
@@ -68,14 +64,22 @@ class Segments:
     def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Each tensor's value (..., S) at its coordinates: (..., stop − start), or (..., 1) if one tensor has all."""
         stop = self.total if stop is None else stop
-        first, last = bisect(self.starts, start) - 1, bisect(self.starts, stop - 1)
-        if last - first == 1:
-            return x[..., first:last]
-        edges = (start, *self.starts[first + 1 : last], stop)
-        pieces = [
-            x[..., first + i : first + i + 1].expand(*x.shape[:-1], b - a) for i, (a, b) in enumerate(pairwise(edges))
-        ]
+        first, last = self._holder(start), self._holder(stop - 1)
+        if first == last:
+            return x[..., first : first + 1]
+        pieces = []
+        for i in range(first, last + 1):
+            width = min(self.edges[i + 1], stop) - max(self.edges[i], start)
+            pieces.append(x[..., i : i + 1].expand(*x.shape[:-1], width))
         return torch.cat(pieces, -1)
+
+    def _holder(self, position: int) -> int:
+        """The tensor that a position belongs to; a search that ``torch.compile`` can follow, which it cannot bisect."""
+        low, high = 0, len(self.lengths)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.edges[middle] <= position else (low, middle)
+        return low
 
 
 @dataclass(frozen=True)
@@ -247,6 +251,12 @@ class TensorScales:
         if self.named.context:
             self.context = self._context(square)
         return self
+
+    def held(self, parameter: Tensor, momentum: Tensor) -> TensorScales:
+        """The features of other θ and r at these scales: for derivatives coordinate by coordinate."""
+        other = copy.copy(self)
+        other.parameter, other.momentum = parameter, momentum
+        return other
 
     def window(self, start: int, stop: int) -> Tensor:
         """The features of the coordinates from ``start`` to ``stop``, (..., F, stop − start)."""

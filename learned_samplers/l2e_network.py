@@ -15,7 +15,7 @@ from .l2e_rule import Phi
 
 
 def build_network(
-    feature_set: str | FeatureSet = "paper",
+    feature_set: str | FeatureSet | int = "paper",
     hidden: Sequence[int] = (32, 32),
     outputs: int = 2,
     *,
@@ -25,10 +25,11 @@ def build_network(
 ) -> nn.Sequential:
     """A fresh network F → hidden… → outputs with ReLU between the layers, its ``nn.Linear`` layers in order.
 
-    Weights are N(0, 1/fan_in), biases 0; ``zero_last`` sets the last layer to zero, so that the untrained residual
-    sampler is its hand-designed base.
+    ``feature_set`` is a set of features, its name, or F. Weights are N(0, 1/fan_in), biases 0; ``zero_last`` sets the
+    last layer to zero, so that the untrained residual sampler is its hand-designed base.
     """
-    sizes = [feature_set_named(feature_set).size, *hidden, outputs]
+    inputs = feature_set if isinstance(feature_set, int) else feature_set_named(feature_set).size
+    sizes = [inputs, *hidden, outputs]
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         linear = nn.utils.skip_init(nn.Linear, fan_in, fan_out, dtype=dtype)

@@ -83,15 +83,21 @@ def _block_size(phi: Phi, row: Tensor) -> int:
     return max(_CACHE_BYTES // (width * members * row.element_size()), 128)
 
 
-class _Network:
-    """(α, β) of the network at one state of the chain, evaluated once a pass."""
+class NetworkOnChain:
+    """The network at one state of the chain; called with the momentum, once a pass."""
 
     def __init__(self, phi: Phi, scales: TensorScales, output_bound: float | None):
         self.phi, self.scales, self.output_bound = phi, scales, output_bound
 
     def __call__(self, momentum: Tensor, heads: tuple[int, ...] = (0, 1)) -> tuple[Tensor, ...]:
-        scales, size = self.scales.with_momentum(momentum), _block_size(self.phi, momentum)
-        total = momentum.shape[-1]
+        return self._of(self.scales.with_momentum(momentum), heads)
+
+    def held(self, parameter: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
+        """The outputs at another θ and r, with the scales of the tensors as they were in the last call."""
+        return self._of(self.scales.held(parameter, momentum), (0, 1))
+
+    def _of(self, scales: TensorScales, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
+        total, size = scales.parameter.shape[-1], _block_size(self.phi, scales.parameter)
         blocks = (scales.window(start, min(start + size, total)) for start in range(0, total, size))
         return _outputs(self.phi, blocks, self.output_bound, heads)
 
@@ -142,7 +148,7 @@ def l2e_residual_rule(
     named = feature_set_named(feature_set)
     averages = update_averages(averages, gradient, named)
     scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
-    network = _Network(phi, scales, output_bound)
+    network = NetworkOnChain(phi, scales, output_bound)
     alpha, beta = network(momentum)
     _, momentum = sghmc_rule(
         parameter, gradient, noise, momentum, lr=lr, num_data=num_data, temperature=temperature,
@@ -193,7 +199,7 @@ def l2e_paper_rule(
     named = feature_set_named(feature_set)
     averages = update_averages(averages, gradient, named)
     scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
-    network = _Network(phi, scales, output_bound)
+    network = NetworkOnChain(phi, scales, output_bound)
     alpha, beta = network(momentum)
     step_size = scalar_sqrt(lr / num_data)
     momentum = FUNCTIONAL.add(momentum, gradient, -step_size * num_data)

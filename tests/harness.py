@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learned_samplers import HMC, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, Sampler
+from learned_samplers import HMC, L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, KineticL2E, PrecondL2E, Sampler
+from learned_samplers.l2e_network import build_network
 
 Make = Callable[..., Sampler]
 
@@ -19,6 +20,12 @@ def _maker(cls: type[Sampler], **fixed: Any) -> Make:
 
     make.cls = cls  # type: ignore[attr-defined]
     return make
+
+
+def _network(features: str | int, outputs: int = 2) -> nn.Module:
+    """A network that does something: what it learned is of no matter to these tests."""
+    generator = torch.Generator().manual_seed(1)
+    return build_network(features, (6, 5), outputs, zero_last=False, generator=generator)
 
 
 #: Every sampler of the library with ordinary settings, by a name for the test report.
@@ -32,9 +39,16 @@ SAMPLERS: dict[str, Make] = {
     "CyclicalSGMCMC": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4),
     "CyclicalSGMCMC-sgld": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4, base="sgld"),
     "HMC": _maker(HMC, leapfrog_steps=3),
+    "L2E": _maker(L2E, network=_network("paper")),
+    "L2E-adaptive": _maker(L2E, network=_network("adaptive"), feature_set="adaptive", beta_scale=0.3),
+    "L2E-paper": _maker(L2E, network=_network("scaled"), feature_set="scaled", form="paper", beta_scale=0.3),
+    "KineticL2E": _maker(KineticL2E, network=_network(2, outputs=1)),
+    "PrecondL2E": _maker(PrecondL2E, network=_network("paper"), correction="network"),
 }
+#: Those with a network: their rules work on flat buffers, and have tests of their own for leading axes.
+LEARNED = frozenset(name for name in SAMPLERS if "L2E" in name)
 #: Those that higher, torch.compile and a step without a closure are for.
-STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in ("HMC", "PSGLD-probe")}
+STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in ("HMC", "PSGLD-probe", "KineticL2E")}
 
 
 def sgld_variance(k: float, h: float, temperature: float = 1.0, gradient_noise: float = 0.0) -> float:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from learned_samplers import HMC, PSGLD, SGHMC, SGLD, SGNHT
-from tests.harness import SAMPLERS, STOCHASTIC, closure_for, flat, small_network
+from tests.harness import LEARNED, SAMPLERS, STOCHASTIC, closure_for, flat, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
 
@@ -144,6 +144,7 @@ def test_copies_and_pickles_continue_alike(name):
 
 _RESUME = """
 import sys, torch
+torch.set_num_threads(int(sys.argv[3]))  # the order of the sums in a matrix product depends on it
 from tests.harness import SAMPLERS, closure_for, flat, small_network
 out = {}
 for name, saved in torch.load(sys.argv[1], weights_only=True).items():
@@ -170,7 +171,8 @@ def resumed(tmp_path_factory):
             sampler.step(closure_for(model, sampler))
         here[name] = {"theta": flat(model), "noise": torch.randn(3), "count": sampler.step_count}
     torch.save(saved, folder / "saved.pt")
-    command = [sys.executable, "-c", _RESUME, str(folder / "saved.pt"), str(folder / "out.pt")]
+    arguments = [str(folder / "saved.pt"), str(folder / "out.pt"), str(torch.get_num_threads())]
+    command = [sys.executable, "-c", _RESUME, *arguments]
     subprocess.run(command, cwd=Path(__file__).parents[2], check=True, timeout=300)
     return here, torch.load(folder / "out.pt", weights_only=True)
 
@@ -291,7 +293,7 @@ def test_any_shapes_and_dtypes(name, shapes, dtype, foreach):
 
 
 @settings(max_examples=15, deadline=None)
-@given(name=st.sampled_from(sorted(STOCHASTIC)), members=st.integers(1, 3), width=st.integers(1, 5))
+@given(name=st.sampled_from(sorted(set(STOCHASTIC) - LEARNED)), members=st.integers(1, 3), width=st.integers(1, 5))
 def test_the_rule_works_with_leading_batch_axes(name, members, width):
     """The pure function on a stack of members is the pure function on each member."""
     sampler = STOCHASTIC[name]([torch.zeros(width, requires_grad=True)])
@@ -364,10 +366,11 @@ def test_a_gradient_scaler_drives_it():
     assert sampler.step_count == 1
 
 
-def test_only_hmc_and_the_probe_need_a_closure():
+def test_only_those_that_evaluate_the_loss_again_need_a_closure():
     assert {n for n, make in SAMPLERS.items() if make([torch.zeros(1, requires_grad=True)]).needs_closure} == {
         "HMC",
         "PSGLD-probe",
+        "KineticL2E",
     }
     with pytest.raises(ValueError, match=r"HMC\.step needs a closure"):
         HMC([torch.zeros(1, requires_grad=True)], 0.1, 10).step()
