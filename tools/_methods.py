@@ -89,7 +89,7 @@ METHODS: dict[str, Method] = {
     "adam": Method("Adam", "optimizer", 3e-3, _adam),
     "deep_ensemble": Method("deep ensemble", "ensemble", 0.05, _sgd),
     "sgld": Method("SGLD", "sampler", 0.1, _sgld),
-    "psgld": Method("pSGLD", "sampler", 1e-3, _psgld),
+    "psgld": Method("pSGLD", "sampler", 3e-3, _psgld),
     "sghmc": Method("SGHMC", "sampler", 0.05, _sghmc),
     "sgnht": Method("SGNHT", "sampler", 0.05, _sgnht),
     "cyclical": Method("cyclical SGMCMC", "sampler", 0.07, _cyclical),

@@ -42,7 +42,7 @@ class Result:
             out-of-distribution images, of the average over all samples; empty for a run that diverged.
         validation_nll: NLL of that average on the validation images, in nats; None for a run that diverged, or where
             there are no such images.
-        seconds: wall-clock time of training and collecting, without scoring.
+        seconds: wall-clock time of training and collecting, without scoring and validation.
         gradient_evaluations: in minibatches; a gradient over the whole training set counts as its minibatches.
         num_samples: weights averaged; 1 for a single network.
         accuracy_curve, nll_curve: test scores of the average over the first 1, 2, … samples.
@@ -133,7 +133,7 @@ def run(
             except (Diverged, FloatingPointError) as error:
                 result.diverged = str(error)
             synchronize(data)
-            result.seconds = time.perf_counter() - start
+            result.seconds = time.perf_counter() - start - log.validation_seconds
             result.gradient_evaluations = bar.n
         if samples is not None:
             score(result, samples, data, ood, writer, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +65,7 @@ class Log:
         self.writer, self.bar, self.data = writer, bar, data
         self.every = max(1, steps // LOGS)
         self.validate_every = self.every * max(1, LOGS // VALIDATIONS)
+        self.validation_seconds = 0.0
         self.reset()
 
     def reset(self) -> None:
@@ -98,9 +100,11 @@ class Log:
         """Write loss and accuracy of the current weights on the validation images, if there are any."""
         if not len(self.data.val_y):
             return
+        start = time.perf_counter()
         model.eval()
         loss, accuracy = evaluate(model, self.data.val_x, self.data.val_y)
         model.train()
+        self.validation_seconds += time.perf_counter() - start
         self.writer.add_scalar("validation/loss", loss, step)
         self.writer.add_scalar("validation/accuracy", accuracy, step)
         self.bar.set_postfix(validation_loss=f"{loss:.3f}", refresh=False)
