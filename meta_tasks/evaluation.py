@@ -1,0 +1,115 @@
+"""Evaluation during meta-training: fixed held-out tasks, against SGHMC and cyclical SGMCMC at the same budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meta_tasks.inner_loop import Unroll
+from meta_tasks.objectives import BMALoss
+from meta_tasks.random_streams import derive_seed
+from meta_tasks.rules import CyclicalRule, SamplerRule, SGHMCRule
+from meta_tasks.schedule import Schedule
+from meta_tasks.task import TaskConfig
+from meta_tasks.task_family import ImageTaskFamily
+
+__all__ = ["HeldOutEvaluation", "Score"]
+
+_EXPLORATION = 0.8
+
+
+@dataclass(frozen=True)
+class Score:
+    """BMA negative log-likelihood in nats and accuracy, means over tasks and chains, at each task's best lr.
+
+    ``share_failed``: of all runs, at any lr, those that became non-finite.
+    """
+
+    nll: float
+    accuracy: float
+    share_failed: float
+
+
+class HeldOutEvaluation:
+    """Runs a sampler on tasks that meta-training never draws, and the baselines once.
+
+    The tasks come from the family under a name that no iteration has, their training images are of the training split
+    and their loss is computed on the *test* split. Every sampler takes the same number of gradients, collects the same
+    number of states, and gets the same grid of learning rates, of which each task's best counts.
+
+    Args:
+        family: to draw the tasks from.
+        steps: gradients each run takes.
+        samples: states collected; in the second half of the run, or for the cyclical sampler at the end of cycles.
+        tasks: number of tasks.
+        chains: runs of each, with other seeds.
+        lrs: the grid.
+        seed: of tasks and runs; the same through a whole meta-training.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self, family: ImageTaskFamily, steps: int, *, samples: int = 10, tasks: int = 3, chains: int = 2,
+        lrs: Sequence[float] = (0.02, 0.05, 0.1, 0.2), seed: int = 0,
+    ) -> None:  # fmt: skip
+        if tasks < 1 or chains < 1 or not lrs:
+            raise ValueError(f"evaluation needs tasks, chains and lrs, got {tasks}, {chains} and {tuple(lrs)}")
+        self.family, self.steps, self.samples, self.lrs = family, steps, samples, tuple(lrs)
+        self.chains, self.seed = chains, seed
+        self.configs = [self._config(i) for i in range(tasks)]
+
+    def _config(self, number: int) -> TaskConfig:
+        drawn = self.family.config("held-out", self.seed, number)
+        return replace(drawn, split="test", validation_size=1000, weight_scale_spread=0.0)
+
+    def score(self, rule: SamplerRule, weights: Tensor | None = None, schedule: Schedule | None = None) -> Score:
+        """The score of a sampler with meta-parameters (n,)."""
+        thinning = self.steps // 2 // self.samples
+        schedule = schedule or Schedule(self.steps, self.steps - self.samples * thinning, thinning)
+        weights = torch.zeros(0) if weights is None else weights
+        best, failed = [], 0
+        for number, config in enumerate(self.configs):
+            runs = [self._run(rule, weights, schedule, number, replace(config, lr=lr)) for lr in self.lrs]
+            failed += sum(int(nll.isnan().sum()) for nll, _ in runs)
+            best.append(min(self._mean(*run) for run in runs))
+        nll, error = torch.tensor(best).mean(0).tolist()
+        return Score(nll, 1 - error, failed / (len(self.configs) * len(self.lrs) * self.chains))
+
+    def _run(
+        self, rule: SamplerRule, weights: Tensor, schedule: Schedule, number: int, config: TaskConfig
+    ) -> tuple[Tensor, Tensor]:
+        task = self.family.make(config, "held-out", self.seed, number)
+        seeds = [derive_seed("held-out", self.seed, number, chain) for chain in range(self.chains)]
+        unroll = Unroll(task, rule, BMALoss, schedule, seeds, members_per_group=1)
+        unroll.advance(weights.expand(self.chains, -1))
+        objective = unroll.objective
+        assert isinstance(objective, BMALoss)
+        return unroll.losses(), objective.accuracy().cpu()
+
+    def _mean(self, nll: Tensor, accuracy: Tensor) -> tuple[float, float]:
+        """Mean NLL and error of the chains; a failed chain makes the run the worst there is."""
+        if nll.isnan().any():
+            return float("inf"), 1.0
+        return nll.mean().item(), 1 - accuracy.mean().item()
+
+    def baselines(self) -> dict[str, Score]:
+        """SGHMC, and cyclical SGMCMC (over SGHMC, exploration ratio 0.8, two states in each of samples/2 cycles)."""
+        cycles = self.samples // 2 if self.samples % 2 == 0 else 1
+        schedule = Schedule.cyclical(self.steps, cycles, self.samples, _EXPLORATION)
+        return {
+            "sghmc": self.score(SGHMCRule()),
+            "cyclical": self.score(CyclicalRule(self.steps // cycles, _EXPLORATION), schedule=schedule),
+        }
+
+    def specification(self) -> dict[str, Any]:
+        """Plain values for checkpoints."""
+        return {
+            "steps": self.steps, "samples": self.samples, "tasks": len(self.configs), "chains": self.chains,
+            "lrs": list(self.lrs), "seed": self.seed,
+        }  # fmt: skip

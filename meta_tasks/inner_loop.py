@@ -1,0 +1,185 @@
+"""The inner loop: P samplers run side by side on one task, and what the states they collect are worth.
+
+The members' parameters lie in one buffer (P, d). Members come in groups (the antithetic pairs) that share initial
+parameters, minibatches, validation images and noise: common random numbers, so that a difference within a pair comes
+from the meta-parameters alone. Collected states are never kept; the meta-objective accumulates what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meta_tasks.objectives import Objective
+from meta_tasks.random_streams import Minibatches, derive_seed, generator
+from meta_tasks.rules import SamplerRule
+from meta_tasks.schedule import Schedule
+from meta_tasks.task import Task
+
+__all__ = ["Unroll"]
+
+
+class Unroll:
+    """P = ``members_per_group`` × groups members of one task, at some step of their inner loop.
+
+    Args:
+        task: the task of all members.
+        rule: the sampler.
+        objective: class of the meta-objective.
+        schedule: how many steps, and after which ones a state is collected.
+        seeds: one a group; fixes the group's initial parameters, minibatches, validation images and noise.
+        members_per_group: 2 for antithetic pairs.
+        curve_every: record the mean minibatch loss of each member over stretches of so many steps; 0 records nothing.
+
+    A member whose loss or parameters stop being finite stops counting: its loss is NaN from then on, `failed_at` says
+    at which step it happened, and its rows of every buffer are set to zero so that nothing non-finite is computed with.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        rule: SamplerRule,
+        objective: type[Objective],
+        schedule: Schedule,
+        seeds: Sequence[int],
+        *,
+        members_per_group: int = 2,
+        curve_every: int = 0,
+    ) -> None:
+        self.task, self.rule, self.schedule = task, rule, schedule
+        self.objective = objective()
+        self.seeds, self.members_per_group, self.curve_every = list(seeds), members_per_group, curve_every
+        if not self.seeds or members_per_group < 1:
+            raise ValueError(
+                f"an unroll needs at least one member, got {len(self.seeds)} groups of {members_per_group}"
+            )
+        initial = torch.stack([task.initial(derive_seed(seed, "initial")) for seed in self.seeds])
+        self.parameter = initial.repeat_interleave(members_per_group, 0)
+        self.state = rule.initial_state(self.parameter)
+        self.step = 0
+        self.failed_at = [-1] * len(self.parameter)
+        self.output_scales: dict[str, Tensor] = {}
+        self._curve: list[Tensor] = []
+        self._stretch = torch.zeros(len(self.parameter), device=task.device)
+        self._minibatches = [
+            Minibatches(derive_seed(seed, "minibatches"), task.hyperparameters.num_data, task.batch_size, task.device)
+            for seed in self.seeds
+        ]
+        self._noise = [generator(seed, "noise", device=task.device) for seed in self.seeds]
+        self._validation = torch.stack([self._draw_validation(seed) for seed in self.seeds])
+
+    def _draw_validation(self, seed: int) -> Tensor:
+        stream = generator(seed, "validation", device=self.task.device)
+        held_out = self.task.num_held_out
+        return torch.randperm(held_out, generator=stream, device=self.task.device)[: self.task.num_validation]
+
+    # ---------------------------------------------------------------- running
+
+    @torch.no_grad()
+    def advance(self, weights: Tensor, steps: int | None = None) -> None:
+        """Take ``steps`` steps (None: all that remain) with meta-parameters ``weights`` (P, n).
+
+        Raises:
+            ValueError: ``weights`` has another shape, or fewer steps remain.
+        """
+        members, remaining = len(self.parameter), self.schedule.steps - self.step
+        steps = remaining if steps is None else steps
+        if tuple(weights.shape) != (members, self.rule.num_weights):
+            raise ValueError(
+                f"weights must be ({members}, {self.rule.num_weights}), a row for each member, "
+                f"got {tuple(weights.shape)}"
+            )
+        if not 0 <= steps <= remaining:
+            raise ValueError(f"steps={steps} of a run that has {remaining} left of {self.schedule.steps}")
+        prepared = self.rule.prepare(weights.to(self.task.device))
+        context: dict[str, Any] = dict(segments=self.task.segments, hyper=self.task.hyperparameters)
+        for _ in range(steps):
+            indices = torch.stack([each.indices(self.step) for each in self._minibatches])
+            loss, gradient = self.task.loss_and_gradient(self.parameter, indices)
+            last = self.parameter, gradient, self.state
+            self.parameter, self.state = self.rule.update(
+                prepared, self.parameter, gradient, self._draw_noise(), self.state, step=self.step, **context
+            )
+            self.step += 1
+            self._record(loss)
+            self._retire(loss)
+            if self.schedule.collects(self.step):
+                self.objective.add(*self.task.log_probabilities(self.parameter, self._validation))
+        if steps:
+            parameter, gradient, state = last
+            self.output_scales = self.rule.output_scales(
+                prepared, parameter, gradient, state, step=self.step - 1, **context
+            )
+
+    def _draw_noise(self) -> Tensor | None:
+        if not self.rule.draws_noise(self.task.hyperparameters, self.step):
+            return None
+        d, device = self.task.segments.total, self.task.device
+        noise = torch.stack([torch.randn(d, generator=stream, device=device) for stream in self._noise])
+        return noise.repeat_interleave(self.members_per_group, 0)
+
+    def _record(self, loss: Tensor) -> None:
+        if not self.curve_every:
+            return
+        self._stretch += loss / self.curve_every
+        if self.step % self.curve_every == 0:
+            self._curve.append(self._stretch.cpu())
+            self._stretch = torch.zeros_like(self._stretch)
+
+    def _retire(self, loss: Tensor) -> None:
+        finite = torch.isfinite(torch.linalg.vector_norm(self.parameter, dim=-1) + loss)
+        if bool(finite.all()):
+            return
+        for tensor in (self.parameter, *self.state):
+            tensor[~finite] = 0.0
+        for member in (~finite).nonzero().flatten().tolist():
+            if self.failed_at[member] < 0:
+                self.failed_at[member] = self.step
+
+    # ---------------------------------------------------------------- results
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps of the schedule are done."""
+        return self.step == self.schedule.steps
+
+    def losses(self) -> Tensor:
+        """The meta-loss of each member so far (P,), on the CPU in double precision; NaN for a member that failed."""
+        loss = self.objective.loss().double().cpu()
+        failed = torch.tensor([step >= 0 for step in self.failed_at])
+        return torch.where(failed | ~torch.isfinite(loss), torch.nan, loss)
+
+    def curves(self) -> Tensor:
+        """Mean minibatch loss of each member over each stretch of ``curve_every`` steps so far, (P, stretches)."""
+        return torch.stack(self._curve, 1) if self._curve else torch.zeros(len(self.parameter), 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that `load_state_dict` needs to continue bit for bit, loadable with ``weights_only=True``."""
+        return {
+            "step": self.step, "parameter": self.parameter, "state": list(self.state),
+            "failed_at": list(self.failed_at), "objective": self.objective.state_dict(),
+            "noise": [stream.get_state() for stream in self._noise], "curve": list(self._curve),
+            "stretch": self._stretch,
+        }  # fmt: skip
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken from an unroll with the same arguments.
+
+        Raises:
+            ValueError: the saved members are of another number or size.
+        """
+        if saved["parameter"].shape != self.parameter.shape or len(saved["state"]) != len(self.state):
+            raise ValueError(
+                f"the saved unroll has parameters {tuple(saved['parameter'].shape)}, "
+                f"this one {tuple(self.parameter.shape)}"
+            )
+        device = self.task.device
+        self.step, self.failed_at = saved["step"], list(saved["failed_at"])
+        self.parameter, self.state = saved["parameter"].to(device), tuple(s.to(device) for s in saved["state"])
+        self.objective.load_state_dict(saved["objective"])
+        for stream, state in zip(self._noise, saved["noise"], strict=True):
+            stream.set_state(state)
+        self._curve, self._stretch = list(saved["curve"]), saved["stretch"].to(device)

@@ -1,0 +1,123 @@
+"""When an inner loop collects states, and how long it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from meta_tasks.random_streams import log_uniform
+
+__all__ = ["Horizon", "Schedule"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An inner loop of ``steps`` steps that collects a state every ``thinning`` steps after ``burn_in``.
+
+    States are collected after step burn_in + thinning, burn_in + 2·thinning, …, counting steps from 1. The paper's is
+    ``Schedule(3000, 2500, 50)``. `cyclical` makes the other kind, which collects at the end of cycles.
+
+    Raises:
+        TypeError, ValueError: a number is not a whole one or out of range, or thinning is longer than the collection
+            window steps − burn_in, so that nothing would be collected.
+    """
+
+    steps: int
+    burn_in: int
+    thinning: int
+    cycle_length: int | None = None
+
+    @classmethod
+    def cyclical(cls, steps: int, cycles: int, samples: int, exploration_ratio: float) -> Schedule:
+        """``cycles`` cycles in ``steps`` steps; ``samples`` states in all, evenly over the cycles' sampling phases.
+
+        Raises:
+            ValueError: the samples do not divide among the cycles, or a sampling phase is shorter than its samples.
+        """
+        length = steps // max(cycles, 1)
+        if cycles < 1 or samples % cycles:
+            raise ValueError(f"samples={samples} do not divide among cycles={cycles}")
+        phase = length - round(length * exploration_ratio)
+        if phase < samples // cycles:
+            raise ValueError(
+                f"a sampling phase of {phase} steps (cycles of {length}, exploration_ratio={exploration_ratio}) is too "
+                f"short for {samples // cycles} samples"
+            )
+        thinning = phase // (samples // cycles)
+        # burn_in: of each cycle here, so that the last state is that of the cycle's last step
+        return cls(length * cycles, length - thinning * (samples // cycles), thinning, length)
+
+    def __post_init__(self) -> None:
+        _whole("steps", self.steps, 1)
+        _whole("burn_in", self.burn_in, 0)
+        _whole("thinning", self.thinning, 1)
+        if self.burn_in >= self.steps:
+            raise ValueError(f"burn_in={self.burn_in} leaves nothing of the {self.steps} steps to collect from")
+        if self.thinning > self.steps - self.burn_in:
+            raise ValueError(
+                f"thinning={self.thinning} is longer than the collection window of {self.steps - self.burn_in} steps "
+                f"(steps={self.steps}, burn_in={self.burn_in}): no state would be collected"
+            )
+
+    def collects(self, step: int) -> bool:
+        """Whether the state after ``step`` = 1, 2, … is collected."""
+        if self.cycle_length is not None:
+            step = (step - 1) % self.cycle_length + 1
+        return step > self.burn_in and (step - self.burn_in) % self.thinning == 0
+
+    @property
+    def num_samples(self) -> int:
+        """K, states collected in all."""
+        cycle = self.cycle_length or self.steps
+        return self.steps // cycle * ((cycle - self.burn_in) // self.thinning)
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """How long inner loops are: ``shortest`` = ``longest`` steps, or log-uniform between them.
+
+    Args:
+        shortest, longest: steps.
+        samples: K, states collected in a run.
+        burn_in: share of the steps before the collection window, in [0, 1).
+
+    Raises:
+        TypeError, ValueError: an argument is out of range, or the collection window of the shortest run has fewer
+            than K steps.
+    """
+
+    shortest: int
+    longest: int
+    samples: int = 10
+    burn_in: float = 0.5
+
+    def __post_init__(self) -> None:
+        _whole("shortest", self.shortest, 1)
+        _whole("longest", self.longest, 1)
+        _whole("samples", self.samples, 1)
+        if self.longest < self.shortest:
+            raise ValueError(f"horizon: longest={self.longest} is less than shortest={self.shortest}")
+        if not 0 <= self.burn_in < 1:
+            raise ValueError(f"burn_in must be a share of the horizon in [0, 1), got {self.burn_in}")
+        window = self.shortest - round(self.shortest * self.burn_in)
+        if window < self.samples:
+            raise ValueError(
+                f"horizon: a run of {self.shortest} steps with burn_in={self.burn_in} has a collection window of "
+                f"{window} steps, fewer than samples={self.samples}"
+            )
+
+    def schedule(self, stream: torch.Generator) -> Schedule:
+        """A schedule drawn from the distribution; its last collected state is that of its last step."""
+        steps = round(log_uniform(self.shortest, self.longest, stream))
+        window = steps - round(steps * self.burn_in)
+        thinning = window // self.samples
+        return Schedule(steps, steps - thinning * self.samples, thinning)
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -1,0 +1,189 @@
+"""Meta-train a sampler: evolution strategies on random tasks.
+
+    python tools/meta_train.py --run runs/first --family digits --minutes 10     # needs no files; ten minutes
+    python tools/meta_train.py --run runs/l2e --family cpu --data ~/data --iterations 2000 --workers 2
+    tensorboard --logdir runs
+
+A run continues from the checkpoints in its folder: the same command again resumes it, after Ctrl-C or after a crash.
+The folder also gets the weights as weights.safetensors with a card, and TensorBoard logs. With torchrun, every rank
+takes its share of the antithetic pairs.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+
+from learned_samplers.weights import save as save_weights
+from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping
+from meta_tasks.evaluation import HeldOutEvaluation
+from meta_tasks.process import one_core
+from meta_tasks.rules import L2ERule
+from meta_tasks.schedule import Horizon
+from meta_tasks.task_family import ImageTaskFamily, family_named
+from meta_tasks.trainer import Trainer, TrainerSettings
+from meta_tasks.workers import Evaluator, Executor, ProcessExecutor, RankExecutor, SerialExecutor
+
+
+@dataclass(frozen=True)
+class Options:
+    """Meta-train a sampler: evolution strategies on random tasks."""
+
+    # Folder of the run; continued if it has checkpoints.
+    run: Path
+    # Task family: paper and full for GPUs, cpu for small images, digits for a first try without files.
+    family: Literal["paper", "full", "cpu", "digits"] = "digits"
+    # Form of the sampler.
+    form: Literal["residual", "paper", "preconditioner"] = "residual"
+    # What its network sees: paper, scaled or adaptive.
+    feature_set: str = "paper"
+    # Widths of its hidden layers.
+    hidden: tuple[int, ...] = (32, 32)
+    # Bound on its outputs; by default none.
+    output_bound: float | None = None
+    # Gradient estimator: antithetic ES over whole inner loops, or noise-reuse ES over windows of them.
+    estimator: Literal["es", "nres"] = "es"
+    # Standard deviation of the perturbations.
+    sigma: float = 0.03
+    # Antithetic pairs in an iteration.
+    pairs: int = 4
+    # Pairs that share a task and run as one batch.
+    pairs_per_task: int = 1
+    # What becomes of the loss differences.
+    shaping: Literal["none", "mean", "clip", "sign", "rank"] = "mean"
+    # Bound on the shaped differences.
+    limit: float | None = None
+    # Steps of the inner loop: shortest and longest, log-uniform between them.
+    horizon: tuple[int, int] = (400, 400)
+    # States collected in an inner loop.
+    samples: int = 10
+    # Share of the inner loop before the first of them.
+    burn_in: float = 0.5
+    # Steps of a window of noise-reuse ES.
+    window: int = 50
+    # Learning rates that tasks are drawn with; by default the family's.
+    lrs: tuple[float, ...] | None = None
+    # The outer loop.
+    settings: Annotated[TrainerSettings, tyro.conf.OmitArgPrefixes] = field(default_factory=TrainerSettings)
+    # Held-out tasks to evaluate on.
+    held_out_tasks: int = 3
+    # Stop after so many minutes; the same command continues.
+    minutes: float | None = None
+    # Worker processes of one core each; 1 runs everything in this process.
+    workers: int = 1
+    # Device of the tasks, such as cpu or cuda.
+    device: str = "cpu"
+    # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
+    data: str | None = None
+    # Whether to show a progress bar.
+    progress: bool = True
+
+
+def make_estimator(options: Options) -> Estimator:
+    horizon = Horizon(*options.horizon, samples=options.samples, burn_in=options.burn_in)
+    shaping = Shaping(options.shaping, options.limit)
+    common = dict(pairs_per_task=options.pairs_per_task, shaping=shaping)
+    if options.estimator == "nres":
+        return NoiseReuseES(options.sigma, options.pairs, horizon, options.window, **common)
+    return AntitheticES(options.sigma, options.pairs, horizon, **common)
+
+
+def make_family(options: Options) -> ImageTaskFamily:
+    changes = {} if options.lrs is None else {"lrs": tuple(options.lrs)}
+    return family_named(options.family, root=options.data, device=options.device, **changes)
+
+
+def make_trainer(options: Options) -> Trainer:
+    """The trainer that the options describe; joins the process group if torchrun started this process."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:
+        if options.workers > 1:
+            raise ValueError(f"workers={options.workers} and {ranks} ranks of torchrun cannot be combined")
+        torch.distributed.init_process_group("gloo")
+
+    def executor(evaluator: Evaluator) -> Executor:
+        if ranks > 1:
+            return RankExecutor(evaluator)
+        return ProcessExecutor(evaluator, options.workers) if options.workers > 1 else SerialExecutor(evaluator)
+
+    family, estimator = make_family(options), make_estimator(options)
+    rule = L2ERule(options.form, options.feature_set, options.hidden, **_rule_options(options))
+    evaluation = None
+    if options.settings.evaluate_every:
+        steps = options.horizon[1]
+        lrs = sorted(set(family.lrs))
+        evaluation = HeldOutEvaluation(family, steps, samples=options.samples, tasks=options.held_out_tasks, lrs=lrs)
+    return Trainer(
+        family, rule, estimator, options.settings, folder=options.run, make_executor=executor,
+        evaluation=evaluation, main=int(os.environ.get("RANK", "0")) == 0,
+    )  # fmt: skip
+
+
+def _rule_options(options: Options) -> dict[str, float]:
+    return {} if options.output_bound is None else {"output_bound": options.output_bound}
+
+
+def write_weights(trainer: Trainer, options: Options) -> Path:
+    """The weights as a safetensors file with its card in the run's folder."""
+    rule, settings = trainer.rule, trainer.settings
+    assert isinstance(rule, L2ERule)
+    losses = trainer.history.get("loss", [])
+    card = {
+        "name": options.run.name,
+        **rule.card(),
+        "defaults": {"lr": sorted(trainer.family.specification()["lrs"])[0], "momentum_decay": 0.1},
+        "meta_training": {
+            "tasks": trainer.family.specification(),
+            "horizon": trainer.estimator.specification()["horizon"],
+            "estimator": {**trainer.estimator.specification(), **settings.outer_loop},
+            "seed": settings.seed,
+            "commit": _commit(),
+            "command": shlex.join(["python", "tools/meta_train.py", *sys.argv[1:]]),
+            "iterations": trainer.iteration,
+            "hours": trainer.seconds / 3600,
+        },
+        "curve": [round(loss, 4) if loss == loss else None for loss in losses],
+        "metrics": {"held_out": trainer.scores},
+        "licence": "MIT",
+    }
+    path = options.run / "weights.safetensors"
+    save_weights(path, rule.network(trainer.weights.detach()), card)
+    return path
+
+
+def _commit() -> str | None:
+    found = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or None
+
+
+def main(options: Options) -> None:
+    one_core()
+    try:
+        trainer = make_trainer(options)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    if trainer.iteration:
+        print(f"continuing {options.run} after {trainer.iteration} iterations", flush=True)
+    try:
+        ended = trainer.run(options.minutes, options.progress and trainer.main)
+        if trainer.main:
+            path = write_weights(trainer, options)
+            print(
+                f"{ended} after {trainer.iteration} iterations, {trainer.seconds / 60:.1f} minutes; weights in {path}"
+            )
+    finally:
+        trainer.close()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
