@@ -7,7 +7,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meta_tasks import datasets
@@ -33,6 +33,7 @@ def test_the_seed_moves_validation_but_never_the_test_split():
     assert not torch.equal(first.val_x, other.val_x)
 
 
+@settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
 @given(st.integers(20, 440), st.integers(20, 440), st.integers(0, 5))
 def test_limit_and_validation_give_the_asked_numbers_with_classes_in_proportion(limit, validation, seed):
     data = load("digits", limit=limit, validation=validation, seed=seed)
@@ -116,6 +117,7 @@ def test_out_of_distribution_partners():
     assert datasets.out_of_distribution("npz:some.npz") == "photos"
 
 
+@settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
 @given(st.sampled_from([1, 3]), st.integers(2, 20), st.integers(2, 20))
 def test_match_fits_images_to_another_shape(channels, height, width):
     for data in (load("digits", limit=20, validation=20), SMALL_COLOUR):

@@ -17,6 +17,7 @@ from _runner import Result, load_samples, predictions, run
 from _settings import Settings
 from _training import batches, collection, cyclical_collection, parameter_groups
 from hypothesis import assume, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -209,6 +210,7 @@ def test_help_explains_every_flag(capsys):
 # --- parts --------------------------------------------------------------------------------------------------------
 
 
+@hypothesis_settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
 @given(st.integers(1, 3000), st.floats(0, 0.99), st.integers(1, 60))
 def test_a_constant_chain_keeps_exactly_the_samples_asked_for(steps, burn_in, num_samples):
     settings = Settings(burn_in=burn_in, num_samples=num_samples)
@@ -224,6 +226,7 @@ def test_a_constant_chain_keeps_exactly_the_samples_asked_for(steps, burn_in, nu
     assert states[0] > int(burn_in * steps)
 
 
+@hypothesis_settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
 @given(st.integers(1, 3000), st.floats(0, 0.99), st.integers(1, 60), st.integers(1, 10))
 def test_every_cycle_gives_its_share_of_the_samples(steps, ratio, num_samples, cycles):
     assume(steps >= cycles)
@@ -239,6 +242,7 @@ def test_every_cycle_gives_its_share_of_the_samples(steps, ratio, num_samples, c
     assert each <= phase // kept["thinning"] < 2 * each + 1
 
 
+@hypothesis_settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 3))
 def test_an_epoch_sees_every_image_once(num_batches, batch_size, extra):
     num_data = num_batches * batch_size + min(extra, batch_size - 1)
