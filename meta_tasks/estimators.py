@@ -94,7 +94,8 @@ class Shaping:
 def _centred_ranks(losses: Tensor) -> Tensor:
     flat = losses.flatten()
     # Equal losses share the mean of their ranks, so that an ineffective perturbation counts nothing.
-    below = (flat[:, None] > flat[None, :]).sum(1) + 0.5 * ((flat[:, None] == flat[None, :]).sum(1) - 1)
+    below = (flat[:, None] > flat[None, :]).to(flat).sum(1)
+    below += 0.5 * ((flat[:, None] == flat[None, :]).to(flat).sum(1) - 1)
     ranks = (below / max(len(flat) - 1, 1) - 0.5).view_as(losses)
     return ranks[:, 0] - ranks[:, 1]
 

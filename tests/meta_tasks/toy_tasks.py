@@ -1,0 +1,72 @@
+"""Small tasks for the tests of meta-training: a quadratic with a known answer, and random images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from learned_samplers.l2e_features import Segments
+from meta_tasks.datasets import ImageData
+from meta_tasks.random_streams import derive_seed, generator
+from meta_tasks.task import Hyperparameters, ImageTask, TaskConfig
+
+
+class QuadraticTask:
+    """Mean loss ½·k·‖θ − c‖²/d with gradient k·(θ − c)/d; its "log-probability" of the one class is minus the loss."""
+
+    kind, batch_size, num_validation, num_held_out = "quadratic", 4, 2, 4
+
+    def __init__(self, curvature=1.0, d=5, lr=0.1, temperature=0.0, centre_seed=0):
+        self.curvature, self.device = curvature, torch.device("cpu")
+        self.segments = Segments((d,))
+        self.centre = torch.randn(d, generator=generator(centre_seed, "centre"))
+        self.hyperparameters = Hyperparameters(lr=lr, num_data=16, temperature=temperature)
+
+    def initial(self, seed):
+        return torch.randn(self.segments.total, generator=generator(seed))
+
+    def _loss(self, parameter):
+        return 0.5 * self.curvature * (parameter - self.centre).square().mean(-1)
+
+    def loss_and_gradient(self, parameter, indices):
+        return self._loss(parameter), self.curvature * (parameter - self.centre) / parameter.shape[-1]
+
+    def log_probabilities(self, parameter, indices):
+        members, points = len(parameter), indices.shape[1]
+        log_p = -self._loss(parameter)[:, None, None].expand(members, points, 1)
+        return log_p, torch.zeros(members, points, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class QuadraticFamily:
+    """Quadratics of random curvature and centre."""
+
+    name: str = "quadratic"
+    lr: float = 0.1
+    temperature: float = 0.0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def task(self, *labels):
+        stream = generator(*labels, "task")
+        curvature = 2.0 + 2.0 * torch.rand((), generator=stream).item()
+        return QuadraticTask(curvature, lr=self.lr, temperature=self.temperature, centre_seed=derive_seed(*labels))
+
+    def specification(self):
+        return {"name": self.name, "lr": self.lr, "temperature": self.temperature, **self.extra}
+
+
+def random_images(n=120, size=8, classes=3, channels=1, seed=0):
+    """Labelled noise: enough to run networks on."""
+    stream = generator(seed, "images")
+    x = torch.rand(n, channels, size, size, generator=stream)
+    y = torch.randint(classes, (n,), generator=stream)
+    half = n // 2
+    return ImageData("noise", classes, x[:half], y[:half], x[half:], y[half:], x[half:], y[half:])
+
+
+def image_task(architecture="cnn", options=None, *, size=8, seed=0, **settings):
+    options = {"channels": 4, "depth": 1} if options is None and architecture == "cnn" else options or {}
+    config = TaskConfig("noise", architecture, options, **{"batch_size": 16, "validation_size": 20, **settings})
+    return ImageTask(config, random_images(size=size), seed)
