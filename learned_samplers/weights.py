@@ -189,7 +189,11 @@ def resolve(
     for key, value in asked.items():
         if value is not None and card[key] != value:
             raise ValueError(f"{path}: weights for {key} {card[key]!r}, asked for {value!r}")
-    if list(features_of(card["feature_set"])) != card["features"]:
+    try:
+        meaning = list(features_of(card["feature_set"]))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if meaning != card["features"]:
         raise ValueError(f"{path}: its features {card['features']} are not what {card['feature_set']!r} means here")
     return module, card
 
