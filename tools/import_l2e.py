@@ -1,0 +1,140 @@
+"""Convert the published L2E network, a pickled Haiku mapping, to this library's weight format.
+
+    python tools/import_l2e.py FILE OUT.safetensors
+
+FILE holds ``mlp/~/linear_0``, ``linear_1``, … → {"w": (in, out), "b": (out,)}; arrays may be numpy's or JAX's. Nothing
+in it is run: names other than those of arrays are an error. Writes OUT and its card, for
+``L2E(params, lr, num_data=50_000, network=OUT)``, the published sampler with the options of its code.
+
+The authors state no licence for their weights, so the result is for your own use.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import tyro
+from _array_pickle import as_array, load
+from torch import nn
+
+from learned_samplers import weights
+from learned_samplers.l2e_features import FEATURE_SETS
+
+_LAYER = re.compile(r"(?:.*/)?linear_(\d+)$")
+_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """Convert the published L2E network to this library's weight format."""
+
+    # The pickle.
+    file: Annotated[Path, tyro.conf.Positional]
+    # The weight file to write, ending in .safetensors; its card is written beside it.
+    out: Annotated[Path, tyro.conf.Positional]
+    # Write over an existing file.
+    overwrite: bool = False
+
+
+def convert(file: Path) -> nn.Sequential:
+    """The network in a pickle.
+
+    Raises:
+        FileNotFoundError, ValueError: the file cannot be read or holds no such network; the message says why.
+    """
+    found = list(_networks(load(file), _DEPTH))
+    if len(found) != 1:
+        raise ValueError(f"{file}: holds {len(found)} mappings of linear_0, linear_1, … to weights; one is needed")
+    layers = [_layer(file, name, entry) for name, entry in found[0]]
+    named = FEATURE_SETS["paper"]
+    sizes = [layers[0][0].shape[1], *(w.shape[0] for w, _ in layers)]
+    fits = all(w.shape[1] == size for (w, _), size in zip(layers, sizes, strict=False))
+    if not fits or (sizes[0], sizes[-1]) != (named.size, 2):
+        shapes = [tuple(w.T.shape) for w, _ in layers]
+        raise ValueError(f"{file}: layers of shapes {shapes} are no network of {named.size} features and two outputs")
+    modules: list[nn.Module] = []
+    for weight, bias in layers:
+        linear = nn.Linear(weight.shape[1], weight.shape[0])
+        with torch.no_grad():
+            linear.weight.copy_(torch.from_numpy(weight))
+            linear.bias.copy_(torch.from_numpy(bias))
+        modules += [linear, nn.ReLU()]
+    return nn.Sequential(*modules[:-1])
+
+
+def _networks(content: Any, depth: int) -> Any:
+    """Every mapping in ``content`` that has layers, as a sorted list of (name, entry)."""
+    if not isinstance(content, dict) or depth == 0:
+        return
+    layers = {int(match[1]): (key, content[key]) for key in content if (match := _LAYER.match(str(key)))}
+    if layers:
+        yield [layers[i] for i in sorted(layers)]
+    for value in content.values():
+        yield from _networks(value, depth - 1)
+
+
+def _layer(file: Path, name: str, entry: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """(out, in) weight and (out,) bias, float64 for the copy that rounds them once."""
+    parts = [as_array(entry.get(key)) for key in ("w", "b")] if isinstance(entry, dict) else [None]
+    if any(part is None or part.dtype.kind != "f" for part in parts):
+        raise ValueError(f"{file}: {name} must map w and b to arrays of floating-point numbers")
+    weight, bias = (np.array(part, dtype=np.float64) for part in parts)
+    if weight.ndim != 2 or bias.shape != weight.shape[1:]:
+        raise ValueError(f"{file}: {name} has w of shape {weight.shape} and b of shape {bias.shape}")
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise ValueError(f"{file}: {name} has values that are not finite")
+    return np.ascontiguousarray(weight.T), bias
+
+
+def card(name: str) -> dict[str, Any]:
+    """What is known of the published weights, with the options that make `L2E` the published code."""
+    return {
+        "name": name,
+        "sampler": "L2E",
+        "form": "paper",
+        "feature_set": "paper",
+        "features": list(FEATURE_SETS["paper"].names),
+        "scales": {
+            "alpha_scale": 1e-3,
+            "beta_scale": 1e-3,
+            "output_bound": None,
+            "noise_multiplier": 1e-3,
+            "friction": "algorithm2",
+        },
+        # Table 14 of the paper: step size 2e-5, which is lr 1.0 at the 50,000 data points of the code.
+        "defaults": {"lr": 1.0, "momentum_decay": 0.05},
+        "badge": "heuristic",
+        "meta_training": {
+            "tasks": "MNIST, Fashion-MNIST, EMNIST, BloodMNIST; 1-5 convolutions of 4, 8, 16 channels, plain or residual",
+            "horizon": 3000,
+            "estimator": "antithetic evolution strategies",
+            "seed": None,
+            "commit": None,
+            "command": None,
+        },
+        "curve": [],
+        "metrics": {},
+        "licence": "none stated by the authors (Kim, Jung, Kim and Lee, ICML 2024); not for redistribution",
+    }
+
+
+def main(options: Options) -> None:
+    if options.out.exists() and not options.overwrite:
+        raise ValueError(f"out exists already: {options.out} (--overwrite writes over it)")
+    network = convert(options.file)
+    weights.save(options.out, network, card(options.out.stem))
+    sizes = " → ".join(str(n) for n in [network[0].in_features, *(m.out_features for m in network[::2])])
+    print(f"{options.out}: {sizes}, {sum(p.numel() for p in network.parameters())} weights")
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Options, description=__doc__))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
