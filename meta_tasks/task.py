@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from learned_samplers.l2e_rule import Segments
-from meta_tasks.datasets import ImageData
 from meta_tasks.kernels import Kernel, kernel_for
 from meta_tasks.random_streams import generator
+
+if TYPE_CHECKING:  # the data sets' libraries are slow to import, and a worker process may not need them
+    from meta_tasks.datasets import ImageData
 
 __all__ = ["Hyperparameters", "ImageTask", "Task", "TaskConfig"]
 

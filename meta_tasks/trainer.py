@@ -158,6 +158,7 @@ class Trainer:
         from tqdm import tqdm
 
         started = saved = time.monotonic()
+        saved_at = self.iteration
         bar = tqdm(total=self.settings.iterations, initial=self.iteration, disable=not progress, unit="it")
         with self._signals(), bar:
             while self.iteration < self.settings.iterations:
@@ -167,7 +168,7 @@ class Trainer:
                     (
                         self._interrupted,
                         minutes is not None and now - started > 60 * minutes,
-                        now - saved > 60 * self.settings.checkpoint_minutes,
+                        self.iteration > saved_at and now - saved > 60 * self.settings.checkpoint_minutes,
                     )
                 )
                 if interrupted or over:
@@ -175,7 +176,7 @@ class Trainer:
                     return "interrupted" if interrupted else "time is up"
                 if save:
                     self._save()
-                    saved = now
+                    saved, saved_at = now, self.iteration
                 if self.iteration == 0:
                     self._evaluate()
                 done = self.step()

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
@@ -25,7 +25,9 @@ from meta_tasks.process import one_core
 from meta_tasks.random_streams import derive_seed
 from meta_tasks.rules import SamplerRule
 from meta_tasks.task import Task
-from meta_tasks.task_family import TaskFamily
+
+if TYPE_CHECKING:  # its data sets' libraries are slow to import
+    from meta_tasks.task_family import TaskFamily
 
 __all__ = ["Evaluator", "Executor", "JobResult", "ProcessExecutor", "RankExecutor", "SerialExecutor"]
 

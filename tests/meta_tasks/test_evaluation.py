@@ -1,0 +1,106 @@
+"""Held-out evaluation, logs and figures."""
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from meta_tasks.estimators import AntitheticES
+from meta_tasks.evaluation import HeldOutEvaluation
+from meta_tasks.figures import output_contours
+from meta_tasks.rules import L2ERule, LearnableSGD, SGHMCRule
+from meta_tasks.schedule import Horizon
+from meta_tasks.task_family import family_named
+from meta_tasks.trainer import Trainer, TrainerSettings
+
+
+@pytest.fixture(scope="module")
+def evaluation():
+    return HeldOutEvaluation(family_named("digits"), 40, samples=4, tasks=1, lrs=(0.05, 0.2))
+
+
+def test_the_untrained_sampler_scores_what_sghmc_scores(evaluation):
+    rule = L2ERule("residual")
+    score = evaluation.score(rule, rule.initial_weights(0))
+    baselines = evaluation.baselines()
+    assert score == baselines["sghmc"]
+    assert set(baselines) == {"sghmc", "cyclical"}
+    assert score.nll < 2.25  # nats: better than chance (2.30) after forty steps, by no more than a little
+    assert 0 < score.accuracy < 1
+    assert score.share_failed == 0
+    assert baselines["cyclical"] != score
+
+
+def test_the_best_learning_rate_counts_and_failures_are_the_worst(evaluation):
+    rule = LearnableSGD()
+    # exp(φ₀) = e⁻³⁰: no learning at all; e⁸⁰: every run becomes non-finite
+    still = evaluation.score(rule, torch.tensor([-30.0, 0.0]))
+    wild = evaluation.score(rule, torch.tensor([80.0, 0.0]))
+    both = HeldOutEvaluation(evaluation.family, 40, samples=4, tasks=1, lrs=(1e-3, 1e30)).score(rule, torch.zeros(2))
+    assert still.nll == pytest.approx(2.3, abs=0.1)
+    assert still.share_failed == 0
+    assert wild.nll == float("inf")
+    assert wild.share_failed == 1
+    assert both.nll < 3
+    assert both.share_failed == 0.5
+
+
+def test_held_out_tasks_are_fixed_and_scored_on_the_test_split(evaluation):
+    again = HeldOutEvaluation(family_named("digits"), 40, samples=4, tasks=1, lrs=(0.05, 0.2))
+    assert again.configs == evaluation.configs
+    assert {config.split for config in again.configs} == {"test"}
+    assert again.score(SGHMCRule()) == evaluation.score(SGHMCRule())
+    with pytest.raises(ValueError, match="evaluation needs tasks, chains and lrs"):
+        HeldOutEvaluation(family_named("digits"), 40, lrs=())
+
+
+def test_everything_is_logged(tmp_path, evaluation):
+    estimator = AntitheticES(0.03, 2, Horizon(12, 12, samples=3))
+    trainer = Trainer(
+        family_named("digits"), L2ERule("residual"), estimator, TrainerSettings(iterations=4, evaluate_every=2),
+        folder=tmp_path, evaluation=evaluation,
+    )  # fmt: skip
+    trainer.run()
+    trainer.close()
+    log = EventAccumulator(str(tmp_path), size_guidance={"images": 0})
+    log.Reload()
+    scalars, images = set(log.Tags()["scalars"]), set(log.Tags()["images"])
+    assert scalars >= {
+        "meta_loss/all", "gradient/norm", "gradient/mean_loss_difference", "gradient/rms_loss_difference",
+        "inner_loop/failed_members", "inner_loop/member_steps_per_second", "output_scale/alpha", "output_scale/beta",
+        "held_out_nll/sampler", "held_out_nll/sghmc", "held_out_nll/cyclical", "held_out_accuracy/sampler",
+    }  # fmt: skip
+    assert any(tag.startswith("meta_loss/digits-") for tag in scalars)
+    assert images == {"network/contours", "inner_loop/curves"}
+    losses = [event.value for event in log.Scalars("meta_loss/all")]
+    assert losses == pytest.approx(trainer.history["loss"])
+    assert [event.step for event in log.Scalars("held_out_nll/sampler")] == [0, 2, 4]
+    assert [score["iteration"] for score in trainer.scores["sampler"]] == [0, 2, 4]
+    assert trainer.scores["sampler"][0]["nll"] == trainer.scores["baselines"]["sghmc"]["nll"]
+
+
+@pytest.mark.parametrize("feature_set", ["paper", "scaled", "adaptive"])
+def test_contours_show_what_the_network_puts_out(feature_set):
+    rule = L2ERule("residual", feature_set)
+    torch.manual_seed(0)
+    trained = rule.prepare(rule.initial_weights(0) + 0.1 * torch.randn(rule.num_weights))
+    figure = output_contours(trained, feature_set)
+    assert [axes.get_title() for axes in figure.axes if axes.get_title()] == ["|α|", "|β|"]
+    assert len(figure.axes) == 4  # with a colour bar each
+    assert len(output_contours(rule.prepare(rule.initial_weights(0)), feature_set).axes) == 2  # zero everywhere: none
+
+
+def test_a_rule_says_what_it_is_and_gives_its_network():
+    rule = L2ERule("paper", "scaled", (8, 4), beta_scale=0.5)
+    assert rule.specification() == {
+        "sampler": "l2e", "form": "paper", "feature_set": "scaled", "hidden": [8, 4], "beta_scale": 0.5,
+    }  # fmt: skip
+    weights = torch.randn(rule.num_weights)
+    network = rule.network(weights)
+    assert torch.equal(torch.nn.utils.parameters_to_vector(network.parameters()), weights)
+    (first, bias), *_ = rule.prepare(weights[None])
+    assert torch.equal(first[0], network[0].weight)
+    assert torch.equal(bias[0], network[0].bias)
+    with pytest.raises(ValueError, match="form must be one of 'residual', 'paper', 'preconditioner', got 'new'"):
+        L2ERule("new")
+    with pytest.raises(ValueError, match="feature_set must be one of"):
+        L2ERule("paper", "all")
