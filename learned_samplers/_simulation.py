@@ -30,7 +30,17 @@ class Simulation:
     seed: int
 
     def __call__(self, steps: int, lr_factor: float, maps: list[LinearStep | None] | None) -> list[dict[str, float]]:
-        """Measured moments for each curvature, averaged over ``steps`` steps after a burn-in of as many."""
+        """Measured moments for each curvature, averaged over ``steps`` steps after a burn-in of as many.
+
+        All nan if the chain leaves the range of numbers, where the sampler refuses to go on.
+        """
+        try:
+            return self._run(steps, lr_factor, maps)
+        except FloatingPointError:
+            keys = ("mean", "variance", "error", "kinetic", "configurational")
+            return [dict.fromkeys(keys, math.nan) for _ in self.targets]
+
+    def _run(self, steps: int, lr_factor: float, maps: list[LinearStep | None] | None) -> list[dict[str, float]]:
         torch.manual_seed(self.seed)
         params = [
             (torch.randn(self.coordinates, dtype=self.dtype) * math.sqrt(target)).requires_grad_()

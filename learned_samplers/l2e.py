@@ -50,7 +50,9 @@ class L2E(LearnedSampler):
 
     Invariant law: none is claimed. Eq. 6 leaves the posterior invariant if α and β are the gradients of one function of
     (θ, r) alone (Assumption 3.1); the network sees running averages and minibatch gradients and is not constrained to
-    that. `learned_samplers.l2e_measures.assumption_violation` measures by how much it fails; hence the badge.
+    that. With random weights variances on Gaussians are off by up to 70 % (residual form), whatever the step size;
+    hence the badge. `learned_samplers.l2e_report.measure` says how far given weights stray, and
+    `learned_samplers.l2e_measures.assumption_violation` by how much the assumption fails.
 
     Args:
         params: parameters, named parameters or parameter groups.
@@ -115,10 +117,10 @@ class L2E(LearnedSampler):
             network, "L2E", form=form, feature_set=feature_set, features_of=lambda name: feature_set_named(name).names
         )
         self.form = form or card.get("form", "residual")
-        self._features = feature_set_named(feature_set or card.get("feature_set", "paper"))
+        self.feature_set = feature_set_named(feature_set or card.get("feature_set", "paper"))
         if module is None:
             module = build_network(
-                self._features, zero_last=self.form != "paper", generator=torch.Generator().manual_seed(0)
+                self.feature_set, zero_last=self.form != "paper", generator=torch.Generator().manual_seed(0)
             )
         given = dict(lr=lr, momentum_decay=momentum_decay, alpha_scale=alpha_scale, beta_scale=beta_scale)
         given.update(output_bound=output_bound, noise_multiplier=noise_multiplier)
@@ -134,10 +136,10 @@ class L2E(LearnedSampler):
             params,
             defaults,
             network=module,
-            inputs=self._features.size,
+            inputs=self.feature_set.size,
             outputs=2,
-            rows={"averages": self._features.num_averages},
-            identity={"form": self.form, "feature_set": self._features.name},
+            rows={"averages": self.feature_set.num_averages},
+            identity={"form": self.form, "feature_set": self.feature_set.name},
             generator=generator,
         )
 
@@ -153,7 +155,7 @@ class L2E(LearnedSampler):
         return (*base, *self._scales[self.form])
 
     def flat_rule(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
-        return self._rules[self.form](*tensors, feature_set=self._features, **hyper)
+        return self._rules[self.form](*tensors, feature_set=self.feature_set, **hyper)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "form": self.form, "_features": self._features}
+        return {**super().__getstate__(), "form": self.form, "feature_set": self.feature_set}

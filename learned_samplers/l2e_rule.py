@@ -119,6 +119,7 @@ def l2e_residual_rule(
     step: Any = 0,
     alpha_scale: Any = 0.1,
     beta_scale: Any = 1.0,
+    friction_scale: Any = 1.0,
     output_bound: float | None = None,
     feature_set: str | FeatureSet = "paper",
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,6 +141,7 @@ def l2e_residual_rule(
         segments: where the tensors lie in the flat axis.
         step: updates done so far (0 at the first), a number or a zero-dimensional tensor.
         alpha_scale, beta_scale: s_α and s_β, in units of the momentum, whose equilibrium scale is √T.
+        friction_scale: a further factor on β in the friction alone; 0 takes that term out, to measure what it does.
         output_bound, feature_set: of the network, see `apply_network` and `features`.
 
     Returns:
@@ -155,7 +157,7 @@ def l2e_residual_rule(
         prior_precision=prior_precision, momentum_decay=momentum_decay,
     )  # fmt: skip
     momentum = FUNCTIONAL.add(momentum, alpha, -alpha_scale)
-    momentum = FUNCTIONAL.add(momentum, beta, -momentum_decay * beta_scale)
+    momentum = FUNCTIONAL.add(momentum, beta, -momentum_decay * beta_scale * friction_scale)
     (beta,) = network(momentum, heads=(1,))
     velocity = FUNCTIONAL.add(momentum, beta, beta_scale)
     return FUNCTIONAL.add(parameter, velocity, scalar_sqrt(lr / num_data)), momentum, averages
@@ -178,6 +180,7 @@ def l2e_paper_rule(
     step: Any = 0,
     alpha_scale: Any = 1e-3,
     beta_scale: Any = 1e-3,
+    friction_scale: Any = 1.0,
     output_bound: float | None = None,
     feature_set: str | FeatureSet = "paper",
     noise_multiplier: Any = 1.0,
@@ -206,7 +209,7 @@ def l2e_paper_rule(
     momentum = FUNCTIONAL.add(momentum, parameter, -step_size * prior_precision)
     momentum = FUNCTIONAL.add(momentum, alpha, -step_size * alpha_scale)
     damping = momentum_decay if friction == "equation6" else step_size * momentum_decay
-    momentum = FUNCTIONAL.add(momentum, beta, -damping * beta_scale)
+    momentum = FUNCTIONAL.add(momentum, beta, -damping * beta_scale * friction_scale)
     if noise is not None:
         momentum = FUNCTIONAL.add(momentum, noise, scalar_sqrt(2 * momentum_decay * noise_multiplier * temperature))
     (beta,) = network(momentum, heads=(1,))

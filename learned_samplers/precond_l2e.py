@@ -81,9 +81,9 @@ class PrecondL2E(LearnedSampler):
             features_of=lambda name: feature_set_named(name).names,
         )
         self.correction = correction
-        self._features = feature_set_named(feature_set or card.get("feature_set", "paper"))
+        self.feature_set = feature_set_named(feature_set or card.get("feature_set", "paper"))
         if module is None:
-            module = build_network(self._features, generator=torch.Generator().manual_seed(0))
+            module = build_network(self.feature_set, generator=torch.Generator().manual_seed(0))
         scales = {"curl_scale": 1.0, "friction_scale": 1.0, "curl_clip": 5.0, "friction_clip": 100.0}
         given = dict(lr=lr, momentum_decay=momentum_decay, curl_scale=curl_scale, friction_scale=friction_scale)
         given.update(curl_clip=curl_clip, friction_clip=friction_clip, output_bound=output_bound)
@@ -99,10 +99,10 @@ class PrecondL2E(LearnedSampler):
             params,
             defaults,
             network=module,
-            inputs=self._features.size,
+            inputs=self.feature_set.size,
             outputs=2,
-            rows={"averages": self._features.num_averages},
-            identity={"form": "preconditioner", "feature_set": self._features.name},
+            rows={"averages": self.feature_set.num_averages},
+            identity={"form": "preconditioner", "feature_set": self.feature_set.name},
             generator=generator,
         )
 
@@ -113,7 +113,7 @@ class PrecondL2E(LearnedSampler):
                 raise ValueError(f"{name} must be at least 1, got {group[name]}")
 
     def flat_rule(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
-        return l2e_precond_rule(*tensors, feature_set=self._features, correction=self.correction, **hyper)
+        return l2e_precond_rule(*tensors, feature_set=self.feature_set, correction=self.correction, **hyper)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "correction": self.correction, "_features": self._features}
+        return {**super().__getstate__(), "correction": self.correction, "feature_set": self.feature_set}

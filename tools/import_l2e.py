@@ -111,7 +111,7 @@ def card(name: str) -> dict[str, Any]:
         "defaults": {"lr": 1.0, "momentum_decay": 0.05},
         "badge": "heuristic",
         "meta_training": {
-            "tasks": "MNIST, Fashion-MNIST, EMNIST, BloodMNIST; 1-5 convolutions of 4, 8, 16 channels, plain or residual",
+            "tasks": "MNIST, Fashion-MNIST, EMNIST, BloodMNIST; 1-5 convolutions of 4, 8, 16 channels, some residual",
             "horizon": 3000,
             "estimator": "antithetic evolution strategies",
             "seed": None,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import SGHMC, KineticL2E
+from learned_samplers import SGHMC, KineticL2E, check_sampler
 from learned_samplers.kinetic_rule import kinetic_half_step, kinetic_mean, l2e_kinetic_rule
 from learned_samplers.l2e_features import Segments
 from learned_samplers.l2e_network import build_network, flatten, layers_of, shapes_of, unflatten
-from tests.harness import closure_for, flat, small_data, small_network
+from tests.harness import closure_for, flat, sghmc_variance, small_data, small_network
 
 SEGMENTS = Segments((4, 3))
 N, PRIOR = 50.0, 2.0
@@ -233,7 +233,7 @@ def test_closures_that_do_not_fit_are_refused():
 # ------------------------------------------------------------------ the law
 
 
-def stationary(lr, hessian, a=0.1, k=100.0, seed=0, chains=2000, steps=500):
+def stationary(lr, hessian, a=0.1, k=100.0, seed=0, noise=0.0, chains=2000, steps=500):
     """k·Var θ and Var(r − f) on a Gaussian, T = 1, by the pure rule, started from exact draws."""
     n = 100.0
     phi = [(w.detach().float(), b.detach().float()) for w, b in layers_of(network(seed, 0.5))]
@@ -244,17 +244,10 @@ def stationary(lr, hessian, a=0.1, k=100.0, seed=0, chains=2000, steps=500):
     product = (lambda w: w * (k / n)) if hessian else None
     total = torch.zeros(2, dtype=torch.float64)
     for i in range(steps):
-        noise = torch.randn(chains, generator=generator)
+        slope = theta * (k / n) + math.sqrt(noise) / n * torch.randn(chains, generator=generator)
+        xi = torch.randn(chains, generator=generator)
         theta, r = l2e_kinetic_rule(
-            theta,
-            theta * (k / n),
-            noise,
-            r,
-            hessian_product=product,
-            lr=lr,
-            temperature=1.0,
-            momentum_decay=a,
-            **common,
+            theta, slope, xi, r, hessian_product=product, lr=lr, temperature=1.0, momentum_decay=a, **common
         )
         if i >= steps // 4:
             f = kinetic_mean(theta, theta * (k / n), **common)
@@ -272,6 +265,25 @@ def test_the_posterior_is_its_law_and_without_the_hessian_it_is_not():
         assert abs(fine - 1) < max(0.5 * abs(coarse - 1), 0.01)
         assert heat == pytest.approx(1, abs=0.03)
         assert abs(wrong - 1) > 0.05
+
+
+def test_the_badge_is_earned():
+    module = network(1, scale=0.3, dtype=torch.float32)
+    report = check_sampler(
+        lambda p: KineticL2E(p, 0.1, 100, network=module), stiffness=(0.3,), coordinates=1000, steps=250,
+        refinement=4, tolerance=0.03,
+    )  # fmt: skip
+    assert report.passed, report
+    p = torch.zeros(1, requires_grad=True)
+    assert report.verdict == KineticL2E([p], 0.1, 100, network=module).badge == "O(h)"
+    assert KineticL2E([p], 0.1, 100, network=module, hessian="none").badge == "heuristic"
+
+
+def test_gradient_noise_heats_it_as_it_heats_sghmc():
+    lr, a, noise = 0.1 / 16, 0.1 / 4, 30.0
+    for seed in (0, 1):
+        variance, _ = stationary(lr, True, a, seed=seed, noise=noise)
+        assert variance == pytest.approx(100.0 * sghmc_variance(100.0, lr / 100, a, gradient_noise=noise), rel=0.03)
 
 
 def test_its_kinetic_temperature_is_that_of_r_minus_f():
