@@ -1,0 +1,72 @@
+"""tools/benchmark.py inner: every form computes the same gradients, and the tables say what was measured."""
+
+import sys
+
+import _benchmark_inner
+import pytest
+import torch
+from _benchmark_forms import FORMS, make_kernel
+from _benchmark_inner import InnerBenchmark, gflop, make_unroll, peer_speed
+
+from meta_tasks.kernels import kernel_for
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "compiled"])
+def test_every_form_computes_the_same_gradients(form):
+    # "compiled" takes half a minute; it is autograd through torch.compile, whose own tests are torch's
+    chosen = kernel_for("cnn", (1, 8, 8), 10, channels=4, depth=2)
+    weights = torch.stack([chosen.initial(seed) for seed in range(4)])
+    x, y = torch.rand(2, 6, 1, 8, 8), torch.randint(10, (2, 6))
+    with torch.no_grad():
+        loss, gradient = make_kernel(form, chosen, 4, 6).loss_and_gradient(weights, x, y)
+        expected_loss, expected_gradient = chosen.loss_and_gradient(weights, x, y)
+    tolerance = 5e-2 if form == "bf16" else 1e-5
+    torch.testing.assert_close(loss, expected_loss, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=10 * tolerance, atol=tolerance)
+
+
+def test_the_arithmetic_of_a_member_step_is_counted():
+    # one layer, one channel, one image of 2×2: 36 multiply-adds forward and as many for the weights; linear 1·20 and
+    # 20·10, three times; L2E on d = 10 + 40 + 210 coordinates, two passes of 9·32 + 32·32, 32·2 and 32·1
+    network = 2 * 36 + 3 * (20 + 200)
+    passes = 260 * (2 * (9 * 32 + 32 * 32) + 96)
+    assert gflop(1, 1, 2, 1, 9) == pytest.approx(2e-9 * (network + passes))
+
+
+def test_an_unroll_of_the_benchmark_takes_steps():
+    run, weights = make_unroll((4, 1, 8, 16), InnerBenchmark(members=4), "chosen")
+    assert len(run.parameter) == 4
+    assert run.members_per_group == 2
+    before = run.parameter.clone()
+    run.advance(weights, 2)
+    assert not torch.equal(run.parameter, before)
+    assert run.parameter.isfinite().all()
+
+
+def test_the_peer_gets_the_configuration_and_its_number_is_read():
+    script = "import sys; print('peer', *sys.argv[1:], 'member-steps/s=12.50')"
+    assert peer_speed(f'{sys.executable} -c "{script}"', (4, 1, 28, 128)) == 12.5
+    expected = "--channels 4 --depth 1 --size 28 --batch 128"
+    check = f"import sys; assert sys.argv[1:] == '{expected}'.split(); print('member-steps/s=1')"
+    assert peer_speed(f'{sys.executable} -c "{check}"', (4, 1, 28, 128)) == 1
+    with pytest.raises(SystemExit, match="gave no member-steps/s"):
+        peer_speed(f"{sys.executable} -c pass", (4, 1, 28, 128))
+    with pytest.raises(SystemExit, match=r"error: forms must be of chosen, .* or all, got fast"):
+        InnerBenchmark(forms=("fast",)).run()
+
+
+def test_the_whole_benchmark_on_a_tiny_network(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(_benchmark_inner, "CONFIGURATIONS", ((4, 1, 8, 16),))
+    peer = f"{sys.executable} -c \"print('member-steps/s=10')\""
+    options = InnerBenchmark(
+        processes=1, steps=2, rounds=1, peer=peer, forms=("autograd",), out=tmp_path / "table.md", members=2
+    )
+    options.run()
+    text = (tmp_path / "table.md").read_text()
+    assert capsys.readouterr().out.strip() in text
+    row = next(line for line in text.splitlines() if line.startswith("| 4, 1, 8, 16 |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[4] == "10"
+    assert float(cells[2]) > 0
+    assert float(cells[5].rstrip("×")) == pytest.approx(float(cells[2]) / 10, rel=0.1)
+    assert "| autograd, one member at a time |" in text

@@ -1,0 +1,216 @@
+"""Member-steps per second of the inner loop on the paper's networks, one process a core, beside a peer program."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from _benchmark_forms import FORMS, make_kernel
+
+from meta_tasks.datasets import ImageData
+from meta_tasks.inner_loop import Unroll
+from meta_tasks.kernels import kernel_for
+from meta_tasks.objectives import BMALoss
+from meta_tasks.process import one_core
+from meta_tasks.rules import L2ERule
+from meta_tasks.schedule import Schedule
+from meta_tasks.task import ImageTask, TaskConfig
+
+CONFIGURATIONS = ((4, 1, 28, 128), (8, 3, 28, 128), (8, 3, 14, 64), (16, 5, 28, 128))
+CLASSES = 10
+Configuration = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class InnerBenchmark:
+    """Member-steps per second of L2E's inner loop for (channels, depth, size, batch), one process a core."""
+
+    # Processes, each on one core; by default as many as there are cores.
+    processes: int = os.cpu_count() or 1
+    # Members of one task in each process.
+    members: int = 4
+    # Steps timed in a round.
+    steps: int = 20
+    # Rounds; in each, every configuration runs once, here and in the peer.
+    rounds: int = 3
+    # Features that L2E sees; "paper" are the nine of the published sampler.
+    feature_set: str = "paper"
+    # Command of a peer program: it gets --members --channels --depth --size --batch and prints member-steps/s=NUMBER.
+    peer: str | None = None
+    # Also time these ways of computing the gradient, or "all": the table behind the choice.
+    forms: tuple[str, ...] = ()
+    # File for the Markdown tables, besides the terminal.
+    out: Path | None = None
+
+    def run(self) -> None:
+        benchmark_inner(self)
+
+
+def gflop(channels: int, depth: int, size: int, batch: int, features: int) -> float:
+    """Arithmetic of one member-step in 10⁹ operations (a multiply-add is two): network and L2E's two passes."""
+    pixels, pooled = batch * size * size, batch * channels * (size // 2) ** 2
+    first, later = pixels * 9 * channels, pixels * 9 * channels * channels
+    linear = pooled * 20 + batch * 20 * CLASSES
+    # Forward, gradient of weights, gradient of inputs; the first layer has no need of the last.
+    network = 2 * first + 3 * (depth - 1) * later + 3 * linear
+    d = kernel_for("cnn", (1, size, size), CLASSES, channels=channels, depth=depth).segments.total
+    passes = d * (2 * (features * 32 + 32 * 32) + 32 * 3)
+    return 2e-9 * (network + passes)
+
+
+def make_unroll(configuration: Configuration, options: InnerBenchmark, form: str) -> tuple[Unroll, torch.Tensor]:
+    """Members on random images, at their first step."""
+    channels, depth, size, batch = configuration
+    x = torch.rand(4 * batch, 1, size, size)
+    y = torch.randint(CLASSES, (4 * batch,))
+    data = ImageData("random", CLASSES, x, y, x, y, x, y)
+    settings = TaskConfig("random", "cnn", {"channels": channels, "depth": depth}, batch_size=batch, lr=0.1)
+    task = ImageTask(settings, data, 0)
+    task.kernel = make_kernel(form, task.kernel, options.members, batch)
+    rule = L2ERule("residual", options.feature_set)
+    weights = torch.stack([rule.initial_weights(i) for i in range(options.members)])
+    group = 2 if options.members % 2 == 0 else 1
+    groups = range(options.members // group)
+    schedule = Schedule(10**6, 10**6 - 1, 1)  # nothing is collected: the peer does not evaluate either
+    return Unroll(task, rule, BMALoss, schedule, groups, members_per_group=group), weights
+
+
+def _serve(connection: Any, options: InnerBenchmark) -> None:
+    """A process of the benchmark: times what it is asked for, when all are ready."""
+    one_core()
+    torch.manual_seed(0)
+    while (request := connection.recv()) is not None:
+        if request == "peak":
+            a = torch.randn(1024, 1024)
+
+            def work(a: torch.Tensor = a) -> None:
+                for _ in range(20):
+                    a @ a
+        else:
+            configuration, form = request
+            unroll, weights = make_unroll(configuration, options, form)
+
+            def work(unroll: Unroll = unroll, weights: torch.Tensor = weights) -> None:
+                unroll.advance(weights, options.steps)
+
+        with torch.no_grad():
+            work()
+            connection.send("ready")
+            connection.recv()
+            started = time.perf_counter()
+            work()
+            connection.send(time.perf_counter() - started)
+
+
+class Processes:
+    """The processes of the benchmark, which do the same at the same time."""
+
+    def __init__(self, options: InnerBenchmark) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self.connections, self.processes = [], []
+        for _ in range(options.processes):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, options), daemon=True)
+            process.start()
+            self.connections.append(here)
+            self.processes.append(process)
+
+    def seconds(self, request: Any) -> list[float]:
+        """What each needs for one piece of work, all starting together."""
+        for connection in self.connections:
+            connection.send(request)
+        for connection in self.connections:
+            connection.recv()
+        for connection in self.connections:
+            connection.send("go")
+        return [connection.recv() for connection in self.connections]
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.send(None)
+        for process in self.processes:
+            process.join()
+
+
+def peer_speed(command: str, configuration: Configuration) -> float:
+    """Member-steps/s that the peer program prints.
+
+    Raises:
+        SystemExit: it fails or prints no such number.
+    """
+    names = ("--channels", "--depth", "--size", "--batch")
+    arguments = [text for pair in zip(names, map(str, configuration), strict=True) for text in pair]
+    done = subprocess.run([*shlex.split(command), *arguments], capture_output=True, text=True, check=False)
+    found = re.search(r"member-steps/s=([0-9.]+)", done.stdout)
+    if done.returncode or found is None:
+        raise SystemExit(f"error: the peer {command!r} gave no member-steps/s=…: {done.stdout}{done.stderr}")
+    return float(found.group(1))
+
+
+def benchmark_inner(options: InnerBenchmark) -> None:
+    forms = tuple(FORMS) if options.forms == ("all",) else options.forms
+    if unknown := [form for form in forms if form not in FORMS]:
+        raise SystemExit(f"error: forms must be of {', '.join(FORMS)} or all, got {', '.join(unknown)}")
+    processes = Processes(options)
+    speeds: dict[tuple[Configuration, str], list[float]] = {}
+    peaks = []
+    for _ in range(options.rounds):
+        peaks.append(sum(20 * 2 * 1024**3 / s / 1e9 for s in processes.seconds("peak")))
+        for configuration in CONFIGURATIONS:
+            for form in ("chosen", *(form for form in forms if form != "chosen")):
+                seconds = processes.seconds((configuration, form))
+                speed = sum(options.members * options.steps / s for s in seconds)
+                speeds.setdefault((configuration, form), []).append(speed)
+            if options.peer is not None:
+                speeds.setdefault((configuration, "peer"), []).append(peer_speed(options.peer, configuration))
+    processes.close()
+    medians = {key: statistics.median(values) for key, values in speeds.items()}
+    peak = statistics.median(peaks)
+    head = (
+        f"torch {torch.__version__}, {options.processes} processes of {options.members} members, "
+        f"{options.feature_set} features, median of {options.rounds} rounds; matmul peak {peak:.0f} GFLOP/s "
+        "(1024×1024, float32, all processes together)"
+    )
+    tables = [_speed_table(medians, peak, options)]
+    if forms:
+        tables.append(_form_table(medians, forms))
+    text = "\n\n".join([head, *tables])
+    print(text)
+    if options.out is not None:
+        options.out.write_text(f"`python tools/benchmark.py inner`: {text}\n")
+
+
+def _speed_table(medians: dict[Any, float], peak: float, options: InnerBenchmark) -> str:
+    features = L2ERule("residual", options.feature_set)._shapes[0][1]
+    peer = options.peer is not None
+    lines = [
+        "| channels, depth, size, batch | GFLOP a member-step | member-steps/s | share of the matmul peak |"
+        + (" peer | ratio |" if peer else ""),
+        "|---|---:|---:|---:|" + ("---:|---:|" if peer else ""),
+    ]
+    for configuration in CONFIGURATIONS:
+        speed, work = medians[configuration, "chosen"], gflop(*configuration, features)
+        cells = [str(configuration)[1:-1], f"{work:.2f}", f"{speed:.0f}", f"{100 * speed * work / peak:.0f} %"]
+        if peer:
+            other = medians[configuration, "peer"]
+            cells += [f"{other:.0f}", f"{speed / other:.1f}×"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _form_table(medians: dict[Any, float], forms: tuple[str, ...]) -> str:
+    titles = [str(configuration)[1:-1] for configuration in CONFIGURATIONS]
+    lines = ["| member-steps/s | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
+    for form in dict.fromkeys(("chosen", *forms)):
+        cells = [f"{medians[configuration, form]:.0f}" for configuration in CONFIGURATIONS]
+        lines.append(f"| {FORMS[form]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
