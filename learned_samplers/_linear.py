@@ -36,7 +36,8 @@ class ScriptedNoise(TorchFunctionMode):
         value = float(self.count == self.unit)
         self.count += 1
         if func in _IN_PLACE:
-            return args[0].fill_(value)
+            given = dict(zip(("mean", "std"), args[1:], strict=False)) | kwargs
+            return args[0].fill_(given.get("mean", 0.0) + given.get("std", 1.0) * value)
         kwargs.pop("generator", None)
         return torch.full_like(args[0], value, **kwargs) if func in _LIKE else torch.ones(*args, **kwargs).mul_(value)
 

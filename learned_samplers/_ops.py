@@ -33,6 +33,9 @@ class Operations(Protocol):
     def multiply(self, x: Any, y: Any) -> Any:
         """``x * y``, coordinate by coordinate (``y`` may broadcast to ``x``)."""
 
+    def divide(self, x: Any, y: Any) -> Any:
+        """``x / y``, coordinate by coordinate."""
+
     def shift(self, x: Any, offset: Any) -> Any:
         """``x + offset`` with a scalar offset."""
 
@@ -75,6 +78,9 @@ class _Functional:
     def multiply(self, x, y):
         return x * y
 
+    def divide(self, x, y):
+        return x / y
+
     def shift(self, x, offset):
         return x + offset
 
@@ -111,6 +117,9 @@ class _InPlace(_Functional):
     def multiply(self, x, y):
         return x.mul_(y)
 
+    def divide(self, x, y):
+        return x.div_(y)
+
     def shift(self, x, offset):
         return x.add_(offset)
 
@@ -135,6 +144,10 @@ class _Foreach:
 
     def multiply(self, x, y):
         torch._foreach_mul_(x, y)
+        return x
+
+    def divide(self, x, y):
+        torch._foreach_div_(x, y)
         return x
 
     def shift(self, x, offset):

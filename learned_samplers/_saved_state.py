@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,10 @@ def check_saved(sampler: Sampler, saved: dict[str, Any]) -> None:
             f"state_dict has {len(saved['param_groups'])} groups with {len(indices)} parameters, "
             f"this sampler has {len(sampler.param_groups)} with {len(params)}"
         )
+    for own_group, group in zip(sampler.param_groups, saved["param_groups"], strict=True):
+        for key in sampler.structural:
+            if group.get(key) != own_group[key]:
+                raise ValueError(f"state_dict has {key}={group.get(key)!r}, this sampler has {own_group[key]!r}")
     for (group, i), index in zip(params, indices, strict=True):
         entry = saved["state"].get(index, {})
         parameter = f"parameter {sampler._name(group, i)}"
@@ -45,12 +50,17 @@ def rng_state(sampler: Sampler) -> dict[str, Tensor]:
     """State of the sampler's own generator, or of the global ones of the devices that it draws on."""
     if sampler.generator is not None:
         return {"generator": sampler.generator.get_state()}
+    return global_rng_state(sampler)
+
+
+def global_rng_state(sampler: Sampler) -> dict[str, Tensor]:
+    """State of torch's global generators, of the CPU and of every GPU that holds parameters."""
     devices = {p.device for group in sampler.param_groups for p in group["params"] if p.device.type == "cuda"}
     return {"cpu": torch.get_rng_state(), **{str(d): torch.cuda.get_rng_state(d) for d in devices}}
 
 
 def set_rng_state(sampler: Sampler, states: dict[str, Tensor]) -> None:
-    """Put back what `rng_state` saved."""
+    """Put back what `rng_state` or `global_rng_state` saved; warns where the GPU of a saved state is not there."""
     for name, state in states.items():
         state = state.to("cpu", torch.uint8)
         if name == "generator":
@@ -60,3 +70,5 @@ def set_rng_state(sampler: Sampler, states: dict[str, Tensor]) -> None:
             torch.set_rng_state(state)
         elif torch.cuda.is_available():
             torch.cuda.set_rng_state(state, name)
+        else:
+            warnings.warn(f"the noise of {name} cannot be resumed: there is no GPU here", stacklevel=3)

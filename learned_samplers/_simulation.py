@@ -41,7 +41,7 @@ class Simulation:
             return [dict.fromkeys(keys, math.nan) for _ in self.targets]
 
     def _run(self, steps: int, lr_factor: float, maps: list[LinearStep | None] | None) -> list[dict[str, float]]:
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
         params = [
             (torch.randn(self.coordinates, dtype=self.dtype) * math.sqrt(target)).requires_grad_()
             for target in self.targets
@@ -102,9 +102,8 @@ class Simulation:
             covariance = one.stationary_covariance()
             if not math.isfinite(covariance[0, 0]):
                 continue
-            root = torch.linalg.cholesky(
-                torch.from_numpy(covariance + 1e-14 * covariance.max() * np.eye(len(covariance)))
-            )
+            values, vectors = np.linalg.eigh(covariance)  # no noise at all gives zeros, which Cholesky refuses
+            root = torch.from_numpy(vectors * np.sqrt(values.clip(min=0.0)))
             z = (root @ torch.randn(len(one.names), p.numel(), dtype=torch.float64)).to(p.dtype)
             with torch.no_grad():
                 p.copy_(z[0])

@@ -13,6 +13,7 @@ from torch import Tensor
 from . import _validation as check
 from ._linear import read_linear_step
 from ._simulation import Simulation
+from .hmc import HMC
 from .sampler import _as_number
 
 Factory = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -84,7 +85,7 @@ def check_sampler(
     steps: int | None = None,
     tolerance: float = 0.02,
     refinement: float = 16.0,
-    per_chain: bool = False,
+    per_chain: bool | None = None,
     num_data: float | None = None,
     temperature: float | None = None,
     prior_precision: float | None = None,
@@ -116,7 +117,8 @@ def check_sampler(
             softest coordinate under plain Langevin dynamics, at least 500.
         tolerance: relative, for measured against expected variance and for bias that a simulation cannot resolve.
         refinement: factor by which lr is lowered for the second question.
-        per_chain: give ``step`` a closure that returns losses of shape (coordinates,), each coordinate one chain (HMC).
+        per_chain: give ``step`` a closure that returns losses of shape (coordinates,), each coordinate one chain;
+            the default is what `HMC` needs, and no other.
         num_data, temperature, prior_precision: N, T, λ of the target, where the groups of the sampler do not have them.
         dtype: of the simulation.
         seed: of the simulation.
@@ -128,7 +130,15 @@ def check_sampler(
         TypeError, ValueError: an argument is out of range, or the sampler has no N or T and none was given.
     """
     _validate(coordinates, tolerance, refinement, gradient_noise)
+    if not (stiffness if curvature is None else curvature):
+        raise ValueError("stiffness or curvature must have at least one value")
+    if steps is not None:
+        check.whole("steps", steps)
     probe = factory([torch.zeros(1, requires_grad=True)])
+    if not isinstance(probe, torch.optim.Optimizer):
+        raise TypeError(f"factory must return an optimizer, got {type(probe).__name__}")
+    if per_chain is None:
+        per_chain = isinstance(probe, HMC)
     group = probe.param_groups[0]
 
     def of_target(name: str, given: float | None, default: float | None) -> float:

@@ -41,7 +41,7 @@ class CyclicalSchedule:
         lr_k = lr₀/2·(cos(π·mod(k−1, K)/K) + 1);    T_k = 0 if mod(k−1, K)/K < exploration_ratio, else T
 
     (Zhang et al., ICLR 2020.) The peak lr₀ and T are those the groups have when the schedule is made; they are kept in
-    the groups as ``initial_lr`` and ``initial_temperature``, and the position in the cycle is the sampler's own
+    the groups as ``peak_lr`` and ``sampling_temperature``, and the position in the cycle is the sampler's own
     `step_count`, so a resumed sampler needs only a new schedule with the same arguments. While it is attached the
     sampler's `is_sampling` and `cycle` answer for it.
 
@@ -59,9 +59,6 @@ class CyclicalSchedule:
             raise TypeError(f"sampler must be a Sampler, got {type(sampler).__name__}")
         _validate_schedule(cycle_length, exploration_ratio)
         self.sampler, self.cycle_length, self.exploration_ratio = sampler, cycle_length, exploration_ratio
-        for group in sampler.param_groups:
-            group.setdefault("initial_lr", group["lr"])
-            group.setdefault("initial_temperature", group["temperature"])
         sampler._schedule = self  # type: ignore[attr-defined]
         self.step()
 
@@ -69,8 +66,11 @@ class CyclicalSchedule:
         """Write the learning rate and the temperature of the sampler's next step."""
         factor, sampling = cyclical_phase(self.sampler.step_count + 1, self.cycle_length, self.exploration_ratio)
         for group in self.sampler.param_groups:
-            group["lr"] = group["initial_lr"] * factor
-            group["temperature"] = group["initial_temperature"] if sampling else 0.0
+            peak, temperature = (
+                group.setdefault(kept, group[name])
+                for kept, name in (("peak_lr", "lr"), ("sampling_temperature", "temperature"))
+            )
+            group["lr"], group["temperature"] = peak * factor, temperature if sampling else 0.0
 
     @property
     def is_sampling(self) -> bool:
@@ -111,6 +111,7 @@ class CyclicalSGMCMC(SGHMC):
     """
 
     badge = "heuristic"
+    structural = ("base",)
 
     def __init__(
         self,
@@ -134,6 +135,9 @@ class CyclicalSGMCMC(SGHMC):
         super()._validate(group)
         _validate_schedule(group["cycle_length"], group["exploration_ratio"])
         check.one_of("base", group["base"], ("sghmc", "sgld"))
+        base = self.defaults["base"] if hasattr(self, "defaults") else group["base"]
+        if group["base"] != base:
+            raise ValueError(f"base must be the same in every group, got {group['base']!r} beside {base!r}")
 
     @property
     def state_names(self) -> tuple[str, ...]:  # type: ignore[override]

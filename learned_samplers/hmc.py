@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _saved_state
 from . import _validation as check
 from ._ops import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
 from .sampler import Sampler, _as_number, _finite, arguments
@@ -95,7 +96,8 @@ class HMC(Sampler):
         check.fraction("step_jitter", group["step_jitter"], open_right=True)
         check.whole("adapt_steps", group["adapt_steps"], least=0)
         check.fraction("target_acceptance", group["target_acceptance"], open_left=True, open_right=True)
-        for key in ("num_data", "temperature", "prior_precision", "leapfrog_steps", "adapt_steps"):
+        whole_trajectory = ("leapfrog_steps", "adapt_steps", "step_jitter", "target_acceptance")
+        for key in ("num_data", "temperature", "prior_precision", *whole_trajectory):
             first = (self.param_groups[0] if getattr(self, "param_groups", None) else group)[key]
             if group[key] != first:
                 raise ValueError(f"{key} must be the same in every group of HMC, got {group[key]} beside {first}")
@@ -114,7 +116,7 @@ class HMC(Sampler):
         loss = torch.as_tensor(loss)
         chains = self._chains(loss, params)
         temperature = _as_number(self.param_groups[0]["temperature"])
-        start = [p.clone() for p in params]
+        start, rng = [p.clone() for p in params], _saved_state.rng_state(self)
         momentum = {p: self._noise(p).mul_(temperature**0.5) for p in params}
         before = self._hamiltonian(loss, groups, momentum, chains)
         jitter = self.param_groups[0]["step_jitter"] * (2 * self._uniform(loss.new_empty(())).item() - 1)
@@ -123,6 +125,7 @@ class HMC(Sampler):
         except BaseException:
             for p, value in zip(params, start, strict=True):
                 p.copy_(value)
+            _saved_state.set_rng_state(self, rng)
             raise
         divergent = ~after.isfinite()
         probability = torch.where(divergent, 0.0, ((before - after) / temperature).exp().clamp(max=1.0))
@@ -190,7 +193,8 @@ class HMC(Sampler):
     # ---------------------------------------------------------------- acceptance and adaptation
 
     def _record(self, probability: Tensor, accept: Tensor, divergent: Tensor) -> None:
-        tally, group = self.param_groups[0]["tally"], self.param_groups[0]
+        group = self.param_groups[0]
+        tally = group["tally"] = dict(group["tally"])  # a state dict taken before keeps its own
         if group["step"] >= group["adapt_steps"]:
             tally["proposed"] += accept.numel()
             tally["accepted"] += accept.sum().item()

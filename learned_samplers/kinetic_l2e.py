@@ -40,11 +40,13 @@ class KineticL2E(LearnedSampler):
     ``hessian=`` says where the Hessian-vector product ∇²Ũ·w comes from. It needs a closure:
 
     - "finite_difference": (∇L(θ + δw) − ∇L(θ))/δ. One more call of the usual closure at each step, on the same
-      minibatch (dropout and augmentation must not change between the calls): about twice the cost of `SGHMC`. Its error
-      is O(δ).
-    - "double_backward": the closure returns the loss and does *not* call ``backward``; the product is exact. About one
-      more backward pass through a graph twice as long: three to four times a backward pass, and the memory for it.
+      minibatch (dropout and augmentation must not change between the calls). Its error is O(δ).
+    - "double_backward": the closure returns the loss and does *not* call ``backward``; the product is exact. One more
+      backward pass through a graph twice as long, and the memory for it.
     - "none": the product is left out. No closure is needed, and the invariant law is no longer claimed: an ablation.
+
+    Measured on one CPU core with a small convolutional network of 32,000 weights, milliseconds a step: `SGHMC` 5.4,
+    "none" 12, "finite_difference" 21, "double_backward" 31; f and its derivative cost about 6 of them.
 
     Args:
         params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, network:

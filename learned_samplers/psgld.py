@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _saved_state
 from . import _validation as check
 from ._ops import FUNCTIONAL, Operations, scalar_sqrt
 from .sampler import Sampler, _finite, arguments
@@ -41,13 +42,10 @@ def psgld_rule(
     root = ops.sqrt(second_moment)
     denominator = ops.affine(root, 1.0, eps)
     if noise is not None and curvature is not None:
-        # Γ = −(1−d)·ĝ·(∂ĝ/∂θ) / ((eps + √V)²·√V), a ratio that stays finite as ĝ and √V go to zero together.
-        slope = ops.affine(curvature, 1.0, pull)
-        weight = ops.affine(gradient, 1.0, 0.0)
-        weight = ops.multiply(weight, slope)
-        square = ops.affine(denominator, 1.0, 0.0)
-        square = ops.multiply(square, denominator)
-        square = ops.multiply(square, ops.affine(root, 1.0, 1e-30))
+        # Γ = −(1−d)·(ĝ/√V)·(∂ĝ/∂θ) / (eps + √V)²; ĝ/√V is bounded, and 0 where no gradient was ever seen.
+        weight = ops.divide(ops.affine(gradient, 1.0, 0.0), ops.affine(root, 1.0, 1e-4 * eps))
+        weight = ops.multiply(weight, ops.affine(curvature, 1.0, pull))
+        square = ops.multiply(ops.affine(denominator, 1.0, 0.0), denominator)
         correction = -(1 - decay) * lr * temperature / num_data
         parameter = ops.add_ratio(parameter, weight, square, correction)
     parameter = ops.add_ratio(parameter, gradient, denominator, -lr)
@@ -72,8 +70,9 @@ class PSGLD(Sampler):
     and the law is then only approximately the posterior, hence the badge. ``correction="probe"`` adds
     Γᵢ = −(1−d)·ĝᵢ·∂ᵢĝᵢ / ((eps + √Vᵢ)²·√Vᵢ), the paper's term: ∂ᵢĝᵢ is estimated with one random sign vector z as
     zᵢ·(ĝᵢ(θ + δz) − ĝᵢ(θ))/δ, exact for a diagonal Hessian and unbiased to O(δ) otherwise. It costs a second
-    evaluation of the closure at each step, on the same minibatch. With d = 0 and the full gradient the corrected rule
-    is O(h)-exact; at 0 < d < 1 the paper's term counts only the newest gradient in V, so it corrects a part (1−d).
+    evaluation of the closure at each step, on the same minibatch; torch's random numbers are replayed for it. With
+    d = 0 and the full gradient the corrected rule is O(h)-exact; at 0 < d < 1 the paper's term counts only the newest
+    gradient in V, so it corrects a part (1−d).
 
     Args:
         params, lr, num_data, temperature, prior_precision, foreach, generator: as for `SGLD`; lr is RMSprop's.
@@ -120,14 +119,19 @@ class PSGLD(Sampler):
         return any(group["correction"] == "probe" for group in self.param_groups)
 
     def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
+        if not self.needs_closure:
+            return super()._evaluate(closure)
+        before = _saved_state.global_rng_state(self)
         loss = super()._evaluate(closure)
-        if self.needs_closure:
-            assert closure is not None
-            self._probe(closure)
+        assert closure is not None
+        self._probe(closure, before)
         return loss
 
-    def _probe(self, closure: Callable[[], Any]) -> None:
-        """Estimate ∂gᵢ/∂θᵢ by one more evaluation beside θ; parameters and gradients end as they were."""
+    def _probe(self, closure: Callable[[], Any], replay: dict[str, Tensor]) -> None:
+        """Estimate ∂gᵢ/∂θᵢ by one more evaluation beside θ, with the random numbers of the first (dropout, batches).
+
+        Parameters, gradients and the generators end as they were, whatever happens.
+        """
         groups = [(group, *self._gradients(group)) for group in self.param_groups]
         self._check_finite([(params, grads) for _, params, grads in groups])
         moved = [
@@ -136,19 +140,25 @@ class PSGLD(Sampler):
             for p, g in zip(ps, gs, strict=True)
         ]
         signs = [self._noise(p).sign_() for p, *_ in moved]
+        after = _saved_state.global_rng_state(self)
         try:
             for (p, *_, size), sign in zip(moved, signs, strict=True):
                 p.add_(sign, alpha=size)
+            _saved_state.set_rng_state(self, replay)
             with torch.enable_grad():
                 loss = closure()
             if not _finite(loss):
                 raise FloatingPointError(f"the closure returned a loss that is not finite at the probe: {loss}")
-            at_probe = [g for group in self.param_groups for g in self._gradients(group)[1]]
+            probed = [self._gradients(group) for group in self.param_groups]
+            self._check_finite(probed)
             slopes = [
                 sign * (shifted - gradient) / size
-                for (_, gradient, _, size), sign, shifted in zip(moved, signs, at_probe, strict=True)
+                for (_, gradient, _, size), sign, shifted in zip(
+                    moved, signs, [g for _, grads in probed for g in grads], strict=True
+                )
             ]
         finally:
+            _saved_state.set_rng_state(self, after)
             for p, gradient, start, _ in moved:
                 p.copy_(start)
                 p.grad = gradient

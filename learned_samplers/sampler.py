@@ -41,6 +41,8 @@ class Sampler(torch.optim.Optimizer):
     #: The update, a pure function: ``rule(parameter, gradient, noise, *state, **hyperparameters, ops=...)`` returns
     #: the new parameter followed by the new state. ``noise`` is standard normal, or None at temperature 0.
     rule: ClassVar[Callable[..., Any]]
+    #: Keys of the parameter groups that choose the rule or its state: the same in every group, and in a loaded state.
+    structural: ClassVar[tuple[str, ...]] = ()
     #: Whether `step` works only with a closure.
     needs_closure: ClassVar[bool] = False
 
@@ -67,7 +69,11 @@ class Sampler(torch.optim.Optimizer):
         """Add a group, as in `torch.optim.Optimizer`, after checking its hyperparameters and tensors."""
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
+        if "params" not in param_group:
+            raise ValueError("param_group must have 'params'")
         params = param_group["params"]
+        if isinstance(params, set):
+            raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
         listed = [params] if isinstance(params, Tensor) else list(params)
         if not listed:
             raise ValueError("params of a parameter group must not be empty")
@@ -111,6 +117,12 @@ class Sampler(torch.optim.Optimizer):
         return loss
 
     def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
+        """The closure's loss, or None without one; nothing of the chain has changed if it raises."""
+        if not torch.compiler.is_compiling():
+            for group in self.param_groups:  # a scheduler, or a hand, may have written anything since the last step
+                for name in ("lr", "temperature", "num_data"):
+                    if not group[name] >= 0:
+                        raise ValueError(f"{name} must not be negative, got {group[name]}")
         if closure is None:
             if self.needs_closure:
                 raise ValueError(f"{type(self).__name__}.step needs a closure that re-evaluates the loss, got None")
@@ -125,13 +137,13 @@ class Sampler(torch.optim.Optimizer):
         """The parameters of a group that are sampled, and their gradients; frozen parameters are left out."""
         params, grads = [], []
         for i, p in enumerate(group["params"]):
-            if p.grad is None:
-                if p.requires_grad:
-                    raise ValueError(
-                        f"parameter {self._name(group, i)} has no gradient: call loss.backward() before step(), "
-                        "or set requires_grad=False to keep it fixed"
-                    )
+            if not p.requires_grad:
                 continue
+            if p.grad is None:
+                raise ValueError(
+                    f"parameter {self._name(group, i)} has no gradient: call loss.backward() before step(), "
+                    "or set requires_grad=False to keep it fixed"
+                )
             if p.grad.layout != torch.strided:
                 raise TypeError(
                     f"the gradient of parameter {self._name(group, i)} is sparse ({p.grad.layout}); use dense gradients"
@@ -149,7 +161,7 @@ class Sampler(torch.optim.Optimizer):
                 continue
             for group in self.param_groups:
                 for i, p in enumerate(group["params"]):
-                    if p.grad is not None and not p.grad.isfinite().all():
+                    if p.requires_grad and p.grad is not None and not p.grad.isfinite().all():
                         raise FloatingPointError(
                             f"the gradient of parameter {self._name(group, i)} is not finite; nothing was changed"
                         )
@@ -257,14 +269,22 @@ class Sampler(torch.optim.Optimizer):
                 where this one has none (or the other way round). Nothing has changed then.
         """
         _saved_state.check_saved(self, state_dict)
-        super().load_state_dict(state_dict)
-        _saved_state.set_rng_state(self, state_dict["sampler"]["rng"])
+        before = _saved_state.rng_state(self)
+        try:
+            _saved_state.set_rng_state(self, state_dict["sampler"]["rng"])
+            super().load_state_dict(state_dict)
+        except BaseException:
+            _saved_state.set_rng_state(self, before)
+            raise
 
     def _state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         return tuple(p.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "generator": self.generator}
+        kept = {"generator": self.generator}
+        if "_schedule" in self.__dict__:
+            kept["_schedule"] = self.__dict__["_schedule"]
+        return {**super().__getstate__(), **kept}
 
 
 def arguments(local: dict[str, Any]) -> dict[str, Any]:

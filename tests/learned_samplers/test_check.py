@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learned_samplers import SGHMC, SGLD, check_sampler
+from learned_samplers import SGHMC, SGLD, SGNHT, check_sampler
 
 
 class Langevin(torch.optim.Optimizer):
@@ -108,3 +108,46 @@ def test_the_global_generator_and_the_result_are_reproducible():
 def test_bad_input(factory, arguments, error, message):
     with pytest.raises(error, match=message):
         check_sampler(factory, **arguments)
+
+
+def test_draws_with_a_mean_and_a_standard_deviation_are_read_right():
+    class Scaled(Langevin):
+        @torch.no_grad()
+        def step(self, closure=None):
+            closure()
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.add_(p.grad, alpha=-group["lr"])
+                    p.add_(torch.empty_like(p).normal_(0.0, std=(2 * group["lr"] / 100) ** 0.5))
+
+    report = check_sampler(lambda p: Scaled(p, 0.1), num_data=100)
+    assert report.linear
+    assert report.verdict == "O(h)", report
+
+
+def test_no_noise_at_all_is_biased():
+    report = check_sampler(lambda p: torch.optim.SGD(p, 0.1), num_data=100, steps=50)
+    assert report.verdict == "biased"
+
+
+def test_hmc_is_checked_chain_by_chain_without_being_told():
+    from learned_samplers import HMC
+
+    settings = dict(stiffness=(0.5,), coordinates=4000, steps=150, refinement=1.5)
+    assert check_sampler(lambda p: HMC(p, 0.1, 100), **settings).verdict == "exact"
+
+
+@pytest.mark.parametrize("make", [lambda p: SGHMC(p, 0.1, 100), lambda p: SGNHT(p, 0.1, 100)])
+def test_a_chain_that_leaves_the_numbers_is_unstable(make):
+    assert check_sampler(make, stiffness=(50.0,), steps=200).verdict == "unstable"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [({"stiffness": ()}, "stiffness"), ({"steps": -1}, "steps")])
+def test_bad_numbers(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        check_sampler(lambda p: SGLD(p, 0.1, 100), **arguments)
+
+
+def test_a_factory_that_makes_no_optimizer():
+    with pytest.raises(TypeError, match="factory must return an optimizer, got list"):
+        check_sampler(lambda p: p)

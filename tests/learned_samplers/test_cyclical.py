@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -58,7 +59,7 @@ def test_the_schedule_on_its_own_makes_the_same_chain(base):
                 assert sampler.cycle == schedule.cycle
     assert torch.allclose(flat(one), flat(two), atol=1e-6)
     assert a.is_sampling == b.is_sampling
-    assert b.param_groups[0]["initial_lr"] == 0.2
+    assert b.param_groups[0]["peak_lr"] == 0.2
 
 
 def test_the_schedule_resumes_from_the_sampler():
@@ -73,7 +74,7 @@ def test_the_schedule_resumes_from_the_sampler():
     again = CyclicalSchedule(second, 10, 0.5)
     assert again.is_sampling
     assert second.param_groups[0]["lr"] == pytest.approx(first.param_groups[0]["lr"])
-    assert second.param_groups[0]["initial_lr"] == 0.3
+    assert second.param_groups[0]["peak_lr"] == 0.3
 
 
 def test_it_composes_with_a_scheduler_on_the_peak():
@@ -115,3 +116,27 @@ def test_exploring_is_the_cold_optimizer():
     del scheduler
     # SGD's buffer is not rescaled as lr falls; over ten of a hundred steps the two differ by the fall alone.
     assert torch.allclose(flat(one), flat(two), atol=0.01)
+
+
+def test_the_peak_is_the_lr_when_the_schedule_is_made():
+    sampler = SGLD([torch.zeros(1, requires_grad=True)], 0.1, 10)
+    torch.optim.lr_scheduler.StepLR(sampler, 5)  # leaves an initial_lr of its own
+    sampler.param_groups[0]["lr"] = 0.01
+    schedule = CyclicalSchedule(sampler, 10, 0.5)
+    assert sampler.param_groups[0]["lr"] == pytest.approx(0.01)
+    sampler.add_param_group({"params": [torch.zeros(2, requires_grad=True)], "lr": 0.2})
+    for group in sampler.param_groups:
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p)
+    sampler.step()
+    schedule.step()
+    assert sampler.param_groups[1]["peak_lr"] == 0.2
+
+
+def test_a_copy_keeps_its_schedule():
+    sampler = SGLD([torch.zeros(1, requires_grad=True)], 0.1, 10)
+    schedule = CyclicalSchedule(sampler, 10, 0.5)
+    _track(sampler, 2, schedule.step)
+    clone = copy.deepcopy(sampler)
+    assert not clone.is_sampling
+    assert clone._schedule.sampler is clone

@@ -13,6 +13,7 @@ CASES = {
     "multiply": lambda ops, x, y, z, c: ops.multiply(x, y),
     "shift": lambda ops, x, y, z, c: ops.shift(x, c),
     "combine": lambda ops, x, y, z, c: ops.combine(x, y, c),
+    "divide": lambda ops, x, y, z, c: ops.divide(x, y),
     "add_product": lambda ops, x, y, z, c: ops.add_product(x, y, z, c),
     "add_ratio": lambda ops, x, y, z, c: ops.add_ratio(x, y, z, c),
     "sqrt": lambda ops, x, y, z, c: ops.sqrt(z),
