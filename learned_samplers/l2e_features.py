@@ -235,7 +235,9 @@ class TensorScales:
     ):
         self.parameter, self.gradient, self.averages = parameter, gradient, averages
         self.segments, self.named = segments, named
-        self.lr, self.num_data, self.time = lr, num_data, step + 1
+        # In double precision, for 1 − dᵗ is a small difference; as a scalar it leaves the features' dtype alone.
+        self.time = (step.double() if isinstance(step, Tensor) else step) + 1
+        self.lr, self.num_data = lr, num_data
         k = len(AVERAGE_DECAYS)
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
         self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :])], -2)

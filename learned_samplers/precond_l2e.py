@@ -30,8 +30,8 @@ class PrecondL2E(LearnedSampler):
 
     Invariant law: the terms in brackets keep the posterior; without them (``correction="none"``, the ablation as it is
     usually run) it moves. With ``correction="network"`` they are those of the network's inputs θ and r alone (see
-    `learned_samplers.precond_rule.l2e_precond_rule`), at about twice the cost; the path through the gradient is left
-    out, hence the badge.
+    `learned_samplers.precond_rule.l2e_precond_rule`), at three to four times the cost of a step without them; the path
+    through the gradient is left out, hence the badge.
 
     Args:
         params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator,

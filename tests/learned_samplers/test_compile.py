@@ -7,9 +7,15 @@ import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
-from learned_samplers import PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC
+from learned_samplers import L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC
+from learned_samplers.l2e_network import build_network
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # inductor and its threads warn of their own affairs
+
+
+def _network(feature_set):
+    return build_network(feature_set, (6,), zero_last=False, generator=torch.Generator().manual_seed(1))
+
 
 MAKERS = {
     "SGLD": lambda p, lr: SGLD(p, lr, 100, prior_precision=1.0),
@@ -17,6 +23,8 @@ MAKERS = {
     "SGHMC": lambda p, lr: SGHMC(p, lr, 100, prior_precision=1.0),
     "SGNHT": lambda p, lr: SGNHT(p, lr, 100),
     "CyclicalSGMCMC": lambda p, lr: CyclicalSGMCMC(p, lr, 100, cycle_length=4, exploration_ratio=0.5),
+    "L2E": lambda p, lr: L2E(p, lr, 100, network=_network("paper")),
+    "L2E-adaptive": lambda p, lr: L2E(p, lr, 100, network=_network("adaptive"), feature_set="adaptive"),
 }
 
 
@@ -48,7 +56,7 @@ def test_one_graph_and_no_recompilation_under_a_scheduler(name, foreach):
     assert sampler.step_count == 16
 
 
-@pytest.mark.parametrize("name", ["SGLD", "SGHMC"])
+@pytest.mark.parametrize("name", ["SGLD", "SGHMC", "L2E"])
 def test_compiled_by_inductor_at_temperature_zero_equals_eager(name):
     torch._dynamo.reset()
     eager, compiled = _params(), _params()

@@ -150,6 +150,16 @@ def test_extreme_and_dead_tensors_give_finite_features_and_gradients(name, scale
         assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("name", FEATURE_SETS)
+def test_lr_and_step_may_be_tensors(state, name):
+    """So that a captured or compiled step need not be made anew at every step."""
+    own = {**state, "averages": state["averages"][: FEATURE_SETS[name].num_averages]}
+    numbers = features(**own, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
+    tensors = dict(lr=torch.tensor(LR, dtype=torch.float64), step=torch.tensor(STEP))
+    same = features(**own, segments=SEGMENTS, feature_set=name, num_data=NUM_DATA, **tensors)
+    torch.testing.assert_close(same, numbers, rtol=1e-12, atol=1e-12)
+
+
 def test_running_averages_follow_their_recursion_without_bias_correction():
     generator = torch.Generator().manual_seed(2)
     gradients = torch.randn(30, 5, generator=generator, dtype=torch.float64)
