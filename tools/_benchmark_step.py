@@ -31,9 +31,6 @@ class StepBenchmark:
     # File for the Markdown table, besides the terminal.
     out: Path | None = None
 
-    def run(self) -> None:
-        benchmark_steps(self)
-
 
 def resnet20(device: str) -> list[Tensor]:
     """The 65 tensors of the CIFAR ResNet-20: BatchNorm's scale and shift beside each of 21 convolutions, one linear."""

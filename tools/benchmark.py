@@ -1,6 +1,7 @@
 """Measures how fast the library is on this machine, each thing beside its peers in one sitting.
 
     python tools/benchmark.py step      # time per step of every sampler
+    python tools/benchmark.py inner     # member-steps per second of the meta-trainer's inner loop
 
 Rounds are interleaved; compare the numbers as ratios, within one run.
 """
@@ -8,13 +9,18 @@ Rounds are interleaved; compare the numbers as ratios, within one run.
 from __future__ import annotations
 
 import tyro
-from _benchmark_step import StepBenchmark
-
-BENCHMARKS = {"step": StepBenchmark}
+from _benchmark_inner import InnerBenchmark, benchmark_inner
+from _benchmark_step import StepBenchmark, benchmark_steps
 
 
 def main() -> None:
-    tyro.extras.subcommand_cli_from_dict(BENCHMARKS, description=__doc__).run()
+    options = tyro.extras.subcommand_cli_from_dict(
+        {"step": StepBenchmark, "inner": InnerBenchmark}, description=__doc__
+    )
+    if isinstance(options, InnerBenchmark):
+        benchmark_inner(options)
+    else:
+        benchmark_steps(options)
 
 
 if __name__ == "__main__":
