@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from learned_samplers._storage import write_atomically
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "check_same"]
 
 _PATTERN = re.compile(r"checkpoint-(\d{8})\.pt")
 _FORMAT = "learned-samplers meta-training"
@@ -85,3 +86,28 @@ class Checkpoints:
         if payload.get("version") != _VERSION:
             raise ValueError(f"{path} has version {payload.get('version')!r}, this program reads {_VERSION}")
         return payload
+
+
+def check_same(saved: Any, own: Any, folder: str) -> None:
+    """Refuse a checkpoint whose specification differs from the run's own.
+
+    Raises:
+        ValueError: it differs; says where, and what the values are.
+    """
+    differences = list(_differences("", saved, own))
+    if differences:
+        raise ValueError(
+            f"the checkpoints in {folder} are of another run: {'; '.join(differences)}. "
+            "Choose another folder, or the settings they were made with"
+        )
+
+
+def _differences(path: str, saved: Any, own: Any) -> Iterator[str]:
+    if isinstance(saved, dict) and isinstance(own, dict):
+        for key in sorted({*saved, *own}):
+            if key not in saved or key not in own:
+                yield f"{path}{key} is {'here' if key in own else 'there'} only"
+            else:
+                yield from _differences(f"{path}{key}.", saved[key], own[key])
+    elif saved != own:
+        yield f"{path.rstrip('.')} is {saved!r} there and {own!r} here"

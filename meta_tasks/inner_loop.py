@@ -8,6 +8,7 @@ from the meta-parameters alone. Collected states are never kept; the meta-object
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from meta_tasks.schedule import Schedule
 from meta_tasks.task import Task
 
 __all__ = ["Unroll"]
+
+# δ of the finite difference for Hessian-vector products: what `learned_samplers.KineticL2E` uses.
+_PROBE = 1e-3
 
 
 class Unroll:
@@ -100,9 +104,11 @@ class Unroll:
             indices = torch.stack([each.indices(self.step) for each in self._minibatches])
             loss, gradient = self.task.loss_and_gradient(self.parameter, indices)
             last = self.parameter, gradient, self.state
+            hessian = partial(self._hessian_product, indices, gradient) if self.rule.needs_hessian else None
             self.parameter, self.state = self.rule.update(
-                prepared, self.parameter, gradient, self._draw_noise(), self.state, step=self.step, **context
-            )
+                prepared, self.parameter, gradient, self._draw_noise(), self.state, step=self.step,
+                hessian_product=hessian, **context,
+            )  # fmt: skip
             self.step += 1
             self._record(loss)
             self._retire(loss)
@@ -113,6 +119,14 @@ class Unroll:
             self.output_scales = self.rule.output_scales(
                 prepared, parameter, gradient, state, step=self.step - 1, **context
             )
+
+    def _hessian_product(self, indices: Tensor, gradient: Tensor, direction: Tensor) -> Tensor:
+        """∂²L/∂θ²·w of each member by a finite difference along w, with a root mean square displacement of δ."""
+        length = direction.square().mean(-1, keepdim=True).sqrt()
+        # A direction of zeros (an untrained network) has the product zero and must not divide by its length.
+        delta = _PROBE / torch.where(length > 0, length, torch.inf)
+        moved = self.task.loss_and_gradient(self.parameter + delta * direction, indices)[1]
+        return torch.where(delta > 0, (moved - gradient) / delta, 0.0)
 
     def _draw_noise(self) -> Tensor | None:
         if not self.rule.draws_noise(self.task.hyperparameters, self.step):

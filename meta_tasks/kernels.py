@@ -12,7 +12,6 @@ network through autograd, one member at a time; the tests hold the first two to 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,218 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from learned_samplers.l2e_rule import Segments
 from meta_tasks import architectures
+from meta_tasks._kernel_base import Kernel, cross_entropy, linear, linear_gradients
+from meta_tasks.convolution_kernel import ConvolutionKernel
 
 __all__ = ["ConvolutionKernel", "Kernel", "ModuleKernel", "PerceptronKernel", "kernel_for"]
 
 _aten = torch.ops.aten
-
-# Measured for networks of 4 to 16 channels on images of 14×14 and 28×28 pixels, see docs/inner_loop.md.
-_MEMBERS_ON_CPU = 4
-_SMALL_IMAGE = 100  # pixels
-_ACTIVATION_BYTES = 3 << 20
-
-
-class Kernel:
-    """Base class: the layout of the flat buffer, the loss, and the initial weights.
-
-    Args:
-        build: makes a freshly initialised network from torch's global random state.
-    """
-
-    def __init__(self, build: Callable[[], nn.Module]) -> None:
-        self._build = build
-        with torch.random.fork_rng(devices=[]):
-            module = build()
-        if next(module.buffers(), None) is not None:
-            raise ValueError(f"{type(module).__name__} keeps buffers; the inner loop runs networks of parameters only")
-        self.names, shapes = zip(*((name, tuple(p.shape)) for name, p in module.named_parameters()), strict=True)
-        self.shapes: dict[str, tuple[int, ...]] = dict(zip(self.names, shapes, strict=True))
-        self.segments = Segments(tuple(math.prod(shape) for shape in shapes))
-
-    def initial(self, seed: int) -> Tensor:
-        """Weights (d,) as the network's constructor draws them after ``torch.manual_seed(seed)``."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return torch.cat([p.detach().reshape(-1) for p in self._build().parameters()])
-
-    def views(self, weights: Tensor) -> dict[str, Tensor]:
-        """The tensors of the members, name → (P, *shape), as views of ``weights`` (P, d)."""
-        pieces = weights.split(self.segments.lengths, -1)
-        return {
-            name: piece.view(len(weights), *self.shapes[name]) for name, piece in zip(self.names, pieces, strict=True)
-        }
-
-    def logits(self, weights: Tensor, x: Tensor) -> Tensor:
-        """Logits (P, n, classes) of weights (P, d) on images (G, n, C, H, W)."""
-        raise NotImplementedError
-
-    def loss_and_gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean negative log-likelihood (P,) in nats on x (G, n, C, H, W) and y (G, n), and its gradient (P, d)."""
-        raise NotImplementedError
-
-    def log_probabilities(self, weights: Tensor, x: Tensor) -> Tensor:
-        """Log of the predictive probabilities (P, n, classes)."""
-        return self.logits(weights, x).log_softmax(-1)
-
-
-def _cross_entropy(logits: Tensor, y: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Cross-entropy, summed over n and divided by ``batch``, (P,), of logits (P, n, classes) and labels (G, n); and its
-    gradient, like ``logits``."""
-    labels = y.repeat_interleave(len(logits) // len(y), 0).unsqueeze(-1)
-    log_p = logits.log_softmax(-1)
-    gradient = log_p.exp().div_(batch)
-    gradient.scatter_add_(-1, labels, gradient.new_full((1, 1, 1), -1 / batch).expand(labels.shape))
-    return -log_p.gather(-1, labels).sum((1, 2)) / batch, gradient
-
-
-def _linear(layer_input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(P, n, in) × (P, out, in) + (P, out) → (P, n, out)."""
-    return torch.baddbmm(bias.unsqueeze(1), layer_input, weight.transpose(1, 2))
-
-
-def _linear_gradients(out: dict[str, Tensor], name: str, layer_input: Tensor, gradient: Tensor) -> None:
-    torch.sum(gradient, 1, out=out[f"{name}.bias"])
-    out[f"{name}.weight"].copy_(torch.bmm(gradient.transpose(1, 2), layer_input))
-
-
-class ConvolutionKernel(Kernel):
-    """`architectures.ConvNet`, plain and residual, as grouped convolutions on channels-last activations.
-
-    A convolution call works on some members (a group of channels for each) and some images; the gradients of the pieces
-    add up. What pieces are fastest was measured, see docs/inner_loop.md.
-
-    Args:
-        build: makes the network.
-        members_per_call, images_per_call: size of the pieces; None takes what was fastest on this kind of device.
-    """
-
-    def __init__(
-        self, build: Callable[[], nn.Module], members_per_call: int | None = None, images_per_call: int | None = None
-    ) -> None:
-        super().__init__(build)
-        self.depth = sum(name.startswith("convolutions.") for name in self.names) // 2
-        self.channels, self.in_channels = self.shapes["convolutions.0.weight"][:2]
-        self.residual = "shortcut.weight" in self.shapes
-        self.linear = [name.removesuffix(".weight") for name in self.names if name.startswith("linear.")][::2]
-        for name, value in (("members_per_call", members_per_call), ("images_per_call", images_per_call)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        self.members_per_call, self.images_per_call = members_per_call, images_per_call
-
-    def _member_pieces(self, members: int, x: Tensor) -> list[tuple[slice, slice]]:
-        """Which members go into one call, and which groups of images they need."""
-        per_group = members // len(x)
-        size = min(self.members_per_call or self._fastest_members(members, x), members)
-        if size < per_group:
-            size = max(n for n in range(1, size + 1) if per_group % n == 0)
-        else:
-            size -= size % per_group
-        starts = range(0, members, size)
-        stops = [min(start + size, members) for start in starts]
-        return [(slice(a, b), slice(a // per_group, (b - 1) // per_group + 1)) for a, b in zip(starts, stops)]
-
-    def _fastest_members(self, members: int, x: Tensor) -> int:
-        if x.device.type != "cpu" or x.shape[-1] * x.shape[-2] <= _SMALL_IMAGE:
-            return members  # small images: the time goes into calls, not into arithmetic
-        return _MEMBERS_ON_CPU
-
-    def _images(self, members: int, x: Tensor) -> int:
-        """Images in one call: as many as keep a layer's activations in the processor's cache."""
-        if self.images_per_call is not None or x.device.type != "cpu":
-            return self.images_per_call or x.shape[1]
-        bytes_per_image = members * self.channels * x.shape[-1] * x.shape[-2] * x.element_size()
-        return max(_ACTIVATION_BYTES // bytes_per_image, 1)
-
-    def _forward(self, w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
-        """Logits, convolution inputs, max-pool input and indices, inputs of the linear layers."""
-        members, (groups, n, in_channels, height, width) = len(w["convolutions.0.bias"]), x.shape
-        channels = members * self.channels
-        image = x.transpose(0, 1).reshape(n, groups * in_channels, height, width)
-        hidden = [image.contiguous(memory_format=torch.channels_last)]
-        for i in range(self.depth):
-            weight = w[f"convolutions.{i}.weight"].reshape(channels, -1, 3, 3)
-            weight = weight.contiguous(memory_format=torch.channels_last)
-            bias = w[f"convolutions.{i}.bias"].reshape(channels)
-            h = torch.conv2d(hidden[-1], weight, bias, padding=1, groups=groups if i == 0 else members)
-            if i < self.depth - 1:
-                hidden.append(h.relu_())
-        if self.residual:
-            weight = w["shortcut.weight"].reshape(channels, -1, 1, 1)
-            h += torch.conv2d(hidden[0], weight, w["shortcut.bias"].reshape(channels), groups=groups)
-        pooled, indices = nn.functional.max_pool2d_with_indices(h, [2, 2])
-        # max(relu(h)) = relu(max(h)), and where it is zero neither passes a gradient on.
-        features = torch.empty(members, n, self.channels, height // 2, width // 2, dtype=h.dtype, device=h.device)
-        features.copy_(pooled.relu_().view(n, members, self.channels, height // 2, width // 2).transpose(0, 1))
-        linear_inputs = [features.flatten(2)]
-        for name in self.linear:
-            linear_inputs.append(_linear(linear_inputs[-1], w[f"{name}.weight"], w[f"{name}.bias"]))
-        return linear_inputs.pop(), [*hidden, h], indices, linear_inputs
-
-    def logits(self, weights: Tensor, x: Tensor) -> Tensor:
-        rows = []
-        for members, groups in self._member_pieces(len(weights), x):
-            w, images = self.views(weights[members]), x[groups]
-            pieces = images.split(self._images(members.stop - members.start, x), 1)
-            rows.append(torch.cat([self._forward(w, piece)[0] for piece in pieces], 1))
-        return torch.cat(rows)
-
-    def loss_and_gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        gradient, losses = torch.empty_like(weights), []
-        for members, groups in self._member_pieces(len(weights), x):
-            w, total, images = self.views(weights[members]), gradient[members], self._images(len(weights[members]), x)
-            for start in range(0, x.shape[1], images):
-                part = slice(start, start + images)
-                piece = total if start == 0 else torch.empty_like(total)
-                loss = self._backward(w, self.views(piece), x[groups, part], y[groups, part], x.shape[1])
-                if start == 0:
-                    losses.append(loss)
-                else:
-                    losses[-1] = losses[-1] + loss
-                    total += piece
-        return torch.cat(losses), gradient
-
-    def _backward(self, w: dict[str, Tensor], out: dict[str, Tensor], x: Tensor, y: Tensor, batch: int) -> Tensor:
-        """The part of the loss that these images add; writes their part of the gradient to ``out``."""
-        logits, hidden, indices, linear_inputs = self._forward(w, x)
-        loss, g = _cross_entropy(logits, y, batch)
-        for name, layer_input in zip(reversed(self.linear), reversed(linear_inputs), strict=True):
-            _linear_gradients(out, name, layer_input, g)
-            g = torch.bmm(g, w[f"{name}.weight"])
-        g = _aten.threshold_backward(g, linear_inputs[0], 0)
-        *hidden, before_pool = hidden
-        members, n = len(logits), x.shape[1]
-        pooled = torch.empty_like(indices, dtype=g.dtype)  # channels-last, as the indices are
-        pooled.view(n, members, self.channels, *pooled.shape[2:]).copy_(
-            g.view(members, n, self.channels, *pooled.shape[2:]).transpose(0, 1)
-        )
-        g = _aten.max_pool2d_with_indices_backward(pooled, before_pool, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
-        if self.residual:
-            _convolution_gradients(out, "shortcut", hidden[0], g, w["shortcut.weight"], len(x), False, 0)
-        for i in reversed(range(self.depth)):
-            name = f"convolutions.{i}"
-            groups = len(x) if i == 0 else members
-            g = _convolution_gradients(out, name, hidden[i], g, w[f"{name}.weight"], groups, i > 0, 1)
-            if i > 0:
-                _aten.threshold_backward.grad_input(g, hidden[i], 0, grad_input=g)
-        return loss
-
-
-def _convolution_gradients(
-    out: dict[str, Tensor], name: str, layer_input: Tensor, gradient: Tensor, weight: Tensor, groups: int,
-    needs_input: bool, padding: int,
-) -> Any:  # fmt: skip
-    """Writes the gradients of weight and bias to ``out``; returns that of the input, or None if it is not needed."""
-    flat = weight.reshape(-1, *weight.shape[2:]).contiguous(memory_format=torch.channels_last)
-    g_input, g_weight, g_bias = _aten.convolution_backward(
-        gradient, layer_input, flat, [len(flat)], [1, 1], [padding, padding], [1, 1], False, [0, 0], groups,
-        [needs_input, True, True],
-    )  # fmt: skip
-    out[f"{name}.weight"].copy_(g_weight.view(weight.shape))
-    out[f"{name}.bias"].copy_(g_bias.view(weight.shape[:2]))
-    return g_input
-
 
 _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     # function of the pre-activation z; gradient with respect to z from (gradient, z, activation)
@@ -258,7 +52,7 @@ class PerceptronKernel(Kernel):
         per_group = len(w[f"{self.linear[0]}.bias"]) // len(x)
         inputs, before = [x.flatten(2).repeat_interleave(per_group, 0)], list[Tensor]()
         for i, name in enumerate(self.linear):
-            z = _linear(inputs[-1], w[f"{name}.weight"], w[f"{name}.bias"])
+            z = linear(inputs[-1], w[f"{name}.weight"], w[f"{name}.bias"])
             if i == len(self.linear) - 1:
                 return z, inputs, before
             before.append(z)
@@ -272,9 +66,9 @@ class PerceptronKernel(Kernel):
         gradient = torch.empty_like(weights)
         w, out = self.views(weights), self.views(gradient)
         logits, inputs, before = self._forward(w, x)
-        loss, g = _cross_entropy(logits, y, y.shape[1])
+        loss, g = cross_entropy(logits, y, y.shape[1])
         for i in reversed(range(len(self.linear))):
-            _linear_gradients(out, self.linear[i], inputs[i], g)
+            linear_gradients(out, self.linear[i], inputs[i], g)
             if i > 0:
                 g = self._activations[i - 1][1](torch.bmm(g, w[f"{self.linear[i]}.weight"]), before[i - 1], inputs[i])
         return loss, gradient

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from meta_tasks.checkpoint import Checkpoints
+from meta_tasks.checkpoint import Checkpoints, check_same
 from meta_tasks.estimators import Estimator, Job
 from meta_tasks.evaluation import HeldOutEvaluation, Score
 from meta_tasks.monitoring import Monitor
@@ -276,29 +276,9 @@ class Trainer:
 
     def _restore(self, saved: dict[str, Any]) -> None:
         assert self.checkpoints is not None
-        _check_same(saved["specification"], self.specification(), str(self.checkpoints.folder))
+        check_same(saved["specification"], self.specification(), str(self.checkpoints.folder))
         with torch.no_grad():
             self.weights.copy_(saved["weights"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
         self.history, self.scores = saved["history"], saved["scores"]
-
-
-def _check_same(saved: Any, own: Any, folder: str) -> None:
-    differences = list(_differences("", saved, own))
-    if differences:
-        raise ValueError(
-            f"the checkpoints in {folder} are of another run: {'; '.join(differences)}. "
-            "Choose another folder, or the settings they were made with"
-        )
-
-
-def _differences(path: str, saved: Any, own: Any) -> Iterator[str]:
-    if isinstance(saved, dict) and isinstance(own, dict):
-        for key in sorted({*saved, *own}):
-            if key not in saved or key not in own:
-                yield f"{path}{key} is {'here' if key in own else 'there'} only"
-            else:
-                yield from _differences(f"{path}{key}.", saved[key], own[key])
-    elif saved != own:
-        yield f"{path.rstrip('.')} is {saved!r} there and {own!r} here"

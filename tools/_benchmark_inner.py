@@ -19,9 +19,9 @@ from _benchmark_forms import FORMS, make_kernel
 from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop import Unroll
 from meta_tasks.kernels import kernel_for
+from meta_tasks.learned_rules import L2ERule
 from meta_tasks.objectives import BMALoss
 from meta_tasks.process import one_core
-from meta_tasks.rules import L2ERule
 from meta_tasks.schedule import Schedule
 from meta_tasks.task import ImageTask, TaskConfig
 

@@ -25,8 +25,8 @@ import tyro
 from learned_samplers.weights import save as save_weights
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping
 from meta_tasks.evaluation import HeldOutEvaluation
+from meta_tasks.learned_rules import KineticRule, L2ERule, NetworkRule
 from meta_tasks.process import one_core
-from meta_tasks.rules import L2ERule
 from meta_tasks.schedule import Horizon
 from meta_tasks.task_family import ImageTaskFamily, family_named
 from meta_tasks.trainer import Trainer, TrainerSettings
@@ -42,8 +42,8 @@ class Options:
     # Task family: paper and full for GPUs, cpu for small images, digits for a first try without files.
     family: Literal["paper", "full", "cpu", "digits"] = "digits"
     # Form of the sampler.
-    form: Literal["residual", "paper", "preconditioner"] = "residual"
-    # What its network sees: paper, scaled or adaptive.
+    form: Literal["residual", "paper", "preconditioner", "kinetic"] = "residual"
+    # What its network sees: paper, scaled or adaptive; the kinetic form has its own two inputs.
     feature_set: str = "paper"
     # Widths of its hidden layers.
     hidden: tuple[int, ...] = (32, 32)
@@ -115,7 +115,7 @@ def make_trainer(options: Options) -> Trainer:
         return ProcessExecutor(evaluator, options.workers) if options.workers > 1 else SerialExecutor(evaluator)
 
     family, estimator = make_family(options), make_estimator(options)
-    rule = L2ERule(options.form, options.feature_set, options.hidden, **_rule_options(options))
+    rule = make_rule(options)
     evaluation = None
     if options.settings.evaluate_every:
         steps = options.horizon[1]
@@ -127,14 +127,17 @@ def make_trainer(options: Options) -> Trainer:
     )  # fmt: skip
 
 
-def _rule_options(options: Options) -> dict[str, float]:
-    return {} if options.output_bound is None else {"output_bound": options.output_bound}
+def make_rule(options: Options) -> NetworkRule:
+    bound = {} if options.output_bound is None else {"output_bound": options.output_bound}
+    if options.form == "kinetic":
+        return KineticRule(options.hidden, **bound)
+    return L2ERule(options.form, options.feature_set, options.hidden, **bound)
 
 
 def write_weights(trainer: Trainer, options: Options) -> Path:
     """The weights as a safetensors file with its card in the run's folder."""
     rule, settings = trainer.rule, trainer.settings
-    assert isinstance(rule, L2ERule)
+    assert isinstance(rule, NetworkRule)
     losses = trainer.history.get("loss", [])
     card = {
         "name": options.run.name,

@@ -7,7 +7,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from meta_tasks.estimators import AntitheticES
 from meta_tasks.evaluation import HeldOutEvaluation
 from meta_tasks.figures import output_contours
-from meta_tasks.rules import L2ERule, LearnableSGD, SGHMCRule
+from meta_tasks.learned_rules import L2ERule
+from meta_tasks.rules import LearnableSGD, SGHMCRule
 from meta_tasks.schedule import Horizon
 from meta_tasks.task_family import family_named
 from meta_tasks.trainer import Trainer, TrainerSettings

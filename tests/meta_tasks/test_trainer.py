@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from meta_tasks.estimators import AntitheticES, NoiseReuseES
-from meta_tasks.rules import L2ERule, LearnableSGD
+from meta_tasks.learned_rules import L2ERule
+from meta_tasks.rules import LearnableSGD
 from meta_tasks.schedule import Horizon
 from meta_tasks.trainer import Trainer, TrainerSettings
 from meta_tasks.workers import ProcessExecutor, RankExecutor, SerialExecutor

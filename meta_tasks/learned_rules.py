@@ -1,0 +1,167 @@
+"""The learned samplers' update rules as the inner loop runs them: L2E in its forms, and Kinetic-L2E."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.kinetic_rule import KINETIC_FEATURES, kinetic_mean, l2e_kinetic_rule
+from learned_samplers.l2e_features import feature_set_named, features
+from learned_samplers.l2e_network import build_network, flatten, layers_of, shapes_of, unflatten
+from learned_samplers.l2e_rule import Phi, apply_network, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.precond_rule import l2e_precond_rule
+from meta_tasks.random_streams import generator
+from meta_tasks.rules import SamplerRule, State, arguments_of
+
+__all__ = ["KineticRule", "L2ERule", "NetworkRule"]
+
+
+class NetworkRule(SamplerRule):
+    """A rule whose meta-parameters are the weights of one coordinate-wise network, laid end to end.
+
+    Args:
+        inputs: name of the network's feature set, or number of its inputs.
+        outputs: number of its outputs.
+        hidden: widths of its hidden layers.
+        zero_last: whether the last layer starts at zero.
+        options: further keyword arguments of the pure rule.
+    """
+
+    def __init__(
+        self, inputs: str | int, outputs: int, hidden: Sequence[int], zero_last: bool, options: dict[str, Any]
+    ) -> None:
+        self._inputs, self._outputs, self._zero_last = inputs, outputs, zero_last
+        self.hidden, self.options = tuple(hidden), options
+        self._shapes = shapes_of(layers_of(build_network(inputs, self.hidden, outputs)))
+        self.num_weights = sum(out * (into + 1) for out, into in self._shapes)
+
+    def initial_weights(self, seed: int) -> Tensor:
+        stream = generator(seed, "network")
+        network = build_network(self._inputs, self.hidden, self._outputs, zero_last=self._zero_last, generator=stream)
+        return flatten(layers_of(network)).detach().clone()
+
+    def prepare(self, weights: Tensor) -> Phi:
+        return [(weight.contiguous(), bias.contiguous()) for weight, bias in unflatten(weights, self._shapes)]
+
+    def network(self, weights: Tensor) -> nn.Module:
+        """The network of meta-parameters (n,), as the optimizer takes it."""
+        network = build_network(self._inputs, self.hidden, self._outputs)
+        nn.utils.vector_to_parameters(weights.detach().cpu(), network.parameters())
+        return network
+
+    def card(self) -> dict[str, Any]:
+        """The fields of a weight card that say which sampler the network belongs to."""
+        raise NotImplementedError
+
+
+class L2ERule(NetworkRule):
+    """`learned_samplers.L2E` in its residual or its paper form, or `learned_samplers.PrecondL2E`.
+
+    Args:
+        form: "residual" or "preconditioner" (the last layer starts at zero: the sampler is SGHMC), or "paper" (Eq. 6;
+            starts at random).
+        feature_set: name of what the network sees, see `learned_samplers.l2e_features`.
+        hidden: widths of the network's hidden layers.
+        options: further keyword arguments of the rule, such as ``alpha_scale``, ``beta_scale`` or ``output_bound``.
+
+    Raises:
+        ValueError: an unknown form or feature set.
+    """
+
+    name = "l2e"
+    state_names = ("momentum", "averages")
+    _rules: ClassVar[dict[str, Any]] = {
+        "residual": l2e_residual_rule,
+        "paper": l2e_paper_rule,
+        "preconditioner": l2e_precond_rule,
+    }
+
+    def __init__(
+        self, form: str = "residual", feature_set: str = "paper", hidden: Sequence[int] = (32, 32), **options: Any
+    ) -> None:
+        if form not in self._rules:
+            raise ValueError(f"form must be one of {', '.join(map(repr, self._rules))}, got {form!r}")
+        super().__init__(feature_set, 2, hidden, form != "paper", options)
+        self.form, self.feature_set = form, feature_set
+        self._num_averages = feature_set_named(feature_set).num_averages
+
+    def specification(self) -> dict[str, Any]:
+        return {
+            "sampler": self.name, "form": self.form, "feature_set": self.feature_set, "hidden": list(self.hidden),
+            **self.options,
+        }  # fmt: skip
+
+    def initial_state(self, parameter: Tensor) -> State:
+        members, d = parameter.shape
+        return torch.zeros_like(parameter), parameter.new_zeros(members, self._num_averages, d)
+
+    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
+        parameter, *state = self._rules[self.form](
+            parameter, gradient, noise, *state, phi=prepared, segments=segments, step=step,
+            feature_set=self.feature_set, **arguments_of(hyper), **self.options,
+        )  # fmt: skip
+        return parameter, tuple(state)
+
+    def output_scales(self, prepared, parameter, gradient, state, *, segments, hyper, step):
+        momentum, averages = state
+        x = features(
+            parameter, momentum, gradient, averages, segments, self.feature_set,
+            lr=hyper.lr, num_data=hyper.num_data, step=step,
+        )  # fmt: skip
+        alpha, beta = apply_network(prepared, x, output_bound=self.options.get("output_bound"))
+        return {name: y.square().mean(-1).sqrt() for name, y in (("alpha", alpha), ("beta", beta))}
+
+    def card(self) -> dict[str, Any]:
+        """The fields of a weight card that say which sampler the network belongs to."""
+        return {
+            "sampler": "PrecondL2E" if self.form == "preconditioner" else "L2E", "form": self.form,
+            "feature_set": self.feature_set, "features": list(feature_set_named(self.feature_set).names),
+            "scales": dict(self.options), "badge": "heuristic",
+        }  # fmt: skip
+
+    def figures(self, weights: Tensor) -> dict[str, Any]:
+        from meta_tasks.figures import output_contours
+
+        return {"contours": output_contours(self.prepare(weights), self.feature_set, self.options.get("output_bound"))}
+
+
+class KineticRule(NetworkRule):
+    """`learned_samplers.KineticL2E`, with the Hessian-vector product by a finite difference of gradients.
+
+    Args:
+        hidden: widths of the network's hidden layers.
+        options: further keyword arguments of the rule, ``mean_scale`` or ``output_bound``.
+    """
+
+    name = "kinetic_l2e"
+    state_names = ("momentum",)
+    needs_hessian = True
+
+    def __init__(self, hidden: Sequence[int] = (32, 32), **options: Any) -> None:
+        super().__init__(len(KINETIC_FEATURES), 1, hidden, True, options)
+
+    def specification(self) -> dict[str, Any]:
+        return {"sampler": self.name, "hidden": list(self.hidden), **self.options}
+
+    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
+        parameter, momentum = l2e_kinetic_rule(
+            parameter, gradient, noise, state[0], hessian_product=hessian_product, phi=prepared, segments=segments,
+            **arguments_of(hyper), **self.options,
+        )  # fmt: skip
+        return parameter, (momentum,)
+
+    def output_scales(self, prepared, parameter, gradient, state, *, segments, hyper, step):
+        mean = kinetic_mean(
+            parameter, gradient, phi=prepared, segments=segments, num_data=hyper.num_data,
+            prior_precision=hyper.prior_precision, **self.options,
+        )  # fmt: skip
+        return {"mean": mean.square().mean(-1).sqrt()}
+
+    def card(self) -> dict[str, Any]:
+        return {
+            "sampler": "KineticL2E", "form": "kinetic", "feature_set": "kinetic", "features": list(KINETIC_FEATURES),
+            "scales": dict(self.options), "badge": "O(h)",
+        }  # fmt: skip
