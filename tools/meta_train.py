@@ -1,7 +1,7 @@
 """Meta-train a sampler: evolution strategies on random tasks.
 
-    python tools/meta_train.py --run runs/first --family digits --minutes 10     # needs no files; ten minutes
-    python tools/meta_train.py --run runs/l2e --family cpu --data ~/data --iterations 2000 --workers 2
+    python tools/meta_train.py --folder runs/first --family digits --minutes 10     # needs no files; ten minutes
+    python tools/meta_train.py --folder runs/l2e --family cpu --data ~/data --iterations 2000 --workers 2
     tensorboard --logdir runs
 
 A run continues from the checkpoints in its folder: the same command again resumes it, after Ctrl-C or after a crash.
@@ -38,7 +38,7 @@ class Options:
     """Meta-train a sampler: evolution strategies on random tasks."""
 
     # Folder of the run; continued if it has checkpoints.
-    run: Path
+    folder: Path
     # Task family: paper and full for GPUs, cpu for small images, digits for a first try without files.
     family: Literal["paper", "full", "cpu", "digits"] = "digits"
     # Form of the sampler.
@@ -122,7 +122,7 @@ def make_trainer(options: Options) -> Trainer:
         lrs = sorted(set(family.lrs))
         evaluation = HeldOutEvaluation(family, steps, samples=options.samples, tasks=options.held_out_tasks, lrs=lrs)
     return Trainer(
-        family, rule, estimator, options.settings, folder=options.run, make_executor=executor,
+        family, rule, estimator, options.settings, folder=options.folder, make_executor=executor,
         evaluation=evaluation, main=int(os.environ.get("RANK", "0")) == 0,
     )  # fmt: skip
 
@@ -140,7 +140,7 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
     assert isinstance(rule, NetworkRule)
     losses = trainer.history.get("loss", [])
     card = {
-        "name": options.run.name,
+        "name": options.folder.name,
         **rule.card(),
         "defaults": {"lr": sorted(trainer.family.specification()["lrs"])[0], "momentum_decay": 0.1},
         "meta_training": {
@@ -157,7 +157,7 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
         "metrics": {"held_out": trainer.scores},
         "licence": "MIT",
     }
-    path = options.run / "weights.safetensors"
+    path = options.folder / "weights.safetensors"
     save_weights(path, rule.network(trainer.weights.detach()), card)
     return path
 
@@ -176,7 +176,7 @@ def main(options: Options) -> None:
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     if trainer.iteration:
-        print(f"continuing {options.run} after {trainer.iteration} iterations", flush=True)
+        print(f"continuing {options.folder} after {trainer.iteration} iterations", flush=True)
     try:
         ended = trainer.run(options.minutes, options.progress and trainer.main)
         if trainer.main:

@@ -28,7 +28,7 @@ def _no_data_folder(monkeypatch, tmp_path):
 
 
 def start(folder, *more):
-    command = [sys.executable, "tools/meta_train.py", "--run", str(folder), *TINY, *more]
+    command = [sys.executable, "tools/meta_train.py", "--folder", str(folder), *TINY, *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -36,7 +36,7 @@ def start(folder, *more):
 
 
 def options(folder, **changes):
-    return meta_train.tyro.cli(meta_train.Options, args=["--run", str(folder), *TINY, *changes.pop("more", [])])
+    return meta_train.tyro.cli(meta_train.Options, args=["--folder", str(folder), *TINY, *changes.pop("more", [])])
 
 
 def last(folder):
