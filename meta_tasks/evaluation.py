@@ -1,4 +1,4 @@
-"""Evaluation during meta-training: fixed held-out tasks, against SGHMC and cyclical SGMCMC at the same budget."""
+"""Evaluation during meta-training: fixed held-out tasks, against hand-designed samplers at the same budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from meta_tasks.inner_loop import Unroll
 from meta_tasks.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
-from meta_tasks.rules import CyclicalRule, SamplerRule, SGHMCRule
+from meta_tasks.rules import CyclicalRule, PSGLDRule, SamplerRule, SGHMCRule
 from meta_tasks.schedule import Schedule
 from meta_tasks.task import TaskConfig
 from meta_tasks.task_family import ImageTaskFamily
@@ -99,11 +99,15 @@ class HeldOutEvaluation:
         return nll.mean().item(), 1 - accuracy.mean().item()
 
     def baselines(self) -> dict[str, Score]:
-        """SGHMC, and cyclical SGMCMC (over SGHMC, exploration ratio 0.8, two states in each of samples/2 cycles)."""
+        """SGHMC, pSGLD and cyclical SGMCMC (over SGHMC, exploration ratio 0.8, two states of each of samples/2 cycles).
+
+        The grid of pSGLD, whose learning rates are on the scale of RMSprop's, is a twentieth of the others'.
+        """
         cycles = self.samples // 2 if self.samples % 2 == 0 else 1
         schedule = Schedule.cyclical(self.steps, cycles, self.samples, _EXPLORATION)
         return {
             "sghmc": self.score(SGHMCRule()),
+            "psgld": self.score(PSGLDRule()),
             "cyclical": self.score(CyclicalRule(self.steps // cycles, _EXPLORATION), schedule=schedule),
         }
 

@@ -33,6 +33,7 @@ class Monitor:
         """Losses (overall and by kind of task), gradient, failures, speed, output scales and inner curves."""
         add, number = self._writer.add_scalar, done.number
         add("meta_loss/all", done.loss, number)
+        add("meta_loss/median", done.median_loss, number)
         add("gradient/norm", done.gradient_norm, number)
         add("gradient/mean_loss_difference", done.mean_difference, number)
         add("gradient/rms_loss_difference", done.rms_difference, number)

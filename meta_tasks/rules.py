@@ -14,10 +14,11 @@ from torch import Tensor
 
 from learned_samplers.cyclical import cyclical_phase
 from learned_samplers.l2e_features import Segments
+from learned_samplers.psgld import psgld_rule
 from learned_samplers.sghmc import sghmc_rule
 from meta_tasks.task import Hyperparameters
 
-__all__ = ["CyclicalRule", "LearnableSGD", "SGHMCRule", "SamplerRule", "arguments_of"]
+__all__ = ["CyclicalRule", "LearnableSGD", "PSGLDRule", "SGHMCRule", "SamplerRule", "arguments_of"]
 
 State = tuple[Tensor, ...]
 
@@ -117,6 +118,26 @@ class CyclicalRule(SamplerRule):
             parameter, gradient, noise, *state, **arguments_of(hyper, lr=hyper.lr * factor)
         )
         return parameter, (momentum,)
+
+
+class PSGLDRule(SamplerRule):
+    """`learned_samplers.PSGLD` with RMSprop's decay of 0.99 and without the correction.
+
+    Args:
+        lr_factor: multiplies the task's lr, which is on the scale of SGD's.
+    """
+
+    name = "psgld"
+    state_names = ("second_moment",)
+
+    def __init__(self, lr_factor: float = 0.05) -> None:
+        self.lr_factor = lr_factor
+
+    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
+        arguments = arguments_of(hyper, lr=hyper.lr * self.lr_factor)
+        del arguments["momentum_decay"]
+        parameter, second_moment = psgld_rule(parameter, gradient, noise, *state, decay=0.99, eps=1e-8, **arguments)
+        return parameter, (second_moment,)
 
 
 class LearnableSGD(SamplerRule):

@@ -36,6 +36,8 @@ class TrainerSettings:
     Args:
         iterations: outer iterations in all.
         learning_rate, beta1, beta2: of Adam on the meta-parameters.
+        averaging: d of the running average of the meta-parameters, φ̄ ← d·φ̄ + (1−d)·φ after each iteration, which is
+            what is evaluated and written out: it takes away most of the noise that the steps leave in φ. 0: φ itself.
         max_gradient_norm: the meta-gradient is scaled down to this Euclidean norm; None leaves it.
         seed: of everything.
         objective: "bma" or "ce".
@@ -51,6 +53,7 @@ class TrainerSettings:
     learning_rate: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.99
+    averaging: float = 0.98
     max_gradient_norm: float | None = 1.0
     seed: int = 0
     objective: str = "bma"
@@ -66,6 +69,8 @@ class TrainerSettings:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
             raise ValueError(f"max_gradient_norm must be positive or None, got {self.max_gradient_norm}")
+        if not 0 <= self.averaging < 1:
+            raise ValueError(f"averaging must lie in [0, 1), got {self.averaging}")
         for name in ("checkpoint_minutes", "evaluate_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -79,11 +84,12 @@ class TrainerSettings:
 
 @dataclass
 class Iteration:
-    """What one iteration showed: ``number`` of iterations done, mean finite meta-loss, norm of the raw gradient, mean
-    and root mean square of L₊ − L₋, failed members, member-steps a second, and the jobs' results."""
+    """What one iteration showed: ``number`` of iterations done, mean and median finite meta-loss, norm of the raw
+    gradient, mean and root mean square of L₊ − L₋, failed members, member-steps a second, and the jobs' results."""
 
     number: int
     loss: float
+    median_loss: float
     gradient_norm: float
     mean_difference: float
     rms_difference: float
@@ -116,6 +122,7 @@ class Trainer:
         self.family, self.rule, self.estimator, self.settings = family, rule, estimator, settings
         self.evaluation, self.main = evaluation, main
         self.weights = torch.nn.Parameter(rule.initial_weights(settings.seed))
+        self.averaged = self.weights.detach().clone()
         self.optimizer = torch.optim.Adam(
             [self.weights], lr=settings.learning_rate, betas=(settings.beta1, settings.beta2)
         )
@@ -202,6 +209,7 @@ class Trainer:
                 gradient = gradient * (limit / norm)
             self.weights.grad = gradient.to(self.weights.dtype)
             self.optimizer.step()
+        self.averaged.lerp_(self.weights.detach(), 1 - self.settings.averaging)
         self.iteration += 1
         elapsed = time.monotonic() - started
         self.seconds += elapsed
@@ -209,6 +217,7 @@ class Trainer:
         done = Iteration(
             number=self.iteration,
             loss=losses.nanmean().item(),
+            median_loss=losses.nanmedian().item(),
             gradient_norm=norm,
             mean_difference=differences.mean().item() if len(differences) else math.nan,
             rms_difference=differences.square().mean().sqrt().item() if len(differences) else math.nan,
@@ -216,7 +225,7 @@ class Trainer:
             member_steps_per_second=sum(result.member_steps for result in results) / elapsed,
             results=results,
         )
-        for key in ("loss", "gradient_norm", "rms_difference", "failed", "member_steps_per_second"):
+        for key in ("loss", "median_loss", "gradient_norm", "rms_difference", "failed", "member_steps_per_second"):
             self.history.setdefault(key, []).append(float(getattr(done, key)))
         if self.monitor is not None:
             self.monitor.iteration(done)
@@ -227,11 +236,11 @@ class Trainer:
             return
         if "baselines" not in self.scores:
             self.scores["baselines"] = {name: asdict(each) for name, each in self.evaluation.baselines().items()}
-        score = self.evaluation.score(self.rule, self.weights.detach())
+        score = self.evaluation.score(self.rule, self.averaged)
         self.scores.setdefault("sampler", []).append({"iteration": self.iteration, **asdict(score)})
         if self.monitor is not None:
             baselines = {name: Score(**each) for name, each in self.scores["baselines"].items()}
-            self.monitor.evaluation(self.iteration, score, baselines, self.rule.figures(self.weights.detach()))
+            self.monitor.evaluation(self.iteration, score, baselines, self.rule.figures(self.averaged))
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -268,7 +277,7 @@ class Trainer:
         self.checkpoints.save(
             self.iteration,
             {
-                "specification": self.specification(), "weights": self.weights.detach(),
+                "specification": self.specification(), "weights": self.weights.detach(), "averaged": self.averaged,
                 "optimizer": self.optimizer.state_dict(), "seconds": self.seconds, "history": self.history,
                 "scores": self.scores, "unrolls": unrolls,
             },
@@ -279,6 +288,7 @@ class Trainer:
         check_same(saved["specification"], self.specification(), str(self.checkpoints.folder))
         with torch.no_grad():
             self.weights.copy_(saved["weights"])
+            self.averaged.copy_(saved["averaged"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
         self.history, self.scores = saved["history"], saved["scores"]

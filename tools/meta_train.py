@@ -138,7 +138,7 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
     """The weights as a safetensors file with its card in the run's folder."""
     rule, settings = trainer.rule, trainer.settings
     assert isinstance(rule, NetworkRule)
-    losses = trainer.history.get("loss", [])
+    losses = trainer.history.get("median_loss", [])
     card = {
         "name": options.folder.name,
         **rule.card(),
@@ -158,7 +158,7 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
         "licence": "MIT",
     }
     path = options.folder / "weights.safetensors"
-    save_weights(path, rule.network(trainer.weights.detach()), card)
+    save_weights(path, rule.network(trainer.averaged), card)
     return path
 
 

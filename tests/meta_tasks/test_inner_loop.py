@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import L2E, SGHMC, CyclicalSGMCMC, KineticL2E
+from learned_samplers import L2E, PSGLD, SGHMC, CyclicalSGMCMC, KineticL2E
 from meta_tasks.inner_loop import Unroll
 from meta_tasks.learned_rules import KineticRule, L2ERule
 from meta_tasks.objectives import BMALoss, CELoss
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
-from meta_tasks.rules import CyclicalRule, LearnableSGD, SGHMCRule
+from meta_tasks.rules import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
 from meta_tasks.schedule import Schedule
 from tests.meta_tasks.toy_tasks import QuadraticTask, image_task
 
@@ -59,16 +59,18 @@ class Replay(nn.Module):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["sghmc", "cyclical", "l2e", "l2e-paper", "l2e-adaptive", "kinetic"])
+@pytest.mark.parametrize("name", ["sghmc", "psgld", "cyclical", "l2e", "l2e-paper", "l2e-adaptive", "kinetic"])
 def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatch):
     task = image_task(lr=0.5, temperature=temperature, prior_precision=3.0, momentum_decay=0.2)
     num_data = task.hyperparameters.num_data
     common = dict(lr=0.5, num_data=num_data, temperature=temperature, prior_precision=3.0, momentum_decay=0.2)
+    without_momentum = {key: value for key, value in common.items() if key != "momentum_decay"}
     feature_set = "adaptive" if name.endswith("adaptive") else "paper"
     form = "paper" if name.endswith("paper") else "residual"
     scales = {"alpha_scale": 0.5, "beta_scale": 0.5} if form == "paper" else {}  # of its usual 1e-3 nothing moves
     rule = {
         "sghmc": SGHMCRule(),
+        "psgld": PSGLDRule(),
         "cyclical": CyclicalRule(4, 0.5),
         "kinetic": KineticRule(),
     }.get(name) or L2ERule(form, feature_set, **scales)
@@ -91,6 +93,8 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
         def make(params, member=member):
             if name == "sghmc":
                 sampler = SGHMC(params, **common)
+            elif name == "psgld":
+                sampler = PSGLD(params, **{**without_momentum, "lr": 0.05 * 0.5})
             elif name == "cyclical":
                 sampler = CyclicalSGMCMC(params, cycle_length=4, exploration_ratio=0.5, **common)
             elif name == "kinetic":

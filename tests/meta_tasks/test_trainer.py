@@ -68,6 +68,18 @@ def test_learnable_sgd_learns_its_learning_rate(estimator):
         assert last < best + 0.35 * (first - best)
 
 
+def test_the_running_average_is_that_of_the_weights():
+    made = trainer(averaging=0.75)
+    expected = made.weights.detach().clone()
+    for _ in range(4):
+        made.step()
+        expected = 0.75 * expected + 0.25 * made.weights.detach()
+    torch.testing.assert_close(made.averaged, expected)
+    plain = trainer(averaging=0.0)
+    plain.step()
+    assert torch.equal(plain.averaged, plain.weights)
+
+
 def test_adam_keeps_its_moments_and_the_norm_is_clipped():
     made = trainer(max_gradient_norm=1e-3, iterations=3)
     for count in (1, 2, 3):
@@ -87,6 +99,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, estimator):
         part = run(family=family, estimator=estimator(), folder=tmp_path / "parts", iterations=stop)
         assert part.iteration == stop
     assert torch.equal(part.weights, whole.weights)
+    assert torch.equal(part.averaged, whole.averaged)
     assert part.history["loss"] == whole.history["loss"]
     assert part.weights.abs().max() > 0.1  # it went somewhere
 
@@ -191,6 +204,7 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, change, message):
         ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
         ({"max_gradient_norm": -1.0}, "max_gradient_norm must be positive or None, got -1.0"),
         ({"objective": "kl"}, "objective must be one of 'bma', 'ce', got 'kl'"),
+        ({"averaging": 1.0}, r"averaging must lie in \[0, 1\), got 1.0"),
         ({"checkpoint_minutes": -1.0}, "checkpoint_minutes must not be negative, got -1.0"),
     ],
 )
@@ -204,6 +218,7 @@ def test_the_log_of_an_iteration_is_what_its_pairs_say():
     done = made.step()
     losses = torch.cat([result.losses for result in done.results])
     assert done.loss == pytest.approx(losses.mean().item())
+    assert done.median_loss == losses.median()
     differences = losses[:, 0] - losses[:, 1]
     assert done.mean_difference == pytest.approx(differences.mean().item())
     assert done.rms_difference == pytest.approx(differences.square().mean().sqrt().item())

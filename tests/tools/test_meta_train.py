@@ -65,6 +65,7 @@ def test_a_run_killed_at_any_moment_and_resumed_gives_the_same_weights(tmp_path,
         whole = last(tmp_path / "whole")
     resumed = last(tmp_path / "killed")
     assert torch.equal(resumed["weights"], whole["weights"])
+    assert torch.equal(resumed["averaged"], whole["averaged"])
     assert resumed["history"]["loss"] == whole["history"]["loss"]
     for ours, theirs in zip(resumed["optimizer"]["state"][0].values(), whole["optimizer"]["state"][0].values()):
         assert torch.equal(ours, theirs)
@@ -75,7 +76,7 @@ def test_the_weights_of_a_run_load_into_the_sampler(tmp_path):
     network = torch.nn.Linear(4, 2)
     sampler = L2E(network.parameters(), num_data=100, network=tmp_path / "weights.safetensors")
     learned = torch.nn.utils.parameters_to_vector(sampler.network.parameters())
-    assert torch.equal(learned, last(tmp_path)["weights"])
+    assert torch.equal(learned, last(tmp_path)["averaged"])
     card = json.loads((tmp_path / "weights.json").read_text())
     assert card["feature_set"] == "scaled"
     assert card["meta_training"]["iterations"] == 2
