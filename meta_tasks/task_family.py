@@ -204,15 +204,15 @@ def _full() -> ImageTaskFamily:
 def _cpu() -> ImageTaskFamily:
     return ImageTaskFamily(
         "cpu",
-        (*("mnist", "fashion_mnist") * 3, "digits", "pneumoniamnist", "retinamnist", "breastmnist"),
+        (*("mnist", "fashion_mnist", "fashion_mnist") * 2, "digits", "pneumoniamnist", "retinamnist", "breastmnist"),
         (*_cnns((4, 8), (1, 2), (False, True)), *_mlps((20,), (30, 20), activations=("relu", "tanh"))),
         sizes=(8, 8, 8, 10, 10, 14),
         batch_sizes=(32, 64),
-        lrs=(0.02, 0.05, 0.1, 0.2),
+        lrs=(0.01, 0.02, 0.05, 0.1),
         weight_scale_spreads=(0.0, 0.0, 0.5),
         grayscale=True,
         label_subset_share=0.25,
-        small_data_share=0.35,
+        small_data_share=0.25,
     )
 
 

@@ -46,7 +46,7 @@ def test_every_choice_turns_up_about_as_often_as_it_should(family):
             expected = 600 * weight / len(choices)
             assert abs(found[choice] - expected) < 4.5 * expected**0.5, (field, choice)
     small = [config.num_data for config in configs if config.num_data is not None]
-    assert abs(len(small) - 0.35 * 600) < 55
+    assert abs(len(small) - 0.25 * 600) < 50
     assert min(small) >= 200
     assert max(small) <= 2000
     subsets = [config.classes for config in configs if config.classes is not None]
