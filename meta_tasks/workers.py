@@ -6,10 +6,12 @@ the losses are the same wherever it runs, and nothing but the losses and a few n
 
 from __future__ import annotations
 
+import multiprocessing.connection
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +197,7 @@ class RankExecutor(Executor):
 
 
 class ProcessExecutor(Executor):
-    """Worker processes of one core each; job i runs in worker i mod (number of workers).
+    """Worker processes of one core each; a job goes to whichever is free.
 
     Raises:
         ValueError: fewer than one worker.
@@ -219,18 +221,34 @@ class ProcessExecutor(Executor):
     def run(self, jobs: Sequence[Job], weights: Tensor) -> list[JobResult]:
         # Tensors go through pipes as numpy arrays: torch's own way leaves files in shared memory behind a killed run.
         array = weights.detach().cpu().numpy()
-        answers = self._ask("run", [(share, array) for share in self._shares(jobs)])
-        results = [answers[i % len(answers)][i // len(answers)] for i in range(len(jobs))]
-        for result in results:
+        results: dict[int, JobResult] = {}
+        waiting = dict(enumerate(jobs))
+        busy: dict[Any, int] = {}
+        with self._deaths_told():
+            while waiting or busy:
+                for worker, connection in enumerate(self._connections):
+                    number = next((i for i, job in waiting.items() if self._may_run(job, worker)), None)
+                    if connection not in busy and number is not None:
+                        connection.send(("run", (waiting.pop(number), array)))
+                        busy[connection] = number
+                for connection in multiprocessing.connection.wait(list(busy)):
+                    results[busy.pop(connection)] = self._checked(connection.recv())  # type: ignore[attr-defined]
+        for result in results.values():
             result.losses = torch.from_numpy(result.losses)
-        return results
+        return [results[i] for i in range(len(jobs))]
+
+    def _may_run(self, job: Job, worker: int) -> bool:
+        """A job that continues an unroll must go to the worker that keeps it; any other to whoever is free."""
+        return job.slot is None or job.slot % len(self._connections) == worker
 
     def state_dict(self) -> dict[int, Any]:
         answers = self._ask("state", [()] * len(self._connections))
         return {slot: _from_numpy(state) for states in answers for slot, state in states.items()}
 
     def load_state_dict(self, state: dict[int, Any], jobs: Sequence[Job]) -> None:
-        self._ask("load", [(_to_numpy(state), share) for share in self._shares(jobs)])
+        workers = range(len(self._connections))
+        shares = [[job for job in jobs if self._may_run(job, worker)] for worker in workers]
+        self._ask("load", [(_to_numpy(state), share) for share in shares])
 
     def close(self) -> None:
         for connection in self._connections:
@@ -240,22 +258,26 @@ class ProcessExecutor(Executor):
             if process.is_alive():
                 process.terminate()
 
-    def _shares(self, jobs: Sequence[Job]) -> list[list[Job]]:
-        return [list(jobs[i :: len(self._connections)]) for i in range(len(self._connections))]
-
     def _ask(self, what: str, arguments: list[Any]) -> list[Any]:
-        answers = []
-        try:
+        with self._deaths_told():
             for connection, argument in zip(self._connections, arguments, strict=True):
                 connection.send((what, argument))
-            for connection in self._connections:
-                answers.append(connection.recv())
+            return [self._checked(connection.recv()) for connection in self._connections]
+
+    @staticmethod
+    def _checked(answer: tuple[bool, Any]) -> Any:
+        ok, value = answer
+        if not ok:
+            raise RuntimeError(f"a worker process of the meta-training failed:\n{value}")
+        return value
+
+    @staticmethod
+    @contextmanager
+    def _deaths_told() -> Iterator[None]:
+        try:
+            yield
         except (EOFError, ConnectionError) as error:
             raise RuntimeError("a worker process of the meta-training died (killed, or out of memory)") from error
-        for ok, value in answers:
-            if not ok:
-                raise RuntimeError(f"a worker process of the meta-training failed:\n{value}")
-        return [value for _, value in answers]
 
 
 def _serve(connection: Any, evaluator: Evaluator) -> None:
@@ -269,10 +291,9 @@ def _serve(connection: Any, evaluator: Evaluator) -> None:
             return
         try:
             if what == "run":
-                jobs, weights = argument
-                answer: Any = [evaluator.run(job, torch.from_numpy(weights)) for job in jobs]
-                for result in answer:
-                    result.losses = result.losses.numpy()
+                job, weights = argument
+                answer: Any = evaluator.run(job, torch.from_numpy(weights))
+                answer.losses = answer.losses.numpy()
             elif what == "state":
                 answer = _to_numpy(evaluator.state_dict())
             else:
