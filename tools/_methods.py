@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from learned_samplers import HMC, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC
+from learned_samplers import HMC, L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, KineticL2E, weights
 
 if TYPE_CHECKING:
     from _settings import Settings
@@ -23,16 +23,37 @@ class Method:
     Attributes:
         label: what tables and figures call it.
         kind: "optimizer" gives its last weights, with the learning rate going to zero along half a cosine; "ensemble"
-            those of several such runs, which share the budget; "sampler" gives posterior samples; "full_batch"
+            those of several such runs, which share the budget; "average" gives snapshots of one run of an optimizer
+            at a constant rate, when a sampler would give its samples; "sampler" gives posterior samples; "full_batch"
             likewise, from gradients over the whole training set.
         lr: default learning rate, dimensionless, in the library's one parametrisation.
         build: (parameter groups, settings, lr, number of training images, steps) → optimizer.
+        tunes_momentum_decay: whether a comparison tries several momentum decays as well.
+        network: of a learned sampler, the setting that names its weights.
+        gradients_per_step: gradient evaluations that one step costs.
     """
 
     label: str
-    kind: Literal["optimizer", "ensemble", "sampler", "full_batch"]
+    kind: Literal["optimizer", "ensemble", "average", "sampler", "full_batch"]
     lr: float
     build: Callable[[Groups, Settings, float, int, int], torch.optim.Optimizer]
+    tunes_momentum_decay: bool = False
+    network: str | None = None
+    gradients_per_step: int = 1
+
+    def network_digest(self, settings: Settings) -> str | None:
+        """SHA-256 of the weights of a learned sampler, from their card; None for other methods.
+
+        Raises:
+            ValueError, FileNotFoundError: there are no such weights.
+        """
+        if self.network is None:
+            return None
+        name = getattr(settings, self.network)
+        try:
+            return weights.load_card(weights.find(name))["sha256"]
+        except (ValueError, FileNotFoundError) as error:
+            raise type(error)(f"{self.network}={name!r}, which {self.label} needs: {error}") from error
 
 
 def _posterior(settings: Settings) -> dict[str, Any]:
@@ -84,14 +105,37 @@ def _hmc(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> t
     return HMC(groups, lr, num_data, leapfrog_steps=s.leapfrog_steps, adapt_steps=adapt_steps, **_posterior(s))
 
 
+# The learned samplers keep the momentum decay of their cards: only their learning rate is tuned.
+def _l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    return L2E(groups, lr, num_data, network=s.l2e_network, **_posterior(s))
+
+
+def _l2e_paper(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    return L2E(groups, lr, num_data, form="paper", network=s.l2e_paper_network, **_posterior(s))
+
+
+def _kinetic_l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    return KineticL2E(groups, lr, num_data, network=s.kinetic_l2e_network, **_posterior(s))
+
+
 METHODS: dict[str, Method] = {
     "sgd": Method("SGD", "optimizer", 0.05, _sgd),
     "adam": Method("Adam", "optimizer", 3e-3, _adam),
     "deep_ensemble": Method("deep ensemble", "ensemble", 0.05, _sgd),
+    "adam_ensemble": Method("deep ensemble (Adam)", "ensemble", 3e-3, _adam),
+    "adam_average": Method("Adam, trajectory average", "average", 3e-3, _adam),
     "sgld": Method("SGLD", "sampler", 0.1, _sgld),
     "psgld": Method("pSGLD", "sampler", 3e-3, _psgld),
-    "sghmc": Method("SGHMC", "sampler", 0.05, _sghmc),
-    "sgnht": Method("SGNHT", "sampler", 0.05, _sgnht),
-    "cyclical": Method("cyclical SGMCMC", "sampler", 0.07, _cyclical),
+    "sghmc": Method("SGHMC", "sampler", 0.05, _sghmc, tunes_momentum_decay=True),
+    "sgnht": Method("SGNHT", "sampler", 0.05, _sgnht, tunes_momentum_decay=True),
+    "cyclical": Method("cyclical SGMCMC", "sampler", 0.07, _cyclical, tunes_momentum_decay=True),
     "hmc": Method("HMC", "full_batch", 0.01, _hmc),
+    "l2e": Method("L2E", "sampler", 0.05, _l2e, network="l2e_network"),
+    "l2e_paper": Method("L2E (paper)", "sampler", 0.05, _l2e_paper, network="l2e_paper_network"),
+    # Its Hessian-vector product takes a second gradient at each step.
+    "kinetic_l2e": Method(
+        "Kinetic-L2E", "sampler", 0.05, _kinetic_l2e, network="kinetic_l2e_network", gradients_per_step=2
+    ),
 }
+
+MethodName = Literal[*METHODS]

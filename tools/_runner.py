@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from _methods import METHODS
 from _settings import Settings
-from _training import Diverged, Log, build_network, hmc_run, point_runs, sampler_run
+from _training import VALIDATIONS, Diverged, Log, build_network, hmc_run, point_runs, sampler_run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from learned_samplers import metrics
+from learned_samplers import diagnostics, metrics
 from learned_samplers.posterior import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
 
@@ -38,8 +40,12 @@ class Result:
 
     Attributes:
         method, lr, seed: of the run; `settings` and `versions` say the rest.
-        scores: test accuracy, NLL (nats), ECE (15 bins), Brier score, and AUROC of the largest probability against the
-            out-of-distribution images, of the average over all samples; empty for a run that diverged.
+        scores: test accuracy, NLL (nats), ECE (15 bins), Brier score, and, where there are out-of-distribution images,
+            AUROC of the largest probability against them, of the average over all samples; empty for a run that
+            diverged or whose test images have not been looked at.
+        pairwise_kld: mean divergence between the predictions of two samples on the test images, in nats; None for one.
+        ess: effective sample size of the samples' log-probability of the true label, the median over the test images;
+            None for fewer than four samples.
         validation_nll: NLL of that average on the validation images, in nats; None for a run that diverged, or where
             there are no such images.
         seconds: wall-clock time of training and collecting, without scoring and validation.
@@ -47,6 +53,7 @@ class Result:
         num_samples: weights averaged; 1 for a single network.
         accuracy_curve, nll_curve: test scores of the average over the first 1, 2, … samples.
         acceptance_rate: of HMC after burn-in; None for other methods.
+        temperatures: of a sampler, over the run, see `_training.Log`.
         diverged: why there are no scores, or None.
     """
 
@@ -56,6 +63,8 @@ class Result:
     settings: dict[str, Any]
     versions: dict[str, str]
     scores: dict[str, float] = field(default_factory=dict)
+    pairwise_kld: float | None = None
+    ess: float | None = None
     validation_nll: float | None = None
     seconds: float = 0.0
     gradient_evaluations: int = 0
@@ -63,16 +72,44 @@ class Result:
     accuracy_curve: list[float] = field(default_factory=list)
     nll_curve: list[float] = field(default_factory=list)
     acceptance_rate: float | None = None
+    temperatures: list[dict[str, Any]] = field(default_factory=list)
     diverged: str | None = None
 
     @property
     def name(self) -> str:
         """Stem of the run's files."""
-        return run_name(self.method, self.lr, self.seed)
+        return run_name(
+            self.method, self.lr, self.seed, self.settings["momentum_decay"], self.versions.get("network", "")
+        )
+
+    @property
+    def ess_per_second(self) -> float | None:
+        """`ess` divided by `seconds`."""
+        return None if self.ess is None else self.ess / self.seconds
 
 
-def run_name(method: str, lr: float, seed: int) -> str:
-    return f"{method}_lr{lr:g}_seed{seed}"
+def run_name(
+    method: str, lr: float, seed: int, momentum_decay: float = Settings.momentum_decay, network: str = ""
+) -> str:
+    """Stem of a run's files: with the momentum decay where it is not the usual one, and a learned sampler's weights."""
+    weights = f"_{network[:8]}" if network else ""
+    decay = f"_a{momentum_decay:g}" if momentum_decay != Settings.momentum_decay else ""
+    return f"{method}{weights}_lr{lr:g}{decay}_seed{seed}"
+
+
+def new_result(settings: Settings, method_name: str, lr: float, seed: int) -> Result:
+    """The run before it is run: its settings (without the weights of other methods' networks) and its versions.
+
+    Raises:
+        ValueError, FileNotFoundError: a learned sampler without weights.
+    """
+    method = METHODS[method_name]
+    own = {name: value for name, value in asdict(settings).items() if not name.endswith("_network")}
+    versions = {"torch": torch.__version__}
+    if (digest := method.network_digest(settings)) is not None:
+        assert method.network is not None
+        own[method.network], versions["network"] = getattr(settings, method.network), digest
+    return Result(method_name, lr, seed, jsonable(own), versions)
 
 
 def run(
@@ -81,11 +118,14 @@ def run(
     lr: float,
     seed: int,
     data: ImageData,
-    ood: ImageData,
+    ood: ImageData | None,
     out: Path,
     *,
     fresh: bool = False,
     title: str = "",
+    bar: tqdm | None = None,
+    test: bool = True,
+    validations: int = VALIDATIONS,
 ) -> Result:
     """Do one run, or read its result where it is already in `out` with the same settings.
 
@@ -94,23 +134,30 @@ def run(
 
     Args:
         settings, method_name, lr, seed: what to run; the seed sets initialisation, minibatches and noise.
-        data, ood: from `Settings.load`, on the device to run on.
+        data, ood: from `Settings.load`, on the device to run on; without ``ood`` there is no such score.
         out: folder of the results.
         fresh: run again even if the result is there.
         title: of the progress bar.
+        bar: of the runs of a whole comparison; by default each run has its own.
+        test: whether to score the run on the test images; a run to be tuned by does without.
+        validations: how often the curves get the validation loss of the current weights.
 
     Raises:
         ValueError: settings that cannot be run, by name.
     """
     method = METHODS[method_name]
-    per_epoch = settings.steps_per_epoch(data.num_data)
-    steps = settings.epochs * per_epoch
-    result = Result(
-        method_name, lr, seed, jsonable(asdict(settings)), versions={"torch": torch.__version__},
-    )  # fmt: skip
+    steps = settings.budget(data.num_data)
+    result = new_result(settings, method_name, lr, seed)
     path = out / "runs" / f"{result.name}.json"
     if not fresh and (finished := read_result(path, result)) is not None:
-        return finished
+        if finished.scores or finished.diverged or not test:
+            return finished
+        if (out / "samples" / f"{result.name}.safetensors").is_file():
+            score(finished, load_samples(finished, settings, data, out), data, ood, out)
+            with SummaryWriter(str(out / "tensorboard" / result.name)) as writer:
+                write_curves(finished, writer)
+            path.write_text(json.dumps(asdict(finished), indent=1))
+            return finished
     for folder in ("runs", "samples", "predictions"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # a run that is interrupted must not leave an older result beside its new files
@@ -120,13 +167,15 @@ def run(
     torch.manual_seed(seed)
     samples: SampleCollection | None = None
     with SummaryWriter(str(board)) as writer:
-        with tqdm(total=steps, desc=title or result.name, unit="grad") as bar:
-            log = Log(writer, bar, data, steps)
+        with nullcontext(bar) if bar is not None else tqdm(total=steps, unit="grad") as bar:
+            bar.set_description(title or result.name)
+            begun = bar.n
+            log = Log(writer, bar, data, steps, validations)
             start = time.perf_counter()
             try:
                 if method.kind == "full_batch":
                     samples, result.acceptance_rate = hmc_run(method, settings, lr, data, log)
-                elif method.kind == "sampler":
+                elif method.kind in ("sampler", "average"):
                     samples = sampler_run(method, settings, lr, data, steps, log)
                 else:
                     samples = point_runs(method, settings, lr, data, steps, log)
@@ -134,45 +183,63 @@ def run(
                 result.diverged = str(error)
             synchronize(data)
             result.seconds = time.perf_counter() - start - log.validation_seconds
-            result.gradient_evaluations = bar.n
+            result.gradient_evaluations = bar.n - begun
+            result.temperatures = log.temperatures
         if samples is not None:
-            score(result, samples, data, ood, writer, out)
+            validate(result, samples, data, out)
+            if test and result.diverged is None:
+                score(result, samples, data, ood, out)
+                write_curves(result, writer)
     path.write_text(json.dumps(asdict(result), indent=1))
     return result
 
 
-def score(
-    result: Result, samples: SampleCollection, data: ImageData, ood: ImageData, writer: SummaryWriter, out: Path
-) -> None:
-    """Fill in the scores of the samples, and save samples and predictions."""
-
-    def probabilities(x: Tensor, cumulative: bool = False) -> Tensor:
-        return samples.predict(x, batch_size=1024, cumulative=cumulative)
-
-    averages = probabilities(data.test_x, cumulative=True)
-    test, ood_test = averages[-1], probabilities(ood.test_x)
-    if not test.isfinite().all():
-        result.diverged = "the predictions are not finite"
-        return
-    result.num_samples = len(samples)
-    result.scores = metrics.summary(test, data.test_y, ood_test)
+def validate(result: Result, samples: SampleCollection, data: ImageData, out: Path) -> None:
+    """Fill in the validation score of the samples, and save them."""
     if len(data.val_y):
-        result.validation_nll = metrics.nll(probabilities(data.val_x), data.val_y)
+        probabilities = samples.predict(data.val_x, batch_size=1024)
+        if not probabilities.isfinite().all():
+            result.diverged = "the predictions are not finite"
+            return
+        result.validation_nll = metrics.nll(probabilities, data.val_y)
+    result.num_samples = len(samples)
+    samples.save(out / "samples" / f"{result.name}.safetensors")
+
+
+def score(result: Result, samples: SampleCollection, data: ImageData, ood: ImageData | None, out: Path) -> None:
+    """Fill in the test scores of the samples, and save their predictions."""
+    single = samples.predict_samples(data.test_x, batch_size=1024)
+    averages = single.cumsum(0) / torch.arange(1, len(single) + 1, device=single.device)[:, None, None]
+    test = averages[-1]
+    ood_test = None if ood is None else samples.predict(ood.test_x, batch_size=1024)
+    if not test.isfinite().all():
+        result.diverged, result.validation_nll = "the predictions are not finite", None
+        return
+    result.scores = metrics.summary(test, data.test_y, ood_test)
+    if len(single) > 1:
+        result.pairwise_kld = metrics.pairwise_kld(single)
+    if len(single) >= diagnostics.MINIMUM_DRAWS:
+        labels = data.test_y.expand(len(single), -1).unsqueeze(-1)
+        log_probabilities = single.gather(2, labels).squeeze(-1).clamp_min(metrics.FLOOR).log()
+        result.ess = float(np.median(diagnostics.ess(log_probabilities[None])))
     result.accuracy_curve = [metrics.accuracy(average, data.test_y) for average in averages]
     result.nll_curve = [metrics.nll(average, data.test_y) for average in averages]
-    for count, (accuracy, nll) in enumerate(zip(result.accuracy_curve, result.nll_curve), start=1):
-        writer.add_scalar("model_average/accuracy", accuracy, count)
-        writer.add_scalar("model_average/nll", nll, count)
-    samples.save(out / "samples" / f"{result.name}.safetensors")
-    tensors = {"test": test, "test_labels": data.test_y, "ood": ood_test}
+    tensors = {"test": test, "test_labels": data.test_y, **({} if ood_test is None else {"ood": ood_test})}
     save_file(
         {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
         out / "predictions" / f"{result.name}.safetensors",
     )
 
 
+def write_curves(result: Result, writer: SummaryWriter) -> None:
+    """Test scores against the number of samples, for TensorBoard."""
+    for count, (accuracy, nll) in enumerate(zip(result.accuracy_curve, result.nll_curve), start=1):
+        writer.add_scalar("model_average/accuracy", accuracy, count)
+        writer.add_scalar("model_average/nll", nll, count)
+
+
 def predictions(result: Result, out: Path) -> dict[str, Tensor]:
-    """A run's predicted probabilities: "test" (n, classes), "test_labels" (n,), "ood" (m, classes)."""
+    """A run's predicted probabilities: "test" (n, classes), "test_labels" (n,), and if scored "ood" (m, classes)."""
     return load_file(out / "predictions" / f"{result.name}.safetensors")
 
 

@@ -48,6 +48,8 @@ class Settings:
     # Budget of every method in passes over the training images: gradient evaluations = epochs × batches. The members
     # of a deep ensemble share it; HMC gets as many gradients over the whole training set as there are epochs.
     epochs: int = 200
+    # Budget in minibatch gradients; where it is given it takes the place of --epochs.
+    steps: int | None = None
     # Images in a minibatch (the incomplete last one of an epoch is left out; every epoch is shuffled anew).
     batch_size: int = 64
     # Momentum decay a of SGHMC, SGNHT and cyclical SGMCMC in (0, 1], dimensionless; 1 − a is the momentum of SGD.
@@ -71,11 +73,15 @@ class Settings:
     ensemble_size: int = 5
     # Leapfrog steps of one HMC trajectory, which costs one gradient more than that.
     leapfrog_steps: int = 10
+    # Weights of the learned samplers: a name that the package ships, or the path of a .safetensors file with its card.
+    l2e_network: str = "l2e"
+    l2e_paper_network: str = "l2e-paper"
+    kinetic_l2e_network: str = "kinetic-l2e"
 
     def __post_init__(self) -> None:
-        counts = ("epochs", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
+        counts = ("epochs", "steps", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
         for argument in counts:
-            if getattr(self, argument) < 1:
+            if getattr(self, argument) is not None and getattr(self, argument) < 1:
                 raise ValueError(f"{argument} must be at least 1, got {getattr(self, argument)}")
         for argument in ("burn_in", "exploration_ratio"):
             if not 0 <= getattr(self, argument) < 1:
@@ -97,16 +103,29 @@ class Settings:
             raise ValueError(f"batch_size={self.batch_size} exceeds the {num_data} training images of {self.dataset}")
         return num_data // self.batch_size
 
-    def trajectories(self) -> int:
+    def budget(self, num_data: int) -> int:
+        """Minibatch gradients of every run."""
+        per_epoch = self.steps_per_epoch(num_data)
+        return self.epochs * per_epoch if self.steps is None else self.steps
+
+    def trajectories(self, num_data: int) -> int:
         """HMC trajectories in the budget: each costs a gradient for every leapfrog step and one at its start."""
-        return self.epochs // (self.leapfrog_steps + 1)
+        return self.budget(num_data) // self.steps_per_epoch(num_data) // (self.leapfrog_steps + 1)
 
     def load(self, root: str | None) -> tuple[datasets.ImageData, datasets.ImageData]:
         """The data, and the out-of-distribution images in the shape of its images."""
+        data = self.load_data(root)
+        name = self.ood or datasets.out_of_distribution(self.dataset)
+        channels, height, width = data.input_shape
+        square = height if height == width else None
+        return data, datasets.match(datasets.load(name, root, size=square, grayscale=channels == 1), data)
+
+    def load_data(self, root: str | None) -> datasets.ImageData:
+        """The data alone."""
         validation = self.validation
         if validation is not None and validation >= 1 and validation == int(validation):
             validation = int(validation)  # the command line knows floats alone
-        data = datasets.load(
+        return datasets.load(
             self.dataset,
             root,
             size=self.size,
@@ -114,7 +133,3 @@ class Settings:
             limit=self.limit,
             validation=validation,
         )
-        name = self.ood or datasets.out_of_distribution(self.dataset)
-        channels, height, width = data.input_shape
-        square = height if height == width else None
-        return data, datasets.match(datasets.load(name, root, size=square, grayscale=channels == 1), data)

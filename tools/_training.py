@@ -59,13 +59,21 @@ class Log:
     """Training curves of one run: TensorBoard, and the progress bar's postfix.
 
     The step of every curve is the number of minibatch gradient evaluations.
+
+    Attributes:
+        temperatures: of a sampler, one entry a point: {"step", "sampling" (whether the state counts as a sample's),
+            "groups": {part of the network: {"kinetic", "configurational", "size" (its number of weights)}}}; None
+            for a temperature that does not exist.
     """
 
-    def __init__(self, writer: SummaryWriter, bar: tqdm, data: ImageData, steps: int) -> None:
+    def __init__(
+        self, writer: SummaryWriter, bar: tqdm, data: ImageData, steps: int, validations: int = VALIDATIONS
+    ) -> None:
         self.writer, self.bar, self.data = writer, bar, data
         self.every = max(1, steps // LOGS)
-        self.validate_every = self.every * max(1, LOGS // VALIDATIONS)
+        self.validate_every = self.every * max(1, LOGS // validations)
         self.validation_seconds = 0.0
+        self.temperatures: list[dict[str, Any]] = []
         self.reset()
 
     def reset(self) -> None:
@@ -90,11 +98,17 @@ class Log:
         self.writer.add_scalar("train/accuracy", float(self.hits) / self.images, step)
         self.writer.add_scalar("train/learning_rate", optimizer.param_groups[0]["lr"], step)
         self.reset()
-        temperatures = optimizer.temperatures() if hasattr(optimizer, "temperatures") else []
-        for group, values in zip(optimizer.param_groups, temperatures):
+        if not hasattr(optimizer, "temperatures"):
+            return
+        groups: dict[str, dict[str, Any]] = {}
+        for group, values in zip(optimizer.param_groups, optimizer.temperatures()):
+            groups[group["name"]] = {"size": sum(p.numel() for p in group["params"])}
             for kind, value in values.items():
+                groups[group["name"]][kind] = value if math.isfinite(value) else None
                 if math.isfinite(value):
                     self.writer.add_scalar(f"temperature_{kind}/{group['name']}", value, step)
+        sampling = getattr(optimizer, "is_sampling", True)
+        self.temperatures.append({"step": step, "sampling": sampling, "groups": groups})
 
     def validate(self, step: int, model: nn.Module) -> None:
         """Write loss and accuracy of the current weights on the validation images, if there are any."""
@@ -120,25 +134,46 @@ def minibatch_run(
     *,
     first_step: int = 0,
     schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    gradients_per_step: int = 1,
 ) -> None:
     """The ordinary training loop, `steps` minibatches long."""
     model.train()
     order = batches(data.num_data, batch_size, data.train_x.device)
     for step, index in zip(range(first_step + 1, first_step + steps + 1), order):
-        labels = data.train_y[index]
+        images, labels = data.train_x[index], data.train_y[index]
         optimizer.zero_grad(set_to_none=True)
-        logits = model(data.train_x[index])
+        logits = model(images)
         loss = cross_entropy(logits, labels)
         loss.backward()
         log.add(loss, logits, labels)
         if step % log.every == 0:
-            log.write(step, model, optimizer)
-        optimizer.step()
+            log.write(step * gradients_per_step, model, optimizer)
+        if getattr(optimizer, "needs_closure", False):
+            closure = Reevaluation(model, optimizer, images, labels, loss)
+            optimizer.step(closure)
+            log.bar.update(closure.calls)
+        else:
+            optimizer.step()
+            log.bar.update()
         if schedule is not None:
             schedule.step()
         if step % log.validate_every == 0:
-            log.validate(step, model)
-        log.bar.update()
+            log.validate(step * gradients_per_step, model)
+
+
+class Reevaluation:
+    """A closure whose first call returns the loss whose gradients are there already; `calls` counts gradients."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, loss: Tensor) -> None:
+        self.model, self.optimizer, self.x, self.y, self.loss, self.calls = model, optimizer, x, y, loss, 0
+
+    def __call__(self) -> Tensor:
+        self.calls += 1
+        if self.calls > 1:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.loss = cross_entropy(self.model(self.x), self.y)
+            self.loss.backward()
+        return self.loss
 
 
 def point_runs(
@@ -146,15 +181,14 @@ def point_runs(
 ) -> SampleCollection:
     """One trained network, or the members of an ensemble, which share the steps."""
     members = settings.ensemble_size if method.kind == "ensemble" else 1
-    share = steps // members
-    states = []
+    states, first_step = [], 0
     for member in range(members):
+        share = steps // members + (member < steps % members)
         model = build_network(settings, data)
         optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, share)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, share)
-        minibatch_run(
-            model, optimizer, data, share, settings.batch_size, log, first_step=member * share, schedule=schedule
-        )
+        minibatch_run(model, optimizer, data, share, settings.batch_size, log, first_step=first_step, schedule=schedule)
+        first_step += share
         states.append(model.state_dict())
     return PosteriorSamples.from_samples(model, states)
 
@@ -162,14 +196,16 @@ def point_runs(
 def sampler_run(
     method: Method, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
 ) -> SampleCollection:
-    """The posterior samples of one chain."""
+    """The posterior samples of one chain, or the snapshots of an optimizer's trajectory."""
+    cost = method.gradients_per_step
+    steps //= cost
     model = build_network(settings, data)
     sampler = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
     cyclical = isinstance(sampler, CyclicalSGMCMC)
     kept = cyclical_collection(settings, steps) if cyclical else collection(settings, steps)
     with PosteriorSamples(model, sampler, **kept) as samples:
         try:
-            minibatch_run(model, sampler, data, steps, settings.batch_size, log)
+            minibatch_run(model, sampler, data, steps, settings.batch_size, log, gradients_per_step=cost)
         except ValueError as error:  # the collection refuses weights that are not finite
             if all(p.isfinite().all() for p in model.parameters()):
                 raise
@@ -211,7 +247,7 @@ def cyclical_collection(settings: Settings, steps: int) -> dict[str, Any]:
 
 def hmc_run(method: Method, settings: Settings, lr: float, data: ImageData, log: Log) -> tuple[SampleCollection, float]:
     """The posterior samples of HMC, and its acceptance rate after burn-in."""
-    trajectories = settings.trajectories()
+    trajectories = settings.trajectories(data.num_data)
     model = build_network(settings, data)
     sampler = method.build(parameter_groups(model), settings, lr, data.num_data, trajectories)
     assert isinstance(sampler, HMC)
@@ -248,15 +284,16 @@ def build_network(settings: Settings, data: ImageData) -> nn.Module:
 
 def check(method: Method, settings: Settings, lr: float, data: ImageData) -> None:
     """Raise what a run with these settings would raise before its first step: ValueError or TypeError, by name."""
-    steps = settings.epochs * settings.steps_per_epoch(data.num_data)
+    method.network_digest(settings)
+    steps = settings.budget(data.num_data) // method.gradients_per_step
     groups = parameter_groups(build_network(settings, data))
     if method.kind == "full_batch":
-        collection(settings, settings.trajectories())
-        steps = settings.trajectories()
+        steps = settings.trajectories(data.num_data)
+        collection(settings, steps)
     elif method.kind == "ensemble" and steps < settings.ensemble_size:
         raise ValueError(f"ensemble_size={settings.ensemble_size} exceeds the budget of {steps} steps")
     optimizer = method.build(groups, settings, lr, data.num_data, steps)
     if isinstance(optimizer, CyclicalSGMCMC):
         cyclical_collection(settings, steps)
-    elif method.kind == "sampler":
+    elif method.kind in ("sampler", "average"):
         collection(settings, steps)

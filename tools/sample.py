@@ -15,19 +15,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import torch
 import tyro
-from _methods import METHODS
+from _comparison import best, prepare_torch, text, validation_nll
+from _methods import METHODS, MethodName
 from _report import figure, markdown, rows, write_json
-from _runner import Result, run, run_name
+from _runner import Result, new_result, run
 from _settings import Settings
 from _training import check
 
 from meta_tasks.datasets import ImageData
-
-MethodName = Literal["sgd", "adam", "deep_ensemble", "sgld", "psgld", "sghmc", "sgnht", "cyclical", "hmc"]
 
 
 @dataclass(frozen=True)
@@ -86,10 +84,7 @@ class Options:
 
 def prepare(options: Options) -> tuple[ImageData, ImageData]:
     """The data on their device; raises whatever is wrong with the options before anything is trained."""
-    torch.set_num_threads(options.threads)
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = prepare_torch(options.device, options.threads)
     data, ood = options.settings.load(options.data)
     data, ood = data.to(device), ood.to(device)
     if options.tune and not len(data.val_y):
@@ -112,7 +107,7 @@ class Comparison:
     def run(self, method: str, lr: float, seed: int, label: str) -> Result:
         """One run, read back where it is already there, unless --fresh forbids it."""
         options = self.options
-        key = run_name(method, lr, seed)
+        key = new_result(options.settings, method, lr, seed).name
         fresh = options.fresh and key not in self.done
         result = run(
             options.settings, method, lr, seed, self.data, self.ood, options.folder(), fresh=fresh, title=label
@@ -131,11 +126,11 @@ class Comparison:
         trials = {lr: [self.run(method, lr, seed, f"{label}, lr {lr:g}, seed {seed}") for seed in seeds] for lr in grid}
         scores = {lr: validation_nll(runs) for lr, runs in trials.items()}
         print(f"{label}: mean validation NLL", ", ".join(f"lr {lr:g}: {text(nll)}" for lr, nll in scores.items()))
-        best = best_lr(trials)
-        if best is None:
+        chosen = best(scores)
+        if chosen is None:
             raise RuntimeError(f"{method} diverged at every learning rate of {grid}")
-        edge = " (at the edge of the grid: widen it)" if len(grid) > 1 and best in (grid[0], grid[-1]) else ""
-        print(f"{label}: chosen lr {best:g}{edge}")
+        edge = " (at the edge of the grid: widen it)" if len(grid) > 1 and chosen in (grid[0], grid[-1]) else ""
+        print(f"{label}: chosen lr {chosen:g}{edge}")
         return trials
 
     def all(self) -> tuple[dict[str, list[Result]], dict[str, Trials]]:
@@ -148,7 +143,7 @@ class Comparison:
             lr = options.learning_rate(method)
             if options.tune:
                 trials[method] = self.tune(method, label)
-                chosen = best_lr(trials[method])
+                chosen = best({value: validation_nll(runs) for value, runs in trials[method].items()})
                 assert chosen is not None
                 lr = chosen
             seeds = range(options.seed, options.seed + options.seeds)
@@ -157,22 +152,6 @@ class Comparison:
                 if result.diverged:
                     print(f"{label}, seed {result.seed} diverged: {result.diverged}")
         return runs, trials
-
-
-def validation_nll(runs: Sequence[Result]) -> float | None:
-    """Mean validation NLL of some runs; None if one of them diverged."""
-    values = [result.validation_nll for result in runs if result.validation_nll is not None]
-    return sum(values) / len(values) if len(values) == len(runs) else None
-
-
-def best_lr(trials: Trials) -> float | None:
-    """The learning rate with the lowest mean validation NLL; None if all diverged."""
-    scores = {lr: nll for lr, runs in trials.items() if (nll := validation_nll(runs)) is not None}
-    return min(scores, key=scores.__getitem__) if scores else None
-
-
-def text(nll: float | None) -> str:
-    return "diverged" if nll is None else f"{nll:.4f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -184,11 +163,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, TypeError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
     settings, out = options.settings, options.folder()
-    steps = settings.epochs * settings.steps_per_epoch(data.num_data)
+    steps = settings.budget(data.num_data)
     print(
         f"{settings.dataset}: {data.num_data} training, {len(data.val_y)} validation, {len(data.test_y)} test images "
         f"of {'×'.join(map(str, data.input_shape))}, {data.num_classes} classes; out of distribution: {ood.name}\n"
-        f"{settings.model}: budget of {steps} minibatch gradients a run ({settings.epochs} epochs), T="
+        f"{settings.model}: budget of {steps} minibatch gradients a run, T="
         f"{settings.temperature:g}, prior precision {settings.prior_precision:g}, {data.train_x.device}"
     )
     try:
@@ -199,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = shlex.join(["python", "tools/sample.py", *(sys.argv[1:] if arguments is None else arguments)])
     (out / "table.md").write_text(f"`{command}`\n\n{table}\n")
     write_json(out / "results.json", runs, trials, command)
-    figure(out / "results.png", runs, f"{settings.dataset}, {settings.model}, {settings.epochs} epochs", out)
+    figure(out / "results.png", runs, f"{settings.dataset}, {settings.model}, {steps} gradients", out)
     print(f"\n{table}\n")
     print(f"mean ± standard deviation over {options.seeds} seed(s); ECE in 15 bins; seconds of training alone")
     for what, name in (("table", "table.md"), ("results", "results.json"), ("figure", "results.png"),

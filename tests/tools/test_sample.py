@@ -26,6 +26,7 @@ from learned_samplers.cyclical import cyclical_phase
 from meta_tasks import architectures
 
 ROOT = Path(__file__).parents[2]
+HAVE_MOMENTUM = ("sghmc", "sgnht", "cyclical")
 TINY = ["--epochs", "4", "--limit", "320", "--channels", "4", "--num-samples", "4", "--cycles", "2", "--depth", "1"]
 
 
@@ -38,10 +39,12 @@ def _restore_threads():
 
 
 @pytest.fixture(scope="module")
-def tiny():
+def tiny(learned_weights):
     """Settings of seconds, with their data."""
     settings = Settings(
-        epochs=12, limit=320, channels=2, depth=1, num_samples=4, cycles=2, leapfrog_steps=1, ensemble_size=3
+        **{**learned_weights, "epochs": 12, "limit": 320, "channels": 2, "depth": 1, "num_samples": 4, "cycles": 2},
+        leapfrog_steps=1,
+        ensemble_size=3,
     )
     return settings, *settings.load(None)
 
@@ -71,10 +74,11 @@ def test_the_script_runs_as_a_user_runs_it(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny, method):
     settings, data, ood = tiny
+    learned = [name for name, each in METHODS.items() if each.network]
     result = run(settings, method, METHODS[method].lr, 3, data, ood, tmp_path)
     assert result.diverged is None
     assert result.gradient_evaluations == 60
-    wanted = {"optimizer": 1, "ensemble": 3, "sampler": 4, "full_batch": 4}[METHODS[method].kind]
+    wanted = {"optimizer": 1, "ensemble": 3, "average": 4, "sampler": 4, "full_batch": 4}[METHODS[method].kind]
     assert result.num_samples == len(result.accuracy_curve) == len(result.nll_curve) == wanted
     assert (result.acceptance_rate is None) == (method != "hmc")
     saved = predictions(result, tmp_path)
@@ -89,7 +93,7 @@ def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny
     tags = set(curves.Tags()["scalars"])
     assert {"train/loss", "validation/accuracy", "model_average/accuracy", "model_average/nll"} <= tags
     assert [event.step for event in curves.Scalars("model_average/accuracy")] == list(range(1, wanted + 1))
-    assert ("temperature_kinetic/linear" in tags) == (method in ("sghmc", "sgnht", "cyclical"))
+    assert ("temperature_kinetic/linear" in tags) == (method in (*HAVE_MOMENTUM, *learned))
     assert ("temperature_configurational/convolutions" in tags) == (METHODS[method].kind == "sampler")
 
 
@@ -168,6 +172,8 @@ def test_with_hmc_the_others_are_compared_with_it(tmp_path, capsys):
         (["--model", "mlp", "--depth", "2"], "mlp has no option depth"),
         (["--model", "lenet"], "too small for lenet"),
         (["--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["--steps", "0"], "steps must be at least 1, got 0"),
+        (["--sampler", "l2e", "--l2e-network", "nowhere"], "l2e_network='nowhere', which L2E needs: no shipped"),
         (["--batch-size", "5000"], "batch_size=5000 exceeds the 808 training images"),
         (["--burn-in", "1"], r"burn_in must lie in [0, 1), got 1.0"),
         (["--temperature", "-1"], "temperature must not be negative, got -1.0"),
