@@ -7,7 +7,7 @@ stays behind in global state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -113,10 +113,35 @@ def accuracy_against_samples(
     Raises:
         ValueError: no curve, or one that is empty or not within [0, 1].
     """
+    return _against_samples(curves, references, ax, "accuracy", _fractions, title)
+
+
+def nll_against_samples(
+    curves: Mapping[str, Any],
+    ax: Axes | None = None,
+    *,
+    references: Mapping[str, float] | None = None,
+    title: str | None = None,
+) -> Axes:
+    """Negative log-likelihood of the model average, in nats, against the number of samples in it.
+
+    Arguments and errors as for :func:`accuracy_against_samples`, but that any finite number is taken.
+    """
+    return _against_samples(curves, references, ax, "negative log-likelihood [nats]", _finite_numbers, title)
+
+
+def _against_samples(
+    curves: Mapping[str, Any],
+    references: Mapping[str, float] | None,
+    ax: Axes | None,
+    ylabel: str,
+    read: Callable[[str, Any], np.ndarray],
+    title: str | None,
+) -> Axes:
     if not curves:
         raise ValueError("curves must hold at least one curve, got none")
-    rows = {name: _fractions(f"curves[{name!r}]", values) for name, values in curves.items()}
-    lines = {name: _fractions(f"references[{name!r}]", [value]) for name, value in (references or {}).items()}
+    rows = {name: read(f"curves[{name!r}]", values) for name, values in curves.items()}
+    lines = {name: read(f"references[{name!r}]", [value]) for name, value in (references or {}).items()}
     ax = _axes(ax, (6.4, 4.0))
     styles = _styles()
     longest = 1
@@ -132,7 +157,7 @@ def accuracy_against_samples(
     for name, value in lines.items():
         color, _ = next(styles)
         ax.axhline(value.item(), color=color, linestyle=":", linewidth=1.8, label=name)
-    ax.set(xlabel="samples in the average", ylabel="accuracy", xlim=(0.5, longest + 0.5))
+    ax.set(xlabel="samples in the average", ylabel=ylabel, xlim=(0.5, longest + 0.5))
     ax.xaxis.set_major_locator(_integers())
     _legend_beside(ax)
     return _finish(ax, title)
@@ -140,6 +165,22 @@ def accuracy_against_samples(
 
 def _fractions(name: str, values: Any) -> np.ndarray:
     """(R, K) numbers in [0, 1]."""
+    array = _numbers(name, values)
+    if not ((array >= 0) & (array <= 1)).all():
+        raise ValueError(f"{name} must lie in [0, 1], got {array[~((array >= 0) & (array <= 1))][0]}")
+    return array
+
+
+def _finite_numbers(name: str, values: Any) -> np.ndarray:
+    """(R, K) finite numbers."""
+    array = _numbers(name, values)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite, got {array[~np.isfinite(array)][0]}")
+    return array
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    """(R, K) numbers."""
     array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
     try:
         array = np.atleast_2d(np.asarray(array, dtype=np.float64))
@@ -147,8 +188,6 @@ def _fractions(name: str, values: Any) -> np.ndarray:
         raise TypeError(f"{name} must be numbers, got {type(values).__name__}") from error
     if array.ndim != 2 or not array.size:
         raise ValueError(f"{name} must have shape (K,) or (R, K), got {array.shape}")
-    if not ((array >= 0) & (array <= 1)).all():
-        raise ValueError(f"{name} must lie in [0, 1], got {array[~((array >= 0) & (array <= 1))][0]}")
     return array
 
 

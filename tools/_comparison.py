@@ -3,12 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import torch
-from _runner import Result
+import tyro
+from _runner import Result, new_result, run
+from _settings import Settings
+from tqdm import tqdm
+
+from meta_tasks.datasets import ImageData
 
 Choice = TypeVar("Choice")
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """The options of every tool that compares methods.
+
+    Raises:
+        ValueError: an argument out of range, by name and value.
+    """
+
+    settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
+    # First seed: of the initial weights, the minibatches and the noise. The split of the data is always the same.
+    seed: int = 0
+    # Number of seeds, counted up from --seed; the table gives mean ± standard deviation over them.
+    seeds: int = 3
+    # Device, such as cpu or cuda:0; auto takes a GPU where there is one.
+    device: str = "auto"
+    # CPU threads of torch. Small networks gain little from more than one, and on a busy machine more of them wait for
+    # each other; large networks want as many as there are cores.
+    threads: int = 1
+    # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
+    data: str | None = None
+    # Folder for the results; by default one under runs/.
+    out: Path | None = None
+    # Run again what is already there with the same settings.
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        for argument in ("seeds", "threads"):
+            if getattr(self, argument) < 1:
+                raise ValueError(f"{argument} must be at least 1, got {getattr(self, argument)}")
+
+    def folder(self) -> Path:
+        dataset = Path(self.settings.dataset.removeprefix("npz:")).stem
+        return self.out or Path("runs") / f"{dataset}_{self.settings.model}"
+
+    def seed_list(self, count: int) -> range:
+        return range(self.seed, self.seed + count)
+
+
+class RunStore:
+    """The runs of one call; none is done twice, and with ``fresh`` none is read back that an earlier call has done."""
+
+    def __init__(self, data: ImageData, ood: ImageData | None, *, fresh: bool) -> None:
+        self.data, self.ood, self.fresh = data, ood, fresh
+        self.done: set[Path] = set()
+
+    def run(
+        self, settings: Settings, method: str, lr: float, seed: int, out: Path, *, title: str, bar: tqdm | None = None,
+        variant: str = "", **options: Any,
+    ) -> Result:  # fmt: skip
+        """One run, as `_runner.run`; a bar's total becomes what there is to compute."""
+        key = out / new_result(settings, method, lr, seed, variant).name
+        known, before = key in self.done, 0 if bar is None else bar.n
+        fresh = self.fresh and not known
+        result = run(
+            settings, method, lr, seed, self.data, self.ood, out,
+            fresh=fresh, title=title, bar=bar, variant=variant, **options,
+        )  # fmt: skip
+        self.done.add(key)
+        if bar is not None and not known:
+            bar.total -= settings.budget(self.data.num_data) - (bar.n - before)
+            bar.refresh()
+        return result
 
 
 def prepare_torch(device: str, threads: int) -> str:

@@ -28,7 +28,7 @@ class Method:
             likewise, from gradients over the whole training set.
         lr: default learning rate, dimensionless, in the library's one parametrisation.
         build: (parameter groups, settings, lr, number of training images, steps) → optimizer.
-        tunes_momentum_decay: whether a comparison tries several momentum decays as well.
+        tunes: the setting of which a comparison tries several values beside its learning rates.
         network: of a learned sampler, the setting that names its weights.
         gradients_per_step: gradient evaluations that one step costs.
     """
@@ -37,7 +37,7 @@ class Method:
     kind: Literal["optimizer", "ensemble", "average", "sampler", "full_batch"]
     lr: float
     build: Callable[[Groups, Settings, float, int, int], torch.optim.Optimizer]
-    tunes_momentum_decay: bool = False
+    tunes: Literal["momentum_decay", "prior_precision"] | None = None
     network: str | None = None
     gradients_per_step: int = 1
 
@@ -119,16 +119,16 @@ def _kinetic_l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: i
 
 
 METHODS: dict[str, Method] = {
-    "sgd": Method("SGD", "optimizer", 0.05, _sgd),
-    "adam": Method("Adam", "optimizer", 3e-3, _adam),
-    "deep_ensemble": Method("deep ensemble", "ensemble", 0.05, _sgd),
-    "adam_ensemble": Method("deep ensemble (Adam)", "ensemble", 3e-3, _adam),
-    "adam_average": Method("Adam, trajectory average", "average", 3e-3, _adam),
+    "sgd": Method("SGD", "optimizer", 0.05, _sgd, tunes="prior_precision"),
+    "adam": Method("Adam", "optimizer", 3e-3, _adam, tunes="prior_precision"),
+    "deep_ensemble": Method("deep ensemble", "ensemble", 0.05, _sgd, tunes="prior_precision"),
+    "adam_ensemble": Method("deep ensemble (Adam)", "ensemble", 3e-3, _adam, tunes="prior_precision"),
+    "adam_average": Method("Adam, trajectory average", "average", 3e-3, _adam, tunes="prior_precision"),
     "sgld": Method("SGLD", "sampler", 0.1, _sgld),
     "psgld": Method("pSGLD", "sampler", 3e-3, _psgld),
-    "sghmc": Method("SGHMC", "sampler", 0.05, _sghmc, tunes_momentum_decay=True),
-    "sgnht": Method("SGNHT", "sampler", 0.05, _sgnht, tunes_momentum_decay=True),
-    "cyclical": Method("cyclical SGMCMC", "sampler", 0.07, _cyclical, tunes_momentum_decay=True),
+    "sghmc": Method("SGHMC", "sampler", 0.05, _sghmc, tunes="momentum_decay"),
+    "sgnht": Method("SGNHT", "sampler", 0.05, _sgnht, tunes="momentum_decay"),
+    "cyclical": Method("cyclical SGMCMC", "sampler", 0.07, _cyclical, tunes="momentum_decay"),
     "hmc": Method("HMC", "full_batch", 0.01, _hmc),
     "l2e": Method("L2E", "sampler", 0.05, _l2e, network="l2e_network"),
     "l2e_paper": Method("L2E (paper)", "sampler", 0.05, _l2e_paper, network="l2e_paper_network"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from _methods import METHODS
 from _runner import SCORES, Result, predictions
+from _settings import Settings
 
 from learned_samplers import metrics, plots
 
@@ -30,11 +31,9 @@ def rows(runs: Runs, out: Path) -> list[dict[str, str]]:
     """
     table = []
     reference = hmc_reference(runs, out)
-    for name, results in runs.items():
-        good = [result for result in results if result.diverged is None]
-        row = {"method": METHODS[name].label, "lr": f"{results[0].lr:g}"}
-        if len(good) < len(results):
-            row["method"] += f" ({len(results) - len(good)} of {len(results)} diverged)"
+    for results in runs.values():
+        good = finished(results)
+        row = {"method": label(results), "lr": f"{results[0].lr:g}"}
         for key, heading, decimals in SCORES:
             row[heading] = spread([result.scores[key] for result in good], decimals)
         if reference is not None:
@@ -48,12 +47,27 @@ def rows(runs: Runs, out: Path) -> list[dict[str, str]]:
     return table
 
 
+def finished(results: Sequence[Result]) -> list[Result]:
+    """The runs that did not diverge."""
+    return [result for result in results if result.diverged is None]
+
+
+def label(results: Sequence[Result]) -> str:
+    """What a table calls the method of some runs: with the weights if they are not its usual ones, and failures."""
+    method, settings = METHODS[results[0].method], results[0].settings
+    text = method.label
+    if method.network and settings[method.network] != getattr(Settings, method.network):
+        text += f" [{Path(settings[method.network]).stem}]"
+    failed = len(results) - len(finished(results))
+    return f"{text} ({failed} of {len(results)} diverged)" if failed else text
+
+
 def hmc_reference(runs: Runs, out: Path) -> torch.Tensor | None:
     """HMC's predictive probabilities on the test images, averaged over its seeds; None without HMC."""
-    finished = [result for result in runs.get("hmc", ()) if result.diverged is None]
-    if not finished:
+    good = finished(runs.get("hmc", ()))
+    if not good:
         return None
-    return torch.stack([predictions(result, out)["test"] for result in finished]).mean(0)
+    return torch.stack([predictions(result, out)["test"] for result in good]).mean(0)
 
 
 def spread(values: Sequence[float], decimals: int, *, with_std: bool = True) -> str:
@@ -83,7 +97,7 @@ def write_json(path: Path, runs: Runs, tuning: Mapping[str, Mapping[float, Seque
     """Everything as numbers: settings, tuning trials, runs, and mean and standard deviation of each score."""
     content = {}
     for name, results in runs.items():
-        good = [result for result in results if result.diverged is None]
+        good = finished(results)
         summary = {key: mean_and_std([r.scores[key] for r in good]) for key, _, _ in SCORES} if good else {}
         content[name] = {
             "lr": results[0].lr,
@@ -104,32 +118,31 @@ def figure(path: Path, runs: Runs, title: str, out: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    finished = {name: [result for result in results if result.diverged is None] for name, results in runs.items()}
-    finished = {name: results for name, results in finished.items() if results}
-    if not finished:
+    good = {name: finished(results) for name, results in runs.items() if finished(results)}
+    if not good:
         return
-    fig = Figure(figsize=(max(8.0, 3.2 * len(finished)), 7.0), layout="constrained")
+    fig = Figure(figsize=(max(8.0, 3.2 * len(good)), 7.0), layout="constrained")
     FigureCanvasAgg(fig)
-    axes = fig.subplot_mosaic([list(finished), ["accuracy"] * len(finished)])
+    axes = fig.subplot_mosaic([list(good), ["accuracy"] * len(good)])
     curves: dict[str, list[list[float]]] = {}
     references: dict[str, float] = {}
-    for name, results in finished.items():
-        label = METHODS[name].label
+    for name, results in good.items():
+        heading = METHODS[name].label
         saved = [predictions(result, out) for result in results]
         probabilities = torch.cat([part["test"] for part in saved])
         labels = torch.cat([part["test_labels"] for part in saved])
         plots.reliability_diagram(probabilities, labels, axes[name])
-        axes[name].set_title(f"{label}\nECE {metrics.ece(probabilities, labels):.4f}")
+        axes[name].set_title(f"{heading}\nECE {metrics.ece(probabilities, labels):.4f}")
         # One legend for all panels, in the last one, without the calibration error, which is in the titles.
         if (legend := axes[name].get_legend()) is not None:
             legend.set_title("15 bins")
-            legend.set_visible(name == list(finished)[-1])
+            legend.set_visible(name == list(good)[-1])
             legend.set_in_layout(legend.get_visible())
         length = min(len(result.accuracy_curve) for result in results)
         if length == 1:
-            references[label] = statistics.fmean(result.accuracy_curve[0] for result in results)
+            references[heading] = statistics.fmean(result.accuracy_curve[0] for result in results)
         else:
-            curves[label] = [result.accuracy_curve[:length] for result in results]
+            curves[heading] = [result.accuracy_curve[:length] for result in results]
     if curves:
         plots.accuracy_against_samples(curves, axes["accuracy"], references=references)
     else:

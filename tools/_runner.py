@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _measures import mean_temperatures
 from _methods import METHODS
 from _settings import Settings
 from _training import VALIDATIONS, Diverged, Log, build_network, hmc_run, point_runs, sampler_run
@@ -21,6 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from learned_samplers import diagnostics, metrics
+from learned_samplers._storage import write_atomically
 from learned_samplers.posterior import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
 
@@ -40,6 +42,7 @@ class Result:
 
     Attributes:
         method, lr, seed: of the run; `settings` and `versions` say the rest.
+        variant: what tells its files from those of the same method, rate and seed with other settings.
         scores: test accuracy, NLL (nats), ECE (15 bins), Brier score, and, where there are out-of-distribution images,
             AUROC of the largest probability against them, of the average over all samples; empty for a run that
             diverged or whose test images have not been looked at.
@@ -54,6 +57,8 @@ class Result:
         accuracy_curve, nll_curve: test scores of the average over the first 1, 2, … samples.
         acceptance_rate: of HMC after burn-in; None for other methods.
         temperatures: of a sampler, over the run, see `_training.Log`.
+        mean_temperatures: their means after burn-in, see `_measures.mean_temperatures`.
+        modes: of a run that was asked for them, see `_measures.modes`.
         diverged: why there are no scores, or None.
     """
 
@@ -62,6 +67,7 @@ class Result:
     seed: int
     settings: dict[str, Any]
     versions: dict[str, str]
+    variant: str = ""
     scores: dict[str, float] = field(default_factory=dict)
     pairwise_kld: float | None = None
     ess: float | None = None
@@ -73,14 +79,15 @@ class Result:
     nll_curve: list[float] = field(default_factory=list)
     acceptance_rate: float | None = None
     temperatures: list[dict[str, Any]] = field(default_factory=list)
+    mean_temperatures: dict[str, dict[str, float]] = field(default_factory=dict)
+    modes: dict[str, Any] | None = None
     diverged: str | None = None
 
     @property
     def name(self) -> str:
-        """Stem of the run's files."""
-        return run_name(
-            self.method, self.lr, self.seed, self.settings["momentum_decay"], self.versions.get("network", "")
-        )
+        """Stem of the run's files; that of a learned sampler names its weights."""
+        weights = self.versions.get("network", "")[:8]
+        return "_".join(filter(None, (self.method, weights, f"lr{self.lr:g}", self.variant, f"seed{self.seed}")))
 
     @property
     def ess_per_second(self) -> float | None:
@@ -88,16 +95,7 @@ class Result:
         return None if self.ess is None else self.ess / self.seconds
 
 
-def run_name(
-    method: str, lr: float, seed: int, momentum_decay: float = Settings.momentum_decay, network: str = ""
-) -> str:
-    """Stem of a run's files: with the momentum decay where it is not the usual one, and a learned sampler's weights."""
-    weights = f"_{network[:8]}" if network else ""
-    decay = f"_a{momentum_decay:g}" if momentum_decay != Settings.momentum_decay else ""
-    return f"{method}{weights}_lr{lr:g}{decay}_seed{seed}"
-
-
-def new_result(settings: Settings, method_name: str, lr: float, seed: int) -> Result:
+def new_result(settings: Settings, method_name: str, lr: float, seed: int, variant: str = "") -> Result:
     """The run before it is run: its settings (without the weights of other methods' networks) and its versions.
 
     Raises:
@@ -109,7 +107,7 @@ def new_result(settings: Settings, method_name: str, lr: float, seed: int) -> Re
     if (digest := method.network_digest(settings)) is not None:
         assert method.network is not None
         own[method.network], versions["network"] = getattr(settings, method.network), digest
-    return Result(method_name, lr, seed, jsonable(own), versions)
+    return Result(method_name, lr, seed, jsonable(own), versions, variant)
 
 
 def run(
@@ -125,6 +123,7 @@ def run(
     title: str = "",
     bar: tqdm | None = None,
     test: bool = True,
+    variant: str = "",
     validations: int = VALIDATIONS,
 ) -> Result:
     """Do one run, or read its result where it is already in `out` with the same settings.
@@ -140,6 +139,7 @@ def run(
         title: of the progress bar.
         bar: of the runs of a whole comparison; by default each run has its own.
         test: whether to score the run on the test images; a run to be tuned by does without.
+        variant: see `Result`.
         validations: how often the curves get the validation loss of the current weights.
 
     Raises:
@@ -147,7 +147,7 @@ def run(
     """
     method = METHODS[method_name]
     steps = settings.budget(data.num_data)
-    result = new_result(settings, method_name, lr, seed)
+    result = new_result(settings, method_name, lr, seed, variant)
     path = out / "runs" / f"{result.name}.json"
     if not fresh and (finished := read_result(path, result)) is not None:
         if finished.scores or finished.diverged or not test:
@@ -156,7 +156,7 @@ def run(
             score(finished, load_samples(finished, settings, data, out), data, ood, out)
             with SummaryWriter(str(out / "tensorboard" / result.name)) as writer:
                 write_curves(finished, writer)
-            path.write_text(json.dumps(asdict(finished), indent=1))
+            write_result(finished, out)
             return finished
     for folder in ("runs", "samples", "predictions"):
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -185,12 +185,13 @@ def run(
             result.seconds = time.perf_counter() - start - log.validation_seconds
             result.gradient_evaluations = bar.n - begun
             result.temperatures = log.temperatures
+            result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)
         if samples is not None:
             validate(result, samples, data, out)
             if test and result.diverged is None:
                 score(result, samples, data, ood, out)
                 write_curves(result, writer)
-    path.write_text(json.dumps(asdict(result), indent=1))
+    write_result(result, out)
     return result
 
 
@@ -246,6 +247,12 @@ def predictions(result: Result, out: Path) -> dict[str, Tensor]:
 def load_samples(result: Result, settings: Settings, data: ImageData, out: Path) -> SampleCollection:
     """A run's weights, as a collection that predicts."""
     return PosteriorSamples.load(out / "samples" / f"{result.name}.safetensors", build_network(settings, data))
+
+
+def write_result(result: Result, out: Path) -> None:
+    """Write a run's JSON file, whole or not at all."""
+    content = json.dumps(asdict(result), indent=1, allow_nan=False)
+    write_atomically(out / "runs" / f"{result.name}.json", content.encode())
 
 
 def read_result(path: Path, wanted: Result) -> Result | None:

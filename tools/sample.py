@@ -13,33 +13,27 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
 
 import tyro
-from _comparison import best, prepare_torch, text, validation_nll
+from _comparison import CommonOptions, RunStore, best, prepare_torch, text, validation_nll
 from _methods import METHODS, MethodName
 from _report import figure, markdown, rows, write_json
-from _runner import Result, new_result, run
-from _settings import Settings
+from _runner import Result
 from _training import check
 
 from meta_tasks.datasets import ImageData
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(CommonOptions):
     """Sample the posterior of a network on real images, beside ordinary training with the same budget."""
 
-    settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
     # Methods to compare, one or several.
     sampler: tuple[MethodName, ...] = ("sgd", "sghmc", "cyclical", "deep_ensemble")
     # Learning rate of every method, dimensionless, for the mean loss (the peak for cyclical SGMCMC, the start for
     # HMC, which adapts it); by default each method's own.
     lr: float | None = None
-    # First seed: of the initial weights, the minibatches and the noise. The split of the data is always the same.
-    seed: int = 0
     # Number of seeds, counted up from --seed; the table gives mean ± standard deviation over them.
     seeds: int = 2
     # Choose each method's learning rate by its validation NLL, all methods over as many values.
@@ -49,24 +43,13 @@ class Options:
     tune_seeds: int = 2
     # The values that --tune tries, as factors on the method's learning rate (--lr, or its own).
     lr_grid: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
-    # Device, such as cpu or cuda:0; auto takes a GPU where there is one.
-    device: str = "auto"
-    # CPU threads of torch. Small networks gain little from more than one, and on a busy machine more of them wait for
-    # each other; large networks want as many as there are cores.
-    threads: int = 1
-    # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
-    data: str | None = None
-    # Folder for the results; by default runs/<dataset>_<model>.
-    out: Path | None = None
-    # Run again what is already there with the same settings.
-    fresh: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.sampler or len(set(self.sampler)) < len(self.sampler):
             raise ValueError(f"sampler must name methods, each once, got {self.sampler}")
-        for argument in ("seeds", "tune_seeds", "threads"):
-            if getattr(self, argument) < 1:
-                raise ValueError(f"{argument} must be at least 1, got {getattr(self, argument)}")
+        if self.tune_seeds < 1:
+            raise ValueError(f"tune_seeds must be at least 1, got {self.tune_seeds}")
         if not self.lr_grid or min(self.lr_grid) <= 0:
             raise ValueError(f"lr_grid must hold positive factors, got {self.lr_grid}")
 
@@ -76,10 +59,6 @@ class Options:
     def grid(self, method: str) -> list[float]:
         """The learning rates that --tune tries for a method."""
         return [float(f"{factor * self.learning_rate(method):.6g}") for factor in sorted(self.lr_grid)]
-
-    def folder(self) -> Path:
-        dataset = Path(self.settings.dataset.removeprefix("npz:")).stem
-        return self.out or Path("runs") / f"{dataset}_{self.settings.model}"
 
 
 def prepare(options: Options) -> tuple[ImageData, ImageData]:
@@ -101,19 +80,12 @@ class Comparison:
     """The runs of one call, method by method; runs made for the tuning are not repeated."""
 
     def __init__(self, options: Options, data: ImageData, ood: ImageData) -> None:
-        self.options, self.data, self.ood = options, data, ood
-        self.done: set[str] = set()
+        self.options = options
+        self.runs = RunStore(data, ood, fresh=options.fresh)
 
     def run(self, method: str, lr: float, seed: int, label: str) -> Result:
         """One run, read back where it is already there, unless --fresh forbids it."""
-        options = self.options
-        key = new_result(options.settings, method, lr, seed).name
-        fresh = options.fresh and key not in self.done
-        result = run(
-            options.settings, method, lr, seed, self.data, self.ood, options.folder(), fresh=fresh, title=label
-        )
-        self.done.add(key)
-        return result
+        return self.runs.run(self.options.settings, method, lr, seed, self.options.folder(), title=label)
 
     def tune(self, method: str, label: str) -> Trials:
         """The runs over the learning-rate grid.
@@ -122,7 +94,7 @@ class Comparison:
             RuntimeError: none of them ended well.
         """
         grid = self.options.grid(method)
-        seeds = range(self.options.seed, self.options.seed + self.options.tune_seeds)
+        seeds = self.options.seed_list(self.options.tune_seeds)
         trials = {lr: [self.run(method, lr, seed, f"{label}, lr {lr:g}, seed {seed}") for seed in seeds] for lr in grid}
         scores = {lr: validation_nll(runs) for lr, runs in trials.items()}
         print(f"{label}: mean validation NLL", ", ".join(f"lr {lr:g}: {text(nll)}" for lr, nll in scores.items()))
@@ -146,7 +118,7 @@ class Comparison:
                 chosen = best({value: validation_nll(runs) for value, runs in trials[method].items()})
                 assert chosen is not None
                 lr = chosen
-            seeds = range(options.seed, options.seed + options.seeds)
+            seeds = options.seed_list(options.seeds)
             runs[method] = [self.run(method, lr, seed, f"{label}, seed {seed}") for seed in seeds]
             for result in runs[method]:
                 if result.diverged:
