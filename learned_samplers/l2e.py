@@ -66,6 +66,9 @@ class L2E(LearnedSampler):
             the card's, else "paper".
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         alpha_scale, beta_scale: s_α and s_β; by default the card's, else 0.1 and 1 (residual) or 10⁻³ (paper).
+        friction_scale: a further factor on β in the friction alone; by default the card's, else 1. With 0 the friction
+            acts on r only: Eq. 6 still, with C·s_β·β taken out of α, but a β that lasts is not cancelled by the
+            momentum that friction builds up against it (at 1, r → −s_β·β within 1/a steps unless α undoes it).
         output_bound: B > 0 holds the network's outputs to B·tanh(·/B); by default the card's, else no bound.
         noise_multiplier, friction: of the paper's form, see `learned_samplers.l2e_rule.l2e_paper_rule`; by default the
             card's, else 1 and "equation6".
@@ -81,10 +84,10 @@ class L2E(LearnedSampler):
     state_names = ("momentum", "averages")
     _rules: ClassVar[dict[str, Callable[..., Any]]] = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
     _scales: ClassVar[dict[str, dict[str, Any]]] = {
-        "residual": {"alpha_scale": 0.1, "beta_scale": 1.0, "output_bound": None},
+        "residual": {"alpha_scale": 0.1, "beta_scale": 1.0, "friction_scale": 1.0, "output_bound": None},
         "paper": {
             **{"alpha_scale": 1e-3, "beta_scale": 1e-3, "output_bound": None},
-            **{"noise_multiplier": 1.0, "friction": "equation6"},
+            **{"friction_scale": 1.0, "noise_multiplier": 1.0, "friction": "equation6"},
         },
     }
 
@@ -102,6 +105,7 @@ class L2E(LearnedSampler):
         prior_precision: float = 0.0,
         alpha_scale: float | None = None,
         beta_scale: float | None = None,
+        friction_scale: float | None = None,
         output_bound: float | None = None,
         noise_multiplier: float | None = None,
         friction: str | None = None,
@@ -123,7 +127,7 @@ class L2E(LearnedSampler):
                 self.feature_set, zero_last=self.form != "paper", generator=torch.Generator().manual_seed(0)
             )
         given = dict(lr=lr, momentum_decay=momentum_decay, alpha_scale=alpha_scale, beta_scale=beta_scale)
-        given.update(output_bound=output_bound, noise_multiplier=noise_multiplier)
+        given.update(friction_scale=friction_scale, output_bound=output_bound, noise_multiplier=noise_multiplier)
         defaults = dict(
             **settings_from(card, self._scales[self.form], {**given, "friction": friction}),
             num_data=num_data,

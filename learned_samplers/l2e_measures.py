@@ -56,6 +56,9 @@ def assumption_violation(
     step: Any = 0,
     alpha_scale: Any,
     beta_scale: Any,
+    friction_scale: Any = 1.0,
+    momentum_decay: Any = 0.0,
+    friction: str = "equation6",
     output_bound: float | None = None,
     feature_set: str | FeatureSet = "paper",
     **_: Any,
@@ -63,15 +66,15 @@ def assumption_violation(
     """By how much (α, β) fail to be the gradient of one kinetic energy g(θ, r), coordinate by coordinate.
 
     Assumption 3.1 of the paper needs ∂α/∂r = ∂β/∂θ, with α = ∂g/∂θ and β = ∂g/∂r in the units of Eq. 6. There
-    ε·α = s_α·network and β = r + s_β·network in the residual form, α = s·network and β = s·network in the paper's. The
-    derivatives are those through the network's inputs r and θ, with the gradient, its averages and the root mean
+    ε·α = s_α·network and β = r + s_β·network in the residual form, α = s·network and β = s·network in the paper's;
+    where the learned friction is scaled by f ≠ 1, −a·(1−f)·s_β·network is a part of ε·α. The derivatives are those through the network's inputs r and θ, with the gradient, its averages and the root mean
     squares of the tensors held fixed.
 
     Args:
         parameter, gradient, momentum, averages: the state before a step, see `learned_samplers.l2e_rule`.
         form: "residual" or "paper".
-        phi, segments, lr, num_data, step, alpha_scale, beta_scale, output_bound, feature_set: as for the rules; further
-            arguments of a rule are taken and have no say.
+        phi, segments, lr, num_data, step, alpha_scale, beta_scale, friction_scale, momentum_decay, friction,
+            output_bound, feature_set: as for the rules; further arguments of a rule are taken and have no say.
     """
     named = feature_set_named(feature_set)
     averages = update_averages(averages, gradient, named)
@@ -80,10 +83,17 @@ def assumption_violation(
     network(momentum)
     pull = torch.func.vjp(network.held, parameter, momentum)[1]
     ones, zeros = torch.ones_like(parameter), torch.zeros_like(parameter)
-    (_, by_momentum), (by_parameter, _) = pull((ones, zeros)), pull((zeros, ones))
+    (_, by_momentum), (by_parameter, beta_by_momentum) = pull((ones, zeros)), pull((zeros, ones))
     step_size = scalar_sqrt(lr / num_data)
     per_step = 1.0 if form == "residual" else step_size
-    return AssumptionViolation(by_momentum * (alpha_scale * per_step), by_parameter * (beta_scale * step_size))
+    unfelt = _damping(form, friction, momentum_decay, step_size) * (1 - friction_scale) * beta_scale
+    by_momentum = by_momentum * (alpha_scale * per_step) - beta_by_momentum * unfelt
+    return AssumptionViolation(by_momentum, by_parameter * (beta_scale * step_size))
+
+
+def _damping(form: str, friction: str, momentum_decay: Any, step_size: Any) -> Any:
+    """What multiplies β in the learned friction of one step: ε·C."""
+    return step_size * momentum_decay if form == "paper" and friction == "algorithm2" else momentum_decay
 
 
 def term_contributions(
@@ -103,6 +113,7 @@ def term_contributions(
     step: Any = 0,
     alpha_scale: Any,
     beta_scale: Any,
+    friction_scale: Any = 1.0,
     output_bound: float | None = None,
     feature_set: str | FeatureSet = "paper",
     noise_multiplier: Any = 1.0,
@@ -117,7 +128,9 @@ def term_contributions(
     Arguments are those of the rules, and ``form``.
     """
     named = feature_set_named(feature_set)
-    rule_scales = dict(alpha_scale=alpha_scale, beta_scale=beta_scale, output_bound=output_bound)
+    rule_scales = dict(
+        alpha_scale=alpha_scale, beta_scale=beta_scale, friction_scale=friction_scale, output_bound=output_bound
+    )  # fmt: skip
     common = dict(lr=lr, num_data=num_data, step=step)
     own = {"friction": friction, "noise_multiplier": noise_multiplier} if form == "paper" else {}
     _, moved, updated = _RULES[form](
@@ -129,7 +142,7 @@ def term_contributions(
     alpha, beta = network(momentum)
     step_size = scalar_sqrt(lr / num_data)
     residual = form == "residual"
-    damping = step_size * momentum_decay if friction == "algorithm2" and not residual else momentum_decay
+    damping = _damping(form, friction, momentum_decay, step_size) * friction_scale
     terms = {
         "gradient": gradient * (step_size * num_data),
         "prior": parameter * (step_size * prior_precision),

@@ -145,7 +145,8 @@ def l2e_residual_rule(
         segments: where the tensors lie in the flat axis.
         step: updates done so far (0 at the first), a number or a zero-dimensional tensor.
         alpha_scale, beta_scale: s_α and s_β, in units of the momentum, whose equilibrium scale is √T.
-        friction_scale: a further factor on β in the friction alone; 0 takes that term out, to measure what it does.
+        friction_scale: a further factor on β in the friction alone; with 0 the friction acts on r only (the same rule
+            with another α, easier to learn: at 1 a lasting β is cancelled by the momentum that it builds up).
         output_bound, feature_set: of the network, see `apply_network` and `features`.
 
     Returns:

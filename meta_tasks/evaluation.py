@@ -48,6 +48,7 @@ class HeldOutEvaluation:
         tasks: number of tasks.
         chains: runs of each, with other seeds.
         lrs: the grid.
+        baseline_lrs: that of the hand-designed samplers; by default the same.
         seed: of tasks and runs; the same through a whole meta-training.
 
     Raises:
@@ -56,11 +57,12 @@ class HeldOutEvaluation:
 
     def __init__(
         self, family: ImageTaskFamily, steps: int, *, samples: int = 10, tasks: int = 3, chains: int = 2,
-        lrs: Sequence[float] = (0.02, 0.05, 0.1, 0.2), seed: int = 0,
+        lrs: Sequence[float] = (0.02, 0.05, 0.1, 0.2), baseline_lrs: Sequence[float] | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         if tasks < 1 or chains < 1 or not lrs:
             raise ValueError(f"evaluation needs tasks, chains and lrs, got {tasks}, {chains} and {tuple(lrs)}")
         self.family, self.steps, self.samples, self.lrs = family, steps, samples, tuple(lrs)
+        self.baseline_lrs = self.lrs if baseline_lrs is None else tuple(baseline_lrs)
         self.chains, self.seed = chains, seed
         self.configs = [self._config(i) for i in range(tasks)]
 
@@ -68,18 +70,22 @@ class HeldOutEvaluation:
         drawn = self.family.config("held-out", self.seed, number)
         return replace(drawn, split="test", validation_size=1000, weight_scale_spread=0.0)
 
-    def score(self, rule: SamplerRule, weights: Tensor | None = None, schedule: Schedule | None = None) -> Score:
-        """The score of a sampler with meta-parameters (n,)."""
+    def score(
+        self, rule: SamplerRule, weights: Tensor | None = None, schedule: Schedule | None = None,
+        lrs: Sequence[float] | None = None,
+    ) -> Score:  # fmt: skip
+        """The score of a sampler with meta-parameters (n,), over its own grid of learning rates or another."""
+        lrs = self.lrs if lrs is None else lrs
         thinning = self.steps // 2 // self.samples
         schedule = schedule or Schedule(self.steps, self.steps - self.samples * thinning, thinning)
         weights = torch.zeros(0) if weights is None else weights
         best, failed = [], 0
         for number, config in enumerate(self.configs):
-            runs = [self._run(rule, weights, schedule, number, replace(config, lr=lr)) for lr in self.lrs]
+            runs = [self._run(rule, weights, schedule, number, replace(config, lr=lr)) for lr in lrs]
             failed += sum(int(nll.isnan().sum()) for nll, _ in runs)
             best.append(min(self._mean(*run) for run in runs))
         nll, error = torch.tensor(best).mean(0).tolist()
-        return Score(nll, 1 - error, failed / (len(self.configs) * len(self.lrs) * self.chains))
+        return Score(nll, 1 - error, failed / (len(self.configs) * len(lrs) * self.chains))
 
     def _run(
         self, rule: SamplerRule, weights: Tensor, schedule: Schedule, number: int, config: TaskConfig
@@ -104,16 +110,16 @@ class HeldOutEvaluation:
         The grid of pSGLD, whose learning rates are on the scale of RMSprop's, is a twentieth of the others'.
         """
         cycles = self.samples // 2 if self.samples % 2 == 0 else 1
-        schedule = Schedule.cyclical(self.steps, cycles, self.samples, _EXPLORATION)
+        schedule, lrs = Schedule.cyclical(self.steps, cycles, self.samples, _EXPLORATION), self.baseline_lrs
         return {
-            "sghmc": self.score(SGHMCRule()),
-            "psgld": self.score(PSGLDRule()),
-            "cyclical": self.score(CyclicalRule(self.steps // cycles, _EXPLORATION), schedule=schedule),
+            "sghmc": self.score(SGHMCRule(), lrs=lrs),
+            "psgld": self.score(PSGLDRule(), lrs=lrs),
+            "cyclical": self.score(CyclicalRule(self.steps // cycles, _EXPLORATION), schedule=schedule, lrs=lrs),
         }
 
     def specification(self) -> dict[str, Any]:
         """Plain values for checkpoints."""
         return {
             "steps": self.steps, "samples": self.samples, "tasks": len(self.configs), "chains": self.chains,
-            "lrs": list(self.lrs), "seed": self.seed,
+            "lrs": list(self.lrs), "baseline_lrs": list(self.baseline_lrs), "seed": self.seed,
         }  # fmt: skip

@@ -65,10 +65,13 @@ class L2ERule(NetworkRule):
             starts at random).
         feature_set: name of what the network sees, see `learned_samplers.l2e_features`.
         hidden: widths of the network's hidden layers.
+        start: (feature, gain) instead of that start: β = −gain·feature exactly, α = 0. With "average_0.9_to_rms", which
+            only "adaptive" has, and s_β·√(lr/N)·gain for its learning rate, that is Adam beside SGHMC's momentum.
         options: further keyword arguments of the rule, such as ``alpha_scale``, ``beta_scale`` or ``output_bound``.
 
     Raises:
-        ValueError: an unknown form or feature set.
+        ValueError: an unknown form or feature set; a ``start`` with a feature that the set has not, or without two
+            units in every hidden layer.
     """
 
     name = "l2e"
@@ -80,18 +83,42 @@ class L2ERule(NetworkRule):
     }
 
     def __init__(
-        self, form: str = "residual", feature_set: str = "paper", hidden: Sequence[int] = (32, 32), **options: Any
-    ) -> None:
+        self, form: str = "residual", feature_set: str = "paper", hidden: Sequence[int] = (32, 32), *,
+        start: tuple[str, float] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         if form not in self._rules:
             raise ValueError(f"form must be one of {', '.join(map(repr, self._rules))}, got {form!r}")
         super().__init__(feature_set, 2, hidden, form != "paper", options)
-        self.form, self.feature_set = form, feature_set
-        self._num_averages = feature_set_named(feature_set).num_averages
+        self.form, self.feature_set, self.start = form, feature_set, start
+        named = feature_set_named(feature_set)
+        self._num_averages = named.num_averages
+        if start is not None and start[0] not in named.names:
+            raise ValueError(f"start: {start[0]!r} is not a feature of {feature_set!r}, which has {named.names}")
+        if start is not None and min(self.hidden, default=0) < 2:
+            raise ValueError(f"start needs two units in every hidden layer, got hidden={self.hidden}")
+
+    def initial_weights(self, seed: int) -> Tensor:
+        weights = super().initial_weights(seed)
+        if self.start is None:
+            return weights
+        feature, gain = self.start
+        layers = [(weight.clone(), bias.clone()) for weight, bias in self.prepare(weights)]
+        # The first two units of each layer carry the feature's positive and negative part through the ReLUs.
+        (first, bias), *middle, (last, last_bias) = layers
+        first[:2], bias[:2] = 0.0, 0.0
+        first[0, feature_set_named(self.feature_set).names.index(feature)] = 1.0
+        first[1] = -first[0]
+        for weight, bias in middle:
+            weight[:2], bias[:2] = 0.0, 0.0
+            weight[0, 0] = weight[1, 1] = 1.0
+        last.zero_(), last_bias.zero_()
+        last[1, 0], last[1, 1] = -gain, gain
+        return flatten(layers)
 
     def specification(self) -> dict[str, Any]:
         return {
             "sampler": self.name, "form": self.form, "feature_set": self.feature_set, "hidden": list(self.hidden),
-            **self.options,
+            **({} if self.start is None else {"start": list(self.start)}), **self.options,
         }  # fmt: skip
 
     def initial_state(self, parameter: Tensor) -> State:

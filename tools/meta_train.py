@@ -32,6 +32,9 @@ from meta_tasks.task_family import ImageTaskFamily, family_named
 from meta_tasks.trainer import Trainer, TrainerSettings
 from meta_tasks.workers import Evaluator, Executor, ProcessExecutor, RankExecutor, SerialExecutor
 
+#: Learning rates that SGHMC and cyclical SGMCMC get on the held-out tasks (pSGLD a twentieth of each).
+BASELINE_LRS = (0.02, 0.05, 0.1, 0.2)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -49,6 +52,13 @@ class Options:
     hidden: tuple[int, ...] = (32, 32)
     # Bound on its outputs; by default none.
     output_bound: float | None = None
+    # Factors on its outputs (residual and paper form), see L2E; by default the form's own.
+    alpha_scale: float | None = None
+    beta_scale: float | None = None
+    friction_scale: float | None = None
+    # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
+    start_feature: str | None = None
+    start_gain: float = 1.0
     # Gradient estimator: antithetic ES over whole inner loops, or noise-reuse ES over windows of them.
     estimator: Literal["es", "nres"] = "es"
     # Standard deviation of the perturbations.
@@ -120,7 +130,10 @@ def make_trainer(options: Options) -> Trainer:
     if options.settings.evaluate_every:
         steps = options.horizon[1]
         lrs = sorted(set(family.lrs))
-        evaluation = HeldOutEvaluation(family, steps, samples=options.samples, tasks=options.held_out_tasks, lrs=lrs)
+        evaluation = HeldOutEvaluation(
+            family, steps, samples=options.samples, tasks=options.held_out_tasks, lrs=lrs,
+            baseline_lrs=BASELINE_LRS,
+        )  # fmt: skip
     return Trainer(
         family, rule, estimator, options.settings, folder=options.folder, make_executor=executor,
         evaluation=evaluation, main=int(os.environ.get("RANK", "0")) == 0,
@@ -128,10 +141,14 @@ def make_trainer(options: Options) -> Trainer:
 
 
 def make_rule(options: Options) -> NetworkRule:
-    bound = {} if options.output_bound is None else {"output_bound": options.output_bound}
+    names = ("output_bound", "alpha_scale", "beta_scale", "friction_scale")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.form in ("kinetic", "preconditioner") and (set(given) - {"output_bound"}):
+        raise ValueError(f"{', '.join(set(given) - {'output_bound'})}: not of the {options.form} form")
     if options.form == "kinetic":
-        return KineticRule(options.hidden, **bound)
-    return L2ERule(options.form, options.feature_set, options.hidden, **bound)
+        return KineticRule(options.hidden, **given)
+    start = None if options.start_feature is None else (options.start_feature, options.start_gain)
+    return L2ERule(options.form, options.feature_set, options.hidden, start=start, **given)
 
 
 def write_weights(trainer: Trainer, options: Options) -> Path:
@@ -184,6 +201,8 @@ def main(options: Options) -> None:
             print(
                 f"{ended} after {trainer.iteration} iterations, {trainer.seconds / 60:.1f} minutes; weights in {path}"
             )
+    except FileNotFoundError as error:
+        raise SystemExit(f"error: {error}") from error
     finally:
         trainer.close()
 

@@ -90,6 +90,29 @@ def test_an_energy_has_no_violation_and_its_mirror_image_all_of_it():
         torch.testing.assert_close(found.beta_by_parameter, torch.full((42,), size, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("friction_scale", [0.0, 0.4])
+def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
+    """What a step adds to r beyond gradient, prior and noise is −ε·∂g/∂θ − a·∂g/∂r, with ∂g/∂r = r + s_β·β."""
+    s, phi = state(), weights()
+    found = assumption_violation(**s, **HYPER, **MORE, phi=phi, friction_scale=friction_scale)
+    averages = update_averages(s["averages"], s["gradient"])
+    scales = TensorScales(
+        s["parameter"], s["gradient"], averages, SEGMENTS, FEATURE_SETS["paper"], lr=0.2, num_data=80.0, step=0
+    )
+    network = NetworkOnChain(phi, scales, None)
+    network(s["momentum"])
+
+    def alpha(momentum):
+        alpha, beta = network.held(s["parameter"], momentum)
+        added = -0.3 * alpha - 0.15 * momentum - 0.15 * friction_scale * 0.7 * beta
+        return -(added + 0.15 * (momentum + 0.7 * beta))
+
+    difference = (alpha(s["momentum"] + 1e-7) - alpha(s["momentum"] - 1e-7)) / 2e-7
+    torch.testing.assert_close(found.alpha_by_momentum, difference, rtol=1e-5, atol=1e-8)
+    felt = assumption_violation(**s, **HYPER, **MORE, phi=phi)
+    assert (found.alpha_by_momentum - felt.alpha_by_momentum).abs().max() > 1e-2
+
+
 def test_an_untrained_network_has_no_violation():
     found = assumption_violation(**state(), **HYPER, phi=linear(0.0, 0.0))
     assert found.relative == 0
@@ -112,7 +135,12 @@ def test_members_are_measured_one_by_one():
 
 @pytest.mark.parametrize(
     ("form", "options"),
-    [("residual", {}), ("paper", {}), ("paper", {"friction": "algorithm2", "noise_multiplier": 1e-3})],
+    [
+        ("residual", {}),
+        ("residual", {"friction_scale": 0.4}),
+        ("paper", {}),
+        ("paper", {"friction": "algorithm2", "noise_multiplier": 1e-3}),
+    ],
 )
 def test_terms_are_what_the_rule_loses_without_them(form, options):
     """Each term is also the change of the rule's own new momentum when that term alone is switched off."""

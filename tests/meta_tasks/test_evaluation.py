@@ -1,15 +1,20 @@
 """Held-out evaluation, logs and figures."""
 
+import math
+
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from learned_samplers.l2e_features import FEATURE_SETS, Segments
+from learned_samplers.l2e_rule import apply_network
 from meta_tasks.estimators import AntitheticES
 from meta_tasks.evaluation import HeldOutEvaluation
 from meta_tasks.figures import output_contours
 from meta_tasks.learned_rules import L2ERule
 from meta_tasks.rules import LearnableSGD, SGHMCRule
 from meta_tasks.schedule import Horizon
+from meta_tasks.task import Hyperparameters
 from meta_tasks.task_family import family_named
 from meta_tasks.trainer import Trainer, TrainerSettings
 
@@ -106,3 +111,40 @@ def test_a_rule_says_what_it_is_and_gives_its_network():
         L2ERule("new")
     with pytest.raises(ValueError, match="feature_set must be one of"):
         L2ERule("paper", "all")
+
+
+def test_a_start_is_the_feature_itself():
+    """With Adam's direction as the start, a step is that of SGHMC and of Adam (its decays .9 and .99) side by side."""
+    rule = L2ERule("residual", "adaptive", start=("average_0.9_to_rms", 2.0), beta_scale=3.0, friction_scale=0.0)
+    assert rule.specification()["start"] == ["average_0.9_to_rms", 2.0]
+    phi = rule.prepare(rule.initial_weights(0)[None])
+    x = torch.randn(1, 25, 7)
+    alpha, beta = apply_network(phi, x)
+    names = FEATURE_SETS["adaptive"].names
+    torch.testing.assert_close(beta[0], -2.0 * x[0, names.index("average_0.9_to_rms")])
+    assert not alpha.any()
+
+    hyper = Hyperparameters(lr=0.01, num_data=50, temperature=0.0)
+    torch.manual_seed(0)
+    start, sghmc = torch.randn(1, 7), torch.zeros(1, 7)
+    theta = start
+    adam = theta[0].clone().requires_grad_()
+    optimizer = torch.optim.Adam([adam], 3.0 * 2.0 * math.sqrt(0.01 / 50), betas=(0.9, 0.99), eps=0.0)
+    other = theta.clone()
+    state = rule.initial_state(theta)
+    for step in range(5):
+        gradient = torch.randn(1, 7)
+        theta, state = rule.update(phi, theta, gradient, None, state, segments=Segments((7,)), hyper=hyper, step=step)
+        other, (sghmc,) = SGHMCRule().update(
+            None, other, gradient, None, (sghmc,), segments=None, hyper=hyper, step=step
+        )
+        adam.grad = gradient[0]
+        optimizer.step()
+    torch.testing.assert_close(theta[0], adam.detach() + other[0] - start[0], rtol=1e-4, atol=1e-6)
+
+
+def test_an_impossible_start_is_refused():
+    with pytest.raises(ValueError, match=r"'average_0\.9_to_rms' is not a feature of 'paper'"):
+        L2ERule("residual", "paper", start=("average_0.9_to_rms", 2.0))
+    with pytest.raises(ValueError, match="two units in every hidden layer"):
+        L2ERule("residual", "paper", (8, 1), start=("gradient", 2.0))
