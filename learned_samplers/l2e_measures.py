@@ -67,8 +67,9 @@ def assumption_violation(
 
     Assumption 3.1 of the paper needs ∂α/∂r = ∂β/∂θ, with α = ∂g/∂θ and β = ∂g/∂r in the units of Eq. 6. There
     ε·α = s_α·network and β = r + s_β·network in the residual form, α = s·network and β = s·network in the paper's;
-    where the learned friction is scaled by f ≠ 1, −a·(1−f)·s_β·network is a part of ε·α. The derivatives are those through the network's inputs r and θ, with the gradient, its averages and the root mean
-    squares of the tensors held fixed.
+    where the learned friction is scaled by f ≠ 1, −a·(1−f)·s_β·network is a part of ε·α. The derivatives are those
+    through the network's inputs r and θ, with the gradient, its averages and the root mean squares of the tensors
+    held fixed.
 
     Args:
         parameter, gradient, momentum, averages: the state before a step, see `learned_samplers.l2e_rule`.
