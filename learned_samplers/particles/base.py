@@ -1,0 +1,307 @@
+"""The base class of the particle samplers: roles of parameter groups, losses, gradients, and how a direction is taken.
+
+A subclass states its directions (`ParticleSampler._trunk`, `ParticleSampler._head`) by the pure functions of
+`directions`; everything is computed and checked before the first parameter changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _validation as check
+from ..sampler import Sampler, _as_number
+from ._gradients import check_losses, check_names, gather, task_gradients
+
+BaseOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+
+class Part(NamedTuple):
+    """One role's parameters as a flat buffer: the shared trunk, or the head of one task."""
+
+    #: (M, d), the particles.
+    points: Tensor
+    #: (K, M, d) for the trunk, (1, M, d) for a head: ∇U of every target, prior included.
+    gradients: Tensor
+    #: The parts' prior precision λ as numbers that broadcast to the points, (d,), or None where it is zero everywhere.
+    prior: Tensor | None
+    #: (K, M), the losses as the closure returned them.
+    losses: Tensor
+    num_data: float
+    temperature: float
+    #: None for the trunk, k for a head.
+    task: int | None
+    #: What the closure returned beside the losses, or None.
+    features: Tensor | None
+    #: The parameters, in the buffer's order.
+    params: list[Tensor]
+
+    @property
+    def loss_gradients(self) -> Tensor:
+        """∇loss = (∇U − λθ)/N, of the gradients' shape."""
+        gradients = self.gradients if self.prior is None else self.gradients - self.prior * self.points
+        return gradients / self.num_data if self.num_data != 1 else gradients
+
+
+class ParticleSampler(Sampler):
+    """A ``torch.optim.Optimizer`` over M particles: every parameter has a leading axis of length M.
+
+    The direction φ of a particle maximises how fast its law approaches the targets exp(−Uₖ/T) with the energies
+    Uₖ = N·lossₖ + ½λ‖θ‖². A particle moves by θ ← θ + (lr/N)·φ(θ); with ``base_optimizer`` that optimizer gets −φ/N as
+    the gradient instead, and the group's lr.
+
+    Groups name their role: ``{"params": trunk}`` (or with ``"shared": True``) is shared by all tasks, ``{"params":
+    head, "task": k}`` belongs to loss k alone.
+    """
+
+    badge = "heuristic"
+    structural = ("task",)
+    needs_closure = True
+    #: Whether the closure returns (K, M) losses of K targets; one target has (M,).
+    several_targets: ClassVar[bool] = True
+    #: Attributes that a copy keeps, beside those of the base class.
+    _kept: ClassVar[tuple[str, ...]] = ("base_optimizer", "weights")
+
+    #: The optimizer that takes the direction, or None.
+    base_optimizer: torch.optim.Optimizer | None = None
+    #: Weights of the targets at the last step: (K,), or (M, K) where each particle has its own.
+    weights: Tensor | None = None
+    #: Those of the step under way, kept if it succeeds.
+    _new_weights: Tensor | None = None
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        base_optimizer: BaseOptimizer | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        if base_optimizer is not None and not callable(base_optimizer):
+            raise TypeError(
+                "base_optimizer must make an optimizer from a list of parameter groups, such as torch.optim.Adam, got "
+                f"{base_optimizer!r} of type {type(base_optimizer).__name__}"
+            )
+        super().__init__(params, {"task": None, "shared": None, **defaults}, generator=generator)
+        if base_optimizer is not None:
+            groups = [{"params": list(g["params"]), "lr": g["lr"]} for g in self.param_groups]
+            self.base_optimizer = base_optimizer(groups)
+            if not isinstance(self.base_optimizer, torch.optim.Optimizer):
+                raise TypeError(f"base_optimizer must make a torch.optim.Optimizer, got {self.base_optimizer!r}")
+
+    # ---------------------------------------------------------------- arguments
+
+    def _validate(self, group: dict[str, Any]) -> None:
+        check.positive("lr", group["lr"])
+        check.positive("num_data", group["num_data"])
+        check.non_negative("temperature", group["temperature"])
+        check.non_negative("prior_precision", group["prior_precision"])
+        check.one_of("shared", group["shared"], (None, True, False))
+        task, shared = group["task"], group["shared"]
+        if task is not None:
+            check.whole("task", task, least=0)
+            if shared:
+                raise ValueError(f"a parameter group is shared or belongs to a task, got shared=True and task={task}")
+            if not self.several_targets:
+                raise ValueError(f"{type(self).__name__} has one target and no task groups, got task={task}")
+        elif shared is False:
+            raise ValueError("a parameter group with shared=False must name its task, got task=None")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as in `torch.optim.Optimizer`; its tensors must have the particle axis of the others.
+
+        Raises:
+            ValueError: a parameter has no particle axis, or one of another length, or another dtype or device.
+        """
+        if isinstance(param_group, dict) and "params" in param_group and not isinstance(param_group["params"], set):
+            params = param_group["params"]
+            listed = [params] if isinstance(params, Tensor) else list(params)
+            self._check_axes(listed)
+            param_group = {**param_group, "params": listed}
+        super().add_param_group(param_group)
+        if self.base_optimizer is not None:
+            group = self.param_groups[-1]
+            self.base_optimizer.add_param_group({"params": list(group["params"]), "lr": group["lr"]})
+
+    def _check_axes(self, listed: list[Any]) -> None:
+        first = next((p for group in self.param_groups for p in group["params"]), None)
+        for i, entry in enumerate(listed):
+            name, p = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
+            check.parameter(f"parameter {name!r}", p)
+            if p.dim() < 1 or p.shape[0] == 0:
+                raise ValueError(f"parameter {name!r} needs a leading particle axis, got shape {tuple(p.shape)}")
+            first = p if first is None else first
+            if p.shape[0] != first.shape[0]:
+                raise ValueError(
+                    f"parameter {name!r} has {p.shape[0]} particles (shape {tuple(p.shape)}), others have "
+                    f"{first.shape[0]}: every parameter's leading axis must be the particles"
+                )
+            if (p.dtype, p.device) != (first.dtype, first.device):
+                raise ValueError(
+                    f"parameter {name!r} is {p.dtype} on {p.device}, others are {first.dtype} on {first.device}"
+                )
+
+    @property
+    def num_particles(self) -> int:
+        """M, the length of every parameter's leading axis."""
+        return self.param_groups[0]["params"][0].shape[0]
+
+    # ---------------------------------------------------------------- the step
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of all particles.
+
+        Args:
+            closure: returns the losses of every particle, (M,) for one target or (K, M) for K, with their graph: it
+                neither reduces them over particles nor calls ``backward``. Where the kernel acts on features it
+                returns the pair (losses, features), features being (M, ...).
+
+        Returns:
+            What the closure returned, detached.
+
+        Raises:
+            TypeError, ValueError: the losses are no tensor, have another shape (already reduced, say) or no graph; a
+                parameter takes no part in them; the groups do not fit the targets.
+            FloatingPointError: a loss, a gradient or a direction is not finite. Nothing has changed after any of
+                these.
+        """
+        self._check_hyperparameters()
+        if closure is None:
+            raise ValueError(f"{type(self).__name__}.step needs a closure that returns the losses, got None")
+        with torch.enable_grad():
+            result = closure()
+            parts = self._parts(result)
+        moves: dict[Tensor, Tensor] = {}
+        self._begin(parts)
+        for part in parts:
+            direction = self._trunk(part) if part.task is None else self._head(part)
+            if not direction.isfinite().all():
+                raise FloatingPointError(f"the direction of the {_role(part)} is not finite; nothing was changed")
+            pieces = direction.split([p[0].numel() for p in part.params], dim=1)
+            for p, piece in zip(part.params, pieces, strict=True):
+                moves[p] = piece.view_as(p)
+        self._move(moves)
+        self._end(parts)
+        return _detached(result)
+
+    def _check_hyperparameters(self) -> None:
+        first = self.param_groups[0]
+        for group in self.param_groups:  # a scheduler, or a hand, may have written anything since the last step
+            check.non_negative("lr", group["lr"])
+            check.positive("num_data", group["num_data"])
+            check.non_negative("temperature", group["temperature"])
+            for name in ("num_data", "temperature"):
+                if _as_number(group[name]) != _as_number(first[name]):
+                    raise ValueError(
+                        f"{name} must be the same in every parameter group, got {first[name]} and {group[name]}"
+                    )
+
+    def _parts(self, result: Any) -> list[Part]:
+        losses, features = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        count = self.num_particles
+        losses = check_losses(losses, count, several=self.several_targets)
+        tasks = sorted({group["task"] for group in self.param_groups if group["task"] is not None})
+        check_names(tasks, len(losses), any(group["task"] is None for group in self.param_groups))
+        trunk, heads = self._named(None), {task: self._named(task) for task in tasks}
+        shared, own = task_gradients(losses, trunk, heads, keep_graph=features is not None)
+        common = {
+            "losses": losses.detach(),
+            "num_data": _as_number(self.param_groups[0]["num_data"]),
+            "temperature": _as_number(self.param_groups[0]["temperature"]),
+            "features": features,
+        }
+        roles = [(None, trunk, shared)] if trunk else []
+        roles += [(task, named, own[task]) for task, named in heads.items() if named]
+        priors = {p: _as_number(g["prior_precision"]) for g in self.param_groups for p in g["params"]}
+        parts = []
+        for task, named, gradients in roles:
+            params = [p for _, p in named]
+            points, buffer, prior = gather(params, gradients, common["num_data"], [priors[p] for p in params])
+            parts.append(Part(points, buffer, prior, task=task, params=params, **common))
+        return parts
+
+    def _named(self, task: int | None) -> list[tuple[str, Tensor]]:
+        """Names and parameters of a role, without those that are frozen."""
+        return [
+            (self._name(group, i), p)
+            for group in self.param_groups
+            if group["task"] == task
+            for i, p in enumerate(group["params"])
+            if p.requires_grad
+        ]
+
+    def _begin(self, parts: list[Part]) -> None:
+        """Whatever a subclass needs before the directions of a step; it changes nothing that a state dict holds."""
+
+    def _trunk(self, part: Part) -> Tensor:
+        """φ of the shared parameters, (M, d)."""
+        raise NotImplementedError
+
+    def _head(self, part: Part) -> Tensor:
+        """φ of one task's parameters, (M, d)."""
+        raise NotImplementedError
+
+    def _end(self, parts: list[Part]) -> None:
+        """Keep what a step that succeeded has found."""
+        self.weights = self._new_weights
+
+    def _move(self, moves: dict[Tensor, Tensor]) -> None:
+        """θ ← θ + (lr/N)·φ, or −φ/N to the base optimizer as the gradient."""
+        if self.base_optimizer is None:
+            for group in self.param_groups:
+                rate = _as_number(group["lr"]) / _as_number(group["num_data"])
+                moved = [p for p in group["params"] if p in moves]
+                if moved:
+                    torch._foreach_add_(moved, [moves[p] for p in moved], alpha=rate)
+        else:
+            before = {p: p.grad for group in self.param_groups for p in group["params"]}
+            try:
+                for group, base in zip(self.param_groups, self.base_optimizer.param_groups, strict=True):
+                    base["lr"] = group["lr"]
+                    for p in group["params"]:
+                        p.grad = moves[p].div(-_as_number(group["num_data"])) if p in moves else None
+                self.base_optimizer.step()
+            finally:
+                for p, grad in before.items():
+                    p.grad = grad
+        for group in self.param_groups:
+            group["step"] += 1
+
+    # ---------------------------------------------------------------- saving and resuming
+
+    def state_dict(self) -> dict[str, Any]:
+        """As for every sampler, with the state of the base optimizer."""
+        saved = super().state_dict()
+        if self.base_optimizer is not None:
+            saved["base_optimizer"] = self.base_optimizer.state_dict()
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume bit for bit, parameters loaded beside it.
+
+        Raises:
+            ValueError: as for `Sampler.load_state_dict`, or only one of the state and this sampler has a base
+                optimizer. Nothing has changed then.
+        """
+        base = state_dict.get("base_optimizer") if isinstance(state_dict, dict) else None
+        if (base is None) != (self.base_optimizer is None):
+            have = ("has none", "has one") if base is None else ("has one", "has none")
+            raise ValueError(f"the state's base_optimizer does not fit: the state {have[0]}, this sampler {have[1]}")
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "base_optimizer"})
+        if self.base_optimizer is not None and base is not None:
+            self.base_optimizer.load_state_dict(base)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._kept if name in self.__dict__}}
+
+
+def _role(part: Part) -> str:
+    return "shared parameters" if part.task is None else f"parameters of task {part.task}"
+
+
+def _detached(result: Any) -> Any:
+    return tuple(map(_detached, result)) if isinstance(result, tuple) else result.detach()

@@ -1,0 +1,84 @@
+"""Multi-objective Stein variational gradient descent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _validation as check
+from .base import BaseOptimizer, Part, ParticleSampler
+from .directions import repulsion, svgd_direction, weighted
+from .kernels import RBF, Kernel, KernelMatrix, check_kernel
+from .multi_gradient import mgda_weights
+
+
+class MOOSVGD(ParticleSampler):
+    """Multi-objective SVGD (Liu, Tong and Liu, NeurIPS 2021): MGDA at each particle, a kernel between them.
+
+    Update, with gₖ = ∇Ũₖ = N·∇lossₖ + λθ, w(θⱼ) the weights of `MGDA` at particle j, and a kernel on the vectors of
+    losses L(θ):
+
+        φ(θᵢ) = (1/M) Σⱼ [−k(Lⱼ, Lᵢ) Σₖ wₖ(θⱼ) gₖ(θⱼ)] + (T/M) (∂Lᵢ/∂θᵢ)ᵀ Σⱼ ∇_{Lⱼ} k(Lⱼ, Lᵢ),   θᵢ ← θᵢ + (lr/N)·φ(θᵢ)
+
+    so that particles spread over the Pareto front. All quadratic programmes of a step are solved at once. The repulsion
+    is a combination of the gradients at hand and costs no further pass. Heads take their own ∇Ũₖ in the place of the
+    weighted sum, with the same kernel.
+
+    Args:
+        kernel: `RBF` with the full-matrix median by default.
+        kernel_on: "losses", or "parameters" as in the toy of MT-SGD's published code.
+        temperature: T, the weight of the repulsion.
+        params, lr, num_data, prior_precision, base_optimizer, generator: as for `SVGD`.
+
+    Attributes:
+        weights: (M, K), those of the last step, or None before it.
+
+    Raises:
+        ValueError, TypeError: as for `SVGD`.
+    """
+
+    _kept = (*ParticleSampler._kept, "kernel", "kernel_on")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        num_data: float = 1.0,
+        *,
+        kernel: Kernel | None = None,
+        kernel_on: str = "losses",
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        base_optimizer: BaseOptimizer | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        self.kernel = RBF() if kernel is None else kernel
+        check_kernel("kernel", self.kernel)
+        check.one_of("kernel_on", kernel_on, ("losses", "parameters"))
+        self.kernel_on = kernel_on
+        defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=prior_precision)
+        super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)
+
+    def _kernel(self, part: Part) -> tuple[KernelMatrix, Tensor]:
+        """The kernel's matrices and the repulsion of the parameters, (M, d)."""
+        if self.kernel_on == "parameters":
+            matrix = self.kernel(part.points)
+            return matrix, repulsion(part.points, matrix)
+        objectives = part.losses.T.to(part.points.dtype)
+        matrix = self.kernel(objectives)
+        push = repulsion(objectives, matrix)
+        if part.task is not None:
+            push = push[:, part.task, None]
+        # (∂L/∂θ)ᵀ push, with ∂L/∂θ = (∇Ũ − λθ)/N.
+        return matrix, weighted(part.loss_gradients, push)
+
+    def _trunk(self, part: Part) -> Tensor:
+        matrix, repelled = self._kernel(part)
+        self._new_weights = mgda_weights(part.gradients)
+        return svgd_direction(-weighted(part.gradients, self._new_weights), repelled, matrix, part.temperature)
+
+    def _head(self, part: Part) -> Tensor:
+        matrix, repelled = self._kernel(part)
+        return svgd_direction(-part.gradients[0], repelled, matrix, part.temperature)

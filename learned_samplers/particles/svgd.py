@@ -1,0 +1,201 @@
+"""Stein variational gradient descent, of one target and of several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _validation as check
+from ._weights import check_weights, fixed_weights
+from .base import BaseOptimizer, Part, ParticleSampler
+from .directions import NORMALISATIONS, WEIGHTINGS, normalise, repulsion, svgd_direction, target_weights, weighted
+from .kernels import RBF, Kernel, KernelMatrix, check_kernel
+
+
+class SteinSampler(ParticleSampler):
+    """What SVGD and MT-SGD share: a kernel on the parameters or on features, and SVGD on each head."""
+
+    _kept = (*ParticleSampler._kept, "kernel", "kernel_on")
+
+    kernel: Kernel
+    kernel_on: str
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        kernel: Kernel | None,
+        kernel_on: str,
+        base_optimizer: BaseOptimizer | None,
+        generator: torch.Generator | None,
+    ):
+        self.kernel = RBF() if kernel is None else kernel
+        check_kernel("kernel", self.kernel)
+        check.one_of("kernel_on", kernel_on, ("parameters", "features"))
+        self.kernel_on = kernel_on
+        super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)
+
+    def _kernel(self, part: Part) -> tuple[KernelMatrix, Tensor]:
+        """The kernel's matrices, and Σⱼ ∇k(·ⱼ, ·ᵢ) by the parameters of each particle i, (M, d)."""
+        if self.kernel_on == "parameters":
+            matrix = self.kernel(part.points)
+            return matrix, repulsion(part.points, matrix)
+        features = part.features
+        if not isinstance(features, Tensor) or features.dim() < 1 or features.shape[0] != len(part.points):
+            shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise ValueError(
+                f"kernel_on='features' needs a closure that returns (losses, features) with features of shape "
+                f"({len(part.points)}, ...), got {shape}"
+            )
+        if not features.requires_grad:
+            raise ValueError("the features have no graph: return them from the closure before any detach()")
+        flat = features.detach().flatten(1)
+        matrix = self.kernel(flat)
+        push = repulsion(flat, matrix).view_as(features)
+        pulled = torch.autograd.grad(
+            features, part.params, push, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        return matrix, torch.cat([g.flatten(1) for g in pulled], dim=1)
+
+    def _head(self, part: Part) -> Tensor:
+        matrix, repelled = self._kernel(part)
+        return svgd_direction(-part.gradients[0], repelled, matrix, part.temperature)
+
+
+class SVGD(SteinSampler):
+    """Stein variational gradient descent (Liu and Wang, NeurIPS 2016).
+
+    Update of particle i of M, with the score s = −∇Ũ, ∇Ũ = N·g + λθ, temperature T and kernel k:
+
+        φ(θᵢ) = (1/M) Σⱼ [k(θⱼ, θᵢ) s(θⱼ) + T ∇_{θⱼ} k(θⱼ, θᵢ)],    θᵢ ← θᵢ + (lr/N)·φ(θᵢ)
+
+    The particles' law approaches exp(−U/T) as M grows; for finite M it is heuristic, but for the kernel `Linear` and a
+    Gaussian target, where mean and covariance are exact. With one particle it is gradient descent. Where all
+    particles coincide there is no repulsion, and they stay together: start them apart.
+
+    Args:
+        params: tensors, named tensors or groups; each tensor with a leading axis of M particles
+            (``torch.func.stack_module_state`` makes them).
+        lr: learning rate, dimensionless; that of ``base_optimizer`` where one is given.
+        num_data: N, by which the losses are multiplied: the number of training points where they are mean losses, 1
+            (the default) where they are energies.
+        kernel: `RBF` with the full-matrix median by default; `IMQ`, `Linear`, or any function of that form.
+        kernel_on: "parameters", or "features": the closure returns (losses, features), and particle i is repelled by
+            (∂zᵢ/∂θᵢ)ᵀ Σⱼ ∇k(zⱼ, zᵢ) with its features zᵢ, one vector-Jacobian product a particle.
+        temperature: T; at 0 there is no repulsion.
+        prior_precision: λ of the prior N(0, I/λ).
+        base_optimizer: makes the optimizer that takes −φ/N as the gradient, from a list of groups with ``lr``, such as
+            ``torch.optim.Adam`` or ``functools.partial(torch.optim.SGD, momentum=0.9)``. Schedulers act on the
+            sampler's lr. By default the particles move by the formula above.
+        generator: kept for resumption; nothing is drawn.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or of a wrong type; see `ParticleSampler.step` for those of
+            a step.
+    """
+
+    several_targets = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        num_data: float = 1.0,
+        *,
+        kernel: Kernel | None = None,
+        kernel_on: str = "parameters",
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        base_optimizer: BaseOptimizer | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=prior_precision)
+        more: dict[str, Any] = dict(
+            kernel=kernel, kernel_on=kernel_on, base_optimizer=base_optimizer, generator=generator
+        )
+        super().__init__(params, defaults, **more)
+
+    def _trunk(self, part: Part) -> Tensor:
+        return self._head(part)
+
+
+class MTSGD(SteinSampler):
+    """Stochastic multiple target sampling gradient descent (Phan et al., NeurIPS 2022).
+
+    Update, with φₖ the SVGD direction of target k and U its Gram matrix in the kernel's Hilbert space
+    (`directions.stein_gram`; the paper's formula has a wrong sign, which does not change w):
+
+        w* = argmin over the simplex of wᵀUw,    φ = Σₖ wₖ φₖ,    θ ← θ + (lr/N)·φ(θ)
+
+    The particles move to where all targets are likely. One target gives SVGD; one particle gives MGDA; a bandwidth
+    without limit gives MGDA on mean gradients. With groups for the heads of the tasks this is Algorithm 2: MT-SGD on
+    the shared parameters, SVGD on each head, the kernel of each on its own parameters.
+
+    Args:
+        params: as for `SVGD`; groups with ``"task": k`` are heads.
+        target_weights: "exact"; "gradients": U has the first term alone, the published code's rule; "equal": 1/K, the
+            baseline to show beside it; or a sequence of K fixed weights, not negative, with sum one.
+        gradient_normalisation: of the scores that U is made of, not of those that the particles follow: "none",
+            "particle" (each divided by its norm over the coordinates) or "coordinate" (by its norm over the
+            particles). The published code has target_weights="gradients" with "coordinate" in the toy and on
+            Multi-MNIST, "particle" elsewhere, and kernel_on="features" for networks. Normalised scores and a
+            repulsion that is not have no common unit: "exact" is meant for "none".
+        lr, num_data, kernel, kernel_on, temperature, prior_precision, base_optimizer, generator: as for `SVGD`; the
+            weights "exact" need the kernel on parameters.
+
+    Attributes:
+        weights: (K,), those of the last step, or None before it.
+
+    Raises:
+        ValueError, TypeError: as for `SVGD`.
+    """
+
+    _kept = (*SteinSampler._kept, "target_weights", "gradient_normalisation")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        num_data: float = 1.0,
+        *,
+        target_weights: Any = "exact",
+        kernel: Kernel | None = None,
+        kernel_on: str = "parameters",
+        gradient_normalisation: str = "none",
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        base_optimizer: BaseOptimizer | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        check.one_of("gradient_normalisation", gradient_normalisation, NORMALISATIONS)
+        self.gradient_normalisation = gradient_normalisation
+        self.target_weights = check_weights("target_weights", target_weights, WEIGHTINGS)
+        if isinstance(target_weights, str) and target_weights == "exact" and kernel_on == "features":
+            raise ValueError(
+                "target_weights='exact' needs kernel_on='parameters': with features the directions are pulled back, "
+                "and U has no closed form; take 'gradients' or 'equal'"
+            )
+        defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=prior_precision)
+        more: dict[str, Any] = dict(
+            kernel=kernel, kernel_on=kernel_on, base_optimizer=base_optimizer, generator=generator
+        )
+        super().__init__(params, defaults, **more)
+
+    def _trunk(self, part: Part) -> Tensor:
+        matrix, repelled = self._kernel(part)
+        scores = -part.gradients
+        if isinstance(self.target_weights, str):
+            weights = target_weights(
+                normalise(scores, self.gradient_normalisation),
+                repelled,
+                matrix,
+                rule=self.target_weights,
+                temperature=part.temperature,
+            )
+        else:
+            weights = fixed_weights(self.target_weights, scores)
+        self._new_weights = weights
+        return svgd_direction(weighted(scores, weights), repelled, matrix, part.temperature)

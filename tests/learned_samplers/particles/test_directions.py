@@ -1,0 +1,232 @@
+"""SVGD's and MT-SGD's directions: Hilbert-space inner products by brute force, limits, lemmas, golden values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learned_samplers.particles import IMQ, RBF, Linear, min_norm_weights
+from learned_samplers.particles.directions import (
+    first_term,
+    mtsgd_directions,
+    normalise,
+    repulsion,
+    stein_gram,
+    svgd_direction,
+    target_weights,
+    weighted,
+)
+from learned_samplers.particles.multi_gradient import mgda_weights
+
+M, D, K = 6, 3, 3
+FUNCTIONS = {
+    "rbf": (RBF(1.3), lambda x, y: torch.exp(-(x - y).square().sum() / (2 * 1.3**2))),
+    "imq": (IMQ(0.7), lambda x, y: (1 + (x - y).square().sum() / (2 * 0.7**2)) ** -0.5),
+    "linear": (Linear(), lambda x, y: x @ y + 1),
+}
+
+
+def problem(seed=0, targets=K, particles=M, dims=D):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(particles, dims, dtype=torch.double, generator=generator)
+    scores = torch.randn(targets, particles, dims, dtype=torch.double, generator=generator)
+    return x, scores
+
+
+def gram_by_autograd(x, scores, function, temperature=1.0):
+    """⟨φᵢ, φⱼ⟩ = (1/M²) Σₐ_b 𝒜ᵢᵃ·𝒜ⱼᵇ k(xₐ, x_b) with Stein's operator 𝒜ᵢᵃ f = sᵢ(xₐ) f + T ∇ₐf."""
+    targets, particles, _ = scores.shape
+    left, right = torch.func.grad(function, 0), torch.func.grad(function, 1)
+    mixed = torch.func.jacrev(left, 1)
+    gram = torch.zeros(targets, targets, dtype=torch.double)
+    for a in range(particles):
+        for b in range(particles):
+            k, ka, kb = function(x[a], x[b]), left(x[a], x[b]), right(x[a], x[b])
+            trace = mixed(x[a], x[b]).trace()
+            for i in range(targets):
+                for j in range(targets):
+                    si, sj = scores[i, a], scores[j, b]
+                    gram[i, j] += k * si @ sj + temperature * (si @ kb + sj @ ka) + temperature**2 * trace
+    return gram / particles**2
+
+
+def evaluate(x, scores, kernel, **kwargs):
+    matrix = kernel(x)
+    return stein_gram(scores, repulsion(x, matrix), matrix, **kwargs)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 0.0])
+def test_gram_against_autograd(name, temperature):
+    kernel, function = FUNCTIONS[name]
+    x, scores = problem()
+    found = evaluate(x, scores, kernel, temperature=temperature)
+    torch.testing.assert_close(found, gram_by_autograd(x, scores, function, temperature), rtol=1e-10, atol=1e-10)
+
+
+def test_the_linear_kernels_hilbert_space_is_finite():
+    """φ(x) = Wx + b with W = mean s xᵀ + I and b = mean s; its norm is that of the matrices."""
+    x, scores = problem()
+    w = torch.einsum("kmi,mj->kij", scores, x) / M + torch.eye(D, dtype=torch.double)
+    features = torch.cat([w.flatten(1), scores.mean(1)], dim=1)
+    torch.testing.assert_close(evaluate(x, scores, Linear()), features @ features.T, rtol=1e-10, atol=1e-10)
+    matrix = Linear()(x)
+    expected = torch.einsum("kij,mj->kmi", w, x) + scores.mean(1)[:, None]
+    torch.testing.assert_close(mtsgd_directions(scores, repulsion(x, matrix), matrix), expected)
+
+
+@given(seed=st.integers(0, 2**31), particles=st.integers(1, 8), targets=st.integers(1, 5), sigma=st.floats(0.1, 10))
+@settings(max_examples=40, deadline=None)
+def test_gram_is_positive(seed, particles, targets, sigma):
+    x, scores = problem(seed, targets, particles)
+    gram = evaluate(x, scores, RBF(sigma))
+    assert torch.linalg.eigvalsh(gram).min() > -1e-9 * gram.abs().max()
+
+
+def test_the_papers_sign_makes_the_gram_indefinite():
+    """The planted fault: −d/σ² in the place of +d/σ²."""
+    x, scores = problem()
+    x, scores = 0.01 * x, 0.01 * scores
+    assert torch.linalg.eigvalsh(evaluate(x, scores, RBF(1.0))).min() > -1e-12
+    matrix = RBF(1.0)(x)
+    wrong = matrix._replace(trace=-matrix.trace)
+    assert torch.linalg.eigvalsh(stein_gram(scores, repulsion(x, wrong), wrong)).min() < -1
+
+
+def test_trace_never_changes_the_weights_and_the_cross_term_does():
+    x, scores = problem()
+    matrix = RBF(1.0)(x)
+    push = repulsion(x, matrix)
+    exact = target_weights(scores, push, matrix, rule="exact")
+    without = matrix._replace(trace=matrix.trace * 3)
+    torch.testing.assert_close(target_weights(scores, push, without, rule="exact"), exact)
+    code = target_weights(scores, push, matrix, rule="gradients")
+    assert (code - exact).abs().max() > 1e-2
+    torch.testing.assert_close(code, min_norm_weights(first_term(scores, matrix)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lemma_one(seed):
+    """(Uw*)ᵢ ≥ w*ᵀUw*: φ* approaches every target at least as fast as the worst one."""
+    x, scores = problem(seed)
+    gram = evaluate(x, scores, RBF())
+    matrix = RBF()(x)
+    weights = target_weights(scores, repulsion(x, matrix), matrix, rule="exact")
+    assert (gram @ weights).min() >= weights @ gram @ weights - 1e-12 * gram.abs().max()
+    equal = torch.full((K,), 1 / K, dtype=torch.double)
+    assert (gram @ equal).min() < equal @ gram @ equal - 1e-3  # the planted fault
+
+
+def test_direction_is_the_weighted_sum_of_directions():
+    x, scores = problem()
+    matrix = RBF()(x)
+    push = repulsion(x, matrix)
+    weights = target_weights(scores, push, matrix, rule="exact")
+    summed = (weights[:, None, None] * mtsgd_directions(scores, push, matrix)).sum(0)
+    torch.testing.assert_close(svgd_direction(weighted(scores, weights), push, matrix), summed)
+
+
+def test_no_bandwidth_limit_is_mgda_on_mean_gradients():
+    x, scores = problem()
+    matrix = RBF(1e6)(x)
+    push = repulsion(x, matrix)
+    means = scores.mean(1)
+    expected = min_norm_weights(means @ means.T)
+    weights = target_weights(scores, push, matrix, rule="exact")
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
+    direction = svgd_direction(weighted(scores, weights), push, matrix)
+    torch.testing.assert_close(direction, (expected @ means).expand(M, D), rtol=0, atol=1e-6)
+
+
+def test_one_particle_is_mgda():
+    x, scores = problem(particles=1)
+    for kernel in (RBF(), RBF(0.5), IMQ()):
+        matrix = kernel(x)
+        push = repulsion(x, matrix)
+        weights = target_weights(scores, push, matrix, rule="exact")
+        torch.testing.assert_close(weights[None], mgda_weights(scores))
+        torch.testing.assert_close(svgd_direction(weighted(scores, weights), push, matrix), weighted(scores, weights))
+
+
+def test_two_gaussians_seen_from_the_middle():
+    """N(μ₁, Σ) and N(μ₂, Σ), particles symmetric about the midpoint: w = (½, ½)."""
+    generator = torch.Generator().manual_seed(3)
+    half = torch.randn(4, 2, dtype=torch.double, generator=generator)
+    means = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.double)
+    precision = torch.linalg.inv(torch.tensor([[1.0, 0.4], [0.4, 2.0]], dtype=torch.double))
+    x = torch.cat([half, -half]) + means.mean(0)
+    scores = -(x - means[:, None]) @ precision
+    half_half = torch.full((2,), 0.5, dtype=torch.double)
+    for kernel in (RBF(), IMQ(), RBF(0.3)):
+        matrix = kernel(x)
+        weights = target_weights(scores, repulsion(x, matrix), matrix, rule="exact")
+        torch.testing.assert_close(weights, half_half)
+    off = x + torch.tensor([0.5, -1.0], dtype=torch.double)  # nearer to the second mean: its direction is the shorter
+    scores = -(off - means[:, None]) @ precision
+    matrix = RBF()(off)
+    assert target_weights(scores, repulsion(off, matrix), matrix, rule="exact")[1] > 0.55
+
+
+@pytest.mark.parametrize("rule", ["exact", "gradients", "equal"])
+def test_permutations(rule):
+    """Renumbering particles renumbers their directions; renumbering targets renumbers the weights."""
+    x, scores = problem()
+
+    def run(x, scores):
+        matrix = RBF()(x)
+        push = repulsion(x, matrix)
+        weights = target_weights(scores, push, matrix, rule=rule)
+        return weights, svgd_direction(weighted(scores, weights), push, matrix)
+
+    weights, direction = run(x, scores)
+    particles, targets = torch.randperm(M), torch.randperm(K)
+    other_weights, other = run(x[particles], scores[targets][:, particles])
+    torch.testing.assert_close(other_weights, weights[targets])
+    torch.testing.assert_close(other, direction[particles])
+
+
+@pytest.mark.parametrize("kernel", [RBF(), IMQ(), Linear(), RBF("off_diagonal_median")])
+def test_leading_batch_axes(kernel):
+    x, scores = problem()
+    xs = torch.stack([x, 2 * x, x - 1]).reshape(3, 1, M, D)
+    many = torch.stack([scores, scores.flip(1), -scores]).reshape(3, 1, K, M, D)
+    matrix = kernel(xs)
+    push = repulsion(xs, matrix)
+    weights = target_weights(many, push, matrix, rule="exact")
+    direction = svgd_direction(weighted(many, weights), push, matrix)
+    assert direction.shape == (3, 1, M, D)
+    for i in range(3):
+        alone = kernel(xs[i, 0])
+        push = repulsion(xs[i, 0], alone)
+        w = target_weights(many[i, 0], push, alone, rule="exact")
+        torch.testing.assert_close(weights[i, 0], w)
+        torch.testing.assert_close(direction[i, 0], svgd_direction(weighted(many[i, 0], w), push, alone))
+
+
+def test_normalisation():
+    _, scores = problem()
+    scores[0, 0] = 0
+    assert normalise(scores, "none") is scores
+    by_particle, by_coordinate = normalise(scores, "particle"), normalise(scores, "coordinate")
+    assert (by_particle[0, 0] == 0).all()
+    torch.testing.assert_close(by_particle[1:].norm(dim=-1), torch.ones(K - 1, M, dtype=torch.double))
+    torch.testing.assert_close(by_coordinate.norm(dim=1), torch.ones(K, D, dtype=torch.double))
+
+
+def test_golden_values():
+    """Two particles at 0 and 1, σ = 1, scores −x and 1 − x, by hand with e = exp(−½)."""
+    x = torch.tensor([[0.0], [1.0]], dtype=torch.double)
+    scores = torch.stack([-x, 1 - x])
+    matrix = RBF(1.0)(x)
+    push = repulsion(x, matrix)
+    e = torch.tensor(-0.5, dtype=torch.double).exp().item()
+    # Σⱼ ∇_{xⱼ} k(xⱼ, xᵢ) = Σⱼ k (xᵢ − xⱼ): −e for the first, e for the second.
+    torch.testing.assert_close(push, torch.tensor([[-e], [e]], dtype=torch.double))
+    # φ₁ = ½(Σⱼ k sⱼ + push): s = (0, −1); φ₂: s = (1, 0).
+    expected = torch.tensor([[[-e], [(e - 1) / 2]], [[(1 - e) / 2], [e]]], dtype=torch.double)
+    torch.testing.assert_close(mtsgd_directions(scores, push, matrix), expected)
+    # The first term is ¼ Σ k⟨s, s⟩; ¼⟨sᵢ, push⟩ = −e/4 for both; the trace is ¼(2·1 + 2·e(1 − 1)) = ½.
+    first = torch.tensor([[1.0, -e], [-e, 1.0]], dtype=torch.double) / 4
+    torch.testing.assert_close(stein_gram(scores, push, matrix), first - e / 2 + 0.5)

@@ -1,0 +1,380 @@
+"""The particle samplers as optimizers: the step is the pure rule, roles, scaling, base optimizers, resumption."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers.particles import IMQ, MGDA, MOOSVGD, MTSGD, RBF, SVGD, Linear, LinearScalarisation, ParetoMTL
+from learned_samplers.particles.directions import repulsion, svgd_direction, target_weights, weighted
+from learned_samplers.particles.multi_gradient import mgda_weights
+from tests.learned_samplers.particles.particle_problems import (
+    EVERY,
+    SEVERAL,
+    TwoHeads,
+    energies,
+    parameter,
+    stacked_mlp,
+)
+
+DOUBLE = torch.float64
+
+
+def trunk_and_heads(net):
+    """∇loss of the trunk, (2, M, d), and of each head by its own loss, (M, 4); the trunk's particles (M, d)."""
+    losses = net.losses()
+    shared, own = [], []
+    for k in range(2):
+        grads = torch.autograd.grad(losses[k].sum(), [*net.trunk, *net.heads[k]], retain_graph=True)
+        shared.append(torch.cat([g.flatten(1) for g in grads[:-1]], dim=1))
+        own.append(grads[-1])
+    return torch.stack(shared), own, torch.cat([p.detach().flatten(1) for p in net.trunk], dim=1)
+
+
+# ---------------------------------------------------------------- the step
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("kernel", [RBF(), IMQ(0.5), Linear()])
+def test_svgd_step_is_the_rule(kernel, temperature):
+    x = parameter(5, 2, dtype=DOUBLE)
+    before = x.detach().clone()
+    sampler = SVGD([x], 0.3, num_data=10, kernel=kernel, temperature=temperature, prior_precision=2.0)
+    returned = sampler.step(lambda: energies("SVGD", x))
+    torch.testing.assert_close(returned, energies("SVGD", before))
+    score = -(10 * (before - torch.tensor([1.0, 0.0], dtype=DOUBLE)) + 2 * before)
+    matrix = kernel(before)
+    phi = svgd_direction(score, repulsion(before, matrix), matrix, temperature)
+    torch.testing.assert_close(x.detach(), before + 0.03 * phi)
+    assert sampler.step_count == 1
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("rule", ["exact", "gradients", "equal"])
+def test_algorithm_two(rule):
+    """MT-SGD on the trunk, SVGD on each head, each with the kernel of its own parameters, N and the prior in all."""
+    net = TwoHeads(dtype=DOUBLE)
+    gradients, own, points = trunk_and_heads(net)
+    heads = [h[0].detach().clone() for h in net.heads]
+    sampler = MTSGD(net.groups(prior_precision=0.5), 0.1, num_data=20, target_weights=rule)
+    sampler.step(net.losses)
+    scores = -(20 * gradients + 0.5 * points)
+    matrix = RBF()(points)
+    push = repulsion(points, matrix)
+    weights = target_weights(scores, push, matrix, rule=rule)
+    moved = points + 0.1 / 20 * svgd_direction(weighted(scores, weights), push, matrix)
+    torch.testing.assert_close(torch.cat([p.detach().flatten(1) for p in net.trunk], dim=1), moved)
+    torch.testing.assert_close(sampler.weights, weights)
+    for head, grad, parameter_ in zip(heads, own, net.heads, strict=True):
+        matrix = RBF()(head)
+        phi = svgd_direction(-20 * grad, repulsion(head, matrix), matrix)
+        torch.testing.assert_close(parameter_[0].detach(), head + 0.1 / 20 * phi)
+
+
+def test_fixed_weights():
+    one, other = parameter(4, 2), parameter(4, 2)
+    MTSGD([one], 0.1, target_weights=(1.0, 0.0)).step(lambda: energies("MTSGD", one))
+    SVGD([other], 0.1).step(lambda: energies("SVGD", other))
+    torch.testing.assert_close(one, other)
+
+
+def test_one_target_is_svgd():
+    one, other = parameter(4, 2), parameter(4, 2)
+    MTSGD([one], 0.1).step(lambda: energies("SVGD", one)[None])
+    SVGD([other], 0.1).step(lambda: energies("SVGD", other))
+    assert torch.equal(one, other)
+
+
+def test_one_particle_is_mgda():
+    one, other = parameter(1, 2), parameter(1, 2)
+    for sampler, x in ((MTSGD([one], 0.1), one), (MGDA([other], 0.1), other)):
+        sampler.step(lambda x=x: energies("MGDA", x))
+    torch.testing.assert_close(one, other)
+
+
+def test_kernel_on_features_that_are_the_parameters():
+    one, other = parameter(4, 2), parameter(4, 2)
+    by_features = MTSGD([one], 0.1, kernel_on="features", target_weights="gradients")
+    by_features.step(lambda: (energies("MTSGD", one), one * 1.0))
+    MTSGD([other], 0.1, target_weights="gradients").step(lambda: energies("MTSGD", other))
+    torch.testing.assert_close(one, other)
+
+
+def test_kernel_on_features_is_pulled_back():
+    """Particle i is pushed along (∂zᵢ/∂θᵢ)ᵀ Σⱼ ∇k(zⱼ, zᵢ); heads that the features do not reach are not pushed."""
+    net = TwoHeads(dtype=DOUBLE)
+    gradients, own, points = trunk_and_heads(net)
+    heads = [h[0].detach().clone() for h in net.heads]
+    z = net.latents().detach().flatten(1)
+    matrix = RBF()(z)
+    push = repulsion(z, matrix)
+    pulled = torch.autograd.grad(net.latents(), net.trunk, push.view(3, 8, 4))
+    push = torch.cat([g.flatten(1) for g in pulled], dim=1)
+    sampler = MTSGD(net.groups(), 0.1, kernel_on="features", target_weights="equal")
+    sampler.step(lambda: (net.losses(), net.latents()))
+    phi = svgd_direction(-gradients.mean(0), push, matrix)
+    torch.testing.assert_close(torch.cat([p.detach().flatten(1) for p in net.trunk], dim=1), points + 0.1 * phi)
+    torch.testing.assert_close(net.heads[0][0].detach(), heads[0] - 0.1 * matrix.values @ own[0] / 3)
+
+
+@pytest.mark.parametrize("kernel_on", ["losses", "parameters"])
+def test_moo_svgd_against_its_definition(kernel_on):
+    """With the repulsion of losses as the derivative of the kernel's sum, by autograd."""
+    x = parameter(5, 2, dtype=DOUBLE)
+    before = x.detach().clone().requires_grad_()
+    losses = energies("MOOSVGD", before)
+    z = losses.T if kernel_on == "losses" else before
+    sigma = 0.7
+    k = torch.exp(-(z[:, None] - z.detach()[None]).square().sum(-1) / (2 * sigma**2))
+    push = -torch.autograd.grad(k.sum(), before, retain_graph=True)[0]
+    gradients = torch.stack([torch.autograd.grad(v.sum(), before, retain_graph=True)[0] for v in losses])
+    gradients = 10 * gradients + 3 * before.detach()
+    sampler = MOOSVGD([x], 0.1, 10, kernel=RBF(sigma), kernel_on=kernel_on, prior_precision=3.0, temperature=0.8)
+    sampler.step(lambda: energies("MOOSVGD", x))
+    descended = weighted(gradients, mgda_weights(gradients))
+    phi = (-k.detach() @ descended + 0.8 * push) / 5
+    torch.testing.assert_close(x.detach(), before.detach() + 0.01 * phi)
+
+
+def test_mgda_descends_every_target_and_stops_between():
+    x = parameter(6, 2)
+    sampler = MGDA([x], 0.05)
+    last = energies("MGDA", x).detach()
+    for _ in range(300):
+        sampler.step(lambda: energies("MGDA", x))
+        now = energies("MGDA", x).detach()
+        assert (now <= last + 1e-5).all()
+        last = now
+    means = torch.tensor([[1.0, 0.0], [-1.0, 0.5]])
+    # Pareto-stationary: on the segment between the means.
+    along = ((x.detach() - means[1]) @ (means[0] - means[1])) / (means[0] - means[1]).square().sum()
+    nearest = means[1] + along.clamp(0, 1)[:, None] * (means[0] - means[1])
+    torch.testing.assert_close(x.detach(), nearest, rtol=0, atol=1e-2)
+
+
+def test_linear_scalarisation_is_gradient_descent():
+    x, y = parameter(3, 2), parameter(3, 2)
+    LinearScalarisation([x], 0.1, target_weights=[0.25, 0.75]).step(lambda: energies("L", x))
+    loss = (torch.tensor([0.25, 0.75])[:, None] * energies("L", y)).sum()
+    loss.backward()
+    torch.optim.SGD([y], 0.1).step()
+    torch.testing.assert_close(x, y)
+
+
+def test_pareto_mtl_spreads_over_the_front():
+    """Every particle ends in its own sector, from one starting point; MGDA's stay together."""
+    spread = {}
+    for cls in (ParetoMTL, MGDA):
+        x = torch.zeros(5, 2, requires_grad=True)
+        with torch.no_grad():
+            x += torch.tensor([0.1, 2.0])
+        sampler = cls([x], 0.02)
+        for _ in range(800):
+            sampler.step(lambda x=x: energies("ParetoMTL", x))
+        losses = energies("ParetoMTL", x).detach()
+        spread[cls] = torch.atan2(losses[1], losses[0])
+    angles = torch.linspace(0, torch.pi / 2, 5)
+    assert (spread[ParetoMTL] - angles).abs().max() < torch.pi / 16 + 0.02
+    assert spread[MGDA].std() < 1e-4
+
+
+def test_pareto_mtl_by_enumeration():
+    """The first phase descends the violated constraints alone, the second targets and constraints."""
+    x = parameter(3, 2, seed=4, dtype=DOUBLE)
+    before, losses = x.detach().clone(), energies("ParetoMTL", x).detach()
+    gradients = before - torch.tensor([[1.0, 0.0], [-1.0, 0.5]], dtype=DOUBLE)[:, None]
+    preferences = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], dtype=DOUBLE)
+    sampler = ParetoMTL([x], 0.1, preferences=preferences)
+    sampler.step(lambda: energies("ParetoMTL", x))
+    for m in range(3):
+        rows = [u - preferences[m] for u in preferences if (u - preferences[m]) @ losses[:, m] > 0]
+        feasible = not rows
+        rows += list(torch.eye(2, dtype=DOUBLE)) if feasible else []
+        vectors = torch.stack(rows) @ gradients[:, m]
+        lengths = []
+        for _ in range(2000):  # the shortest of many convex combinations
+            w = torch.rand(len(rows), dtype=DOUBLE).pow(4)
+            lengths.append(((w / w.sum()) @ vectors).norm())
+        moved = (before[m] - x.detach()[m]) / 0.1
+        assert moved.norm() <= min(lengths) + 1e-12
+        assert moved.norm() >= min(lengths) - 0.05
+        assert sampler.param_groups[0]["feasible"][m] == feasible
+
+
+# ---------------------------------------------------------------- laws
+
+
+def test_linear_kernel_has_the_exact_gaussian_as_its_fixed_point():
+    mean = torch.tensor([0.5, -1.0], dtype=DOUBLE)
+    covariance = torch.tensor([[1.0, 0.6], [0.6, 0.8]], dtype=DOUBLE)
+    precision = torch.linalg.inv(covariance)
+
+    def measure(factor):
+        x = parameter(6, 2, dtype=DOUBLE)
+        sampler = SVGD([x], 0.05, kernel=Linear(), temperature=factor)
+        for _ in range(1500):
+            sampler.step(lambda: ((x - mean) @ precision * (x - mean)).sum(-1) / 2)
+        return x.detach().mean(0), torch.cov(x.detach().T, correction=0)
+
+    found = measure(1.0)
+    torch.testing.assert_close(found[0], mean, rtol=0, atol=1e-8)
+    torch.testing.assert_close(found[1], covariance, rtol=0, atol=1e-8)
+    # At temperature T the law is exp(−U/T): a factor T on the covariance. (And a wrong factor is seen.)
+    torch.testing.assert_close(measure(0.5)[1], covariance / 2, rtol=0, atol=1e-8)
+
+
+def test_svgd_fits_a_wide_gaussian():
+    """50 particles, N(1, 2²): the mean to 1 %, the variance, which SVGD underestimates, to 10 %."""
+    x = parameter(50, 1, dtype=DOUBLE)
+    sampler = SVGD([x], 0.5, base_optimizer=torch.optim.Adam)
+    scheduler = torch.optim.lr_scheduler.LinearLR(sampler, 1.0, 0.01, 400)
+    for _ in range(400):
+        sampler.step(lambda: (x[:, 0] - 1).square() / 8)
+        scheduler.step()
+    assert x.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert x.var().item() == pytest.approx(4.0, rel=0.1)
+
+
+# ---------------------------------------------------------------- scaling and base optimizers
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_mean_losses_times_num_data_are_energies(name):
+    """lr/N times φ of N times the mean loss: with lr scaled alike, the same step as with energies."""
+    one, other = parameter(4, 2, dtype=DOUBLE), parameter(4, 2, dtype=DOUBLE)
+    EVERY[name]([one], 0.1 * 50, num_data=50).step(lambda: energies(name, one) / 50)
+    EVERY[name]([other], 0.1).step(lambda: energies(name, other))
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_base_optimizer_gets_the_direction_as_its_gradient(name):
+    plain, by_sgd, by_adam, manual = (parameter(4, 2, dtype=DOUBLE) for _ in range(4))
+    before = plain.detach().clone()
+    EVERY[name]([plain], 0.1, num_data=10).step(lambda: energies(name, plain))
+    EVERY[name]([by_sgd], 0.1, num_data=10, base_optimizer=torch.optim.SGD).step(lambda: energies(name, by_sgd))
+    torch.testing.assert_close(by_sgd, plain)
+    sampler = EVERY[name]([by_adam], 0.1, num_data=10, base_optimizer=torch.optim.Adam)
+    by_adam.grad = torch.ones_like(by_adam)
+    sampler.step(lambda: energies(name, by_adam))
+    assert (by_adam.grad == 1).all()  # a gradient that the user left there stays
+    manual.grad = (before - plain.detach()) / 0.1
+    torch.optim.Adam([manual], 0.1).step()
+    torch.testing.assert_close(by_adam, manual)
+
+
+def test_schedulers_reach_the_base_optimizer():
+    x = parameter(4, 2)
+    sampler = SVGD([x], 0.1, base_optimizer=functools.partial(torch.optim.SGD, momentum=0.9))
+    scheduler = torch.optim.lr_scheduler.StepLR(sampler, 1, 0.5)
+    for _ in range(3):
+        sampler.step(lambda: energies("SVGD", x))
+        scheduler.step()
+    assert sampler.base_optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
+
+
+def test_groups_may_be_added():
+    net = TwoHeads()
+    sampler = MTSGD([{"params": net.trunk}], 0.1, base_optimizer=torch.optim.Adam)
+    for k, head in enumerate(net.heads):
+        sampler.add_param_group({"params": head, "task": k, "lr": 0.01})
+    before = net.flat()
+    sampler.step(net.losses)
+    assert (net.flat() != before).all()
+    assert sampler.base_optimizer.param_groups[1]["lr"] == 0.01
+
+
+def test_frozen_parameters_stay():
+    net = TwoHeads()
+    net.trunk[1].requires_grad_(False)
+    before = net.trunk[1].clone()
+    MTSGD(net.groups(), 0.1).step(net.losses)
+    assert torch.equal(net.trunk[1], before)
+
+
+def test_a_module_that_one_task_alone_uses():
+    """Its gradient of the other task is zero, not an error."""
+    x, extra = parameter(4, 2), parameter(4, 2, seed=1)
+
+    def closure():
+        losses = energies("MTSGD", x)
+        return torch.stack([losses[0] + extra.square().sum(1), losses[1]])
+
+    before = extra.detach().clone()
+    MTSGD([x, extra], 0.1).step(closure)
+    assert not torch.equal(extra, before)
+
+
+def test_stacked_modules():
+    """Parameters of ``stack_module_state`` with vmap: the loss falls, the particles stay apart."""
+    network, params = stacked_mlp(4)
+    inputs = torch.randn(16, 3)
+    labels = (inputs[:, 0] > 0).long()
+
+    def closure():
+        logits = torch.vmap(lambda p: torch.func.functional_call(network, p, (inputs,)))(params)
+        return torch.stack([nn.functional.cross_entropy(one, labels) for one in logits])
+
+    sampler = SVGD(params.items(), 0.5, num_data=16, prior_precision=1.0)
+    first = closure().detach()
+    for _ in range(100):
+        sampler.step(closure)
+    assert closure().max() < 0.5 * first.mean()
+    assert params["0.weight"].flatten(1).std(0).mean() > 0.05
+
+
+# ---------------------------------------------------------------- saving and copies
+
+
+def _run(name, steps, *, sampler=None, x=None, adam=True):
+    x = parameter(4, 2) if x is None else x
+    if sampler is None:
+        sampler = EVERY[name]([x], 0.1, **({"base_optimizer": torch.optim.Adam} if adam else {}))
+    for _ in range(steps):
+        sampler.step(lambda: energies(name, x))
+    return x, sampler
+
+
+@pytest.mark.parametrize("adam", [True, False])
+@pytest.mark.parametrize("name", EVERY)
+def test_resumes_bit_for_bit(name, adam):
+    whole, _ = _run(name, 8, adam=adam)
+    half, sampler = _run(name, 4, adam=adam)
+    file = io.BytesIO()
+    torch.save({"x": half.detach(), "sampler": sampler.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    x = saved["x"].requires_grad_()
+    other = EVERY[name]([x], 0.7, **({"base_optimizer": torch.optim.Adam} if adam else {}))
+    other.load_state_dict(saved["sampler"])
+    assert other.step_count == 4
+    resumed, _ = _run(name, 4, sampler=other, x=x)
+    assert torch.equal(resumed, whole)
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+@pytest.mark.parametrize("name", ["SVGD", "MTSGD", "MOOSVGD", "MGDA", "LinearScalarisation", "ParetoMTL"])
+def test_a_copy_goes_its_own_way(name, copier):
+    x, sampler = _run(name, 3)
+    other = copier(sampler)
+    y = other.param_groups[0]["params"][0]
+    _run(name, 2, sampler=other, x=y)
+    expected, _ = _run(name, 5)
+    assert torch.equal(y, expected)
+    assert torch.equal(x, _run(name, 3)[0])
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_float64_and_several_groups(name):
+    one, other = parameter(4, 2, dtype=DOUBLE), parameter(4, 2, dtype=DOUBLE)
+    pieces = [other[:, :1].detach().clone().requires_grad_(), other[:, 1:].detach().clone().requires_grad_()]
+    sampler = SEVERAL[name]([{"params": pieces[0]}, {"params": pieces[1], "shared": True}], 0.1)
+    sampler.step(lambda: energies(name, torch.cat(pieces, dim=1)))
+    SEVERAL[name]([one], 0.1).step(lambda: energies(name, one))
+    torch.testing.assert_close(torch.cat(pieces, dim=1), one)

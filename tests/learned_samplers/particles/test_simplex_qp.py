@@ -1,0 +1,144 @@
+"""The quadratic programme on the simplex: optimality on random matrices, scales, degenerate cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learned_samplers.particles import min_norm_weights
+from learned_samplers.particles import simplex_qp as module
+
+SIZES = (1, 2, 3, 4, 5, 12)
+
+
+def residual(gram, weights):
+    """How far w is from optimal: w on the simplex, and (Uw)ᵢ ≥ wᵀUw for every i, relative to the largest entry."""
+    product = (gram @ weights[..., None])[..., 0]
+    value = (product * weights).sum(-1, keepdim=True)
+    scale = gram.abs().amax(dim=(-2, -1)).clamp_min(1e-300)
+    outside = torch.maximum(-weights.amin(-1), (weights.sum(-1) - 1).abs())
+    return torch.maximum(((value - product).amax(-1) / scale), outside).max().item()
+
+
+@given(
+    size=st.sampled_from(SIZES),
+    rank=st.integers(1, 6),
+    batch=st.sampled_from([(), (1,), (7,), (2, 3)]),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=60, deadline=None)
+def test_optimality_conditions(size, rank, batch, seed):
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(*batch, size, rank, dtype=torch.double, generator=generator)
+    gram = vectors @ vectors.mT
+    weights = min_norm_weights(gram)
+    assert weights.shape == (*batch, size)
+    assert residual(gram, weights) < 1e-12
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_residual_finds_a_wrong_answer(size):
+    """The planted fault: equal weights, which are right for one weight alone."""
+    vectors = torch.randn(size, 8, dtype=torch.double)
+    gram = vectors @ vectors.T
+    fault = torch.full((size,), 1 / size, dtype=torch.double)
+    assert (residual(gram, fault) > 1e-3) == (size > 1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scale", [1e-15, 1e-6, 1.0, 1e6, 1e15])
+def test_scale_does_not_matter(size, scale):
+    vectors = torch.randn(4, size, 9, dtype=torch.double)
+    gram = vectors @ vectors.mT
+    torch.testing.assert_close(min_norm_weights(gram * scale), min_norm_weights(gram), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_one_short_vector_among_long_ones(size):
+    vectors = torch.randn(size, 9, dtype=torch.double) * 1e7
+    vectors[-1] /= 1e7
+    gram = vectors @ vectors.T
+    assert residual(gram, min_norm_weights(gram)) < 1e-12
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_zero_gives_equal_weights(size):
+    gram = torch.zeros(2, size, size)
+    gram[1] = torch.eye(size)
+    torch.testing.assert_close(min_norm_weights(gram), torch.full((2, size), 1 / size), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_duplicates(size):
+    """All the same; and one vector twice, which weighs together as much as it does alone."""
+    ones = torch.ones(size, size, dtype=torch.double) * 3
+    assert residual(ones, min_norm_weights(ones)) < 1e-12
+    vectors = torch.randn(size, 9, dtype=torch.double)
+    twice = torch.cat([vectors, vectors[:1]])
+    alone, both = min_norm_weights(vectors @ vectors.T), min_norm_weights(twice @ twice.T)
+    torch.testing.assert_close(both[0] + both[-1], alone[0], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_permutation(size):
+    vectors = torch.randn(size, 9, dtype=torch.double)
+    order = torch.randperm(size)
+    weights, permuted = min_norm_weights(vectors @ vectors.T), min_norm_weights(vectors[order] @ vectors[order].T)
+    torch.testing.assert_close(permuted, weights[order], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_methods_agree(size):
+    """Closed form, faces and NNLS on the same matrices: each is an answer to the others' question."""
+    vectors = torch.randn(50, size, 9, dtype=torch.double)
+    gram = vectors @ vectors.mT
+    methods = [module._by_faces, module._by_nnls] + ([module._two] if size == 2 else [])
+    for method in methods:
+        torch.testing.assert_close(method(gram), min_norm_weights(gram), rtol=0, atol=1e-8)
+
+
+def test_golden_values():
+    jacobian = torch.tensor([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]])
+    weights = min_norm_weights(jacobian @ jacobian.T)
+    torch.testing.assert_close(weights, torch.tensor([0.6, 0.4]))
+    torch.testing.assert_close(weights @ jacobian, torch.tensor([0.0, 1.0, 1.0]), rtol=0, atol=1e-6)
+    # The origin is inside the triangle: the shortest combination is zero.
+    triangle = torch.tensor([[1.0, 0.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.double)
+    expected = torch.tensor([0.5, 0.25, 0.25], dtype=torch.double)
+    torch.testing.assert_close(min_norm_weights(triangle @ triangle.T), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtype_is_kept(dtype):
+    vectors = torch.randn(3, 4)
+    gram = (vectors @ vectors.T).to(dtype)
+    weights = min_norm_weights(gram)
+    assert weights.dtype == dtype
+    torch.testing.assert_close(weights.double().sum(), torch.tensor(1.0, dtype=torch.double), rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_not_finite(size, value):
+    gram = torch.eye(size).repeat(2, 1, 1)
+    gram[1, 0, -1] = value
+    with pytest.raises(FloatingPointError, match="gram is not finite"):
+        min_norm_weights(gram)
+
+
+@pytest.mark.parametrize(
+    ("gram", "error", "message"),
+    [
+        (torch.ones(2, 3), ValueError, "shape"),
+        (torch.ones(3), ValueError, "shape"),
+        (torch.ones(0, 0), ValueError, "shape"),
+        (torch.tensor([[1.0, 2.0], [0.0, 1.0]]), ValueError, "symmetric"),
+        (torch.ones(2, 2, dtype=torch.long), TypeError, "int64"),
+        ([[1.0]], TypeError, "list"),
+    ],
+)
+def test_bad_input(gram, error, message):
+    with pytest.raises(error, match=message):
+        min_norm_weights(gram)
