@@ -7,6 +7,7 @@ from .cyclical import CyclicalSchedule, CyclicalSGMCMC
 from .hmc import HMC
 from .kinetic_l2e import KineticL2E
 from .l2e import L2E
+from .particles import MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
 from .posterior import PosteriorSamples, SampleCollection, to_arviz
 from .precond_l2e import PrecondL2E
 from .psgld import PSGLD
@@ -18,13 +19,19 @@ from .sgnht import SGNHT
 __all__ = [
     "HMC",
     "L2E",
+    "MGDA",
+    "MOOSVGD",
+    "MTSGD",
     "PSGLD",
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SVGD",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
     "KineticL2E",
+    "LinearScalarisation",
+    "ParetoMTL",
     "PosteriorSamples",
     "PrecondL2E",
     "SampleCollection",
