@@ -1,0 +1,269 @@
+"""tools/compare.py on the embedded digits with tiny budgets: what it runs, chooses, writes, reads back and refuses."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import compare
+import numpy as np
+import pytest
+import torch
+from _comparison import RunStore
+from _measures import modes
+from _presets import PRESETS
+from _runner import Result, load_samples
+from _settings import Settings
+from tqdm import tqdm
+
+from learned_samplers import metrics
+from meta_tasks import architectures
+from meta_tasks.task_family import FAMILIES
+
+ROOT = Path(__file__).parents[2]
+NETWORK = ["--model", "mlp", "--hidden", "8", "--limit", "320", "--batch-size", "32", "--num-samples", "4"]
+TINY = [*NETWORK, "--cycles", "2", "--temperature", "0.1", "--ensemble-size", "2", "--burn-in", "0.5"]
+SMALL = ["--grid", "2", "--momentum-decays", "0.1", "--weight-decays", "--extensions", "0"]
+EVERYTHING = ("sghmc", "l2e", "kinetic_l2e", "adam_average", "adam_ensemble", "sgd")
+
+
+@pytest.fixture(autouse=True)
+def _restore_threads():
+    """The script sets torch's number of threads for the whole process."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, learned_weights):
+    """One comparison at two budgets, and the arguments that made it."""
+    out = tmp_path_factory.mktemp("whole")
+    networks = ["--kinetic-l2e-network", learned_weights["kinetic_l2e_network"]]
+    arguments = [*TINY, *SMALL, *networks, "--sampler", *EVERYTHING, "--budgets", "40", "20", "--seeds", "2"]
+    arguments += ["--keep", "1", "--out", str(out)]
+    threads = torch.get_num_threads()
+    compare.main(arguments)
+    torch.set_num_threads(threads)
+    return out, arguments
+
+
+def numbers(out: Path) -> dict:
+    return json.loads((out / "results.json").read_text())["budgets"]
+
+
+def cells(table: str, heading: str, method: str, column: str) -> str:
+    """A cell of table.md, in the first table after a heading."""
+    lines = table[table.index(heading) :].splitlines()
+    header = next(line for line in lines if line.startswith("| method"))
+    row = next(line for line in lines if line.startswith(f"| {method} "))
+    names = [cell.strip() for cell in header.split("|")]
+    return row.split("|")[names.index(column)].strip()
+
+
+def test_every_method_gets_the_same_gradients_and_leaves_its_files(whole):
+    out, _ = whole
+    for budget, content in numbers(out).items():
+        assert list(content["methods"]) == list(EVERYTHING)
+        for name, method in content["methods"].items():
+            assert [each["gradient_evaluations"] for each in method["runs"]] == [int(budget)] * 2
+            assert [each["seed"] for each in method["runs"]] == [0, 1]
+            assert all((out / each["file"]).is_file() for each in method["runs"])
+            samples = {"sgd": 1, "adam_ensemble": 2}.get(name, 4)
+            assert [each["num_samples"] for each in method["runs"]] == [samples] * 2
+        for figure in ("figure1", "figure2", "temperatures"):
+            assert (out / f"{figure}_{budget}.png").read_bytes().startswith(b"\x89PNG")
+    assert list(numbers(out)) == ["20", "40"], "from the smallest budget to the largest"
+
+
+def test_the_setting_with_the_lowest_validation_nll_is_taken(whole):
+    out, _ = whole
+    for content in numbers(out).values():
+        for method in content["methods"].values():
+            best = min(method["tuning"], key=lambda trial: trial["validation_nll"])
+            assert method["lr"] == best["lr"]
+            # Seed 0 of the final runs is the tuning's own run.
+            assert method["runs"][0]["validation_nll"] == best["validation_nll"]
+
+
+def test_a_larger_budget_tries_only_the_best_settings(whole):
+    small, large = numbers(whole[0]).values()
+    for name in EVERYTHING:
+        assert len(small["methods"][name]["tuning"]) == 2
+        assert [trial["lr"] for trial in large["methods"][name]["tuning"]] == [small["methods"][name]["lr"]]
+
+
+def test_runs_that_only_tune_never_see_the_test_images(whole):
+    out, _ = whole
+    for budget, content in numbers(out).items():
+        final = {each["file"] for method in content["methods"].values() for each in method["runs"]}
+        for path in (out / f"steps_{budget}" / "runs").glob("*.json"):
+            scores = json.loads(path.read_text())["scores"]
+            assert bool(scores) == (f"steps_{budget}/runs/{path.name}" in final), path.name
+
+
+def test_the_table_says_what_the_json_says(whole):
+    out, _ = whole
+    table = (out / "table.md").read_text()
+    headings = (("accuracy", "accuracy"), ("nll", "NLL"), ("ece", "ECE"), ("brier", "Brier"), ("kld", "KLD"))
+    for budget, content in numbers(out).items():
+        for method in content["methods"].values():
+            for key, column in headings:
+                values = [each[key] for each in method["runs"] if each[key] is not None]
+                text = f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}" if values else "–"
+                assert cells(table, f"### {budget} gradients", method["label"], column) == text
+                if values:
+                    assert method["mean"][key] == pytest.approx(np.mean(values))
+                    assert method["std"][key] == pytest.approx(np.std(values, ddof=1))
+            barrier = method["health"]["mean_barrier"]
+            text = "–" if barrier is None else f"{barrier:.4f}"
+            part = table[table.index(f"### {budget} gradients") :]
+            second = next(line for line in part.splitlines() if "barrier" in line)
+            assert cells(part, second, method["label"], "barrier [nats]") == text
+
+
+def test_the_numbers_of_a_run_are_those_of_its_samples(whole):
+    out, arguments = whole
+    options = compare.parse(arguments)
+    data = compare.prepare(options)
+    file = numbers(out)["40"]["methods"]["sghmc"]["runs"][0]["file"]
+    result = Result(**json.loads((out / file).read_text()))
+    samples = load_samples(result, options.settings, data, out / "steps_40")
+    single = samples.predict_samples(data.test_x)
+    assert result.scores == pytest.approx(metrics.summary(single.mean(0), data.test_y), rel=1e-4)
+    assert result.pairwise_kld == pytest.approx(metrics.pairwise_kld(single), rel=1e-4)
+    assert result.modes == modes(samples, data)
+    assert result.ess_per_second == result.ess / result.seconds
+    ends = [metrics.nll(single_probs, data.val_y) for single_probs in samples.predict_samples(data.val_x)]
+    lines = np.array(result.modes["validation_nll"])
+    np.testing.assert_allclose(lines[:, 0], ends[:-1], rtol=1e-4)
+    np.testing.assert_allclose(lines[:, -1], ends[1:], rtol=1e-4)
+
+
+def test_an_interrupted_command_goes_on_and_a_finished_one_repeats_nothing(whole, tmp_path):
+    out, arguments = whole
+    stamps = {path: path.stat().st_mtime_ns for path in out.glob("steps_*/runs/*.json")}
+    before = numbers(out)
+    compare.main(arguments)
+    assert {path: path.stat().st_mtime_ns for path in out.glob("steps_*/runs/*.json")} == stamps
+    assert numbers(out) == before
+    gone = next(path for path in stamps if path.parts[-3] == "steps_40" and path.name.startswith("sgd"))
+    gone.unlink()
+    compare.main(arguments)
+    again = {path for path in out.glob("steps_*/runs/*.json") if stamps.get(path) != path.stat().st_mtime_ns}
+    assert again == {gone}, "only the run that was missing is repeated"
+
+
+def test_an_interrupt_says_that_finished_runs_are_kept(tmp_path):
+    command = [sys.executable, "tools/compare.py", *TINY, *SMALL, "--sampler", "sgd", "--budgets", "100000"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # A shell that runs in the background may have left the signal ignored.
+    done = subprocess.Popen(
+        [*command, "--out", str(tmp_path)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.DEVNULL, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "steps_100000" / "tensorboard").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    done.send_signal(signal.SIGINT)
+    _, said = done.communicate(timeout=120)
+    assert done.returncode == 1
+    assert f"interrupted; finished runs are kept in {tmp_path}, the same command goes on from there" in said
+
+
+def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
+    """The whole of `Comparison.tune`, with the validation NLL a known function of the learning rate."""
+    options = compare.parse([*TINY, "--sampler", "psgld", "--budgets", "10", "20", "40", "--grid", "3", "--keep", "2",
+                             "--tune-seeds", "2", "--out", str(tmp_path)])  # fmt: skip
+    data = compare.prepare(options)
+    calls = []
+
+    def fake(self, settings, method, lr, seed, out, *, bar, **_):
+        calls.append((settings.steps, lr, seed))
+        bar.update(settings.steps)
+        # The best rate goes down as the budget grows.
+        nll = abs(math.log(lr * settings.steps / 0.02)) + 0.01 * seed
+        return Result(method, lr, seed, {}, {}, validation_nll=nll)
+
+    monkeypatch.setattr(RunStore, "run", fake)
+    with tqdm(disable=True) as bar:
+        comparison = compare.Comparison(options, data, bar)
+        assert bar.total == (3 * 2 + 1) * 10 + (2 * 2 + 1) * 20 + (2 * 2 + 1) * 40
+        chosen = [comparison.tune("psgld", budget)[0].lr for budget in (10, 20, 40)]
+    assert chosen == [0.002, 0.001, 0.0005]
+    tried = {budget: sorted({lr for steps, lr, _ in calls if steps == budget}) for budget in (10, 20, 40)}
+    assert tried[10] == [0.001, 0.002, 0.005], "psgld's own rate is 0.003; the best has neighbours"
+    assert tried[20] == [0.0005, 0.001, 0.002], "the two best, and one below"
+    assert tried[40] == [0.0002, 0.0005, 0.001, 0.002], "the two best, and twice one below"
+    assert len(calls) == len(set(calls)) == 20
+
+
+# --- options ------------------------------------------------------------------------------------------------------
+
+
+def test_a_preset_sets_the_defaults_and_options_override_it():
+    for arguments in (["--preset", "cifar10"], ["--preset=cifar10"]):
+        options = compare.parse(arguments)
+        assert options.settings == PRESETS["cifar10"][0]
+        assert options.budgets == (1000, 5000)
+        assert options.folder() == Path("runs/compare_cifar10")
+    options = compare.parse(["--depth", "1", "--preset", "cifar10", "--budgets", "7", "--seeds", "1"])
+    assert options.settings == replace(PRESETS["cifar10"][0], depth=1)
+    assert (options.budgets, options.seeds) == ((7,), 1)
+    assert compare.parse([]).settings == Settings()
+
+
+def test_the_presets_are_what_they_are_for():
+    settings = PRESETS["digits"][0]
+    for family in (make() for make in FAMILIES.values()):
+        mine = {"hidden": settings.hidden, "activation": settings.activation}
+        assert (settings.model, mine) not in family.architectures
+        assert "cifar10" not in family.dataset_names
+    for settings, budgets in PRESETS.values():
+        assert budgets[1] == 5 * budgets[0]
+        assert architectures.build(settings.model, (1, 16, 16), 10, **settings.network_options())
+        assert settings.num_samples == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "imagenet"], "imagenet"),
+        (["--sampler", "sgd", "sgd"], "sampler must name methods, each once"),
+        (["--grid", "0"], "grid must be at least 1, got 0"),
+        (["--keep", "0"], "keep must be at least 1, got 0"),
+        (["--tune-seeds", "0"], "tune_seeds must be at least 1, got 0"),
+        (["--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["--extensions", "-1"], "extensions must not be negative, got -1"),
+        (["--momentum-decays", "0"], "momentum_decays must lie in (0, 1], got (0.0,)"),
+        (["--weight-decays", "-1"], "weight_decays must not be negative, got (-1.0,)"),
+        (["--budgets", "5", "5"], "budgets must be positive and differ, got (5, 5)"),
+        (["--budgets", "5", "--steps", "5"], "budgets=(5,) and steps=5 exclude each other"),
+        (["--ood", "photos"], "only tools/sample.py has out-of-distribution scores"),
+        (["--validation", "0"], "tuning needs validation images, which digits lacks"),
+        (["--budgets", "4", "400"], "num_samples=30 exceeds the steps after burn-in"),
+        (["--sampler", "l2e", "--l2e-network", "nowhere.safetensors"], "which L2E needs: no such card: nowhere.json"),
+        (["--sampler", "l2e_paper", "--l2e-paper-network", "none"], "l2e_paper_network='none', which L2E (paper)"),
+    ],
+)
+def test_wrong_options_are_explained_before_anything_is_trained(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        compare.main([*arguments, "--out", str(tmp_path / "out")])
+    assert caught.value.code
+    said = " ".join(f"{caught.value.code} {capsys.readouterr().err}".replace("│", " ").split())
+    assert message in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_explains_the_tuning(capsys):
+    with pytest.raises(SystemExit):
+        compare.main(["--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "successive halving" in text
+    for flag in ("--preset", "--budgets", "--keep", "--l2e-network", "--momentum-decays", "--extensions"):
+        assert flag in text

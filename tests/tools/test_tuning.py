@@ -1,0 +1,125 @@
+"""The parts of tools/compare.py: grids and their extension, mean temperatures, the verdict, runs with other weights."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from _compare_report import BudgetReport, against_baselines, measured
+from _comparison import ranked
+from _measures import mean_temperatures, overall
+from _methods import METHODS
+from _runner import Result, run
+from _settings import Settings
+from _tuning import Setting, grid, nearest, series, tune
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+
+def test_the_series_and_the_grids():
+    assert [series(index) for index in range(-4, 4)] == [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10]
+    rates = {name: [s.lr for s in grid(METHODS[name], 6, Settings(), {"momentum_decay": (0.1,)})]
+             for name in ("sghmc", "psgld", "cyclical", "l2e")}  # fmt: skip
+    assert rates["sghmc"] == rates["l2e"] == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
+    assert rates["psgld"] == [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01]
+    both = grid(METHODS["cyclical"], 6, Settings(), {"momentum_decay": (0.05, 0.1, 0.3)})
+    assert len(both) == 18
+    decays = grid(METHODS["adam"], 2, Settings(), {"prior_precision": (0.0, 1.0)})
+    assert {setting.prior_precision for setting in decays} == {0.0, 1.0}
+    ours = grid(METHODS["l2e"], 6, Settings(momentum_decay=0.7), {"momentum_decay": (0.05, 0.1, 0.3)})
+    assert len(ours) == 6, "a learned sampler has its learning rate alone"
+
+
+@hypothesis_settings(deadline=None)
+@given(st.integers(-30, 30), st.floats(0.75, 1.35))
+def test_a_rate_finds_its_neighbour_in_the_series(index, factor):
+    assert nearest(series(index)) == index
+    assert nearest(series(index) * factor) == index
+
+
+def candidates(*rates: float) -> list[Setting]:
+    return [Setting(lr, 0.1, 1.0) for lr in rates]
+
+
+@pytest.mark.parametrize(
+    ("optimum", "extensions", "tried"),
+    [
+        (0.05, 2, [0.02, 0.05, 0.1]),  # inside: nothing to extend
+        (0.1, 2, [0.02, 0.05, 0.1, 0.2]),  # at the edge: one more, which is worse
+        (1.0, 2, [0.02, 0.05, 0.1, 0.2, 0.5]),  # far out: twice and no further
+        (1.0, 1, [0.02, 0.05, 0.1, 0.2]),
+        (1.0, 0, [0.02, 0.05, 0.1]),
+        (1e-9, 2, [0.005, 0.01, 0.02, 0.05, 0.1]),
+    ],
+)
+def test_a_grid_is_extended_where_its_best_lies_at_the_edge(optimum, extensions, tried):
+    seen = []
+
+    def evaluate(setting: Setting) -> float:
+        seen.append(setting.lr)
+        return abs(math.log(setting.lr / optimum))
+
+    scores = tune(candidates(0.02, 0.05, 0.1), evaluate, extensions)
+    assert sorted(s.lr for s in scores) == sorted(seen) == tried
+    assert ranked(scores)[0].lr == min(tried, key=lambda lr: abs(math.log(lr / optimum)))
+
+
+def test_a_diverged_neighbour_ends_the_grid_and_diverging_everywhere_is_an_error():
+    scores = tune(candidates(0.02, 0.05, 0.1), lambda s: None if s.lr > 0.05 else 1 / s.lr, 2)
+    assert ranked(scores)[0].lr == 0.05
+    assert len(scores) == 3
+    with pytest.raises(RuntimeError, match=r"diverged at every learning rate of \[0.02, 0.05\]"):
+        tune(candidates(0.02, 0.05), lambda s: None, 2)
+
+
+# --- measures -----------------------------------------------------------------------------------------------------
+
+
+def test_temperatures_are_weighted_by_size_and_taken_after_burn_in():
+    def point(step, first, second, sampling=True):
+        groups = {"a": {"size": 1, "kinetic": first}, "b": {"size": 3, "kinetic": second, "configurational": None}}
+        return {"step": step, "sampling": sampling, "groups": groups}
+
+    points = [point(5, 100.0, 100.0), point(10, 1.0, 2.0), point(15, 3.0, 6.0), point(20, 50.0, 50.0, sampling=False)]
+    assert overall(points[1]["groups"], "kinetic") == 1.75
+    assert overall(points[1]["groups"], "configurational") is None
+    assert mean_temperatures(points, after=5) == {"kinetic": {"all": 3.5, "a": 2.0, "b": 4.0}}
+    assert mean_temperatures([], after=0) == {}
+
+
+def report(nlls: dict[str, list[float]]) -> BudgetReport:
+    runs = {
+        name: [
+            Result(name, 0.1, seed, {}, {}, scores={"accuracy": 1 - nll, "nll": nll, "ece": 0.1, "brier": 0.1})
+            for seed, nll in enumerate(values)
+        ]
+        for name, values in nlls.items()
+    }
+    return BudgetReport(10, Path("nowhere"), Settings(), 100, runs=runs)
+
+
+def test_a_learned_sampler_is_held_against_the_best_baseline():
+    verdict = against_baselines(report({"sghmc": [0.5, 0.52], "psgld": [0.4, 0.44], "l2e": [0.3, 0.32], "sgd": [0.1]}))
+    assert list(verdict) == ["l2e"]
+    assert verdict["l2e"]["baseline"] == "psgld", "SGD is no sampler, and does not count"
+    assert verdict["l2e"]["relative_nll"] == pytest.approx((0.31 - 0.42) / 0.42)
+    assert verdict["l2e"]["accuracy_difference"] == pytest.approx(0.11)
+    assert verdict["l2e"]["exceeds_std"] is True
+    noisy = against_baselines(report({"sghmc": [0.3, 0.5], "l2e": [0.3, 0.4]}))
+    assert noisy["l2e"]["exceeds_std"] is False, "0.05 is less than 0.14"
+    assert against_baselines(report({"sghmc": [0.3], "l2e": [0.2]}))["l2e"]["exceeds_std"] is None
+    assert against_baselines(report({"l2e": [0.3]})) == {}
+
+
+def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, learned_weights):
+    settings = Settings(steps=20, limit=320, model="mlp", hidden=(8,), num_samples=4)
+    data = settings.load_data(None)
+    other = replace(settings, l2e_network=learned_weights["l2e_network"])
+    first, second = (run(each, "l2e", 0.05, 0, data, None, tmp_path) for each in (settings, other))
+    assert first.name != second.name
+    assert first.scores != second.scores
+    baseline = run(settings, "sghmc", 0.05, 0, data, None, tmp_path)
+    assert run(other, "sghmc", 0.05, 0, data, None, tmp_path) == baseline
+    assert "l2e_network" not in baseline.settings
+    assert measured(first)["ess_per_second"] > 0
