@@ -123,3 +123,9 @@ def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, l
     assert run(other, "sghmc", 0.05, 0, data, None, tmp_path) == baseline
     assert "l2e_network" not in baseline.settings
     assert measured(first)["ess_per_second"] > 0
+
+
+def test_the_members_of_an_ensemble_share_a_budget_that_they_do_not_divide(tmp_path):
+    settings = Settings(steps=23, limit=320, model="mlp", hidden=(8,), ensemble_size=4)
+    result = run(settings, "adam_ensemble", 0.01, 0, settings.load_data(None), None, tmp_path)
+    assert (result.gradient_evaluations, result.num_samples) == (23, 4)
