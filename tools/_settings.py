@@ -61,12 +61,14 @@ class Settings:
     # of the same model's maximum a posteriori.
     prior_precision: float = 1.0
     # Share of a sampler's steps before its first sample, in [0, 1). HMC adapts its step size meanwhile. Cyclical
-    # SGMCMC has its exploration phases instead.
+    # SGMCMC has its exploration phases and --burn-in-cycles instead.
     burn_in: float = 0.3
     # Posterior samples to keep of each run, evenly spaced (for cyclical SGMCMC over the sampling phases).
     num_samples: int = 30
     # Number of cycles of cyclical SGMCMC in the budget.
     cycles: int = 4
+    # Number of these cycles, the first ones, that give no samples.
+    burn_in_cycles: int = 0
     # Share of a cycle without noise and without samples, in [0, 1).
     exploration_ratio: float = 0.8
     # Members of the deep ensemble, each of which gets that share of the budget.
@@ -83,6 +85,8 @@ class Settings:
         for argument in counts:
             if getattr(self, argument) is not None and getattr(self, argument) < 1:
                 raise ValueError(f"{argument} must be at least 1, got {getattr(self, argument)}")
+        if not 0 <= self.burn_in_cycles < self.cycles:
+            raise ValueError(f"burn_in_cycles must lie in [0, cycles={self.cycles}), got {self.burn_in_cycles}")
         for argument in ("burn_in", "exploration_ratio"):
             if not 0 <= getattr(self, argument) < 1:
                 raise ValueError(f"{argument} must lie in [0, 1), got {getattr(self, argument)}")

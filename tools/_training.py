@@ -236,13 +236,14 @@ def cyclical_collection(settings: Settings, steps: int) -> dict[str, Any]:
     """
     length = steps // settings.cycles
     phase = sum(cyclical_phase(step, length, settings.exploration_ratio)[1] for step in range(1, length + 1))
-    each = max(1, settings.num_samples // settings.cycles)
+    sampling_cycles = settings.cycles - settings.burn_in_cycles
+    each = max(1, settings.num_samples // sampling_cycles)
     if phase < each:
         raise ValueError(
-            f"num_samples={settings.num_samples} over {settings.cycles} cycles needs {each} steps in a sampling phase, "
+            f"num_samples={settings.num_samples} over {sampling_cycles} cycles needs {each} steps in a sampling phase, "
             f"which has {phase} (of {length} steps a cycle, exploration_ratio={settings.exploration_ratio})"
         )
-    return {"burn_in": 0, "thinning": phase // each}
+    return {"burn_in": settings.burn_in_cycles * length, "thinning": phase // each}
 
 
 def hmc_run(method: Method, settings: Settings, lr: float, data: ImageData, log: Log) -> tuple[SampleCollection, float]:

@@ -182,6 +182,7 @@ def test_with_hmc_the_others_are_compared_with_it(tmp_path, capsys):
         (["--sampler", "sgd", "sgd"], "sampler must name methods, each once"),
         (["--sampler", "hmc"], "num_samples=30 exceeds the steps after burn-in"),
         (["--sampler", "cyclical", "--epochs", "2"], "needs 7 steps in a sampling phase, which has 1"),
+        (["--cycles", "3", "--burn-in-cycles", "3"], "burn_in_cycles must lie in [0, cycles=3), got 3"),
         (["--sampler", "cyclical", "--cycles", "5000"], "cycles=5000 exceeds the budget"),
         (["--sampler", "deep_ensemble", "--ensemble-size", "5000"], "ensemble_size=5000 exceeds the budget"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
@@ -233,18 +234,18 @@ def test_a_constant_chain_keeps_exactly_the_samples_asked_for(steps, burn_in, nu
 
 
 @hypothesis_settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
-@given(st.integers(1, 3000), st.floats(0, 0.99), st.integers(1, 60), st.integers(1, 10))
-def test_every_cycle_gives_its_share_of_the_samples(steps, ratio, num_samples, cycles):
-    assume(steps >= cycles)
-    settings = Settings(exploration_ratio=ratio, num_samples=num_samples, cycles=cycles)
-    length, each = steps // cycles, max(1, num_samples // cycles)
+@given(st.integers(1, 3000), st.floats(0, 0.99), st.integers(1, 60), st.integers(1, 10), st.integers(0, 9))
+def test_every_cycle_gives_its_share_of_the_samples(steps, ratio, num_samples, cycles, without):
+    assume(steps >= cycles > without)
+    settings = Settings(exploration_ratio=ratio, num_samples=num_samples, cycles=cycles, burn_in_cycles=without)
+    length, each = steps // cycles, max(1, num_samples // (cycles - without))
     phase = sum(cyclical_phase(step, length, ratio)[1] for step in range(1, length + 1))
     if phase < each:
         with pytest.raises(ValueError, match=f"needs {each} steps in a sampling phase, which has {phase}"):
             cyclical_collection(settings, steps)
         return
     kept = cyclical_collection(settings, steps)
-    assert kept["burn_in"] == 0
+    assert kept["burn_in"] == without * length
     assert each <= phase // kept["thinning"] < 2 * each + 1
 
 
