@@ -190,7 +190,7 @@ def main(options: Options) -> None:
     one_core()
     try:
         trainer = make_trainer(options)
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         raise SystemExit(f"error: {error}") from error
     if trainer.iteration:
         print(f"continuing {options.folder} after {trainer.iteration} iterations", flush=True)
