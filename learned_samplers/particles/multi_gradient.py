@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .simplex_qp import min_norm_weights
+from .simplex_qp import min_norm_weights, shortest_combination
 
 
 def particle_grams(gradients: Tensor) -> Tensor:
@@ -56,13 +57,14 @@ def pareto_weights(gradients: Tensor, losses: Tensor, preferences: Tensor, feasi
     differences = (preferences[None, :, :] - preferences[:, None, :]).to(gradients.dtype)
     violated = (differences @ losses.T[:, :, None].to(gradients.dtype))[..., 0] > 0
     reached = feasible | ~violated.any(-1)
-    grams = particle_grams(gradients)
-    weights = torch.zeros(count, targets, dtype=torch.double, device=gradients.device)
-    identity = torch.eye(targets, dtype=torch.double, device=gradients.device)
-    for m in range(count):
+    # Of the gradients only their Gram matrix G counts: the rows of G^½ have the same lengths and angles.
+    values, vectors = torch.linalg.eigh(particle_grams(gradients))
+    roots = (values.clamp_min(0).sqrt()[:, :, None] * vectors.mT).mT.cpu().numpy()
+    identity = np.eye(targets)
+    made = differences.double().cpu().numpy()
+    weights = np.zeros((count, targets))
+    for m, (chosen, both) in enumerate(zip(violated.cpu().numpy(), reached.tolist(), strict=True)):
         # Rows: what the descended functions are made of, in terms of the targets.
-        rows = differences[m, violated[m]].double()
-        if reached[m]:
-            rows = torch.cat([identity, rows])
-        weights[m] = min_norm_weights(rows @ grams[m] @ rows.T) @ rows
-    return weights.to(gradients.dtype), reached
+        rows = np.concatenate([identity, made[m, chosen]]) if both else made[m, chosen]
+        weights[m] = shortest_combination(rows @ roots[m]) @ rows
+    return torch.from_numpy(weights).to(gradients.device, gradients.dtype), reached

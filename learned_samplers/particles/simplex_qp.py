@@ -103,8 +103,17 @@ def _by_nnls(matrix: Tensor) -> Tensor:
     # What rounding leaves of negative eigenvalues is cut off.
     values, vectors = np.linalg.eigh(matrix.reshape(-1, size, size).cpu().numpy())
     roots = np.sqrt(np.clip(values, 0, None))[..., None] * vectors.swapaxes(-1, -2)
+    weights = np.stack([shortest_combination(root.T) for root in roots])
+    return torch.from_numpy(weights).to(matrix.device).reshape(matrix.shape[:-1])
+
+
+def shortest_combination(vectors: np.ndarray) -> np.ndarray:
+    """Weights on the simplex, (n,), of the shortest combination of n vectors (n, d) in double precision, by NNLS."""
+    count, size = vectors.shape
+    scale = np.abs(vectors).max()
+    if scale == 0:
+        return np.full(count, 1 / count)
     right = np.zeros(size + 1)
     right[size] = 1
-    weights = np.stack([nnls(np.vstack([root, np.ones(size)]), right)[0] for root in roots])
-    weights /= weights.sum(-1, keepdims=True)
-    return torch.from_numpy(weights).to(matrix.device).reshape(matrix.shape[:-1])
+    weights = nnls(np.vstack([vectors.T / scale, np.ones(count)]), right)[0]
+    return weights / weights.sum()

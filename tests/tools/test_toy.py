@@ -1,0 +1,99 @@
+"""The toy problems against what is known of them, and both commands end to end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from _toy_problems import (
+    LEAST,
+    REFERENCE,
+    SEGMENTS,
+    hypervolume,
+    mixture_energies,
+    mixture_start,
+    segments_reached,
+    share_in_common_region,
+    zdt3,
+    zdt3_front,
+    zdt3_start,
+)
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
+from toy import METHODS, ON_A_FRONT, main
+
+
+def test_mixtures_are_the_papers():
+    x = torch.randn(20, 2) * 3
+    means = [[[4.0, -4.0], [0.0, 0.5]], [[-4.0, 4.0], [0.5, 0.0]], [[-3.0, -3.0], [0.0, 0.0]]]
+    for energy, mean in zip(mixture_energies(x), means, strict=True):
+        parts = Independent(Normal(torch.tensor(mean), 0.5**0.5), 1)
+        target = MixtureSameFamily(Categorical(torch.tensor([0.7, 0.3])), parts)
+        torch.testing.assert_close(energy, -target.log_prob(x))
+
+
+def test_share():
+    x = torch.tensor([[0.0, 0.0], [1.0, 1.0], [4.0, -4.0], [-3.0, -3.0]])
+    assert share_in_common_region(x) == 0.5
+    assert mixture_start(50, 0).abs().max() <= 10
+
+
+def test_front_is_what_no_point_dominates():
+    """Points with g = 1 outside the segments are dominated by the front, those inside are not."""
+    front = torch.cat(zdt3_front(2000))
+    first = torch.linspace(1e-4, 1, 500, dtype=torch.double)
+    x = torch.zeros(500, 30, dtype=torch.double)
+    x[:, 0] = first
+    points = zdt3(x, projected=False).T
+    dominated = ((front[None] < points[:, None] - 2e-3).all(-1)).any(-1)
+    inside = torch.stack([(first >= low) & (first <= high) for low, high in SEGMENTS]).any(0)
+    near = torch.stack([(first > low - 0.01) & (first < high + 0.01) for low, high in SEGMENTS]).any(0)
+    assert not dominated[inside].any()
+    assert dominated[~near].all()
+
+
+def test_gradients_stay_inside_the_box():
+    x = zdt3_start(4, 0).detach()
+    x[0, 1:], x[1, 0], x[2, 0] = LEAST, LEAST, 1.0
+    x.requires_grad_()
+    plain = torch.autograd.grad(zdt3(x, projected=False)[1].sum(), x)[0]
+    kept = torch.autograd.grad(zdt3(x)[1].sum(), x)[0]
+    assert (plain[0, 1:] > 0).all()
+    assert (kept[0, 1:] == 0).all()
+    assert torch.equal(kept[3], plain[3])
+    first = torch.autograd.grad(zdt3(x)[0].sum(), x)[0]
+    assert first[1, 0] == 0
+    assert first[2, 0] == 1
+
+
+def test_hypervolume():
+    assert hypervolume(torch.tensor([[0.1, 0.1]])) == pytest.approx(1.0)
+    assert hypervolume(torch.tensor([[0.1, 0.6], [0.6, 0.1], [0.7, 0.7], [2.0, -1.0]])) == pytest.approx(0.75)
+    assert hypervolume(torch.tensor([list(REFERENCE)])) == 0
+    points = torch.rand(30, 2)
+    grid = (torch.rand(200_000, 2) * 1.1)[:, None]
+    estimate = sum((points[None] <= part).all(-1).any(-1).double().sum() for part in grid.split(20_000)) / 200_000
+    assert hypervolume(points) == pytest.approx(estimate.item() * 1.21, abs=0.01)
+
+
+def test_segments():
+    middles = torch.stack([segment[200] for segment in zdt3_front()])
+    assert segments_reached(middles) == [1] * 5
+    assert segments_reached(middles + 1) == [0] * 5
+
+
+@pytest.mark.parametrize(("command", "methods"), [("mixtures", METHODS), ("zdt3", ON_A_FRONT)])
+def test_commands(command, methods, tmp_path, capsys):
+    main([command, "--steps", "4", "--particles", "6", "--seeds", "2", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert set(content["methods"]) == set(methods)
+    assert all(name in printed for name in methods)
+    assert all(len(runs) == 2 for runs in content["methods"].values())
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert "toy.py" in (tmp_path / "table.md").read_text()
+
+
+def test_bad_options():
+    with pytest.raises(SystemExit, match="seeds must be at least 1"):
+        main(["mixtures", "--seeds", "0"])

@@ -1,0 +1,271 @@
+"""The particle samplers on two toy problems, with the baselines beside them.
+
+    python tools/toy.py mixtures    # three mixtures with a common region, five seeds: half a minute
+    python tools/toy.py zdt3        # a Pareto front in five pieces, in its box
+
+Writes table.md, results.json and figure.png under --out.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from _report import markdown, spread
+from _toy_problems import (
+    REFERENCE,
+    SEGMENTS,
+    hypervolume,
+    into_box,
+    mixture_energies,
+    mixture_start,
+    segments_reached,
+    share_in_common_region,
+    zdt3,
+    zdt3_front,
+    zdt3_start,
+)
+from torch import Tensor
+from tqdm import tqdm
+
+from learned_samplers import MGDA, MOOSVGD, MTSGD, LinearScalarisation, ParetoMTL
+from learned_samplers.particles.base import ParticleSampler
+
+Maker = Callable[..., ParticleSampler]
+
+#: Name in the tables → what makes the sampler from parameters, lr and base optimizer.
+METHODS: dict[str, Maker] = {
+    "MT-SGD, exact U": MTSGD,
+    "MT-SGD, code's rule": lambda params, lr, **more: MTSGD(
+        params, lr, target_weights="gradients", gradient_normalisation="coordinate", **more
+    ),
+    "equal weights (SVGD)": lambda params, lr, **more: MTSGD(params, lr, target_weights="equal", **more),
+    "MOO-SVGD, kernel on losses": MOOSVGD,
+    "MOO-SVGD, kernel on particles": lambda params, lr, **more: MOOSVGD(params, lr, kernel_on="parameters", **more),
+    "MGDA": MGDA,
+    "linear scalarisation": LinearScalarisation,
+}
+#: On a Pareto front Pareto MTL is a further baseline; with three targets it has no default preferences.
+ON_A_FRONT: dict[str, Maker] = {**METHODS, "Pareto MTL": ParetoMTL}
+
+
+@dataclass(frozen=True)
+class Mixtures:
+    """Three mixtures of two Gaussians that share a region (Figure 3 of MT-SGD): who finds it, and how fast."""
+
+    # Steps of Adam.
+    steps: int = 1000
+    # Learning rate of Adam.
+    lr: float = 3e-2
+    # Weight of the repulsion.
+    temperature: float = 1.0
+    particles: int = 50
+    # Number of starting points, counted up from 0; all methods have the same.
+    seeds: int = 5
+    # CPU threads of torch; these tensors are too small for more than one.
+    threads: int = 1
+    out: Path = Path("runs/toy_mixtures")
+
+
+@dataclass(frozen=True)
+class ZDT3:
+    """ZDT3, 30 variables in the unit box (Figure 4 of MT-SGD): hypervolume and segments of the front."""
+
+    steps: int = 10_000
+    # Learning rate of Adam.
+    lr: float = 1e-3
+    # Weight of the repulsion: at 1 it scatters particles over the box, in which the objectives differ by about 1.
+    temperature: float = 1e-3
+    particles: int = 50
+    seeds: int = 3
+    threads: int = 1
+    # Leave the gradients that point out of the box as they are; the particles are still clamped to it.
+    unprojected: bool = False
+    out: Path = Path("runs/toy_zdt3")
+
+
+@dataclass
+class Run:
+    """One method from one starting point."""
+
+    seed: int
+    seconds: float
+    scores: dict[str, float]
+    #: Step → particles, for the figure.
+    snapshots: dict[int, Tensor]
+
+
+def run(
+    make: Maker,
+    x: Tensor,
+    closure: Callable[[Tensor], Tensor],
+    options: Mixtures | ZDT3,
+    *,
+    keep: Sequence[int],
+    after: Callable[[Tensor], None] | None = None,
+) -> tuple[float, dict[int, Tensor]]:
+    """Seconds of all steps, and the particles after some of them."""
+    sampler = make([x], options.lr, base_optimizer=torch.optim.Adam)
+    # Those without a repulsion are at temperature 0.
+    if sampler.param_groups[0]["temperature"]:
+        sampler.param_groups[0]["temperature"] = options.temperature
+    snapshots = {0: x.detach().clone()}
+    start = time.perf_counter()
+    for step in range(1, options.steps + 1):
+        sampler.step(lambda: closure(x))
+        if after is not None:
+            after(x)
+        if step in keep or step == options.steps:
+            snapshots[step] = x.detach().clone()
+    return time.perf_counter() - start, snapshots
+
+
+def run_all(
+    methods: Mapping[str, Maker], options: Mixtures | ZDT3, one: Callable[[Maker, int], Run]
+) -> dict[str, list[Run]]:
+    torch.set_num_threads(options.threads)
+    runs: dict[str, list[Run]] = {name: [] for name in methods}
+    with tqdm(total=len(methods) * options.seeds, mininterval=1) as bar:
+        # Seed by seed, so that what else the machine does meets every method alike.
+        for seed in range(options.seeds):
+            for name, make in methods.items():
+                bar.set_description(f"{name}, seed {seed}")
+                runs[name].append(one(make, seed))
+                bar.update()
+    return runs
+
+
+def mixtures(options: Mixtures) -> tuple[dict[str, list[Run]], list[dict[str, str]]]:
+    keep = (0, options.steps // 4, options.steps // 2, options.steps)
+
+    def one(make: Maker, seed: int) -> Run:
+        x = mixture_start(options.particles, seed)
+        seconds, snapshots = run(make, x, mixture_energies, options, keep=keep)
+        centred = x.detach() - x.detach().mean(0)
+        scores = {"share": share_in_common_region(x), "spread": centred.square().sum(1).mean().sqrt().item()}
+        return Run(seed, seconds, scores, snapshots)
+
+    runs = run_all(METHODS, options, one)
+    table = [
+        {
+            "method": name,
+            "in the common region": spread([r.scores["share"] for r in results], 2),
+            "RMS distance from their mean": spread([r.scores["spread"] for r in results], 2),
+            f"seconds for {options.steps:,} steps": spread([r.seconds for r in results], 1),
+        }
+        for name, results in runs.items()
+    ]
+    return runs, table
+
+
+def pareto(options: ZDT3) -> tuple[dict[str, list[Run]], list[dict[str, str]]]:
+    keep = (0, options.steps // 10, options.steps)
+
+    def closure(x: Tensor) -> Tensor:
+        return zdt3(x, projected=not options.unprojected)
+
+    def one(make: Maker, seed: int) -> Run:
+        x = zdt3_start(options.particles, seed)
+        seconds, snapshots = run(make, x, closure, options, keep=keep, after=into_box)
+        points = zdt3(x).detach().T
+        reached = segments_reached(points)
+        scores = {"hypervolume": hypervolume(points), **{f"segment {i + 1}": n for i, n in enumerate(reached)}}
+        return Run(seed, seconds, scores, {step: zdt3(p).T for step, p in snapshots.items()})
+
+    runs = run_all(ON_A_FRONT, options, one)
+    table = [
+        {
+            "method": name,
+            "hypervolume": spread([r.scores["hypervolume"] for r in results], 3),
+            "particles at each segment": " ".join(
+                spread([r.scores[f"segment {i + 1}"] for r in results], 1, with_std=False) for i in range(len(SEGMENTS))
+            ),
+            f"seconds for {options.steps:,} steps": spread([r.seconds for r in results], 1),
+        }
+        for name, results in runs.items()
+    ]
+    front = dict.fromkeys(table[0], "") | {
+        "method": "the front itself",
+        "hypervolume": f"{hypervolume(torch.cat(zdt3_front())):.3f}",
+    }
+    return runs, [*table, front]
+
+
+# ---------------------------------------------------------------- figures
+
+
+def figure(path: Path, runs: Mapping[str, list[Run]], background: Callable[[Any], None], limits: Any) -> None:
+    """A row a method, a column a snapshot, of the first seed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = list(next(iter(runs.values()))[0].snapshots)
+    fig = Figure(figsize=(2.3 * len(columns) + 0.4, 2.3 * len(runs) + 0.3), layout="constrained")
+    FigureCanvasAgg(fig)
+    axes = fig.subplots(len(runs), len(columns), sharex=True, sharey=True, squeeze=False)
+    for row, (name, results) in zip(axes, runs.items(), strict=True):
+        row[0].set_ylabel(name.replace(", ", ",\n"))
+        for ax, step in zip(row, columns, strict=True):
+            background(ax)
+            points = results[0].snapshots[step].detach()
+            ax.plot(points[:, 0], points[:, 1], ".", color="#D55E00", markersize=5, markeredgecolor="white", mew=0.4)
+            ax.set(xlim=limits[0], ylim=limits[1])
+    for ax, step in zip(axes[0], columns, strict=True):
+        ax.set_title(f"step {step:,}")
+    fig.savefig(path, dpi=110)
+
+
+def densities(ax: Any) -> None:
+    grid = torch.linspace(-7, 7, 141)
+    x, y = torch.meshgrid(grid, grid, indexing="xy")
+    energies = mixture_energies(torch.stack([x.flatten(), y.flatten()], dim=1))
+    for energy, colour in zip(energies, ("Blues", "Greens", "Purples"), strict=True):
+        ax.contour(x, y, (-energy).exp().view_as(x), levels=4, cmap=colour, linewidths=0.8, vmin=-0.05)
+    ax.set_aspect("equal")
+
+
+def front_lines(ax: Any) -> None:
+    for segment in zdt3_front():
+        ax.plot(segment[:, 0], segment[:, 1], color="#0072B2", linewidth=2)
+    ax.grid(True, color="0.9", linewidth=0.8)
+    ax.set_axisbelow(True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; `arguments` None takes those of the process."""
+    options = tyro.extras.subcommand_cli_from_dict(
+        {"mixtures": Mixtures, "zdt3": ZDT3}, args=arguments, description=__doc__
+    )
+    for argument in ("steps", "particles", "seeds", "threads"):
+        if getattr(options, argument) < 1:
+            sys.exit(f"error: {argument} must be at least 1, got {getattr(options, argument)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    if isinstance(options, Mixtures):
+        runs, table = mixtures(options)
+        figure(options.out / "figure.png", runs, densities, ((-7, 7), (-7, 7)))
+        note = f"mean ± standard deviation over {options.seeds} starting points"
+    else:
+        runs, table = pareto(options)
+        figure(options.out / "figure.png", runs, front_lines, ((-0.05, 1.05), (-1, 6)))
+        note = f"mean ± standard deviation over {options.seeds} starting points; hypervolume below {REFERENCE}"
+    command = shlex.join(["python", "tools/toy.py", *(sys.argv[1:] if arguments is None else arguments)])
+    text = markdown(table)
+    (options.out / "table.md").write_text(f"`{command}`\n\n{text}\n\n{note}\n")
+    content = {name: [{"seed": r.seed, "seconds": r.seconds, **r.scores} for r in rs] for name, rs in runs.items()}
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+    (options.out / "results.json").write_text(
+        json.dumps({"command": command, "settings": settings, "methods": content}, indent=1)
+    )
+    print(f"\n{text}\n\n{note}\nwritten to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
