@@ -230,6 +230,14 @@ def parse(arguments: Sequence[str] | None) -> Options:
     return tyro.cli(Options, args=arguments, default=default, description=__doc__)
 
 
+def draw(report: BudgetReport, out: Path) -> None:
+    """The figures of one budget."""
+    title = f"{report.settings.dataset}, {report.settings.model}, {report.budget} gradients"
+    figure_1(out / f"figure1_{report.budget}.png", report, title)
+    figure_2(out / f"figure2_{report.budget}.png", report, title)
+    temperature_figure(out / f"temperatures_{report.budget}.png", report, title)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     try:
@@ -252,15 +260,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for budget in budgets(options, data):
                 reports.append(comparison.report(budget))
                 write_results(out, reports, command)
+                draw(reports[-1], out)
     except KeyboardInterrupt:
         sys.exit(f"interrupted; finished runs are kept in {out}, the same command goes on from there")
     except RuntimeError as error:
         sys.exit(f"error: {error}")
     for report in reports:
-        title = f"{settings.dataset}, {settings.model}, {report.budget} gradients"
-        figure_1(out / f"figure1_{report.budget}.png", report, title)
-        figure_2(out / f"figure2_{report.budget}.png", report, title)
-        temperature_figure(out / f"temperatures_{report.budget}.png", report, title)
         print(f"\n{tables(report, content(report))}")
     print(f"\nin {out}: table.md, results.json, the figures, and every run under steps_<budget>/")
     print(f"TensorBoard: {sys.executable} -m tensorboard.main --logdir {out}")
