@@ -7,6 +7,7 @@ from .cyclical import CyclicalSchedule, CyclicalSGMCMC
 from .hmc import HMC
 from .kinetic_l2e import KineticL2E
 from .l2e import L2E
+from .meta_sgmcmc import MetaSGMCMC
 from .particles import MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
 from .posterior import PosteriorSamples, SampleCollection, to_arviz
 from .precond_l2e import PrecondL2E
@@ -31,6 +32,7 @@ __all__ = [
     "CyclicalSchedule",
     "KineticL2E",
     "LinearScalarisation",
+    "MetaSGMCMC",
     "ParetoMTL",
     "PosteriorSamples",
     "PrecondL2E",

@@ -88,7 +88,7 @@ class LearnedSampler(Sampler):
         for name, value in group.items():
             if name.endswith("_scale"):
                 check.non_negative(name, value)
-        if group["output_bound"] is not None:
+        if group.get("output_bound") is not None:
             check.positive("output_bound", group["output_bound"])
 
     # ---------------------------------------------------------------- the step
@@ -168,14 +168,15 @@ class LearnedSampler(Sampler):
         return {**super().__getstate__(), **own}
 
 
-def gather(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors laid end to end, (d,)."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+def gather(tensors: Sequence[Tensor], lead: Sequence[int] = ()) -> Tensor:
+    """Tensors laid end to end, (*lead, d), where all of them have the leading axes ``lead``."""
+    return torch.cat([tensor.reshape(*lead, -1) for tensor in tensors], -1)
 
 
-def scatter(flat: Tensor, tensors: Sequence[Tensor], segments: Segments) -> None:
-    """Write a flat buffer (..., d) back into the tensors it was gathered from."""
-    for tensor, piece in zip(tensors, flat.split(segments.lengths, -1), strict=True):
+def scatter(flat: Tensor, tensors: Sequence[Tensor], segments: Segments | Sequence[int]) -> None:
+    """Write a flat buffer (..., d) back into the tensors it was gathered from; ``segments`` may be their lengths."""
+    lengths = list(segments.lengths if isinstance(segments, Segments) else segments)
+    for tensor, piece in zip(tensors, flat.split(lengths, -1), strict=True):
         tensor.copy_(piece.reshape(tensor.shape))
 
 

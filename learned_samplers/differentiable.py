@@ -14,6 +14,7 @@ import torch
 from .cyclical import CyclicalSGMCMC
 from .kinetic_l2e import KineticL2E
 from .l2e import L2E
+from .meta_sgmcmc import MetaSGMCMC
 from .precond_l2e import PrecondL2E
 from .psgld import PSGLD
 from .sampler import Sampler
@@ -25,8 +26,11 @@ from .sgnht import SGNHT
 class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
     """Runs a sampler's pure rule on the autograd tape; the noise comes from the same generator as the sampler's own."""
 
+    #: Whether ``step(loss)`` gives the rule all that the sampler needs its closure for.
+    loss_is_enough = False
+
     def __init__(self, other: Sampler, *args: Any, **kwargs: Any):
-        if other.needs_closure:
+        if other.needs_closure and not self.loss_is_enough:
             raise ValueError(f"{type(other).__name__} needs a closure at each step, which higher does not give")
         super().__init__(other, *args, **kwargs)
         self._sampler = other
@@ -34,7 +38,7 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
     def _update(self, grouped_grads: Any, **kwargs: Any) -> None:
         sampler = self._sampler
         for index, (group, grads) in enumerate(zip(self.param_groups, grouped_grads, strict=True)):
-            hyper = sampler._hyper(group, keep_tensors=True)
+            hyper = sampler._hyper(group, keep_tensors=True) | self._inputs(index)
             temperature = hyper["temperature"]
             draw = isinstance(temperature, torch.Tensor) or temperature != 0
             for i, (p, gradient) in enumerate(zip(group["params"], grads, strict=True)):
@@ -50,6 +54,34 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
                 state.update(zip(sampler.state_names, after, strict=True))
             group["step"] += 1
 
+    def _inputs(self, index: int) -> dict[str, Any]:
+        """What else the rule of group ``index`` takes."""
+        return {}
+
+
+class DifferentiableMetaSGMCMC(DifferentiableSampler):
+    """The twin of `MetaSGMCMC`: the loss that ``step`` is given is its energy, one for all or one a chain.
+
+    Gradients also flow to the weights of ``sampler.network``. ``step(loss, detach_inputs=True)`` cuts those through the
+    networks' inputs, as the truncated back-propagation of the paper does. Losses (M,) of parameters with a leading axis
+    of M chains are summed for the gradient, so that each chain has its own.
+    """
+
+    loss_is_enough = True
+
+    def step(self, loss: torch.Tensor, *args: Any, detach_inputs: bool = False, **kwargs: Any) -> Any:
+        self._loss, self._detach = loss, detach_inputs
+        return super().step(loss.sum(), *args, **kwargs)
+
+    def _update(self, grouped_grads: Any, **kwargs: Any) -> None:
+        assert isinstance(self._sampler, MetaSGMCMC)
+        self._energies = self._sampler.energies(self._loss, self.param_groups)
+        super()._update(grouped_grads, **kwargs)
+
+    def _inputs(self, index: int) -> dict[str, Any]:
+        return {"energy": self._energies[index], "detach_inputs": self._detach}
+
 
 for _sampler in (SGLD, PSGLD, SGHMC, SGNHT, CyclicalSGMCMC, L2E, KineticL2E, PrecondL2E):
     higher.register_optim(_sampler, DifferentiableSampler)
+higher.register_optim(MetaSGMCMC, DifferentiableMetaSGMCMC)

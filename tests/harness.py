@@ -8,8 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learned_samplers import HMC, L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, KineticL2E, PrecondL2E, Sampler
+from learned_samplers import (
+    HMC,
+    L2E,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    CyclicalSGMCMC,
+    KineticL2E,
+    MetaSGMCMC,
+    PrecondL2E,
+    Sampler,
+)
 from learned_samplers.l2e_network import build_network
+from learned_samplers.meta_sgmcmc_network import build_meta_network
 
 Make = Callable[..., Sampler]
 
@@ -28,6 +41,10 @@ def _network(features: str | int, outputs: int = 2) -> nn.Module:
     return build_network(features, (6, 5), outputs, zero_last=False, generator=generator)
 
 
+def _meta_network() -> nn.Module:
+    return build_meta_network((6,), zero_last=False, generator=torch.Generator().manual_seed(1))
+
+
 #: Every sampler of the library with ordinary settings, by a name for the test report.
 SAMPLERS: dict[str, Make] = {
     "SGLD": _maker(SGLD),
@@ -44,11 +61,15 @@ SAMPLERS: dict[str, Make] = {
     "L2E-paper": _maker(L2E, network=_network("scaled"), feature_set="scaled", form="paper", beta_scale=0.3),
     "KineticL2E": _maker(KineticL2E, network=_network(2, outputs=1)),
     "PrecondL2E": _maker(PrecondL2E, network=_network("paper"), correction="network"),
+    "MetaSGMCMC": _maker(MetaSGMCMC, network=_meta_network()),
+    "MetaSGMCMC-difference": _maker(MetaSGMCMC, network=_meta_network(), correction="finite_difference"),
 }
 #: Those with a network: their rules work on flat buffers, and have tests of their own for leading axes.
-LEARNED = frozenset(name for name in SAMPLERS if "L2E" in name)
+LEARNED = frozenset(name for name in SAMPLERS if "L2E" in name or "Meta" in name)
+#: Those that cannot step without a closure.
+NEED_CLOSURE = frozenset({"HMC", "PSGLD-probe", "KineticL2E", "MetaSGMCMC", "MetaSGMCMC-difference"})
 #: Those that higher, torch.compile and a step without a closure are for.
-STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in ("HMC", "PSGLD-probe", "KineticL2E")}
+STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in NEED_CLOSURE}
 
 
 def sgld_variance(k: float, h: float, temperature: float = 1.0, gradient_noise: float = 0.0) -> float:
