@@ -8,7 +8,7 @@ from .hmc import HMC
 from .kinetic_l2e import KineticL2E
 from .l2e import L2E
 from .meta_sgmcmc import MetaSGMCMC
-from .particles import MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
+from .particles import FSVGD, MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
 from .posterior import PosteriorSamples, SampleCollection, to_arviz
 from .precond_l2e import PrecondL2E
 from .psgld import PSGLD
@@ -18,6 +18,7 @@ from .sgld import SGLD
 from .sgnht import SGNHT
 
 __all__ = [
+    "FSVGD",
     "HMC",
     "L2E",
     "MGDA",

@@ -57,18 +57,18 @@ def task_gradients(
         for (name, p), grad in zip(head, grads[len(trunk) :], strict=True):
             if grad is None:
                 raise ValueError(f"parameter {name} takes no part in loss {k}; freeze it or take it out of task {k}")
-            own.setdefault(k, []).append(_checked(name, p, grad)[None])
+            own.setdefault(k, []).append(checked_gradient(name, p, grad)[None])
     stacked = []
     for (name, p), of_targets in zip(trunk, zip(*shared, strict=True), strict=True):
         if all(grad is None for grad in of_targets):
             raise ValueError(f"parameter {name} takes no part in the losses; set requires_grad=False to keep it fixed")
         # A part of the network that only some tasks use has no gradient of the others.
-        filled = [torch.zeros_like(p) if grad is None else _checked(name, p, grad) for grad in of_targets]
+        filled = [torch.zeros_like(p) if grad is None else checked_gradient(name, p, grad) for grad in of_targets]
         stacked.append(filled[0][None] if len(filled) == 1 else torch.stack(filled))
     return stacked, own
 
 
-def _checked(name: str, p: Tensor, grad: Tensor) -> Tensor:
+def checked_gradient(name: str, p: Tensor, grad: Tensor) -> Tensor:
     if grad.layout != torch.strided:
         raise TypeError(f"the gradient of parameter {name} is sparse ({grad.layout}); use dense gradients")
     if not grad.isfinite().all():
@@ -80,8 +80,8 @@ def gather(
     params: list[Tensor], gradients: list[Tensor], num_data: float, priors: list[float]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Particles (M, d) and ∇U = N·g + λθ of every target (K, M, d), each one buffer; λ of each coordinate, (d,)."""
-    points = torch.cat([p.detach().flatten(1) for p in params], dim=1)
-    buffer = torch.cat([g.detach().flatten(2) for g in gradients], dim=2)
+    points = torch.cat([p.detach().reshape(len(p), -1) for p in params], dim=1)
+    buffer = torch.cat([g.detach().reshape(*g.shape[:2], -1) for g in gradients], dim=2)
     if num_data != 1:
         buffer *= num_data
     if not any(priors):

@@ -52,13 +52,13 @@ class SteinSampler(ParticleSampler):
             )
         if not features.requires_grad:
             raise ValueError("the features have no graph: return them from the closure before any detach()")
-        flat = features.detach().flatten(1)
+        flat = features.detach().reshape(len(features), -1)
         matrix = self.kernel(flat)
         push = repulsion(flat, matrix).view_as(features)
         pulled = torch.autograd.grad(
             features, part.params, push, retain_graph=True, allow_unused=True, materialize_grads=True
         )
-        return matrix, torch.cat([g.flatten(1) for g in pulled], dim=1)
+        return matrix, torch.cat([g.reshape(len(g), -1) for g in pulled], dim=1)
 
     def _head(self, part: Part) -> Tensor:
         matrix, repelled = self._kernel(part)

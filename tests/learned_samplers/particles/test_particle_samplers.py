@@ -290,6 +290,16 @@ def test_groups_may_be_added():
     assert sampler.base_optimizer.param_groups[1]["lr"] == 0.01
 
 
+@pytest.mark.parametrize("name", SEVERAL)
+def test_one_number_a_particle(name):
+    """Parameters of shape (M,), beside others, are columns of the particles."""
+    one, other = parameter(4, 2, dtype=DOUBLE), parameter(4, 2, dtype=DOUBLE)
+    columns = [column.detach().clone().requires_grad_() for column in other.unbind(1)]
+    SEVERAL[name](columns, 0.1).step(lambda: energies(name, torch.stack(columns, dim=1)))
+    SEVERAL[name]([one], 0.1).step(lambda: energies(name, one))
+    torch.testing.assert_close(torch.stack(columns, dim=1), one)
+
+
 def test_frozen_parameters_stay():
     net = TwoHeads()
     net.trunk[1].requires_grad_(False)

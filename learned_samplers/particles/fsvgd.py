@@ -1,0 +1,166 @@
+"""Function-space Stein variational gradient descent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _validation as check
+from ..sampler import _as_number
+from ._gradients import check_losses, checked_gradient, gather
+from .base import BaseOptimizer, Part, ParticleSampler
+from .directions import repulsion, svgd_direction
+from .kernels import RBF, Kernel, check_kernel
+
+
+class FSVGD(ParticleSampler):
+    """Function-space particle optimisation by SVGD (Wang, Ren, Zhu and Zhang, ICLR 2019).
+
+    SVGD acts on what the M networks say, not on their weights. With f the outputs of particle i on a measurement set
+    (the minibatch and draws of ν, see `measurement.measurement_set`), loss the mean negative log-likelihood of the
+    minibatch and log p(f) the function-space prior:
+
+        sⱼ = −N·∂lossⱼ/∂fⱼ + ∂log p(fⱼ)/∂fⱼ
+        vᵢ = (1/M) Σⱼ [k(fⱼ, fᵢ) sⱼ + T ∂k(fⱼ, fᵢ)/∂fⱼ],    θᵢ ← θᵢ + (lr/N)·(∂fᵢ/∂θᵢ)ᵀ vᵢ
+
+    One vector-Jacobian product a particle. With f(θ) = θ it is `SVGD`; one particle is the function-space MAP; a linear
+    model with the kernel `Linear` has the mean and covariance of Bayesian linear regression.
+
+    Parameters of the likelihood, such as the noise of a regression (one a particle), go in a group with ``"likelihood":
+    True`` and move by −N·∂loss/∂θ: each particle's own maximum likelihood.
+
+    Args:
+        params: as for `SVGD`; groups with ``"likelihood": True`` hold the likelihood's parameters.
+        lr, num_data, base_optimizer, generator: as for `SVGD`; the losses are mean losses, so ``num_data`` is needed.
+        kernel: on the flattened outputs; `RBF` with the full-matrix median by default, which is the published code's.
+        temperature: T, the weight of the repulsion.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or of a wrong type; see `FSVGD.step`.
+    """
+
+    several_targets = False
+    structural = ("likelihood",)
+    _kept = (*ParticleSampler._kept, "kernel")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        num_data: float,
+        *,
+        kernel: Kernel | None = None,
+        temperature: float = 1.0,
+        base_optimizer: BaseOptimizer | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        self.kernel = RBF() if kernel is None else kernel
+        check_kernel("kernel", self.kernel)
+        defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=0.0, likelihood=False)
+        super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)
+
+    def _validate(self, group: dict[str, Any]) -> None:
+        super()._validate(group)
+        check.one_of("likelihood", group["likelihood"], (True, False))
+        if group["prior_precision"] != 0:
+            raise ValueError(
+                "FSVGD's prior is on functions, from the closure; prior_precision must be 0, got "
+                f"{group['prior_precision']}"
+            )
+
+    def step(self, closure: Any = None) -> Any:
+        """One step of all particles.
+
+        Args:
+            closure: returns (losses, outputs) or (losses, outputs, log_prior), with their graph: the losses (M,), each
+                particle's mean negative log-likelihood on the minibatch, computed from the outputs; the outputs
+                (M, n, ...) on the measurement set; and log p(f), (M,), computed from the outputs. Without the third
+                the prior is flat.
+
+        Returns:
+            What the closure returned, detached.
+
+        Raises:
+            TypeError, ValueError: as for `ParticleSampler.step`, or the outputs or the prior have another shape, or the
+                losses are not computed from the outputs.
+            FloatingPointError: a loss, the prior, a gradient or a direction is not finite. Nothing has changed after
+                any of these.
+        """
+        return super().step(closure)
+
+    def _parts(self, result: Any) -> list[Part]:
+        losses, outputs, log_prior = self._unpack(result)
+        num_data = _as_number(self.param_groups[0]["num_data"])
+        temperature = _as_number(self.param_groups[0]["temperature"])
+        likelihood, network = self._role(True), self._role(False)
+        if not network:
+            raise ValueError("every parameter group belongs to the likelihood; FSVGD needs the network's parameters")
+        wanted = [outputs, *(p for _, p in likelihood)]
+        by_output, *own = torch.autograd.grad(losses.sum(), wanted, retain_graph=True, allow_unused=True)
+        if by_output is None:
+            raise ValueError("the losses must be computed from the outputs that the closure returns beside them")
+        score = -num_data * by_output
+        if log_prior is not None:
+            score += _prior_score(log_prior, outputs)
+        flat = outputs.detach().flatten(1)
+        matrix = self.kernel(flat)
+        push = svgd_direction(score.flatten(1), repulsion(flat, matrix), matrix, temperature).view_as(outputs)
+        moved = torch.autograd.grad(outputs, [p for _, p in network], push, allow_unused=True)
+        parts = []
+        for named, grads, sign in ((network, moved, -1.0 / num_data), (likelihood, own, 1.0)):
+            if not named:
+                continue
+            for (name, p), grad in zip(named, grads, strict=True):
+                if grad is None:
+                    role = "losses" if named is likelihood else "outputs"
+                    raise ValueError(
+                        f"parameter {name} takes no part in the {role}; freeze it, or give it another role"
+                    )
+                checked_gradient(name, p, grad)
+            points, buffer, _ = gather([p for _, p in named], [sign * g[None] for g in grads], num_data, [0.0])
+            params = [p for _, p in named]
+            parts.append(Part(points, buffer, None, losses.detach()[None], num_data, temperature, None, None, params))
+        return parts
+
+    def _unpack(self, result: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        if not isinstance(result, tuple) or len(result) not in (2, 3):
+            raise TypeError("the closure must return (losses, outputs) or (losses, outputs, log_prior)")
+        count = self.num_particles
+        losses = check_losses(result[0], count, several=False)[0]
+        outputs, log_prior = result[1], result[2] if len(result) == 3 else None
+        if not isinstance(outputs, Tensor) or outputs.dim() < 2 or outputs.shape[0] != count:
+            shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ValueError(f"the outputs must have shape ({count}, n, ...), got {shape}")
+        if not outputs.requires_grad:
+            raise ValueError("the outputs have no graph: return them from the closure before any detach()")
+        if log_prior is not None:
+            if not isinstance(log_prior, Tensor) or log_prior.shape != (count,):
+                shape = tuple(log_prior.shape) if isinstance(log_prior, Tensor) else type(log_prior).__name__
+                raise ValueError(f"log_prior must have shape ({count},), got {shape}")
+            if not log_prior.isfinite().all():
+                raise FloatingPointError(f"the closure returned a log_prior that is not finite: {log_prior.detach()}")
+        return losses, outputs, log_prior
+
+    def _role(self, likelihood: bool) -> list[tuple[str, Tensor]]:
+        return [
+            (self._name(group, i), p)
+            for group in self.param_groups
+            if group["likelihood"] == likelihood
+            for i, p in enumerate(group["params"])
+            if p.requires_grad
+        ]
+
+    def _trunk(self, part: Part) -> Tensor:
+        # The parts' gradients are the directions already, pulled back to the parameters.
+        return -part.gradients[0]
+
+
+def _prior_score(log_prior: Tensor, outputs: Tensor) -> Tensor:
+    if not log_prior.requires_grad:
+        raise ValueError("log_prior must be computed from the outputs that the closure returns beside it")
+    score = torch.autograd.grad(log_prior.sum(), outputs, retain_graph=True, allow_unused=True)[0]
+    if score is None:
+        raise ValueError("log_prior must be computed from the outputs that the closure returns beside it")
+    return score

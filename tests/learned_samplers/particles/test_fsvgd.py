@@ -1,0 +1,318 @@
+"""f-SVGD: its limits against SVGD, MAP and Bayesian linear regression; priors, measurement sets, bad input."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import MultivariateNormal, Normal
+
+from learned_samplers.particles import (
+    FSVGD,
+    RBF,
+    SVGD,
+    FittedPrior,
+    GaussianProcessPrior,
+    Linear,
+    classification_loss,
+    measurement_set,
+    network_draws,
+    regression_loss,
+    squared_exponential,
+)
+from tests.learned_samplers.particles.particle_problems import energies, parameter, stacked_mlp
+
+DOUBLE = torch.float64
+NAN = float("nan")
+
+
+# ---------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize("kernel", [RBF(), Linear()])
+def test_outputs_that_are_the_parameters(kernel):
+    """f(θ) = θ with the prior N(0, I/λ) on f is SVGD with that prior on θ."""
+    one, other = parameter(5, 2, dtype=DOUBLE), parameter(5, 2, dtype=DOUBLE)
+    function = FSVGD([one], 0.1, 10, kernel=kernel, temperature=0.7)
+    weight = SVGD([other], 0.1, 10, kernel=kernel, temperature=0.7, prior_precision=3.0)
+
+    def closure():
+        outputs = one * 1.0
+        return energies("SVGD", outputs), outputs, -1.5 * outputs.square().sum(1)
+
+    for _ in range(5):
+        function.step(closure)
+        weight.step(lambda: energies("SVGD", other))
+    torch.testing.assert_close(one, other)
+
+
+def test_one_particle_is_the_function_space_map():
+    network, params = stacked_mlp(1)
+    x, y = torch.randn(12, 3), torch.randint(2, (8,))
+    prior = GaussianProcessPrior(squared_exponential())
+
+    def closure():
+        outputs = torch.vmap(lambda p: torch.func.functional_call(network, p, (x,)))(params)
+        return classification_loss(outputs[:, :8], y), outputs, prior.log_density(x, outputs)
+
+    losses, _, log_prior = closure()
+    grads = torch.autograd.grad((50 * losses - log_prior).sum(), list(params.values()))
+    before = [p.detach().clone() for p in params.values()]
+    FSVGD(params.items(), 0.1, 50).step(closure)
+    for p, b, g in zip(params.values(), before, grads, strict=True):
+        torch.testing.assert_close(p.detach(), b - 0.1 / 50 * g)
+
+
+def linear_regression(kernel, particles, steps, lr, prior_scale=1.0):
+    """Mean and covariance of the weights by f-SVGD, and those of the posterior."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(6, 2, generator=generator, dtype=DOUBLE)
+    y = x @ torch.tensor([1.0, -0.5], dtype=DOUBLE) + torch.randn(6, generator=generator, dtype=DOUBLE)
+    prior = GaussianProcessPrior(lambda a, b: prior_scale * a @ b.mT, jitter=1e-7)
+    w = parameter(particles, 2, dtype=DOUBLE)
+    log_noise = torch.zeros(particles, dtype=DOUBLE)
+    sampler = FSVGD([w], lr, 6, kernel=kernel)
+
+    def closure():
+        outputs = w @ x.mT
+        return regression_loss(outputs, y, log_noise), outputs, prior.log_density(x, outputs)
+
+    for _ in range(steps):
+        sampler.step(closure)
+    precision = x.mT @ x + torch.eye(2, dtype=DOUBLE)
+    covariance = torch.linalg.inv(precision)
+    found = w.detach().mean(0), torch.cov(w.detach().T, correction=0)
+    return found, (covariance @ x.mT @ y, covariance)
+
+
+def test_linear_model_is_bayesian_linear_regression():
+    """With the linear kernel on the outputs, mean and covariance of the weights are the posterior's."""
+    found, expected = linear_regression(Linear(), 6, 800, 0.03)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-3, atol=5e-4)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-3, atol=5e-4)
+    wrong, _ = linear_regression(Linear(), 6, 800, 0.03, prior_scale=0.1)  # the planted fault: another prior
+    assert ((wrong[1] - expected[1]).abs() > 0.05 * expected[1].abs()).any()
+
+
+def test_linear_model_with_the_rbf_kernel_comes_near():
+    found, expected = linear_regression(RBF(), 30, 500, 0.3)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0.02)
+    torch.testing.assert_close(found[1].diagonal(), expected[1].diagonal(), rtol=0.25, atol=0)
+
+
+# ---------------------------------------------------------------- the step
+
+
+class _Counted(torch.autograd.Function):
+    """The identity, counting its backward passes."""
+
+    count = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        _Counted.count += 1
+        return grad
+
+
+def test_one_vector_jacobian_product():
+    """The network is passed backward once a step, for all particles together."""
+    w = parameter(4, 3)
+    x, y = torch.randn(6, 3), torch.randn(4)
+    log_noise = torch.zeros(4, requires_grad=True)
+    sampler = FSVGD([{"params": [w]}, {"params": [log_noise], "likelihood": True}], 0.1, 20)
+    prior = GaussianProcessPrior(squared_exponential())
+
+    def closure():
+        outputs = _Counted.apply(w) @ x.T
+        return regression_loss(outputs[:, :4], y, log_noise), outputs, prior.log_density(x, outputs)
+
+    _Counted.count = 0
+    sampler.step(closure)
+    assert _Counted.count == 1
+
+
+def test_noise_is_learned():
+    """Each particle's log σ climbs its own likelihood: to the residuals' root mean square, nearly."""
+    x = torch.linspace(-1, 1, 40, dtype=DOUBLE)[:, None]
+    y = 0.3 * torch.randn(40, dtype=DOUBLE)
+    w, log_noise = parameter(5, 1, dtype=DOUBLE), torch.zeros(5, dtype=DOUBLE, requires_grad=True)
+    groups = [{"params": [w]}, {"params": [log_noise], "likelihood": True}]
+
+    def closure():
+        outputs = w @ x.T
+        return regression_loss(outputs, y, log_noise), outputs
+
+    before, gradient = log_noise.detach().clone(), torch.autograd.grad(closure()[0].sum(), log_noise)[0]
+    FSVGD(groups, 0.02, 40).step(closure)
+    torch.testing.assert_close(log_noise.detach(), before - 0.02 * gradient)
+    sampler = FSVGD(groups, 0.02, 40, base_optimizer=torch.optim.Adam)
+    for _ in range(400):
+        sampler.step(closure)
+    residual = (w.detach() @ x.T - y).square().mean(1).sqrt()
+    torch.testing.assert_close(log_noise.detach().exp(), residual, rtol=0.02, atol=0)
+
+
+def test_classification_with_a_fitted_prior_and_a_measurement_set():
+    network, params = stacked_mlp(5)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, generator=generator)
+    y = (x[:, 0] > 0).long()
+    prior = FittedPrior(network_draws(network, 1.0, generator=generator), generator=generator)
+    sampler = FSVGD(params.items(), 1e-2, 40, base_optimizer=torch.optim.Adam)
+
+    def closure():
+        batch = torch.randint(40, (16,), generator=generator)
+        inputs = measurement_set(x[batch], x, 8, scale=0.1, generator=generator)
+        outputs = torch.vmap(lambda p: torch.func.functional_call(network, p, (inputs,)))(params)
+        return classification_loss(outputs[:, :16], y[batch]), outputs, prior.log_density(inputs, outputs)
+
+    first = sampler.step(closure)[0]
+    for _ in range(150):
+        last = sampler.step(closure)[0]
+    assert last.mean() < 0.5 * first.mean()
+    outputs = torch.vmap(lambda p: torch.func.functional_call(network, p, (x,)))(params)
+    assert outputs.std(0).mean() > 0.1  # the particles have not become one
+
+
+# ---------------------------------------------------------------- priors, measurement sets, losses
+
+
+@pytest.mark.parametrize("channels", [None, 3])
+def test_gaussian_process_density(channels):
+    x = torch.randn(6, 2, dtype=DOUBLE)
+    outputs = torch.randn(4, 6, *([channels] if channels else []), dtype=DOUBLE)
+    prior = GaussianProcessPrior(squared_exponential(0.8, 1.5), jitter=0.01)
+    squared = (x[:, None] - x[None]).square().sum(-1)
+    covariance = 1.5**2 * torch.exp(-squared / (2 * 0.8**2)) + 0.01 * torch.eye(6, dtype=DOUBLE)
+    law = MultivariateNormal(torch.zeros(6, dtype=DOUBLE), covariance)
+    expected = law.log_prob(outputs) if channels is None else law.log_prob(outputs.mT).sum(-1)
+    torch.testing.assert_close(prior.log_density(x, outputs), expected)
+
+
+def test_fitted_prior_approaches_the_law_of_the_draws():
+    """Linear functions with N(0, 4) weights at three inputs: the Gaussian of covariance 4·XXᵀ."""
+    x = torch.randn(3, 4, dtype=DOUBLE)
+    network = nn.Linear(4, 2, bias=False, dtype=DOUBLE)
+    prior = FittedPrior(network_draws(network, 2.0), num_draws=40_000, num_inputs=3)
+    outputs = torch.randn(5, 3, 2, dtype=DOUBLE)
+    law = MultivariateNormal(torch.zeros(3, dtype=DOUBLE), 4 * x @ x.T)
+    expected = law.log_prob(outputs.mT).sum(-1)
+    torch.testing.assert_close(prior.log_density(x, outputs), expected, rtol=0.03, atol=0.1)
+
+
+def test_fitted_prior_has_a_floor_and_few_inputs():
+    """Draws without spread: an isotropic Gaussian of the floor's variance about them, at num_inputs inputs."""
+    prior = FittedPrior(lambda inputs, count: inputs[:, 0].expand(count, -1), num_inputs=2, floor=0.25)
+    x = torch.tensor([[1.0], [2.0], [3.0]], dtype=DOUBLE)
+    outputs = (x[:, 0] + 0.5).expand(4, 3)
+    expected = 2 * Normal(0.0, 0.5).log_prob(torch.tensor(0.5, dtype=DOUBLE))
+    torch.testing.assert_close(prior.log_density(x, outputs), expected.expand(4))
+
+
+def test_measurement_set():
+    batch, inputs = torch.zeros(3, 2), torch.ones(5, 2)
+    found = measurement_set(batch, inputs, 400, scale=0.1, generator=torch.Generator().manual_seed(0))
+    assert found.shape == (403, 2)
+    assert torch.equal(found[:3], batch)
+    assert found[3:].mean().item() == pytest.approx(1.0, abs=0.02)
+    assert found[3:].std().item() == pytest.approx(0.1, rel=0.1)
+    assert measurement_set(batch, inputs, 0, scale=0.1).shape == (3, 2)
+
+
+def test_losses():
+    outputs, y, log_noise = torch.randn(4, 6), torch.randn(6), torch.randn(4)
+    expected = -Normal(outputs, log_noise.exp()[:, None]).log_prob(y).mean(1)
+    torch.testing.assert_close(regression_loss(outputs, y, log_noise), expected)
+    logits, labels = torch.randn(4, 6, 3), torch.randint(3, (6,))
+    expected = torch.stack([nn.functional.cross_entropy(one, labels) for one in logits])
+    torch.testing.assert_close(classification_loss(logits, labels), expected)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda l, f, p: l, TypeError, "losses, outputs"),
+        (lambda l, f, p: (l.mean(), f), ValueError, "not be reduced"),
+        (lambda l, f, p: (l, f[:2]), ValueError, "outputs must have shape"),
+        (lambda l, f, p: (l, f[:, 0]), ValueError, "outputs must have shape"),
+        (lambda l, f, p: (l, f.detach()), ValueError, "no graph"),
+        (lambda l, f, p: (l, f * 1.0), ValueError, "computed from the outputs"),
+        (lambda l, f, p: (l, f, p.sum()), ValueError, "log_prior must have shape"),
+        (lambda l, f, p: (l, f, p.detach()), ValueError, "log_prior must be computed"),
+        (lambda l, f, p: (l, f, p * NAN), FloatingPointError, "log_prior that is not finite"),
+        (lambda l, f, p: (l * NAN, f, p), FloatingPointError, "losses that are not finite"),
+    ],
+)
+def test_bad_closures_change_nothing(spoil, error, message):
+    w = parameter(4, 3)
+    x, y = torch.randn(6, 3), torch.randn(6)
+    sampler = FSVGD([w], 0.1, 20, base_optimizer=torch.optim.Adam)
+    before, state = w.detach().clone(), str(sampler.state_dict())
+
+    def closure():
+        outputs = w @ x.T
+        losses = regression_loss(outputs, y, torch.zeros(4))
+        return spoil(losses, outputs, -outputs.square().sum(1))
+
+    with pytest.raises(error, match=message):
+        sampler.step(closure)
+    assert torch.equal(w, before)
+    assert str(sampler.state_dict()) == state
+
+
+def test_bad_groups():
+    w, noise = parameter(4, 3), parameter(4)
+    with pytest.raises(ValueError, match="prior_precision"):
+        FSVGD([{"params": [w], "prior_precision": 1.0}], 0.1, 20)
+    with pytest.raises(ValueError, match="likelihood"):
+        FSVGD([{"params": [w], "likelihood": "yes"}], 0.1, 20)
+    with pytest.raises(ValueError, match="no task groups"):
+        FSVGD([{"params": [w], "task": 0}], 0.1, 20)
+    only = FSVGD([{"params": [noise], "likelihood": True}], 0.1, 20)
+    with pytest.raises(ValueError, match="needs the network's"):
+        only.step(lambda: (w.square().sum(1), w * 1.0))
+    idle = FSVGD([("w", w), ("idle", noise)], 0.1, 20)
+
+    def closure():
+        outputs = w * 1.0
+        return outputs.square().sum(1), outputs
+
+    with pytest.raises(ValueError, match="'idle' takes no part in the outputs"):
+        idle.step(closure)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: GaussianProcessPrior(squared_exponential(), jitter=0.0), ValueError, "jitter"),
+        (lambda: squared_exponential(-1.0), ValueError, "length_scale"),
+        (lambda: FittedPrior(None, num_draws=1), ValueError, "num_draws"),
+        (lambda: FittedPrior(None, floor=0.0), ValueError, "floor"),
+        (lambda: network_draws(nn.Linear(1, 1), 0.0), ValueError, "standard_deviation"),
+        (lambda: measurement_set(torch.zeros(1), torch.zeros(1), -1, scale=0.1), ValueError, "count"),
+        (lambda: regression_loss(torch.zeros(4, 6), torch.zeros(5), torch.zeros(4)), ValueError, "targets"),
+        (lambda: classification_loss(torch.zeros(4, 6), torch.zeros(6)), ValueError, "logits"),
+        (
+            lambda: GaussianProcessPrior(lambda a, b: -10 * torch.ones(2, 2)).log_density(
+                torch.zeros(2, 1), torch.zeros(3, 2)
+            ),
+            ValueError,
+            "positive definite",
+        ),
+        (
+            lambda: GaussianProcessPrior(squared_exponential()).log_density(torch.zeros(2, 1), torch.zeros(3, 4)),
+            ValueError,
+            "outputs must have shape",
+        ),
+    ],
+)
+def test_bad_arguments(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
