@@ -81,6 +81,8 @@ class Options:
     window: int = 50
     # Learning rates that tasks are drawn with; by default the family's.
     lrs: tuple[float, ...] | None = None
+    # Learning rate that the card recommends; by default the smallest of them.
+    default_lr: float | None = None
     # The outer loop.
     settings: Annotated[TrainerSettings, tyro.conf.OmitArgPrefixes] = field(default_factory=TrainerSettings)
     # Held-out tasks to evaluate on.
@@ -159,7 +161,10 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
     card = {
         "name": options.folder.name,
         **rule.card(),
-        "defaults": {"lr": sorted(trainer.family.specification()["lrs"])[0], "momentum_decay": 0.1},
+        "defaults": {
+            "lr": options.default_lr or min(trainer.family.specification()["lrs"]),
+            "momentum_decay": trainer.family.specification()["momentum_decays"][0],
+        },
         "meta_training": {
             "tasks": trainer.family.specification(),
             "horizon": trainer.estimator.specification()["horizon"],
