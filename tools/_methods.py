@@ -130,8 +130,8 @@ METHODS: dict[str, Method] = {
     "sgnht": Method("SGNHT", "sampler", 0.05, _sgnht, tunes="momentum_decay"),
     "cyclical": Method("cyclical SGMCMC", "sampler", 0.07, _cyclical, tunes="momentum_decay"),
     "hmc": Method("HMC", "full_batch", 0.01, _hmc),
-    "l2e": Method("L2E", "sampler", 0.05, _l2e, network="l2e_network"),
-    "l2e_paper": Method("L2E (paper)", "sampler", 0.05, _l2e_paper, network="l2e_paper_network"),
+    "l2e": Method("L2E", "sampler", 0.005, _l2e, network="l2e_network"),
+    "l2e_paper": Method("L2E (paper)", "sampler", 0.02, _l2e_paper, network="l2e_paper_network"),
     # Its Hessian-vector product takes a second gradient at each step.
     "kinetic_l2e": Method(
         "Kinetic-L2E", "sampler", 0.05, _kinetic_l2e, network="kinetic_l2e_network", gradients_per_step=2
