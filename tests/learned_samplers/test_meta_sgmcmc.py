@@ -274,8 +274,8 @@ def test_a_long_chain_does_not_drift_and_keeps_no_memory(block_length):
     p = torch.zeros(64, 2, requires_grad=True)
     k = torch.tensor([100.0, 200.0])
     sampler = MetaSGMCMC(
-        [p], 0.25, 100, network=network(2, dtype=torch.float32, hidden=(8,)), energy_scale=100.0, gradient_scale=10.0,
-        momentum_decay=0.05, curl_scale=0.5, friction_scale=0.5, correction="finite_difference",
+        [p], 0.02, 100, network=network(2, dtype=torch.float32, hidden=(8,)), energy_scale=100.0, gradient_scale=10.0,
+        momentum_decay=0.1, curl_scale=0.5, friction_scale=0.5, correction="finite_difference",
         generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
 
