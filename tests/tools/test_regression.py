@@ -1,0 +1,76 @@
+"""tools/regression.py in small: what it samples, writes and refuses."""
+
+import json
+
+import pytest
+import torch
+from regression import RANGES, Options, Runs, main, summary, training_data
+
+SMALL = [
+    *(
+        "--num-data",
+        "60",
+        "--hidden",
+        "8",
+        "--samples",
+        "4",
+        "--burn-in",
+        "20",
+        "--thinning",
+        "2",
+        "--batch-size",
+        "20",
+    ),
+    *("--ensemble-steps", "5", "--hmc-burn-in", "4", "--hmc-thinning", "1", "--leapfrog-steps", "3"),
+]
+
+
+def test_data_lie_on_the_intervals_by_their_length():
+    x, y = training_data(Options(num_data=700, noise=0.1))
+    assert x.shape == y.shape == (700, 1)
+    counts = [int(((x >= low) & (x <= high)).sum()) for low, high in RANGES]
+    assert counts == [400, 300]
+    assert (y - x.sin()).std().item() == pytest.approx(0.1, rel=0.1)
+
+
+def test_the_loss_is_the_negative_log_likelihood_without_its_constant():
+    runs = Runs(Options(num_data=50, batch_size=10))
+    model = torch.nn.Linear(1, 1)
+    expected = -torch.distributions.Normal(model(runs.x), 0.1).log_prob(runs.y).mean()
+    constant = torch.tensor(0.1 * (2 * torch.pi) ** 0.5).log()
+    torch.testing.assert_close(runs.loss(model, runs.x, runs.y) + constant, expected)
+
+
+def test_summary_measures_spread_by_region():
+    grid = torch.linspace(-7, 6, 261)[:, None]
+    offsets = torch.tensor([-1.0, 1.0])[:, None]
+    inside_gap = (grid[:, 0].abs() < 1).float()
+    row = summary({"a": grid[:, 0].sin() + offsets * inside_gap}, grid, {"a": 3.0})["a"]
+    assert row["std_gap"] == pytest.approx(2**0.5)
+    assert row["std_outside"] == 0
+    assert row["rmse_data"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_command_writes_a_figure_and_numbers(tmp_path, capsys):
+    main([*SMALL, "--out", str(tmp_path)])
+    content = json.loads((tmp_path / "regression.json").read_text())
+    assert list(content["methods"]) == ["HMC", "L2E", "SGHMC", "deep ensemble"]
+    assert all(row["std_gap"] > 0 for row in content["methods"].values())
+    assert "--hidden 8" in content["command"]
+    assert (tmp_path / "regression.png").stat().st_size > 10_000
+    assert "in the gap" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num-data", "10", "--batch-size", "20"], "batch_size=20 exceeds the 10 training points"),
+        (["--noise", "0"], "noise must be positive, got 0"),
+        (["--samples", "0"], "samples must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
