@@ -2,6 +2,7 @@
 
     python tools/benchmark.py step      # time per step of every sampler
     python tools/benchmark.py inner     # member-steps per second of the meta-trainer's inner loop
+    python tools/benchmark.py particles # time per step of the particle samplers against particles and tasks
 
 Rounds are interleaved; compare the numbers as ratios, within one run.
 """
@@ -10,15 +11,18 @@ from __future__ import annotations
 
 import tyro
 from _benchmark_inner import InnerBenchmark, benchmark_inner
+from _benchmark_particles import ParticleBenchmark, benchmark_particles
 from _benchmark_step import StepBenchmark, benchmark_steps
 
 
 def main() -> None:
     options = tyro.extras.subcommand_cli_from_dict(
-        {"step": StepBenchmark, "inner": InnerBenchmark}, description=__doc__
+        {"step": StepBenchmark, "inner": InnerBenchmark, "particles": ParticleBenchmark}, description=__doc__
     )
     if isinstance(options, InnerBenchmark):
         benchmark_inner(options)
+    elif isinstance(options, ParticleBenchmark):
+        benchmark_particles(options)
     else:
         benchmark_steps(options)
 

@@ -1,0 +1,133 @@
+"""Time per step of the particle samplers on multi-task networks, beside the backward passes alone and a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from _benchmark_step import _milliseconds
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from learned_samplers import MGDA, MOOSVGD, MTSGD
+
+NUM_DATA = 120_000
+
+
+@dataclass(frozen=True)
+class ParticleBenchmark:
+    """Time per step for M particles and K tasks: a shared trunk, a linear head a task, images of 28×28."""
+
+    network: tuple[Literal["lenet", "mlp"], ...] = ("mlp", "lenet")
+    particles: tuple[int, ...] = (5, 20, 100)
+    tasks: tuple[int, ...] = (2, 10, 40)
+    batch_size: int = 256
+    # Rounds: in each, every contestant takes one timed step in turn.
+    rounds: int = 10
+    threads: int | None = None
+    device: str = "cpu"
+    # File for the Markdown table, besides the terminal.
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("particles", "tasks"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise ValueError(f"{name} must hold positive integers, got {getattr(self, name)}")
+        if self.rounds < 2:
+            raise ValueError(f"rounds must be at least 2, got {self.rounds}")
+
+
+def trunk(name: str) -> nn.Module:
+    """The LeNet of 22,350 parameters with its two heads of ten, or an MLP of 784-100-50."""
+    if name == "mlp":
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 50), nn.ReLU())
+    layers = [nn.Conv2d(1, 10, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(10, 20, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(320, 50), nn.ReLU())
+
+
+class Problem:
+    """M particles of a trunk and K heads each, one minibatch, and the closure."""
+
+    def __init__(self, name: str, particles: int, tasks: int, options: ParticleBenchmark):
+        networks = [trunk(name).to(options.device) for _ in range(particles)]
+        self.network, self.vmap = networks[0], name == "mlp"
+        self.trunk = dict(torch.func.stack_module_state(networks)[0])
+        shape = (particles, 50, 10)
+        self.heads = [(torch.randn(shape, device=options.device) / 7).requires_grad_() for _ in range(tasks)]
+        self.bias = [torch.zeros(particles, 10, device=options.device, requires_grad=True) for _ in range(tasks)]
+        self.x = torch.randn(options.batch_size, 1, 28, 28, device=options.device)
+        self.y = torch.randint(10, (tasks, options.batch_size), device=options.device)
+
+    def groups(self) -> list[dict[str, object]]:
+        heads = [{"params": [w, b], "task": k} for k, (w, b) in enumerate(zip(self.heads, self.bias, strict=True))]
+        return [{"params": list(self.trunk.values())}, *heads]
+
+    def hidden(self) -> Tensor:
+        """(M, B, 50): by vmap for the MLP, in a loop for convolutions, each the faster way."""
+        if self.vmap:
+            return torch.vmap(lambda p: torch.func.functional_call(self.network, p, (self.x,)))(self.trunk)
+        slices = zip(*(p.unbind(0) for p in self.trunk.values()), strict=True)
+        calls = [dict(zip(self.trunk, one, strict=True)) for one in slices]
+        return torch.stack([torch.func.functional_call(self.network, one, (self.x,)) for one in calls])
+
+    def losses(self) -> Tensor:
+        hidden = self.hidden()
+        particles, batch = hidden.shape[:2]
+        losses = []
+        for w, b, y in zip(self.heads, self.bias, self.y, strict=True):
+            logits = torch.baddbmm(b[:, None], hidden, w).flatten(0, 1)
+            losses.append(F.cross_entropy(logits, y.repeat(particles), reduction="none").view(particles, batch).mean(1))
+        return torch.stack(losses)
+
+    def backward_passes(self) -> None:
+        """What every method needs: the forward pass, and one backward pass a task."""
+        losses = self.losses()
+        for k, loss in enumerate(losses):
+            wanted = [*self.trunk.values(), self.heads[k], self.bias[k]]
+            torch.autograd.grad(loss.sum(), wanted, retain_graph=k < len(losses) - 1)
+
+    def plain_loop(self) -> None:
+        """A pass forward for every particle, and one backward for every particle and task."""
+        for m in range(len(self.heads[0])):
+            own = {name: p[m].detach().requires_grad_() for name, p in self.trunk.items()}
+            hidden = torch.func.functional_call(self.network, own, (self.x,))
+            for k, (w, b, y) in enumerate(zip(self.heads, self.bias, self.y, strict=True)):
+                weight, bias = w[m].detach().requires_grad_(), b[m].detach().requires_grad_()
+                loss = F.cross_entropy(torch.addmm(bias, hidden, weight), y)
+                torch.autograd.grad(loss, [*own.values(), weight, bias], retain_graph=k < len(self.heads) - 1)
+
+
+def contestants(name: str, particles: int, tasks: int, options: ParticleBenchmark) -> dict[str, Callable[[], object]]:
+    """Name → one step. The learning rate is so small that nothing moves."""
+    problem = Problem(name, particles, tasks, options)
+    steps: dict[str, Callable[[], object]] = {"backward passes alone": problem.backward_passes}
+    for title, cls in (("MT-SGD", MTSGD), ("MOO-SVGD", MOOSVGD), ("MGDA", MGDA)):
+        sampler = cls(problem.groups(), 1e-12, NUM_DATA)
+        steps[title] = lambda sampler=sampler: sampler.step(problem.losses)  # type: ignore[misc]
+    steps["loop over particles and tasks, no sampler"] = problem.plain_loop
+    return steps
+
+
+def benchmark_particles(options: ParticleBenchmark) -> None:
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    lines: list[str] = []
+    for name in options.network:
+        for particles in options.particles:
+            for tasks in options.tasks:
+                title = f"{name}, M={particles}, K={tasks}"
+                times = _milliseconds(contestants(name, particles, tasks, options), options, title)
+                base = times["backward passes alone"]
+                if not lines:
+                    lines = [f"| ms per step (× of the first) | {' | '.join(times)} |", "|---|" + "---:|" * len(times)]
+                cells = [f"{value:.1f} ({value / base:.2f}×)" for value in times.values()]
+                lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    head = f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.rounds} rounds"
+    table = "\n".join(lines)
+    print(f"{head}\n\n{table}")
+    if options.out is not None:
+        options.out.write_text(f"`python tools/benchmark.py particles`: {head}\n\n{table}\n")
