@@ -1,6 +1,6 @@
 """The particle samplers on two toy problems, with the baselines beside them.
 
-    python tools/toy.py mixtures    # three mixtures with a common region, five seeds: half a minute
+    python tools/toy.py mixtures    # three mixtures with a common region, five seeds: about a minute
     python tools/toy.py zdt3        # a Pareto front in five pieces, in its box
 
 Writes table.md, results.json and figure.png under --out.
@@ -83,7 +83,7 @@ class ZDT3:
     # Learning rate of Adam.
     lr: float = 1e-3
     # Weight of the repulsion: at 1 it scatters particles over the box, in which the objectives differ by about 1.
-    temperature: float = 1e-3
+    temperature: float = 1e-2
     particles: int = 50
     seeds: int = 3
     threads: int = 1
