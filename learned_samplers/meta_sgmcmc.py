@@ -45,7 +45,13 @@ class MetaSGMCMC(LearnedSampler):
     gradients that are there already, ``step(lambda: loss)``. It is called once. A loss of shape (M,) means M chains in
     the leading axis of every parameter, each with its own energy (``backward`` of the sum).
 
-    Invariant law: exp(−U/T − ‖r‖²/2T) for any network, up to O(ε) at constant friction C = a/ε.
+    Invariant law: exp(−U/T − ‖r‖²/2T) for any network, up to O(ε) at constant friction C = a/ε. `check_sampler` with
+    random networks at lr .1 and a = .1 found variances 6 and 13 % off, and 1 and 3 % at lr/4 (badge O(h)); a network
+    whose Q grows steeply with the energy needs a smaller lr. At ε = .05, where the rule is within 3 % of Gaussians,
+    leaving out a part of Γ, or the published sign, put it off by 17 % and more.
+
+    A whole training step of an MLP 784-20-10 at batch 500 takes 1.5 times `SGHMC`'s with finite differences, and twice
+    with autograd (one CPU core).
 
     Args:
         params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator: as for
