@@ -126,6 +126,8 @@ def benchmark_particles(options: ParticleBenchmark) -> None:
                     lines = [f"| ms per step (× of the first) | {' | '.join(times)} |", "|---|" + "---:|" * len(times)]
                 cells = [f"{value:.1f} ({value / base:.2f}×)" for value in times.values()]
                 lines.append(f"| {title} | " + " | ".join(cells) + " |")
+                if options.out is not None:  # a long table is worth having when it is interrupted
+                    options.out.write_text("\n".join(lines) + "\n")
     head = f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.rounds} rounds"
     table = "\n".join(lines)
     print(f"{head}\n\n{table}")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import _validation as check
 from ..sampler import Sampler, _as_number
-from ._gradients import check_losses, check_names, gather, task_gradients
+from ._gradients import all_finite, check_losses, check_names, gather, task_gradients
 
 BaseOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
@@ -179,7 +179,7 @@ class ParticleSampler(Sampler):
         self._begin(parts)
         for part in parts:
             direction = self._trunk(part) if part.task is None else self._head(part)
-            if not direction.isfinite().all():
+            if not all_finite(direction):
                 raise FloatingPointError(f"the direction of the {_role(part)} is not finite; nothing was changed")
             pieces = direction.split([p[0].numel() for p in part.params], dim=1)
             for p, piece in zip(part.params, pieces, strict=True):

@@ -73,7 +73,8 @@ def stein_gram(scores: Tensor, repelled: Tensor, kernel: KernelMatrix, temperatu
     and never changes the weights; the middle one is a1ᵀ + 1aᵀ and does.
     """
     count = scores.shape[-2]
-    cross = temperature * (scores * repelled[..., None, :, :]).sum(dim=(-2, -1)).double() / count**2
+    products = (scores.flatten(-2) @ repelled.flatten(-2)[..., None])[..., 0]
+    cross = temperature * products.double() / count**2
     trace = temperature**2 * kernel.trace[..., None, None] / count**2
     return first_term(scores, kernel) + cross[..., :, None] + cross[..., None, :] + trace
 
