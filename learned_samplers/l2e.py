@@ -69,6 +69,8 @@ class L2E(LearnedSampler):
         friction_scale: a further factor on β in the friction alone; by default the card's, else 1. With 0 the friction
             acts on r only: Eq. 6 still, with C·s_β·β taken out of α, but a β that lasts is not cancelled by the
             momentum that friction builds up against it (at 1, r → −s_β·β within 1/a steps unless α undoes it).
+        reference_data: N₀ > 0 (residual form): s_β is multiplied by √(N/N₀), so that the learned part of a step depends
+            on lr alone, as an adaptive optimizer's does; by default the card's, else s_β is as it is.
         output_bound: B > 0 holds the network's outputs to B·tanh(·/B); by default the card's, else no bound.
         noise_multiplier, friction: of the paper's form, see `learned_samplers.l2e_rule.l2e_paper_rule`; by default the
             card's, else 1 and "equation6".
@@ -84,7 +86,10 @@ class L2E(LearnedSampler):
     state_names = ("momentum", "averages")
     _rules: ClassVar[dict[str, Callable[..., Any]]] = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
     _scales: ClassVar[dict[str, dict[str, Any]]] = {
-        "residual": {"alpha_scale": 0.1, "beta_scale": 1.0, "friction_scale": 1.0, "output_bound": None},
+        "residual": {
+            **{"alpha_scale": 0.1, "beta_scale": 1.0, "friction_scale": 1.0},
+            **{"reference_data": None, "output_bound": None},
+        },
         "paper": {
             **{"alpha_scale": 1e-3, "beta_scale": 1e-3, "output_bound": None},
             **{"friction_scale": 1.0, "noise_multiplier": 1.0, "friction": "equation6"},
@@ -106,6 +111,7 @@ class L2E(LearnedSampler):
         alpha_scale: float | None = None,
         beta_scale: float | None = None,
         friction_scale: float | None = None,
+        reference_data: float | None = None,
         output_bound: float | None = None,
         noise_multiplier: float | None = None,
         friction: str | None = None,
@@ -127,7 +133,8 @@ class L2E(LearnedSampler):
                 self.feature_set, zero_last=self.form != "paper", generator=torch.Generator().manual_seed(0)
             )
         given = dict(lr=lr, momentum_decay=momentum_decay, alpha_scale=alpha_scale, beta_scale=beta_scale)
-        given.update(friction_scale=friction_scale, output_bound=output_bound, noise_multiplier=noise_multiplier)
+        given.update(friction_scale=friction_scale, reference_data=reference_data, output_bound=output_bound)
+        given.update(noise_multiplier=noise_multiplier)
         defaults = dict(
             **settings_from(card, self._scales[self.form], {**given, "friction": friction}),
             num_data=num_data,
@@ -149,6 +156,8 @@ class L2E(LearnedSampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
+        if group.get("reference_data") is not None:
+            check.positive("reference_data", group["reference_data"])
         if "friction" in group:
             check.one_of("friction", group["friction"], ("equation6", "algorithm2"))
             check.non_negative("noise_multiplier", group["noise_multiplier"])

@@ -106,6 +106,11 @@ class NetworkOnChain:
         return _outputs(self.phi, blocks, self.output_bound, heads)
 
 
+def velocity_scale(beta_scale: Any, num_data: Any, reference_data: Any) -> Any:
+    """s_β, or s_β·√(N/N₀) where there is a reference N₀."""
+    return beta_scale if reference_data is None else beta_scale * scalar_sqrt(num_data / reference_data)
+
+
 def l2e_residual_rule(
     parameter: Tensor,
     gradient: Tensor,
@@ -124,6 +129,7 @@ def l2e_residual_rule(
     alpha_scale: Any = 0.1,
     beta_scale: Any = 1.0,
     friction_scale: Any = 1.0,
+    reference_data: Any = None,
     output_bound: float | None = None,
     feature_set: str | FeatureSet = "paper",
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,12 +153,15 @@ def l2e_residual_rule(
         alpha_scale, beta_scale: s_α and s_β, in units of the momentum, whose equilibrium scale is √T.
         friction_scale: a further factor on β in the friction alone; with 0 the friction acts on r only (the same rule
             with another α, easier to learn: at 1 a lasting β is cancelled by the momentum that it builds up).
+        reference_data: N₀; s_β is then multiplied by √(N/N₀), so that the learned velocity moves θ by √(lr/N₀)·s_β·β
+            whatever N is, as an adaptive optimizer's step does. None leaves s_β as it is.
         output_bound, feature_set: of the network, see `apply_network` and `features`.
 
     Returns:
         The new (parameter, momentum, averages). Nothing is changed in place; differentiable in every tensor.
     """
     named = feature_set_named(feature_set)
+    beta_scale = velocity_scale(beta_scale, num_data, reference_data)
     averages = update_averages(averages, gradient, named)
     scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
     network = NetworkOnChain(phi, scales, output_bound)

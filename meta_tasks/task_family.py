@@ -208,7 +208,7 @@ def _cpu() -> ImageTaskFamily:
         (*_cnns((4, 8), (1, 2), (False, True)), *_mlps((20,), (30, 20), activations=("relu", "tanh"))),
         sizes=(8, 8, 10, 14, 14, 20),
         batch_sizes=(32, 64),
-        lrs=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02),
+        lrs=(0.001, 0.002, 0.005, 0.01),
         prior_precisions=(1.0, 5.0, 20.0),
         weight_scale_spreads=(0.0, 0.0, 0.5),
         grayscale=True,

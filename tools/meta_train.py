@@ -56,6 +56,7 @@ class Options:
     alpha_scale: float | None = None
     beta_scale: float | None = None
     friction_scale: float | None = None
+    reference_data: float | None = None
     # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
     start_feature: str | None = None
     start_gain: float = 1.0
@@ -143,7 +144,7 @@ def make_trainer(options: Options) -> Trainer:
 
 
 def make_rule(options: Options) -> NetworkRule:
-    names = ("output_bound", "alpha_scale", "beta_scale", "friction_scale")
+    names = ("output_bound", "alpha_scale", "beta_scale", "friction_scale", "reference_data")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.form in ("kinetic", "preconditioner") and (set(given) - {"output_bound"}):
         raise ValueError(f"{', '.join(set(given) - {'output_bound'})}: not of the {options.form} form")

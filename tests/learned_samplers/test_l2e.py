@@ -78,7 +78,7 @@ def test_untrained_in_the_papers_form_it_moves():
 @pytest.mark.parametrize(
     ("options", "rule", "extra"),
     [
-        ({"beta_scale": 0.5, "alpha_scale": 0.2, "friction_scale": 0.3}, l2e_residual_rule, {}),
+        ({"beta_scale": 0.5, "alpha_scale": 0.2, "friction_scale": 0.3, "reference_data": 40.0}, l2e_residual_rule, {}),
         ({"form": "paper", "output_bound": 2.0}, l2e_paper_rule, {}),
         (PUBLISHED_CODE, l2e_paper_rule, {"friction": "algorithm2", "noise_multiplier": 1e-3}),
     ],
@@ -98,7 +98,7 @@ def test_the_chain_is_that_of_the_pure_rule(options, rule, extra):
     params = list(model.parameters())
     segments = Segments(tuple(p.numel() for p in params))
     momentum, averages = torch.zeros(segments.total).double(), torch.zeros(6, segments.total).double()
-    scales = {k: v for k, v in options.items() if k in ("alpha_scale", "beta_scale", "friction_scale", "output_bound")}
+    scales = {k: v for k, v in options.items() if k.endswith("_scale") or k in ("reference_data", "output_bound")}
     for step in range(15):
         model.zero_grad()
         nn.functional.cross_entropy(model(x.double()), y).backward()
