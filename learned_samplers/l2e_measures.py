@@ -76,7 +76,7 @@ def assumption_violation(
         parameter, gradient, momentum, averages: the state before a step, see `learned_samplers.l2e_rule`.
         form: "residual" or "paper".
         phi, segments, lr, num_data, step, alpha_scale, beta_scale, friction_scale, reference_data, momentum_decay,
-            friction, output_bound, feature_set: as for the rules; further arguments of a rule are taken and have no say.
+            friction, output_bound, feature_set: as for the rules, whose further arguments are taken and have no say.
     """
     named = feature_set_named(feature_set)
     beta_scale = velocity_scale(beta_scale, num_data, reference_data)
