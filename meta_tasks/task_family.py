@@ -217,6 +217,18 @@ def _cpu() -> ImageTaskFamily:
     )
 
 
+def _small() -> ImageTaskFamily:
+    return ImageTaskFamily(
+        "small",
+        ("fashion_mnist",),
+        _cnns((4,), (1, 2), (False,)),
+        sizes=(8, 14),
+        batch_sizes=(64,),
+        lrs=(0.001, 0.002, 0.005, 0.01),
+        grayscale=True,
+    )
+
+
 def _digits() -> ImageTaskFamily:
     return ImageTaskFamily(
         "digits",
@@ -229,8 +241,11 @@ def _digits() -> ImageTaskFamily:
 
 #: Named presets. "paper": the 120 configurations of the L2E paper (Section 5 and Appendix I.2) with BloodMNIST as its
 #: MedMNIST set and EMNIST in its 10-class split. "full": those networks and what generalisation wants besides,
-#: for GPUs. "cpu": the same at 8 to 14 pixels. "digits": needs no file, for a first try.
-FAMILIES: dict[str, Callable[[], ImageTaskFamily]] = {"paper": _paper, "full": _full, "cpu": _cpu, "digits": _digits}
+#: for GPUs. "cpu": the same at 8 to 20 pixels. "small": Fashion-MNIST and 4 channels alone, the paper's Small-L2E.
+#: "digits": needs no file, for a first try.
+FAMILIES: dict[str, Callable[[], ImageTaskFamily]] = {
+    "paper": _paper, "full": _full, "cpu": _cpu, "small": _small, "digits": _digits,
+}  # fmt: skip
 
 
 def family_named(name: str, **changes: Any) -> ImageTaskFamily:

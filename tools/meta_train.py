@@ -1,7 +1,9 @@
-"""Meta-train a sampler: evolution strategies on random tasks.
+"""Meta-train a sampler on random tasks: by evolution strategies, or Meta-SGMCMC by truncated back-propagation.
 
     python tools/meta_train.py --folder runs/first --family digits --minutes 10     # needs no files; ten minutes
     python tools/meta_train.py --folder runs/l2e --family cpu --data ~/data --iterations 2000 --workers 2
+    python tools/meta_train.py --folder runs/toy --family gaussians --form meta --method tbptt --objective stein_kl \
+        --evaluate-every 0 --horizon 150 300 --window 15
     tensorboard --logdir runs
 
 A run continues from the checkpoints in its folder: the same command again resumes it, after Ctrl-C or after a crash.
@@ -25,15 +27,42 @@ import tyro
 from learned_samplers.weights import save as save_weights
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping
 from meta_tasks.evaluation import HeldOutEvaluation
-from meta_tasks.learned_rules import KineticRule, L2ERule, NetworkRule
+from meta_tasks.gaussians import GaussianFamily
+from meta_tasks.learned_rules import KineticRule, L2ERule, MetaSGMCMCRule, NetworkRule
 from meta_tasks.process import one_core
 from meta_tasks.schedule import Horizon
 from meta_tasks.task_family import ImageTaskFamily, family_named
 from meta_tasks.trainer import Trainer, TrainerSettings
+from meta_tasks.truncated import TruncatedBackpropagation
 from meta_tasks.workers import Evaluator, Executor, ProcessExecutor, RankExecutor, SerialExecutor
 
 #: Learning rates that SGHMC and cyclical SGMCMC get on the held-out tasks (pSGLD a twentieth of each).
 BASELINE_LRS = (0.02, 0.05, 0.1, 0.2)
+
+
+@dataclass(frozen=True)
+class ChainOptions:
+    """Of truncated back-propagation, and of the sampler that it trains."""
+
+    # Parallel chains of a task.
+    num_chains: int = 20
+    # Tasks at a time.
+    slots: int = 1
+    # Steps between two terms of the cross-chain loss.
+    loss_every: int = 3
+    # Weight of the in-chain loss.
+    in_chain: float = 1.0
+    # Earlier states kept in each slot to start inner loops from.
+    replay: int = 10
+    # Whether gradients flow through the energy's gradient.
+    curvature: bool = True
+    # Factors on what the networks see of energy and gradient (meta form).
+    energy_scale: float = 1.0
+    gradient_scale: float = 1.0
+    # Bound on the curl.
+    curl_clip: float = 5.0
+    # Where the corrections' derivatives come from.
+    correction: Literal["autograd", "finite_difference"] = "autograd"
 
 
 @dataclass(frozen=True)
@@ -42,10 +71,11 @@ class Options:
 
     # Folder of the run; continued if it has checkpoints.
     folder: Path
-    # Task family: paper and full for GPUs, cpu for small images, digits for a first try without files.
-    family: Literal["paper", "full", "cpu", "digits"] = "digits"
+    # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone, digits
+    # for a first try without files.
+    family: Literal["paper", "full", "cpu", "small", "digits", "gaussians", "mnist_mlp"] = "digits"
     # Form of the sampler.
-    form: Literal["residual", "paper", "preconditioner", "kinetic"] = "residual"
+    form: Literal["residual", "paper", "preconditioner", "kinetic", "meta"] = "residual"
     # What its network sees: paper, scaled or adaptive; the kinetic form has its own two inputs.
     feature_set: str = "paper"
     # Widths of its hidden layers.
@@ -60,8 +90,9 @@ class Options:
     # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
     start_feature: str | None = None
     start_gain: float = 1.0
-    # Gradient estimator: antithetic ES over whole inner loops, or noise-reuse ES over windows of them.
-    estimator: Literal["es", "nres"] = "es"
+    # Gradient estimator: antithetic ES over whole inner loops, noise-reuse ES over windows of them, or (for
+    # --form meta with --objective stein_kl) truncated back-propagation through windows.
+    estimator: Annotated[Literal["es", "nres", "tbptt"], tyro.conf.arg(aliases=["--method"])] = "es"
     # Standard deviation of the perturbations.
     sigma: float = 0.03
     # Antithetic pairs in an iteration.
@@ -78,8 +109,10 @@ class Options:
     samples: int = 10
     # Share of the inner loop before the first of them.
     burn_in: float = 0.5
-    # Steps of a window of noise-reuse ES.
+    # Steps of a window of noise-reuse ES, or that gradients flow through.
     window: int = 50
+    # Truncated back-propagation and the meta form.
+    chains: Annotated[ChainOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=lambda: ChainOptions())
     # Learning rates that tasks are drawn with; by default the family's.
     lrs: tuple[float, ...] | None = None
     # Learning rate that the card recommends; by default the smallest of them.
@@ -104,13 +137,21 @@ def make_estimator(options: Options) -> Estimator:
     horizon = Horizon(*options.horizon, samples=options.samples, burn_in=options.burn_in)
     shaping = Shaping(options.shaping, options.limit)
     common = dict(pairs_per_task=options.pairs_per_task, shaping=shaping)
+    if options.estimator == "tbptt":
+        own = options.chains
+        return TruncatedBackpropagation(
+            horizon, options.window, every=own.loss_every, chains=own.num_chains, slots=own.slots, replay=own.replay,
+            in_chain=own.in_chain, curvature=own.curvature,
+        )  # fmt: skip
     if options.estimator == "nres":
         return NoiseReuseES(options.sigma, options.pairs, horizon, options.window, **common)
     return AntitheticES(options.sigma, options.pairs, horizon, **common)
 
 
-def make_family(options: Options) -> ImageTaskFamily:
+def make_family(options: Options) -> ImageTaskFamily | GaussianFamily:
     changes = {} if options.lrs is None else {"lrs": tuple(options.lrs)}
+    if options.family == "gaussians":
+        return GaussianFamily(**changes)
     return family_named(options.family, root=options.data, device=options.device, **changes)
 
 
@@ -131,6 +172,8 @@ def make_trainer(options: Options) -> Trainer:
     rule = make_rule(options)
     evaluation = None
     if options.settings.evaluate_every:
+        if isinstance(family, GaussianFamily):
+            raise ValueError("evaluate_every must be 0 for family 'gaussians', which has no held-out images")
         steps = options.horizon[1]
         lrs = sorted(set(family.lrs))
         evaluation = HeldOutEvaluation(
@@ -144,8 +187,18 @@ def make_trainer(options: Options) -> Trainer:
 
 
 def make_rule(options: Options) -> NetworkRule:
+    if (options.form == "meta") != (options.estimator == "tbptt"):
+        raise ValueError(f"form={options.form!r} cannot be trained by estimator={options.estimator!r}; 'meta' by 'tbptt'")
     names = ("output_bound", "alpha_scale", "beta_scale", "friction_scale", "reference_data")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.form == "meta":
+        if set(given) - {"friction_scale"}:
+            raise ValueError(f"{', '.join(sorted(set(given) - {'friction_scale'}))}: not of the meta form")
+        own = options.chains
+        return MetaSGMCMCRule(
+            "signed", options.hidden, energy_scale=own.energy_scale, gradient_scale=own.gradient_scale,
+            curl_clip=own.curl_clip, correction=own.correction, **given,
+        )  # fmt: skip
     if options.form in ("kinetic", "preconditioner") and (set(given) - {"output_bound"}):
         raise ValueError(f"{', '.join(set(given) - {'output_bound'})}: not of the {options.form} form")
     if options.form == "kinetic":

@@ -86,6 +86,16 @@ def test_the_weights_of_a_run_load_into_the_sampler(tmp_path):
     assert sampler.param_groups[0]["lr"] == 0.05
 
 
+def test_scales_and_start_stand_in_the_card_and_in_the_sampler(tmp_path):
+    more = ["--iterations", "1", "--feature-set", "adaptive", "--hidden", "4", "4", "--beta-scale", "10"]
+    more += ["--friction-scale", "0", "--reference-data", "50000", "--start-feature", "average_0.9_to_rms"]
+    meta_train.main(options(tmp_path, more=[*more, "--start-gain", "2", "--default-lr", "0.005"]))
+    sampler = L2E(torch.nn.Linear(4, 2).parameters(), num_data=100, network=tmp_path / "weights.safetensors")
+    group = sampler.param_groups[0]
+    assert (group["lr"], group["beta_scale"], group["friction_scale"], group["reference_data"]) == (0.005, 10, 0, 50000)
+    assert last(tmp_path)["specification"]["sampler"]["start"] == ["average_0.9_to_rms", 2.0]
+
+
 def test_ctrl_c_saves_and_exits(tmp_path):
     process = start(tmp_path, "--iterations", "1000000", "--checkpoint-minutes", "1000", "--minutes", "5")
     while not list(tmp_path.glob("events*")) and process.poll() is None:
@@ -109,6 +119,9 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--feature-set", "all"], "feature_set must be one of"),
         (["--pairs-per-task", "3"], "multiple of pairs_per_task=3"),
         (["--sigma", "0"], "sigma must be positive"),
+        (["--form", "kinetic", "--beta-scale", "2"], "beta_scale: not of the kinetic form"),
+        (["--start-feature", "gradients"], "'gradients' is not a feature of 'paper'"),
+        (["--family", "cpu"], "fashion_mnist: no train-images|mnist: no train-images"),
     ],
 )
 def test_impossible_options_are_refused_in_one_line(tmp_path, more, message):

@@ -1,0 +1,48 @@
+"""tools/ship.py: the card that it writes, and what it refuses."""
+
+import math
+
+import meta_train
+import pytest
+import ship
+
+from learned_samplers import weights
+
+TINY = ["--family", "digits", "--horizon", "12", "12", "--samples", "3", "--pairs", "1", "--evaluate-every", "0"]
+TINY += ["--iterations", "1", "--no-progress"]
+
+
+def trained(folder, *more):
+    meta_train.main(meta_train.tyro.cli(meta_train.Options, args=["--folder", str(folder), *TINY, *more]))
+    return folder / "weights.safetensors"
+
+
+@pytest.mark.parametrize("form", ["residual", "paper", "kinetic"])
+def test_the_card_says_what_was_measured(tmp_path, capsys, form):
+    source = trained(tmp_path / "run", "--form", form, "--hidden", "4")
+    ship.main([str(source), "new", "--out", str(tmp_path), "--lr", "0.1", "--coordinates", "60", "--num-data", "500"])
+    network, card = weights.load(tmp_path / "new.safetensors")
+    before, old = weights.load(source)
+    assert all((a == b).all() for a, b in zip(network.state_dict().values(), before.state_dict().values()))
+    assert card["name"] == "new"
+    assert card["defaults"]["lr"] == card["law"]["lr"] == 0.1
+    assert card["badge"] == ("O(h)" if card["law"]["verdict"] == "O(h)" else "heuristic")
+    assert {key: card[key] for key in ("meta_training", "curve", "layers")} == {
+        key: old[key] for key in ("meta_training", "curve", "layers")
+    }
+    assert len(card["law"]["bias"]) == 2
+    assert ("assumption_violation" in card["law"]) == (form != "kinetic")
+    assert card["law"]["reason"] in capsys.readouterr().out
+
+
+def test_what_is_not_finite_becomes_none():
+    assert ship.finite({"a": [1.0, math.nan], "b": math.inf, "c": "x"}) == {"a": [1.0, None], "b": None, "c": "x"}
+
+
+def test_a_missing_file_and_an_unknown_sampler_are_refused(tmp_path):
+    with pytest.raises(SystemExit, match=r"error: .*none\.safetensors"):
+        ship.main([str(tmp_path / "none.safetensors"), "new", "--out", str(tmp_path)])
+    source = trained(tmp_path / "run", "--form", "preconditioner", "--hidden", "4")
+    with pytest.raises(SystemExit, match="no measure for the law of PrecondL2E"):
+        ship.main([str(source), "new", "--out", str(tmp_path)])
+    assert not (tmp_path / "new.safetensors").exists()

@@ -1,0 +1,93 @@
+"""Measure what a meta-trained network does and put it, with its card, where the package looks for it.
+
+    python tools/ship.py runs/l2e/weights.safetensors l2e              # writes pretrained/l2e.safetensors and .json
+    python tools/ship.py runs/l2e/weights.safetensors l2e --out /tmp   # or elsewhere
+
+The card gets a field "law": `check_sampler` on two Gaussians, the violation of Assumption 3.1, and the size of each
+term of a step (`learned_samplers.l2e_report`), at the learning rate that the card recommends. The badge follows from it:
+"O(h)" only if the bias was seen to vanish with the step size.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+
+from learned_samplers import L2E, KineticL2E, check_sampler, weights
+from learned_samplers.l2e_report import measure
+from meta_tasks.process import one_core
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure what a meta-trained network does and put it, with its card, where the package looks for it."""
+
+    # Weight file of a meta-training.
+    source: tyro.conf.Positional[Path]
+    # Name to ship it under.
+    name: tyro.conf.Positional[str]
+    # Learning rate that the card recommends; by default the one that stands there.
+    lr: float | None = None
+    # N of the Gaussians.
+    num_data: int = 50_000
+    # Independent coordinates of each Gaussian; the moments' errors fall with their root.
+    coordinates: int = 2000
+    # Folder to write to; by default the package's.
+    out: Path = Path(__file__).parents[1] / "pretrained"
+
+
+def law(options: Options, card: dict[str, Any], lr: float) -> dict[str, Any]:
+    """What stands in the card of the network's law; the weights are read from their file, as a user would."""
+    source, num_data = options.source, options.num_data
+    if card["sampler"] == "KineticL2E":
+        report = check_sampler(
+            lambda params: KineticL2E(params, lr, num_data, network=source), stiffness=(0.05, 0.2), refinement=4.0,
+            tolerance=0.05, coordinates=options.coordinates,
+        )  # fmt: skip
+        return {
+            "verdict": report.verdict, "reason": report.reason, "bias": [r.bias for r in report.results],
+            "bias_at_a_quarter_of_lr": [r.refined_bias for r in report.results],
+        }  # fmt: skip
+    if card["sampler"] != "L2E":
+        raise ValueError(f"{source}: no measure for the law of {card['sampler']}")
+    return measure(lambda params: L2E(params, lr, num_data, network=source), coordinates=options.coordinates)
+
+
+def finite(value: Any) -> Any:
+    """The same with None for numbers that are not finite, which JSON cannot hold (a chain that ran away)."""
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; `arguments` None takes those of the process."""
+    one_core()
+    options = tyro.cli(Options, args=arguments, description=__doc__)
+    try:
+        network, card = weights.load(options.source)
+        lr = options.lr or card["defaults"]["lr"]
+        found = finite(law(options, card, lr))
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    badge = "O(h)" if found["verdict"] == "O(h)" else "heuristic"
+    changed = {
+        "name": options.name, "badge": badge, "defaults": {**card["defaults"], "lr": lr},
+        "law": {"lr": lr, "num_data": options.num_data, "torch": torch.__version__, **found},
+    }  # fmt: skip
+    path = options.out / f"{options.name}.safetensors"
+    weights.save(path, network, {**card, **changed})
+    print(f"{path}: {badge}; {found['reason']}")
+
+
+if __name__ == "__main__":
+    main()
