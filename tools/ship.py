@@ -4,8 +4,8 @@
     python tools/ship.py runs/l2e/weights.safetensors l2e --out /tmp   # or elsewhere
 
 The card gets a field "law": `check_sampler` on two Gaussians, the violation of Assumption 3.1, and the size of each
-term of a step (`learned_samplers.l2e_report`), at the learning rate that the card recommends. The badge follows from it:
-"O(h)" only if the bias was seen to vanish with the step size.
+term of a step (`learned_samplers.l2e_report`), at the learning rate that the card recommends. The badge follows from
+it: "O(h)" only if the bias was seen to vanish with the step size.
 """
 
 from __future__ import annotations
