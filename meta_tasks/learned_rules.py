@@ -1,8 +1,9 @@
-"""The learned samplers' update rules as the inner loop runs them: L2E in its forms, and Kinetic-L2E."""
+"""The learned samplers' update rules as the inner loop runs them: L2E in its forms, Kinetic-L2E, and Meta-SGMCMC."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -12,11 +13,14 @@ from learned_samplers.kinetic_rule import KINETIC_FEATURES, kinetic_mean, l2e_ki
 from learned_samplers.l2e_features import feature_set_named, features
 from learned_samplers.l2e_network import build_network, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.l2e_rule import Phi, apply_network, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.meta_sgmcmc_network import META_FEATURES, build_meta_network
+from learned_samplers.meta_sgmcmc_rule import meta_sgmcmc_rule
 from learned_samplers.precond_rule import l2e_precond_rule
+from learned_samplers.weights import load as load_weights
 from meta_tasks.random_streams import generator
 from meta_tasks.rules import SamplerRule, State, arguments_of
 
-__all__ = ["KineticRule", "L2ERule", "NetworkRule"]
+__all__ = ["KineticRule", "L2ERule", "MetaSGMCMCRule", "NetworkRule"]
 
 
 class NetworkRule(SamplerRule):
@@ -65,13 +69,14 @@ class L2ERule(NetworkRule):
             starts at random).
         feature_set: name of what the network sees, see `learned_samplers.l2e_features`.
         hidden: widths of the network's hidden layers.
-        start: (feature, gain) instead of that start: β = −gain·feature exactly, α = 0. With "average_0.9_to_rms", which
-            only "adaptive" has, and s_β·√(lr/N)·gain for its learning rate, that is Adam beside SGHMC's momentum.
+        start: the path of a weight file to start from; or (feature, gain): β = −gain·feature exactly, α = 0. With
+            "average_0.9_to_rms", which only "adaptive" has, that is Adam with the learning rate s_β·√(lr/N)·gain beside
+            SGHMC's momentum.
         options: further keyword arguments of the rule, such as ``alpha_scale``, ``beta_scale`` or ``output_bound``.
 
     Raises:
-        ValueError: an unknown form or feature set; a ``start`` with a feature that the set has not, or without two
-            units in every hidden layer.
+        ValueError: an unknown form or feature set; a ``start`` with a feature that the set has not, without two units
+            in every hidden layer, or of another sampler than this one.
     """
 
     name = "l2e"
@@ -84,20 +89,39 @@ class L2ERule(NetworkRule):
 
     def __init__(
         self, form: str = "residual", feature_set: str = "paper", hidden: Sequence[int] = (32, 32), *,
-        start: tuple[str, float] | None = None, **options: Any,
+        start: tuple[str, float] | Path | None = None, **options: Any,
     ) -> None:  # fmt: skip
         if form not in self._rules:
             raise ValueError(f"form must be one of {', '.join(map(repr, self._rules))}, got {form!r}")
         super().__init__(feature_set, 2, hidden, form != "paper", options)
-        self.form, self.feature_set, self.start = form, feature_set, start
-        named = feature_set_named(feature_set)
-        self._num_averages = named.num_averages
-        if start is not None and start[0] not in named.names:
-            raise ValueError(f"start: {start[0]!r} is not a feature of {feature_set!r}, which has {named.names}")
-        if start is not None and min(self.hidden, default=0) < 2:
+        self.form, self.feature_set = form, feature_set
+        self._num_averages = feature_set_named(feature_set).num_averages
+        self.start: list[Any] | str | None = None
+        self._started: Tensor | None = None
+        if isinstance(start, Path):
+            self._start_from(start)
+        elif start is not None:
+            self._check_start(start[0])
+            self.start = list(start)
+
+    def _check_start(self, feature: str) -> None:
+        names = feature_set_named(self.feature_set).names
+        if feature not in names:
+            raise ValueError(f"start: {feature!r} is not a feature of {self.feature_set!r}, which has {names}")
+        if min(self.hidden, default=0) < 2:
             raise ValueError(f"start needs two units in every hidden layer, got hidden={self.hidden}")
 
+    def _start_from(self, path: Path) -> None:
+        network, card = load_weights(path)
+        own = {"form": self.form, "feature_set": self.feature_set, "layers": [list(s) for s in self._shapes]}
+        for key, value in own.items():
+            if card[key] != value:
+                raise ValueError(f"start: {path} has {key} {card[key]}, here it is {value}")
+        self.start, self._started = f"weights with SHA-256 {card['sha256']}", flatten(layers_of(network)).detach()
+
     def initial_weights(self, seed: int) -> Tensor:
+        if self._started is not None:
+            return self._started.clone()
         weights = super().initial_weights(seed)
         if self.start is None:
             return weights
@@ -118,7 +142,7 @@ class L2ERule(NetworkRule):
     def specification(self) -> dict[str, Any]:
         return {
             "sampler": self.name, "form": self.form, "feature_set": self.feature_set, "hidden": list(self.hidden),
-            **({} if self.start is None else {"start": list(self.start)}), **self.options,
+            **({} if self.start is None else {"start": self.start}), **self.options,
         }  # fmt: skip
 
     def initial_state(self, parameter: Tensor) -> State:
@@ -191,4 +215,50 @@ class KineticRule(NetworkRule):
         return {
             "sampler": "KineticL2E", "form": "kinetic", "feature_set": "kinetic", "features": list(KINETIC_FEATURES),
             "scales": dict(self.options), "badge": "O(h)",
+        }  # fmt: skip
+
+
+class MetaSGMCMCRule(NetworkRule):
+    """`learned_samplers.MetaSGMCMC`, with the networks' inputs detached, as the paper trains it.
+
+    Args:
+        form: "signed" or "absolute".
+        hidden: widths of the hidden layers of each of its two networks.
+        options: further keyword arguments of the rule, such as ``energy_scale`` or ``correction``.
+
+    Raises:
+        ValueError: an unknown form.
+    """
+
+    name = "meta_sgmcmc"
+    state_names = ("momentum",)
+    needs_loss = True
+
+    def __init__(self, form: str = "signed", hidden: Sequence[int] = (10,), **options: Any) -> None:
+        if form not in ("signed", "absolute"):
+            raise ValueError(f"form must be one of 'signed', 'absolute', got {form!r}")
+        super().__init__(len(META_FEATURES), 2, [2 * width for width in hidden], True, options)
+        self.form, self._widths = form, tuple(hidden)
+
+    def initial_weights(self, seed: int) -> Tensor:
+        network = build_meta_network(self._widths, generator=generator(seed, "network"))
+        return flatten(layers_of(network)).detach().clone()
+
+    def specification(self) -> dict[str, Any]:
+        return {"sampler": self.name, "form": self.form, "hidden": list(self._widths), **self.options}
+
+    def update(
+        self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None, loss=None
+    ):
+        energy = hyper.num_data * loss + 0.5 * hyper.prior_precision * parameter.square().sum(-1)
+        parameter, momentum = meta_sgmcmc_rule(
+            parameter, gradient, noise, *state, energy=energy, phi=prepared, form=self.form, detach_inputs=True,
+            **arguments_of(hyper), **self.options,
+        )  # fmt: skip
+        return parameter, (momentum,)
+
+    def card(self) -> dict[str, Any]:
+        return {
+            "sampler": "MetaSGMCMC", "form": self.form, "feature_set": "energy", "features": list(META_FEATURES),
+            "scales": {key: value for key, value in self.options.items() if key != "correction"}, "badge": "O(h)",
         }  # fmt: skip

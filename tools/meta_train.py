@@ -90,6 +90,8 @@ class Options:
     # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
     start_feature: str | None = None
     start_gain: float = 1.0
+    # Or start from a weight file, of this form, feature set and hidden layers: a second stage with other settings.
+    start_weights: Path | None = None
     # Gradient estimator: antithetic ES over whole inner loops, noise-reuse ES over windows of them, or (for
     # --form meta with --objective stein_kl) truncated back-propagation through windows.
     estimator: Annotated[Literal["es", "nres", "tbptt"], tyro.conf.arg(aliases=["--method"])] = "es"
@@ -112,7 +114,7 @@ class Options:
     # Steps of a window of noise-reuse ES, or that gradients flow through.
     window: int = 50
     # Truncated back-propagation and the meta form.
-    chains: Annotated[ChainOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=lambda: ChainOptions())
+    chains: Annotated[ChainOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=ChainOptions)
     # Learning rates that tasks are drawn with; by default the family's.
     lrs: tuple[float, ...] | None = None
     # Learning rate that the card recommends; by default the smallest of them.
@@ -188,7 +190,9 @@ def make_trainer(options: Options) -> Trainer:
 
 def make_rule(options: Options) -> NetworkRule:
     if (options.form == "meta") != (options.estimator == "tbptt"):
-        raise ValueError(f"form={options.form!r} cannot be trained by estimator={options.estimator!r}; 'meta' by 'tbptt'")
+        raise ValueError(
+            f"form={options.form!r} cannot be trained by estimator={options.estimator!r}; 'meta' by 'tbptt'"
+        )
     names = ("output_bound", "alpha_scale", "beta_scale", "friction_scale", "reference_data")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.form == "meta":
@@ -203,7 +207,11 @@ def make_rule(options: Options) -> NetworkRule:
         raise ValueError(f"{', '.join(set(given) - {'output_bound'})}: not of the {options.form} form")
     if options.form == "kinetic":
         return KineticRule(options.hidden, **given)
-    start = None if options.start_feature is None else (options.start_feature, options.start_gain)
+    if options.start_feature is not None and options.start_weights is not None:
+        raise ValueError(f"start_feature={options.start_feature} and start_weights={options.start_weights}: choose one")
+    start: tuple[str, float] | Path | None = options.start_weights
+    if options.start_feature is not None:
+        start = (options.start_feature, options.start_gain)
     return L2ERule(options.form, options.feature_set, options.hidden, start=start, **given)
 
 

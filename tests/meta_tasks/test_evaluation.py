@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from learned_samplers.l2e_features import FEATURE_SETS, Segments
 from learned_samplers.l2e_rule import apply_network
+from learned_samplers.weights import save
 from meta_tasks.estimators import AntitheticES
 from meta_tasks.evaluation import HeldOutEvaluation
 from meta_tasks.figures import output_contours
@@ -141,6 +142,22 @@ def test_a_start_is_the_feature_itself():
         adam.grad = gradient[0]
         optimizer.step()
     torch.testing.assert_close(theta[0], adam.detach() + other[0] - start[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_weight_file_is_a_start(tmp_path):
+    path = tmp_path / "first.safetensors"
+    first = L2ERule("residual", "paper", (4,), beta_scale=3.0)
+    weights = torch.randn(first.num_weights)
+    meta = dict(tasks={}, horizon={}, estimator={}, seed=0, commit="", command="", iterations=0)
+    card = {"name": "first", "meta_training": meta, "curve": [], "metrics": {}, "licence": "MIT"}
+    save(path, first.network(weights), {**first.card(), **card, "defaults": {"lr": 0.1, "momentum_decay": 0.1}})
+    second = L2ERule("residual", "paper", (4,), start=path, beta_scale=3.0)
+    assert torch.equal(second.initial_weights(5), weights)
+    assert "SHA-256" in second.specification()["start"]
+    with pytest.raises(ValueError, match=r"first\.safetensors has form residual, here it is paper"):
+        L2ERule("paper", "paper", (4,), start=path)
+    with pytest.raises(ValueError, match=r"has layers \[\[4, 9\], \[2, 4\]\], here it is \[\[8, 9\], \[2, 8\]\]"):
+        L2ERule("residual", "paper", (8,), start=path)
 
 
 def test_an_impossible_start_is_refused():
