@@ -1,23 +1,40 @@
-"""Estimators of the gradient of a meta-loss from loss values alone: evolution strategies.
+"""Estimators of the gradient of a meta-loss: what they all share, and evolution strategies.
 
-An estimator says which perturbations of the meta-parameters to try (`jobs`), and turns the losses of the antithetic
-pairs into a gradient (`gradient`). A perturbation is made from its name, (seed, episode, pair), wherever it is needed:
-only losses travel between processes.
+An estimator says what there is to do (`jobs`) and who does it (`evaluator`), and makes a gradient of the results
+(`estimate`). Evolution strategies try perturbations of the meta-parameters and turn the losses of antithetic pairs into
+a gradient; a perturbation is made from its name, (seed, episode, pair), wherever it is needed: only losses travel
+between processes. Truncated back-propagation is in `meta_tasks.truncated`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from meta_tasks.objectives import objective_named
 from meta_tasks.random_streams import generator
 from meta_tasks.schedule import Horizon, Schedule
 
-__all__ = ["AntitheticES", "Estimator", "Job", "NoiseReuseES", "Shaping", "antithetic_members", "perturbation"]
+if TYPE_CHECKING:
+    from meta_tasks.rules import SamplerRule
+    from meta_tasks.task_family import TaskFamily
+    from meta_tasks.workers import Evaluator, JobResult
+
+__all__ = [
+    "AntitheticES",
+    "Episodes",
+    "Estimator",
+    "EvolutionStrategies",
+    "Job",
+    "NoiseReuseES",
+    "Shaping",
+    "antithetic_members",
+    "perturbation",
+]
 
 
 @dataclass(frozen=True)
@@ -103,6 +120,37 @@ def _centred_ranks(losses: Tensor) -> Tensor:
 class Estimator:
     """Base class.
 
+    Attributes:
+        horizon: how long inner loops are.
+    """
+
+    name: str
+    horizon: Horizon
+
+    def specification(self) -> dict[str, Any]:
+        """Plain values for checkpoints and weight cards."""
+        raise NotImplementedError
+
+    def jobs(self, seed: int, iteration: int) -> list[Job]:
+        """The jobs of iteration 0, 1, …"""
+        raise NotImplementedError
+
+    def evaluator(self, family: TaskFamily, rule: SamplerRule, objective: str, seed: int) -> Evaluator:
+        """What runs the jobs, in whichever process.
+
+        Raises:
+            ValueError: the estimator cannot use that objective or rule.
+        """
+        raise NotImplementedError
+
+    def estimate(self, seed: int, jobs: Sequence[Job], results: Sequence[JobResult], size: int) -> Tensor:
+        """The gradient (n,), in double precision, that the jobs' results give; zero if none counts."""
+        raise NotImplementedError
+
+
+class EvolutionStrategies(Estimator):
+    """Antithetic evolution strategies: gradients of loss values alone.
+
     Args:
         sigma: σ > 0, standard deviation of a perturbation.
         pairs: antithetic pairs in one estimate.
@@ -113,8 +161,6 @@ class Estimator:
     Raises:
         ValueError: an argument is out of range.
     """
-
-    name: str
 
     def __init__(
         self, sigma: float, pairs: int, horizon: Horizon, *, pairs_per_task: int = 1, shaping: Shaping | None = None
@@ -127,15 +173,21 @@ class Estimator:
         self.shaping = shaping or Shaping()
 
     def specification(self) -> dict[str, Any]:
-        """Plain values for checkpoints and weight cards."""
         return {
             "estimator": self.name, "sigma": self.sigma, "pairs": self.pairs, "pairs_per_task": self.pairs_per_task,
             "shaping": self.shaping.kind, "limit": self.shaping.limit, "horizon": vars(self.horizon).copy(),
         }  # fmt: skip
 
-    def jobs(self, seed: int, iteration: int) -> list[Job]:
-        """The jobs of iteration 0, 1, …; together they have ``pairs`` pairs."""
-        raise NotImplementedError
+    def evaluator(self, family: TaskFamily, rule: SamplerRule, objective: str, seed: int) -> Evaluator:
+        from meta_tasks.workers import Evaluator  # which knows jobs, and so imports this module
+
+        if objective_named(objective).reads_states:
+            raise ValueError(f"objective={objective!r} has no value, only a gradient; {self.name} needs values")
+        return Evaluator(family, rule, objective, self.sigma, seed)
+
+    def estimate(self, seed: int, jobs: Sequence[Job], results: Sequence[JobResult], size: int) -> Tensor:
+        names = [name for job in jobs for name in job.pairs]
+        return self.gradient(seed, names, torch.cat([result.losses for result in results]), size)
 
     def gradient(self, seed: int, names: Sequence[tuple[int, int]], losses: Tensor, size: int) -> Tensor:
         """Antithetic ES (Eq. 10 of the L2E paper), with N pairs and shaped differences:
@@ -166,7 +218,7 @@ class Estimator:
         return tuple((episode, first + i) for i in range(self.pairs_per_task))
 
 
-class AntitheticES(Estimator):
+class AntitheticES(EvolutionStrategies):
     """Antithetic evolution strategies over whole inner loops, fresh tasks and perturbations at every iteration.
 
     The horizon is drawn once an iteration, so that its jobs take about as long as each other.
@@ -182,7 +234,48 @@ class AntitheticES(Estimator):
         ]
 
 
-class NoiseReuseES(Estimator):
+class Episodes:
+    """Inner loops in windows: each slot runs one episode after the other, W steps an iteration.
+
+    Slots start out of step, so that an iteration sees all parts of an episode.
+
+    Args:
+        horizon: of an episode, rounded up to whole windows.
+        window: W.
+        slots: how many.
+        schedule: (steps of the episode) → its schedule.
+    """
+
+    def __init__(self, horizon: Horizon, window: int, slots: int, schedule: Callable[[int], Schedule]) -> None:
+        self.horizon, self.window, self.slots, self.schedule = horizon, window, slots, schedule
+        self._place: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def job(self, seed: int, iteration: int, slot: int, names_in_slot: int) -> Job:
+        """What ``slot`` does in an iteration, for so many names, (episode, number) each."""
+        # The place in the sequence of episodes follows from the iteration alone; `_place` only saves counting again.
+        episode, first = self._place.get((seed, slot), (0, 0))
+        if iteration < first:
+            episode, first = 0, 0
+        done = iteration - first
+        while True:
+            schedule = self._drawn(seed, slot, episode)
+            windows = schedule.steps // self.window
+            skipped = slot * windows // self.slots if episode == 0 else 0
+            if done < windows - skipped:
+                break
+            done -= windows - skipped
+            episode += 1
+        self._place[seed, slot] = (episode, iteration - done)
+        names = tuple((episode, slot * names_in_slot + i) for i in range(names_in_slot))
+        skip = skipped * self.window if done == 0 else 0
+        return Job(("episode", episode, slot), names, schedule, self.window, slot, done == 0, skip)
+
+    def _drawn(self, seed: int, slot: int, episode: int) -> Schedule:
+        drawn = self.horizon.schedule(generator(seed, "episode", episode, slot, "horizon"))
+        return self.schedule(-(-drawn.steps // self.window) * self.window)
+
+
+class NoiseReuseES(EvolutionStrategies):
     """Noise-reuse evolution strategies (Li et al., "Variance-Reduced Gradient Estimation via Noise-Reuse in Online
     Evolution Strategies", NeurIPS 2023) with a running meta-loss.
 
@@ -217,35 +310,15 @@ class NoiseReuseES(Estimator):
                 f"longest horizon ({horizon.longest} steps, {horizon.samples} samples): a window would collect nothing"
             )
         self.window = window
-        self._place: dict[tuple[int, int], tuple[int, int]] = {}
+        # States count from the start: the running loss exists in every window. Thinning as the horizon has it.
+        self._episodes = Episodes(
+            horizon, window, pairs // pairs_per_task,
+            lambda steps: Schedule(steps, 0, min(window, max(1, steps // horizon.samples))),
+        )  # fmt: skip
 
     def specification(self) -> dict[str, Any]:
         return {**super().specification(), "window": self.window}
 
     def jobs(self, seed: int, iteration: int) -> list[Job]:
-        return [self._job(seed, iteration, slot) for slot in range(self.pairs // self.pairs_per_task)]
-
-    def _job(self, seed: int, iteration: int, slot: int) -> Job:
-        # The place in the sequence of episodes follows from the iteration alone; `_place` only saves counting again.
-        episode, first = self._place.get((seed, slot), (0, 0))
-        if iteration < first:
-            episode, first = 0, 0
-        done = iteration - first
-        while True:
-            schedule = self._schedule(seed, slot, episode)
-            windows = schedule.steps // self.window
-            skipped = slot * windows // (self.pairs // self.pairs_per_task) if episode == 0 else 0
-            if done < windows - skipped:
-                break
-            done -= windows - skipped
-            episode += 1
-        self._place[seed, slot] = (episode, iteration - done)
-        names = tuple((episode, slot * self.pairs_per_task + i) for i in range(self.pairs_per_task))
-        skip = skipped * self.window if done == 0 else 0
-        return Job(("episode", episode, slot), names, schedule, self.window, slot, done == 0, skip)
-
-    def _schedule(self, seed: int, slot: int, episode: int) -> Schedule:
-        drawn = self.horizon.schedule(generator(seed, "episode", episode, slot, "horizon"))
-        steps = -(-drawn.steps // self.window) * self.window
-        # States count from the start: the running loss exists in every window. Thinning as the horizon has it.
-        return Schedule(steps, 0, min(self.window, max(1, steps // self.horizon.samples)))
+        slots = range(self.pairs // self.pairs_per_task)
+        return [self._episodes.job(seed, iteration, slot, self.pairs_per_task) for slot in slots]

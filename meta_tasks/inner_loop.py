@@ -7,7 +7,7 @@ from the meta-parameters alone. Collected states are never kept; the meta-object
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,14 +16,26 @@ from torch import Tensor
 
 from meta_tasks.objectives import Objective
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
-from meta_tasks.rules import SamplerRule
+from meta_tasks.rules import SamplerRule, State
 from meta_tasks.schedule import Schedule
 from meta_tasks.task import Task
 
-__all__ = ["Unroll"]
+__all__ = ["Unroll", "hessian_product"]
 
 # δ of the finite difference for Hessian-vector products: what `learned_samplers.KineticL2E` uses.
 _PROBE = 1e-3
+
+
+def hessian_product(task: Task, parameter: Tensor, indices: Tensor, gradient: Tensor, direction: Tensor) -> Tensor:
+    """∂²L/∂θ²·w of each member (P, d) by a finite difference along w, with a root mean square displacement of δ.
+
+    ``gradient`` is that at ``parameter`` on the same minibatch ``indices``.
+    """
+    length = direction.square().mean(-1, keepdim=True).sqrt()
+    # A direction of zeros (an untrained network) has the product zero and must not divide by its length.
+    delta = _PROBE / torch.where(length > 0, length, torch.inf)
+    moved = task.loss_and_gradient(parameter + delta * direction, indices)[1]
+    return torch.where(delta > 0, (moved - gradient) / delta, 0.0)
 
 
 class Unroll:
@@ -32,7 +44,7 @@ class Unroll:
     Args:
         task: the task of all members.
         rule: the sampler.
-        objective: class of the meta-objective.
+        objective: makes the meta-objective; its class, for one.
         schedule: how many steps, and after which ones a state is collected.
         seeds: one a group; fixes the group's initial parameters, minibatches, validation images and noise.
         members_per_group: 2 for antithetic pairs.
@@ -46,7 +58,7 @@ class Unroll:
         self,
         task: Task,
         rule: SamplerRule,
-        objective: type[Objective],
+        objective: Callable[[], Objective],
         schedule: Schedule,
         seeds: Sequence[int],
         *,
@@ -99,34 +111,43 @@ class Unroll:
         if not 0 <= steps <= remaining:
             raise ValueError(f"steps={steps} of a run that has {remaining} left of {self.schedule.steps}")
         prepared = self.rule.prepare(weights.to(self.task.device))
-        context: dict[str, Any] = dict(segments=self.task.segments, hyper=self.task.hyperparameters)
         for _ in range(steps):
-            indices = torch.stack([each.indices(self.step) for each in self._minibatches])
-            loss, gradient = self.task.loss_and_gradient(self.parameter, indices)
-            last = self.parameter, gradient, self.state
-            hessian = partial(self._hessian_product, indices, gradient) if self.rule.needs_hessian else None
-            self.parameter, self.state = self.rule.update(
-                prepared, self.parameter, gradient, self._draw_noise(), self.state, step=self.step,
-                hessian_product=hessian, **context,
-            )  # fmt: skip
-            self.step += 1
-            self._record(loss)
-            self._retire(loss)
+            last = self._step(prepared)
             if self.schedule.collects(self.step):
-                self.objective.add(*self.task.log_probabilities(self.parameter, self._validation))
+                self._collect()
         if steps:
             parameter, gradient, state = last
             self.output_scales = self.rule.output_scales(
-                prepared, parameter, gradient, state, step=self.step - 1, **context
-            )
+                prepared, parameter, gradient, state, segments=self.task.segments, hyper=self.task.hyperparameters,
+                step=self.step - 1,
+            )  # fmt: skip
 
-    def _hessian_product(self, indices: Tensor, gradient: Tensor, direction: Tensor) -> Tensor:
-        """∂²L/∂θ²·w of each member by a finite difference along w, with a root mean square displacement of δ."""
-        length = direction.square().mean(-1, keepdim=True).sqrt()
-        # A direction of zeros (an untrained network) has the product zero and must not divide by its length.
-        delta = _PROBE / torch.where(length > 0, length, torch.inf)
-        moved = self.task.loss_and_gradient(self.parameter + delta * direction, indices)[1]
-        return torch.where(delta > 0, (moved - gradient) / delta, 0.0)
+    def _step(self, prepared: Any) -> tuple[Tensor, Tensor, State]:
+        """One step of all members; returns parameters, gradient and state before it."""
+        indices = self._indices()
+        loss, gradient = self._loss_and_gradient(indices)
+        before = self.parameter, gradient, self.state
+        more: dict[str, Any] = {"loss": loss} if self.rule.needs_loss else {}
+        if self.rule.needs_hessian:
+            more["hessian_product"] = partial(hessian_product, self.task, self.parameter, indices, gradient)
+        self.parameter, self.state = self.rule.update(
+            prepared, self.parameter, gradient, self._draw_noise(), self.state, step=self.step,
+            segments=self.task.segments, hyper=self.task.hyperparameters, **more,
+        )  # fmt: skip
+        self.step += 1
+        self._record(loss.detach())
+        self._retire(loss.detach())
+        return before
+
+    def _indices(self) -> Tensor:
+        """The minibatch of the next step, (groups, batch size)."""
+        return torch.stack([each.indices(self.step) for each in self._minibatches])
+
+    def _loss_and_gradient(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.task.loss_and_gradient(self.parameter, indices)
+
+    def _collect(self) -> None:
+        self.objective.add(*self.task.log_probabilities(self.parameter, self._validation))
 
     def _draw_noise(self) -> Tensor | None:
         if not self.rule.draws_noise(self.task.hyperparameters, self.step):

@@ -252,7 +252,7 @@ class MetaSGMCMCRule(NetworkRule):
     ):
         energy = hyper.num_data * loss + 0.5 * hyper.prior_precision * parameter.square().sum(-1)
         parameter, momentum = meta_sgmcmc_rule(
-            parameter, gradient, noise, *state, energy=energy, phi=prepared, form=self.form, detach_inputs=True,
+            parameter, gradient, noise, state[0], energy=energy, phi=prepared, form=self.form, detach_inputs=True,
             **arguments_of(hyper), **self.options,
         )  # fmt: skip
         return parameter, (momentum,)

@@ -34,6 +34,8 @@ class SamplerRule:
     num_weights: int = 0
     #: Whether `update` takes ``hessian_product=``, w ↦ ∂²L/∂θ²·w of the mean minibatch loss, (P, d) ↦ (P, d).
     needs_hessian: ClassVar[bool] = False
+    #: Whether it takes ``loss=``, the mean minibatch loss of each member (P,).
+    needs_loss: ClassVar[bool] = False
 
     def specification(self) -> dict[str, Any]:
         """Plain values that say which sampler the meta-parameters belong to, for checkpoints and weight cards."""

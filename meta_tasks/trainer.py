@@ -40,7 +40,7 @@ class TrainerSettings:
             what is evaluated and written out: it takes away most of the noise that the steps leave in φ. 0: φ itself.
         max_gradient_norm: the meta-gradient is scaled down to this Euclidean norm; None leaves it.
         seed: of everything.
-        objective: "bma" or "ce".
+        objective: "bma", "ce", or "stein_kl" for truncated back-propagation.
         checkpoint_minutes: minutes between checkpoints (0: after every iteration).
         keep_checkpoints: how many to keep.
         evaluate_every: iterations between evaluations on held-out tasks; 0 for none.
@@ -132,9 +132,9 @@ class Trainer:
         self._interrupted = False
         self.checkpoints = Checkpoints(folder, settings.keep_checkpoints) if folder is not None else None
         saved = self.checkpoints.load() if self.checkpoints is not None else None
+        evaluator = estimator.evaluator(family, rule, settings.objective, settings.seed)
         if saved is not None:
             self._restore(saved)  # before any process is started, so that a wrong folder costs nothing
-        evaluator = Evaluator(family, rule, settings.objective, estimator.sigma, settings.seed)
         self.executor = make_executor(evaluator)
         if saved is not None:
             self.executor.load_state_dict(saved["unrolls"], self._jobs())
@@ -199,9 +199,8 @@ class Trainer:
         started = time.monotonic()
         jobs = self._jobs()
         results = self.executor.run(jobs, self.weights.detach())
-        names = [name for job in jobs for name in job.pairs]
         losses = torch.cat([result.losses for result in results])
-        gradient = self.estimator.gradient(self.settings.seed, names, losses, len(self.weights))
+        gradient = self.estimator.estimate(self.settings.seed, jobs, results, len(self.weights))
         norm = gradient.norm().item()
         if norm > 0:  # no pair counted, or the rule has no effect yet: Adam's moments stay as they are
             limit = self.settings.max_gradient_norm
@@ -213,7 +212,8 @@ class Trainer:
         self.iteration += 1
         elapsed = time.monotonic() - started
         self.seconds += elapsed
-        differences = (losses[:, 0] - losses[:, 1])[losses.isfinite().all(1)]
+        # Only perturbations come in pairs.
+        differences = losses[losses.isfinite().all(1)].diff(dim=1).neg().flatten()
         done = Iteration(
             number=self.iteration,
             loss=losses.nanmean().item(),

@@ -10,9 +10,9 @@ import multiprocessing.connection
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +38,8 @@ __all__ = ["Evaluator", "Executor", "JobResult", "ProcessExecutor", "RankExecuto
 class JobResult:
     """What comes back of a job.
 
-    ``losses`` (pairs, 2) of φ + η and φ − η, NaN for a member that failed; ``kind`` of the task; ``failed`` members;
+    ``losses``, of which those that are not finite do not count: (pairs, 2) of φ + η and φ − η, or (1, 1) of φ itself;
+    ``gradient`` (n,) of a job that computes one itself; ``kind`` of the task; ``failed`` members;
     ``member_steps`` and ``seconds`` of computing; ``scales``, mean root mean square of the network's outputs;
     ``curve``, mean minibatch loss over the members along the inner loop.
     """
@@ -50,6 +51,12 @@ class JobResult:
     seconds: float
     scales: dict[str, float] = field(default_factory=dict)
     curve: list[float] = field(default_factory=list)
+    gradient: Tensor | None = None
+
+    def tensors(self, convert: Callable[[Any], Any]) -> JobResult:
+        """The same with every tensor converted, to and from what travels between processes."""
+        gradient = None if self.gradient is None else convert(self.gradient)
+        return replace(self, losses=convert(self.losses), gradient=gradient)
 
 
 @dataclass
@@ -233,9 +240,7 @@ class ProcessExecutor(Executor):
                         busy[connection] = number
                 for connection in multiprocessing.connection.wait(list(busy)):
                     results[busy.pop(connection)] = self._checked(connection.recv())  # type: ignore[attr-defined]
-        for result in results.values():
-            result.losses = torch.from_numpy(result.losses)
-        return [results[i] for i in range(len(jobs))]
+        return [results[i].tensors(torch.from_numpy) for i in range(len(jobs))]
 
     def _may_run(self, job: Job, worker: int) -> bool:
         """A job that continues an unroll must go to the worker that keeps it; any other to whoever is free."""
@@ -292,8 +297,7 @@ def _serve(connection: Any, evaluator: Evaluator) -> None:
         try:
             if what == "run":
                 job, weights = argument
-                answer: Any = evaluator.run(job, torch.from_numpy(weights))
-                answer.losses = answer.losses.numpy()
+                answer: Any = evaluator.run(job, torch.from_numpy(weights)).tensors(_to_numpy)
             elif what == "state":
                 answer = _to_numpy(evaluator.state_dict())
             else:

@@ -62,5 +62,5 @@ def test_state_survives_and_emptiness_is_refused(kind, collected):
 
 def test_names():
     assert objective_named("bma") is BMALoss
-    with pytest.raises(ValueError, match="objective must be one of 'bma', 'ce', got 'kl'"):
+    with pytest.raises(ValueError, match="objective must be one of 'bma', 'ce', 'stein_kl', got 'kl'"):
         objective_named("kl")
