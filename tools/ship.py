@@ -4,8 +4,8 @@
     python tools/ship.py runs/l2e/weights.safetensors l2e --out /tmp   # or elsewhere
 
 The card gets a field "law": `check_sampler` on two Gaussians, the violation of Assumption 3.1, and the size of each
-term of a step (`learned_samplers.l2e_report`), at the learning rate that the card recommends. The badge follows from
-it: "O(h)" only if the bias was seen to vanish with the step size.
+term of a step (`learned_samplers.l2e_report`), at the learning rate that the card recommends. A sampler that claims an
+invariant law (Kinetic-L2E) keeps the badge "O(h)" only if its bias was seen to vanish with the step size.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class Options:
     num_data: int = 50_000
     # Independent coordinates of each Gaussian; the moments' errors fall with their root.
     coordinates: int = 2000
+    # Weight file that the meta-training started from; its command and curve go into the card too.
+    first_stage: Path | None = None
     # Folder to write to; by default the package's.
     out: Path = Path(__file__).parents[1] / "pretrained"
 
@@ -76,10 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         network, card = weights.load(options.source)
         lr = options.lr or card["defaults"]["lr"]
+        if options.first_stage is not None:
+            first = weights.load_card(options.first_stage)
+            stage = {**first["meta_training"], "curve": first["curve"]}
+            card = {**card, "meta_training": {**card["meta_training"], "first_stage": stage}}
         found = finite(law(options, card, lr))
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
-    badge = "O(h)" if found["verdict"] == "O(h)" else "heuristic"
+    badge = card["badge"] if found["verdict"] == "O(h)" else "heuristic"
     changed = {
         "name": options.name, "badge": badge, "defaults": {**card["defaults"], "lr": lr},
         "law": {"lr": lr, "num_data": options.num_data, "torch": torch.__version__, **found},
