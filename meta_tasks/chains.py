@@ -68,6 +68,8 @@ class ChainUnroll(Unroll):
     ) -> None:  # fmt: skip
         super().__init__(task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every)
         self.curvature = curvature
+        #: Mean loss at the task's initial states.
+        self.initial_loss = task.loss_and_gradient(self.parameter, self._indices())[0].mean().item()
         self._on_tape = False
         # Whether the state that was just reached is one of the cross-chain loss, and a sample of its chain: known when
         # the next step has evaluated ∇Ũ there.

@@ -262,3 +262,10 @@ class MetaSGMCMCRule(NetworkRule):
             "sampler": "MetaSGMCMC", "form": self.form, "feature_set": "energy", "features": list(META_FEATURES),
             "scales": {key: value for key, value in self.options.items() if key != "correction"}, "badge": "O(h)",
         }  # fmt: skip
+
+    def figures(self, weights: Tensor) -> dict[str, Any]:
+        from meta_tasks.figures import meta_contours
+
+        names = ("curl_clip", "friction_scale")
+        given = {name: value for name, value in self.options.items() if name in names}
+        return {"contours": meta_contours(self.prepare(weights), absolute=self.form == "absolute", **given)}

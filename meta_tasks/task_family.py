@@ -239,12 +239,24 @@ def _digits() -> ImageTaskFamily:
     )
 
 
+def _mnist_mlp() -> ImageTaskFamily:
+    return ImageTaskFamily(
+        "mnist_mlp",
+        ("mnist",),
+        _mlps((20,), activations=("relu",)),
+        batch_sizes=(500,),
+        lrs=(0.02,),
+        prior_precisions=(1.0,),
+    )
+
+
 #: Named presets. "paper": the 120 configurations of the L2E paper (Section 5 and Appendix I.2) with BloodMNIST as its
 #: MedMNIST set and EMNIST in its 10-class split. "full": those networks and what generalisation wants besides,
 #: for GPUs. "cpu": the same at 8 to 20 pixels. "small": Fashion-MNIST and 4 channels alone, the paper's Small-L2E.
-#: "digits": needs no file, for a first try.
+#: "mnist_mlp": the one network that Meta-SGMCMC was trained on, 784-20-10 at a batch of 500. "digits": needs no file,
+#: for a first try.
 FAMILIES: dict[str, Callable[[], ImageTaskFamily]] = {
-    "paper": _paper, "full": _full, "cpu": _cpu, "small": _small, "digits": _digits,
+    "paper": _paper, "full": _full, "cpu": _cpu, "small": _small, "mnist_mlp": _mnist_mlp, "digits": _digits,
 }  # fmt: skip
 
 

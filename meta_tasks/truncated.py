@@ -109,13 +109,15 @@ class ChainEvaluator(Evaluator):
         unroll.advance(weights.expand(chains, -1), job.skip)
         gradient = unroll.backpropagate(weights, job.steps, self.settings.every)
         failed = int((~unroll.counts).sum())
+        losses = unroll.losses()
         assert job.slot is not None
-        if not failed:
+        # Chains that have run away are nothing to start from.
+        if not failed and losses.mean() <= unroll.initial_loss:
             self._remember(job, unroll)
         if unroll.finished:
             del self.slots[job.slot]
         return JobResult(
-            losses=unroll.losses().nanmean().view(1, 1),
+            losses=losses.nanmean().view(1, 1),
             kind=unroll.task.kind,
             failed=failed - failed_before,
             member_steps=chains * (job.skip + job.steps),

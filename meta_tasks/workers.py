@@ -238,8 +238,9 @@ class ProcessExecutor(Executor):
                     if connection not in busy and number is not None:
                         connection.send(("run", (waiting.pop(number), array)))
                         busy[connection] = number
-                for connection in multiprocessing.connection.wait(list(busy)):
-                    results[busy.pop(connection)] = self._checked(connection.recv())  # type: ignore[attr-defined]
+                ready: list[Any] = multiprocessing.connection.wait(list(busy))
+                for each in ready:
+                    results[busy.pop(each)] = self._checked(each.recv())
         return [results[i].tensors(torch.from_numpy) for i in range(len(jobs))]
 
     def _may_run(self, job: Job, worker: int) -> bool:

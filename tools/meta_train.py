@@ -13,6 +13,7 @@ takes its share of the antithetic pairs.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import subprocess
@@ -237,7 +238,7 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
             "iterations": trainer.iteration,
             "hours": trainer.seconds / 3600,
         },
-        "curve": [round(loss, 4) if loss == loss else None for loss in losses],
+        "curve": [float(f"{loss:.4g}") if math.isfinite(loss) else None for loss in losses],
         "metrics": {"held_out": trainer.scores},
         "licence": "MIT",
     }

@@ -1,0 +1,117 @@
+"""tools/meta_train.py --method tbptt: SIGKILL and resumption, the weights it writes, the table and figures of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gaussians
+import meta_train
+import pytest
+import torch
+
+from learned_samplers import MetaSGMCMC
+from meta_tasks.checkpoint import Checkpoints
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "--family", "gaussians", "--form", "meta", "--method", "tbptt", "--objective", "stein_kl", "--evaluate-every", "0",
+    "--horizon", "12", "24", "--samples", "4", "--window", "6", "--hidden", "4", "--num-chains", "6", "--slots", "2",
+    "--energy-scale", "300", "--learning-rate", "0.01", "--checkpoint-minutes", "0", "--no-progress",
+]  # fmt: skip
+
+
+def options(folder, *more):
+    return meta_train.tyro.cli(meta_train.Options, args=["--folder", str(folder), *TINY, *more])
+
+
+def last(folder):
+    return Checkpoints(folder).load()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    meta_train.main(options(folder, "--iterations", "12"))
+    return folder
+
+
+def test_a_run_killed_at_any_moment_and_resumed_gives_the_same_weights(tmp_path, trained):
+    command = [sys.executable, "tools/meta_train.py", "--folder", str(tmp_path), *TINY, "--iterations", "1000000"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 120
+    while not (reached := list(tmp_path.glob("checkpoint-*.pt"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    output = killed.communicate(timeout=30)[0]
+    assert reached, output
+    stopped = last(tmp_path)["iteration"]
+    total = max(12, stopped + 2)
+    meta_train.main(options(tmp_path, "--iterations", str(total)))
+    if total > 12:
+        meta_train.main(options(trained, "--iterations", str(total)))
+    whole, resumed = last(trained), last(tmp_path)
+    assert torch.equal(resumed["weights"], whole["weights"])
+    assert torch.equal(resumed["averaged"], whole["averaged"])
+    assert resumed["history"]["loss"] == whole["history"]["loss"]
+
+
+def test_the_weights_of_a_run_load_into_the_sampler(trained):
+    file = trained / "weights.safetensors"
+    sampler = MetaSGMCMC([torch.zeros(2, requires_grad=True)], num_data=100, network=file)
+    learned = torch.nn.utils.parameters_to_vector(sampler.network.parameters())
+    assert torch.equal(learned, last(trained)["averaged"])
+    group = sampler.param_groups[0]
+    assert (group["lr"], group["momentum_decay"], group["energy_scale"]) == (0.1, 0.1, 300.0)
+    card = json.loads((trained / "weights.json").read_text())
+    assert card["badge"] == sampler.badge
+    assert card["meta_training"]["estimator"]["chains"] == 6
+    assert len(card["curve"]) == card["meta_training"]["iterations"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--objective", "bma"], "objective must be 'stein_kl'"),
+        (["--method", "es"], "form='meta' cannot be trained by estimator='es'"),
+        (["--form", "residual"], "form='residual' cannot be trained by estimator='tbptt'"),
+        (["--evaluate-every", "5"], "evaluate_every must be 0 for family 'gaussians'"),
+        (["--loss-every", "7"], r"every must lie in \[1, 6\]"),
+        (["--output-bound", "1"], "output_bound: not of the meta form"),
+    ],
+)
+def test_impossible_options_are_refused_in_one_line(tmp_path, more, message):
+    with pytest.raises(SystemExit, match=f"error: .*{message}"):
+        meta_train.main(options(tmp_path, *more))
+    assert not list(tmp_path.glob("checkpoint*"))
+
+
+def test_the_table_and_the_figures(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gaussians, "LRS", (0.1,))
+    monkeypatch.setattr(gaussians, "DECAYS", (0.3,))
+    file = str(trained / "weights.safetensors")
+    small = ["--dimension", "2", "--steps", "20", "--chains", "50", "--tasks", "2", "--out", str(tmp_path)]
+    gaussians.main(gaussians.tyro.cli(gaussians.Options, args=["--network", file, *small]))
+    table = capsys.readouterr().out
+    assert all(name in table for name in ("SGLD", "SGHMC", "Meta-SGMCMC", "exact draws"))
+    scores = json.loads((tmp_path / "results.json").read_text())["scores"]
+    assert set(scores) == {"SGLD", "SGHMC", "Meta-SGMCMC"}
+    assert scores["SGHMC"]["last"] < 0.2
+    assert all((tmp_path / name).stat().st_size > 5000 for name in ("figure.png", "contours.png"))
+    with pytest.raises(SystemExit, match="chains must exceed dimension=2, got 2"):
+        gaussians.main(gaussians.tyro.cli(gaussians.Options, args=["--network", file, *small, "--chains", "2"]))
+    with pytest.raises(SystemExit, match="is of L2E, not of MetaSGMCMC"):
+        gaussians.main(gaussians.tyro.cli(gaussians.Options, args=["--network", "l2e", *small]))
+
+
+def test_the_baselines_reach_the_posterior_and_a_hot_one_does_not():
+    """The measure itself: SGHMC at a small step comes near, at a large one with gradient noise it stays hot."""
+    settings = gaussians.Options("none", dimension=3, steps=150, chains=400)
+    task = gaussians.tilted(0.5)
+    small, large = (gaussians.Sampler("SGHMC", gaussians.SGHMCRule(), lr, 0.5) for lr in (0.05, 0.9))
+    assert gaussians.run(small, task, settings, 0)[0][-1] < 0.05
+    assert gaussians.run(large, task, settings, 0)[0][-1] > 0.1
