@@ -96,13 +96,13 @@ class L2ERule(NetworkRule):
         super().__init__(feature_set, 2, hidden, form != "paper", options)
         self.form, self.feature_set = form, feature_set
         self._num_averages = feature_set_named(feature_set).num_averages
-        self.start: list[Any] | str | None = None
+        self.start = start
         self._started: Tensor | None = None
+        self._digest = ""
         if isinstance(start, Path):
             self._start_from(start)
         elif start is not None:
             self._check_start(start[0])
-            self.start = list(start)
 
     def _check_start(self, feature: str) -> None:
         names = feature_set_named(self.feature_set).names
@@ -117,13 +117,13 @@ class L2ERule(NetworkRule):
         for key, value in own.items():
             if card[key] != value:
                 raise ValueError(f"start: {path} has {key} {card[key]}, here it is {value}")
-        self.start, self._started = f"weights with SHA-256 {card['sha256']}", flatten(layers_of(network)).detach()
+        self._digest, self._started = card["sha256"], flatten(layers_of(network)).detach()
 
     def initial_weights(self, seed: int) -> Tensor:
         if self._started is not None:
             return self._started.clone()
         weights = super().initial_weights(seed)
-        if self.start is None:
+        if self.start is None or isinstance(self.start, Path):
             return weights
         feature, gain = self.start
         layers = [(weight.clone(), bias.clone()) for weight, bias in self.prepare(weights)]
@@ -142,8 +142,13 @@ class L2ERule(NetworkRule):
     def specification(self) -> dict[str, Any]:
         return {
             "sampler": self.name, "form": self.form, "feature_set": self.feature_set, "hidden": list(self.hidden),
-            **({} if self.start is None else {"start": self.start}), **self.options,
+            **self._start_specification(), **self.options,
         }  # fmt: skip
+
+    def _start_specification(self) -> dict[str, Any]:
+        if isinstance(self.start, Path):
+            return {"start": f"weights with SHA-256 {self._digest}"}
+        return {} if self.start is None else {"start": list(self.start)}
 
     def initial_state(self, parameter: Tensor) -> State:
         members, d = parameter.shape
