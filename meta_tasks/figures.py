@@ -57,7 +57,7 @@ def meta_contours(
 
     Left: the curl Q = 1 + f_Q over the energy u and the momentum r. Middle: the friction in units of SGHMC's,
     A/a = Q² + s_D·f_D, over the same at gradient 0. Right: A/a over r and the gradient γ, at a tenth of the largest
-    energy. SGHMC has 1 everywhere.
+    energy. SGHMC has 1 everywhere. A is shown before it is clipped at c_A.
 
     Args:
         phi: layers of the two networks side by side, without leading axes.
