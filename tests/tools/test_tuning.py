@@ -21,7 +21,8 @@ def test_the_series_and_the_grids():
     assert [series(index) for index in range(-4, 4)] == [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10]
     rates = {name: [s.lr for s in grid(METHODS[name], 6, Settings(), {"momentum_decay": (0.1,)})]
              for name in ("sghmc", "psgld", "cyclical", "l2e")}  # fmt: skip
-    assert rates["sghmc"] == rates["l2e"] == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
+    assert rates["sghmc"] == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
+    assert rates["l2e"] == [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02], "as wide, elsewhere"
     assert rates["psgld"] == [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01]
     both = grid(METHODS["cyclical"], 6, Settings(), {"momentum_decay": (0.05, 0.1, 0.3)})
     assert len(both) == 18
