@@ -15,10 +15,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import tyro
+from torch import nn
 
 from learned_samplers import L2E, KineticL2E, check_sampler, weights
 from learned_samplers.l2e_report import measure
@@ -41,13 +43,24 @@ class Options:
     coordinates: int = 2000
     # Weight file that the meta-training started from; its command and curve go into the card too.
     first_stage: Path | None = None
+    # Another weight file of the same layers, and how far to go from SOURCE towards it in a straight line: 0 is SOURCE,
+    # 1 the other. Between the start of a meta-training and its end the loss can be lower than at both.
+    toward: Path | None = None
+    share: float = 0.5
     # Folder to write to; by default the package's.
     out: Path = Path(__file__).parents[1] / "pretrained"
 
 
-def law(options: Options, card: dict[str, Any], lr: float) -> dict[str, Any]:
-    """What stands in the card of the network's law; the weights are read from their file, as a user would."""
-    source, num_data = options.source, options.num_data
+def law(options: Options, network: nn.Module, card: dict[str, Any], lr: float) -> dict[str, Any]:
+    """What stands in the card of the network's law; the weights are read from a file, as a user would."""
+    with TemporaryDirectory() as folder:
+        source = Path(folder) / "weights.safetensors"
+        weights.save(source, network, card)
+        return _law(source, options, card, lr)
+
+
+def _law(source: Path, options: Options, card: dict[str, Any], lr: float) -> dict[str, Any]:
+    num_data = options.num_data
     if card["sampler"] == "KineticL2E":
         report = check_sampler(
             lambda params: KineticL2E(params, lr, num_data, network=source), stiffness=(0.05, 0.2), refinement=4.0,
@@ -58,8 +71,19 @@ def law(options: Options, card: dict[str, Any], lr: float) -> dict[str, Any]:
             "bias_at_a_quarter_of_lr": [r.refined_bias for r in report.results],
         }  # fmt: skip
     if card["sampler"] != "L2E":
-        raise ValueError(f"{source}: no measure for the law of {card['sampler']}")
+        raise ValueError(f"{options.source}: no measure for the law of {card['sampler']}")
     return measure(lambda params: L2E(params, lr, num_data, network=source), coordinates=options.coordinates)
+
+
+def blend(network: nn.Module, other: nn.Module, share: float) -> nn.Module:
+    """(1 − share)·network + share·other, weight by weight, in ``network``."""
+    first, second = list(network.parameters()), list(other.parameters())
+    if [p.shape for p in first] != [p.shape for p in second]:
+        raise ValueError("toward: its layers are not those of the source")
+    with torch.no_grad():
+        for p, q in zip(first, second, strict=True):
+            p.lerp_(q, share)
+    return network
 
 
 def finite(value: Any) -> Any:
@@ -78,11 +102,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         network, card = weights.load(options.source)
         lr = options.lr or card["defaults"]["lr"]
+        if options.toward is not None:
+            other, other_card = weights.load(options.toward)
+            network = blend(network, other, options.share)
+            between = {"share": options.share, "toward": other_card["sha256"], "from": card["sha256"]}
+            card = {**card, "meta_training": {**card["meta_training"], "blend": between}}
         if options.first_stage is not None:
             first = weights.load_card(options.first_stage)
             stage = {**first["meta_training"], "curve": first["curve"]}
             card = {**card, "meta_training": {**card["meta_training"], "first_stage": stage}}
-        found = finite(law(options, card, lr))
+        found = finite(law(options, network, card, lr))
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
     badge = card["badge"] if found["verdict"] == "O(h)" else "heuristic"

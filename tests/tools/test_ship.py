@@ -37,6 +37,20 @@ def test_the_card_says_what_was_measured(tmp_path, capsys, form):
     assert card["law"]["reason"] in capsys.readouterr().out
 
 
+def test_a_blend_lies_between_its_ends(tmp_path):
+    flags = ("--hidden", "4", "--start-feature", "gradient", "--start-gain")
+    ends = [trained(tmp_path / gain, *flags, gain, "--minutes", "0") for gain in ("1", "3")]
+    small = ["--coordinates", "20", "--num-data", "500", "--lr", "0.1", "--out", str(tmp_path)]
+    ship.main([str(ends[0]), "new", "--toward", str(ends[1]), "--share", "0.25", *small])
+    network, card = weights.load(tmp_path / "new.safetensors")
+    assert card["meta_training"]["iterations"] == 0
+    assert card["meta_training"]["blend"]["share"] == 0.25
+    assert network[-1].weight[1, :2].tolist() == [-1.5, 1.5]
+    other = trained(tmp_path / "other", "--hidden", "8", "--minutes", "0")
+    with pytest.raises(SystemExit, match="toward: its layers are not those of the source"):
+        ship.main([str(ends[0]), "bad", "--toward", str(other), *small])
+
+
 def test_what_is_not_finite_becomes_none():
     assert ship.finite({"a": [1.0, math.nan], "b": math.inf, "c": "x"}) == {"a": [1.0, None], "b": None, "c": "x"}
 
