@@ -50,6 +50,10 @@ class Options:
     # Folder to write to; by default the package's.
     out: Path = Path(__file__).parents[1] / "pretrained"
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must lie in [0, 1], got {self.share}")
+
 
 def law(options: Options, network: nn.Module, card: dict[str, Any], lr: float) -> dict[str, Any]:
     """What stands in the card of the network's law; the weights are read from a file, as a user would."""

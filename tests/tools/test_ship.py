@@ -46,6 +46,9 @@ def test_a_blend_lies_between_its_ends(tmp_path):
     assert card["meta_training"]["iterations"] == 0
     assert card["meta_training"]["blend"]["share"] == 0.25
     assert network[-1].weight[1, :2].tolist() == [-1.5, 1.5]
+    with pytest.raises(SystemExit):
+        ship.main([str(ends[0]), "bad", "--toward", str(ends[1]), "--share", "1.5", *small])
+    assert not (tmp_path / "bad.safetensors").exists()
     other = trained(tmp_path / "other", "--hidden", "8", "--minutes", "0")
     with pytest.raises(SystemExit, match="toward: its layers are not those of the source"):
         ship.main([str(ends[0]), "bad", "--toward", str(other), *small])
