@@ -246,3 +246,24 @@ def test_flatten_and_unflatten_are_inverse():
 def test_modules_that_are_no_such_network(network, error, message):
     with pytest.raises(error, match=message):
         layers_of(network)
+
+
+def test_with_a_reference_the_learned_velocity_does_not_depend_on_the_number_of_data():
+    """θ moves by √(lr/N₀)·s_β·β beside ε·r, whatever N is; and N = 4·N₀ is s_β doubled."""
+    theta, g, _, r, m = chain_state()
+    hyper = {**HYPER, "temperature": 0.0, "prior_precision": 0.0}
+    common = dict(phi=weights(), segments=SEGMENTS, friction_scale=0.0, beta_scale=3.0)
+
+    def learned_move(num_data, phi):
+        options = {**hyper, "num_data": num_data, **common, "phi": phi, "alpha_scale": 0.0}
+        return l2e_residual_rule(theta, torch.zeros_like(g), None, r, m, reference_data=50.0, **options)[0]
+
+    silent = [(weight * 0, bias * 0) for weight, bias in common["phi"]]
+    moves = [learned_move(n, common["phi"]) - learned_move(n, silent) for n in (50.0, 800.0)]
+    assert moves[0].abs().max() > 0.01
+    torch.testing.assert_close(moves[0], moves[1])
+
+    with_reference = l2e_residual_rule(theta, g, None, r, m, **hyper, **common, reference_data=HYPER["num_data"] / 4)
+    doubled = l2e_residual_rule(theta, g, None, r, m, **hyper, **{**common, "beta_scale": 6.0})
+    for ours, theirs in zip(with_reference, doubled, strict=True):
+        torch.testing.assert_close(ours, theirs)
