@@ -165,3 +165,13 @@ def test_an_impossible_start_is_refused():
         L2ERule("residual", "paper", start=("average_0.9_to_rms", 2.0))
     with pytest.raises(ValueError, match="two units in every hidden layer"):
         L2ERule("residual", "paper", (8, 1), start=("gradient", 2.0))
+
+
+def test_the_baselines_have_their_own_grid():
+    made = [
+        HeldOutEvaluation(family_named("digits"), 20, samples=2, tasks=1, chains=1, lrs=(lr,), baseline_lrs=grid)
+        for lr, grid in ((0.01, (0.2,)), (0.2, None))
+    ]
+    assert made[0].baselines()["sghmc"] == made[1].baselines()["sghmc"] == made[1].score(SGHMCRule())
+    assert made[0].score(SGHMCRule()) != made[1].score(SGHMCRule())
+    assert made[0].specification()["baseline_lrs"] == [0.2]
