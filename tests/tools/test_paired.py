@@ -1,0 +1,114 @@
+"""tools/paired.py: what it counts, and that it goes on where it was."""
+
+import json
+import math
+
+import numpy as np
+import paired
+import pytest
+import torch
+
+from learned_samplers import weights
+from learned_samplers.l2e_network import build_network
+
+TINY = ["--family", "digits", "--tasks", "3", "--steps", "20", "--samples", "2"]
+
+
+@pytest.fixture(scope="module")
+def networks(learned_weights, tmp_path_factory):
+    """An untrained network that is SGHMC, and one whose β leads uphill along the gradient."""
+    folder, files = tmp_path_factory.mktemp("networks"), []
+    _, card = weights.load(learned_weights["l2e_network"])
+    for name, slope in (("flat", 0.0), ("uphill", 3.0)):
+        network = build_network("paper", (4,), 2, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            first, last = [layer for layer in network if isinstance(layer, torch.nn.Linear)]
+            first.weight.zero_(), first.bias.zero_()
+            first.weight[0, 0], first.weight[1, 0] = 1.0, -1.0
+            last.weight[1, 0], last.weight[1, 1] = slope, -slope
+        weights.save(folder / f"{name}.safetensors", network, {**card, "name": name})
+        files.append(str(folder / f"{name}.safetensors"))
+    return files
+
+
+def options(networks, tmp_path, *more):
+    return [*networks, *TINY, "--out", str(tmp_path), *more]
+
+
+def test_a_network_that_climbs_loses_every_task(networks, tmp_path, capsys):
+    paired.main(options(networks, tmp_path, "--shares", "0.5"))
+    flat, uphill, between = [line.split("|") for line in capsys.readouterr().out.splitlines() if "| " in line][1:]
+    assert [cell.strip() for cell in flat[3:7]] == ["–", "–", "–", "0"]
+    assert float(uphill[3].split("±")[0]) > 0.05
+    assert uphill[5].strip() == between[5].strip() == "0"
+    assert 0 < float(between[4]) < float(uphill[4])
+    assert between[1].strip() == "share 0.5"
+
+
+def test_the_same_weights_under_two_names_have_the_same_losses(networks, tmp_path, learned_weights):
+    network, card = weights.load(networks[0])
+    weights.save(tmp_path / "twin.safetensors", network, {**card, "name": "twin"})
+    chosen = paired.Options(
+        (networks[0], str(tmp_path / "twin.safetensors")), family="digits", tasks=2, steps=(20,), samples=2,
+        out=tmp_path,
+    )  # fmt: skip
+    first, second = paired.run(chosen)[20]
+    assert (first == second).all()
+    assert first[0] != first[1]  # two tasks
+
+
+def test_what_is_known_is_not_run_again(networks, tmp_path, monkeypatch):
+    paired.main(options(networks, tmp_path))
+    before = (tmp_path / "losses.jsonl").read_text()
+    assert len(before.splitlines()) == 6
+    calls = []
+    monkeypatch.setattr(paired, "loss_of", lambda *each: calls.append(each) or 1.0)
+    paired.main(options(networks, tmp_path))
+    assert not calls
+    assert (tmp_path / "losses.jsonl").read_text() == before
+    paired.main(options(networks, tmp_path, "--tasks", "4"))
+    assert len(calls) == 2  # the fourth task
+    paired.main(options(networks, tmp_path, "--seed", "1"))
+    assert len(calls) == 8  # other tasks
+
+
+def test_table_counts_failures_and_leaves_them_out_of_means():
+    losses = np.array([[1.0, 1.0, 2.0], [0.5, math.inf, 2.0 * math.e]])
+    text = paired.table(["a", "b"], losses).splitlines()[-1]
+    cells = [cell.strip() for cell in text.strip("|").split("|")]
+    ratios = np.array([math.log(0.5), 1.0])
+    assert cells[2] == f"{ratios.mean():+.4f} ± {ratios.std(ddof=1) / math.sqrt(2):.4f}"
+    assert cells[4:] == ["1", "1"]
+
+
+def test_the_tasks_are_not_those_of_meta_training_and_scored_on_validation_images():
+    family = paired.family_named("digits")
+    assert family.config("paired", 0, 0) == family.config("paired", 0, 0)
+    assert family.config("paired", 0, 0).split == "val"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["l2e"], "networks: at least two"),
+        (["l2e", "small-l2e", "l2e-paper", "--shares", "0.5"], "exactly two"),
+        (["l2e", "small-l2e", "--shares", "1.5"], "shares must lie between 0 and 1"),
+        (["l2e", "l2e-paper", "--shares", "0.5"], "different rules"),
+        (["l2e", "meta-sgmcmc-toy"], "belongs to MetaSGMCMC"),
+        (["l2e", "nosuch"], "nosuch"),
+        (["l2e", "small-l2e", "--tasks", "1"], "tasks must be at least 2"),
+        (["l2e", "small-l2e", "--steps", "10", "--samples", "20"], "fewer than samples=20"),
+    ],
+)
+def test_bad_input_is_named(arguments, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        paired.main([*arguments, "--out", str(tmp_path)])
+    assert error.value.code not in (0, None)
+    assert message in " ".join(f"{capsys.readouterr().err} {error.value}".replace("│", " ").split())
+    assert not (tmp_path / "losses.jsonl").exists()
+
+
+def test_the_file_has_one_json_object_a_line(networks, tmp_path):
+    paired.main(options(networks, tmp_path))
+    for line in (tmp_path / "losses.jsonl").read_text().splitlines():
+        assert set(json.loads(line)) == {"key", "loss"}

@@ -1,0 +1,199 @@
+"""Which weights are better: networks of L2E on the same fresh tasks, with common random numbers.
+
+    python tools/paired.py runs/a/weights.safetensors runs/b/weights.safetensors
+    python tools/paired.py runs/start/weights.safetensors runs/l2e/weights.safetensors --shares 0.2 0.5 0.8
+
+Every network runs on every task from the same initial weights, minibatches and noise, so that the loss of one over that
+of another says more than either: three held-out tasks differ by more than ten iterations of meta-training do. The tasks
+are drawn from the family under a name that no meta-training uses, and scored on their validation images, never on test
+images: this is the tool to choose weights with. Losses are kept under --out; the same command goes on, and more tasks,
+steps or networks are added to what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tyro
+from _report import markdown
+from ship import blend
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from learned_samplers import weights
+from learned_samplers.l2e_network import flatten, layers_of
+from meta_tasks.inner_loop import Unroll
+from meta_tasks.learned_rules import KineticRule, L2ERule, NetworkRule
+from meta_tasks.objectives import BMALoss
+from meta_tasks.process import one_core
+from meta_tasks.random_streams import derive_seed
+from meta_tasks.schedule import Horizon, Schedule
+from meta_tasks.task_family import ImageTaskFamily, family_named
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare networks of L2E on the same fresh tasks, with common random numbers."""
+
+    # Weight files or shipped names; ratios are taken to the first.
+    networks: tyro.conf.Positional[tuple[str, ...]]
+    # Of exactly two networks: also these points between them, 0 the first and 1 the second.
+    shares: tuple[float, ...] = ()
+    # Task family.
+    family: Literal["paper", "full", "cpu", "small", "digits"] = "cpu"
+    # Tasks, and the steps of a run: each task with each of them.
+    tasks: int = 24
+    steps: tuple[int, ...] = (500,)
+    # States collected in the second half of a run.
+    samples: int = 10
+    # Learning rate of every run; by default the one that the task was drawn with.
+    lr: float | None = None
+    # Names the tasks: another one gives fresh tasks.
+    seed: int = 0
+    # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
+    data: str | None = None
+    # Folder for the losses.
+    out: Path = Path("runs/paired")
+
+    def __post_init__(self) -> None:
+        if len(self.networks) + len(self.shares) < 2:
+            raise ValueError(f"networks: at least two are compared, got {self.networks}")
+        if self.shares and len(self.networks) != 2:
+            raise ValueError(f"shares={self.shares} lie between exactly two networks, got {len(self.networks)}")
+        if not all(0 < share < 1 for share in self.shares):
+            raise ValueError(f"shares must lie between 0 and 1, got {self.shares}")
+        if self.tasks < 2 or not self.steps:
+            raise ValueError(f"tasks must be at least 2 and steps not empty, got {self.tasks} and {self.steps}")
+        for steps in self.steps:
+            Horizon(steps, steps, self.samples)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A network, under the name that the table calls it by."""
+
+    name: str
+    key: str
+    rule: NetworkRule
+    weights: Tensor
+
+
+def rule_of(card: dict[str, Any]) -> NetworkRule:
+    """The inner loop's rule of a weight card.
+
+    Raises:
+        ValueError: it is not that of an L2E.
+    """
+    hidden = [out for out, _ in card["layers"][:-1]]
+    if card["sampler"] == "KineticL2E":
+        return KineticRule(hidden, **card["scales"])
+    if card["sampler"] in ("L2E", "PrecondL2E"):
+        return L2ERule(card["form"], card["feature_set"], hidden, **card["scales"])
+    raise ValueError(f"networks: {card['name']!r} belongs to {card['sampler']}; only those of L2E can be compared")
+
+
+def candidates(options: Options) -> list[Candidate]:
+    """Those named, then the points between them."""
+    loaded = [weights.load(weights.find(name)) for name in options.networks]
+    found = [_candidate(name, *each) for name, each in zip(options.networks, loaded)]
+    for share in options.shares:
+        (_, card), (second, other) = loaded
+        if rule_of(card).specification() != rule_of(other).specification():
+            raise ValueError(f"shares: {options.networks[0]} and {options.networks[1]} are networks of different rules")
+        between = weights.load(weights.find(options.networks[0]))[0]
+        key = f"{card['sha256']}+{share:g}*{other['sha256']}"
+        found.append(_candidate(f"share {share:g}", blend(between, second, share), {**card, "sha256": key}))
+    return found
+
+
+def _candidate(name: str, network: nn.Module, card: dict[str, Any]) -> Candidate:
+    return Candidate(name, card["sha256"], rule_of(card), flatten(layers_of(network)).detach())
+
+
+class Losses:
+    """Losses by (network, task, steps), kept in a file of one JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.known = {tuple(row["key"]): row["loss"] for row in map(json.loads, lines)}
+
+    def add(self, key: tuple[Any, ...], loss: float) -> None:
+        self.known[key] = loss
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps({"key": key, "loss": loss}) + "\n")
+
+
+def loss_of(candidate: Candidate, family: ImageTaskFamily, number: int, steps: int, options: Options) -> float:
+    """The model average's validation loss in nats; infinite if the run became non-finite."""
+    config = family.config("paired", options.seed, number)
+    config = config if options.lr is None else replace(config, lr=options.lr)
+    task = family.make(config, "paired", options.seed, number)
+    thinning = steps // 2 // options.samples
+    schedule = Schedule(steps, steps - options.samples * thinning, thinning)
+    seed = derive_seed("paired", options.seed, number, steps)
+    unroll = Unroll(task, candidate.rule, BMALoss, schedule, [seed], members_per_group=1)
+    unroll.advance(candidate.weights[None])
+    loss = unroll.losses().item()
+    return math.inf if math.isnan(loss) else loss
+
+
+def table(names: Sequence[str], losses: np.ndarray) -> str:
+    """Of losses (networks, tasks): geometric mean, and mean ± standard error and median of the log-ratio to the first.
+
+    A task on which a network became non-finite is lost by it, and left out of the means.
+    """
+    rows = []
+    for i, (name, own) in enumerate(zip(names, losses)):
+        finite = np.isfinite(own) & np.isfinite(losses[0])
+        ratio = np.log(own[finite] / losses[0][finite])
+        error = ratio.std(ddof=1) / math.sqrt(len(ratio)) if len(ratio) > 1 else math.nan
+        row = {"network": name, "loss": f"{math.exp(np.log(own[np.isfinite(own)]).mean()):.4f}"}
+        row["log-ratio to the first"] = f"{ratio.mean():+.4f} ± {error:.4f}" if i and len(ratio) else "–"
+        row["median"] = f"{np.median(ratio):+.4f}" if i and len(ratio) else "–"
+        row["tasks won"] = f"{int((own < losses[0]).sum())}" if i else "–"
+        rows.append({**row, "failed": f"{int((~np.isfinite(own)).sum())}"})
+    return markdown(rows)
+
+
+def run(options: Options) -> dict[int, np.ndarray]:
+    """Losses (networks, tasks) by number of steps."""
+    entries, family = candidates(options), family_named(options.family, root=options.data)
+    store = Losses(options.out / "losses.jsonl")
+    found = {steps: np.full((len(entries), options.tasks), math.nan) for steps in options.steps}
+    total = sum(options.steps) * len(entries) * options.tasks
+    with tqdm(total=total, unit="grad", smoothing=0.05) as bar:
+        for number in range(options.tasks):
+            for steps in options.steps:
+                for i, entry in enumerate(entries):
+                    key = (entry.key, options.family, options.seed, number, steps, options.samples, options.lr)
+                    if key not in store.known:
+                        store.add(key, loss_of(entry, family, number, steps, options))
+                    found[steps][i, number] = store.known[key]
+                    bar.update(steps)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; `arguments` None takes those of the process."""
+    one_core()
+    try:
+        options = tyro.cli(Options, args=arguments, description=__doc__)
+        found = run(options)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    names = [*options.networks, *(f"share {share:g}" for share in options.shares)]
+    for steps, losses in found.items():
+        print(f"\n{options.tasks} tasks of {options.family}, {steps} steps\n\n{table(names, losses)}")
+
+
+if __name__ == "__main__":
+    main()
