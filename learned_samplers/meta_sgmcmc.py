@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from . import _validation as check
 from ._learned import LearnedSampler, gather, scatter, settings_from, together
+from .l2e_features import Segments
 from .l2e_network import layers_of
-from .meta_sgmcmc_network import META_FEATURES, build_meta_network, check_meta_network
+from .meta_sgmcmc_network import build_meta_network, check_meta_network, meta_features
 from .meta_sgmcmc_rule import CORRECTIONS, meta_sgmcmc_rule
 from .sampler import _finite
 from .weights import resolve
@@ -60,6 +61,8 @@ class MetaSGMCMC(LearnedSampler):
             `learned_samplers.meta_sgmcmc_network.build_meta_network` does, or None for fresh weights: `SGHMC`.
         form: "signed" (f_D may lower the friction to 0) or "absolute" (|f_D|, as the published code has it); by default
             the card's, else "signed".
+        feature_set: "energy", the inputs above; or "energy_rms", where r and γ are divided by their root mean squares
+            over the tensor (γ = s_g·∇Ũ/rms(∇Ũ)) and Γ follows; by default the card's, else "energy".
         curl_offset, curl_scale, curl_clip: β, s_Q, c_Q; by default the card's, else 1, 1 and 5.
         friction_scale, constant_friction, friction_clip: s_D, κ in [0, 1], c_A (above 1 a step overshoots); by default
             the card's, else 1, 0 and 1.
@@ -91,6 +94,7 @@ class MetaSGMCMC(LearnedSampler):
         *,
         network: str | os.PathLike[str] | nn.Module | None = None,
         form: str | None = None,
+        feature_set: str | None = None,
         momentum_decay: float | None = None,
         temperature: float = 1.0,
         prior_precision: float = 0.0,
@@ -111,14 +115,14 @@ class MetaSGMCMC(LearnedSampler):
     ):
         if form is not None:
             check.one_of("form", form, ("signed", "absolute"))
-        feature_set = "energy"
-        module, card = resolve(
-            network, "MetaSGMCMC", form=form, feature_set=feature_set, features_of=lambda name: META_FEATURES
-        )
+        if feature_set is not None:
+            meta_features(feature_set)
+        module, card = resolve(network, "MetaSGMCMC", form=form, feature_set=feature_set, features_of=meta_features)
         if module is None:
             module = build_meta_network(generator=torch.Generator().manual_seed(0))
         check_meta_network(layers_of(module))
         self.form = form or card.get("form", "signed")
+        feature_set = feature_set or card.get("feature_set", "energy")
         given = dict(lr=lr, momentum_decay=momentum_decay, curl_offset=curl_offset, curl_scale=curl_scale)
         given.update(friction_scale=friction_scale, constant_friction=constant_friction, energy_scale=energy_scale)
         given.update(gradient_scale=gradient_scale, curl_clip=curl_clip, friction_clip=friction_clip)
@@ -137,7 +141,7 @@ class MetaSGMCMC(LearnedSampler):
             params,
             defaults,
             network=module,
-            inputs=len(META_FEATURES),
+            inputs=len(meta_features(feature_set)),
             outputs=2,
             rows={},
             identity={"form": self.form, "feature_set": feature_set},
@@ -211,8 +215,14 @@ class MetaSGMCMC(LearnedSampler):
 
     # ---------------------------------------------------------------- the step
 
-    def flat_rule(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, Tensor]:
-        return meta_sgmcmc_rule(*tensors, form=self.form, **hyper)
+    @property
+    def _sees_tensors(self) -> bool:
+        """Whether the networks' inputs depend on whole tensors."""
+        return self.identity["feature_set"] == "energy_rms"
+
+    def flat_rule(self, *tensors: Any, segments: Segments | None = None, **hyper: Any) -> tuple[Tensor, Tensor]:
+        segments = segments if self._sees_tensors else None
+        return meta_sgmcmc_rule(*tensors, form=self.form, segments=segments, **hyper)
 
     def rule(
         self, parameter: Tensor, gradient: Tensor, noise: Tensor | None, *state: Tensor, **hyper: Any
@@ -220,7 +230,8 @@ class MetaSGMCMC(LearnedSampler):
         """`meta_sgmcmc_rule` for one tensor of any shape and ``energy=``, differentiable also in the weights."""
         chains = hyper["energy"].shape
         flat = (None if x is None else x.reshape(*chains, -1) for x in (parameter, gradient, noise, *state))
-        after = self.flat_rule(*flat, phi=self._phi(parameter), **hyper)
+        segments = Segments((parameter.numel() // max(hyper["energy"].numel(), 1),))
+        after = self.flat_rule(*flat, phi=self._phi(parameter), segments=segments, **hyper)
         return tuple(x.reshape(parameter.shape) for x in after)
 
     def _advance(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
@@ -240,9 +251,11 @@ class MetaSGMCMC(LearnedSampler):
                 noise,
                 gather(moved, chains),
             ]
-            pieces = [self.flat_rule(*block, energy=here, phi=phi, **hyper) for block in _blocks(buffers)]
-            after = pieces[0] if len(pieces) == 1 else [torch.cat(parts, -1) for parts in zip(*pieces, strict=True)]
             lengths = [p.numel() // max(here.numel(), 1) for p in chosen]
+            blocks = [buffers] if self._sees_tensors else _blocks(buffers)
+            segments = Segments(tuple(lengths))
+            pieces = [self.flat_rule(*each, energy=here, phi=phi, segments=segments, **hyper) for each in blocks]
+            after = pieces[0] if len(pieces) == 1 else [torch.cat(parts, -1) for parts in zip(*pieces, strict=True)]
             for tensors, flat in zip((chosen, moved), after, strict=True):
                 scatter(flat, tensors, lengths)
 

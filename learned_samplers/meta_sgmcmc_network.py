@@ -13,6 +13,21 @@ from .l2e_rule import Phi
 #: The inputs: s_u·Ũ/N, the momentum pᵢ, s_g·∂ᵢŨ/N. The curl sees the first two, the friction all three.
 META_FEATURES = ("energy", "momentum", "energy_gradient")
 
+#: By name: as they are; or momentum and gradient divided by their root mean squares over the tensor, for networks that
+#: meet many tasks. The energy has one value a chain, which its own root mean square would turn into a sign.
+META_FEATURE_SETS = {"energy": META_FEATURES, "energy_rms": ("energy", "momentum_to_rms", "energy_gradient_to_rms")}
+
+
+def meta_features(name: str) -> tuple[str, ...]:
+    """The inputs under that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in META_FEATURE_SETS:
+        raise ValueError(f"feature_set must be one of {', '.join(map(repr, META_FEATURE_SETS))}, got {name!r}")
+    return META_FEATURE_SETS[name]
+
 
 def build_meta_network(
     hidden: Sequence[int] = (10,),

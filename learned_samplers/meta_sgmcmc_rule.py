@@ -22,8 +22,13 @@ import torch
 from torch import Tensor
 
 from ._ops import FUNCTIONAL, scalar_sqrt
+from .l2e_features import Segments
 from .l2e_rule import Phi
 from .meta_sgmcmc_network import split_meta_network
+
+# Added to the mean squares of momentum and gradient before they are divided by. The first keeps a momentum that starts
+# at zero from steep slopes; it is exp(−½‖r‖²) that makes the momentum's scale 1 from the next step on.
+_MOMENTUM_FLOOR, _GRADIENT_FLOOR = 1e-2, 1e-16
 
 #: Inputs of a network that are moved for a difference: (row, distance).
 Probes = Sequence[tuple[int, float]]
@@ -124,6 +129,22 @@ def slopes_by_finite_differences(fields: Fields, momentum: Tensor, probe_size: A
     return Slopes(curl, by_energy[0], by_momentum, friction, (after - friction).div_(probe_size))
 
 
+def to_root_mean_square(x: Tensor, segments: Segments, floor: float) -> tuple[Tensor, Tensor]:
+    """x̂ = x/R with R² = floor + the mean of x² over each tensor, and ∂x̂ᵢ/∂xᵢ = (1 − x̂ᵢ²/size)/R, (..., d) each."""
+    inverse = segments.expand((segments.mean_square(x) + floor).rsqrt())
+    scaled = x * inverse
+    sizes = segments.expand(torch.tensor(segments.lengths, dtype=x.dtype, device=x.device))
+    return scaled, inverse * (1 - scaled.square() / sizes)
+
+
+def _by_momentum(slopes: Slopes, stretch: Tensor | None) -> Slopes:
+    """Derivatives in the momentum instead of in the network's input, ∂input/∂r = ``stretch``; None: the same."""
+    if stretch is None:
+        return slopes
+    names = ("curl_by_momentum", "friction_by_momentum")
+    return slopes._replace(**{name: x * stretch for name in names if (x := getattr(slopes, name)) is not None})
+
+
 #: Where the derivatives in Γ come from.
 CORRECTIONS: dict[str, Callable[..., Slopes]] = {
     "autograd": slopes_by_autograd,
@@ -157,6 +178,7 @@ def meta_sgmcmc_rule(
     correction: str = "autograd",
     probe_size: float = 1e-3,
     detach_inputs: bool = False,
+    segments: Segments | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One step, with ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, u = s_u·Ũ/N and γ = s_g·∇Ũ/N:
 
@@ -182,6 +204,8 @@ def meta_sgmcmc_rule(
             second.
         detach_inputs: no gradient flows through the networks' inputs (energy, momentum, gradient), only through
             weights and states: the truncated back-propagation of the paper.
+        segments: the tensors that lie in d; the networks then see r and ∇Ũ divided by their root mean squares over
+            each tensor (γ = s_g·∇Ũ/rms(∇Ũ)), and Γ has the derivative of r/rms(r). None: as above.
 
     Returns:
         The new (parameter, momentum). Nothing is changed in place; differentiable in every tensor.
@@ -192,18 +216,26 @@ def meta_sgmcmc_rule(
     u = (energy * (energy_scale / num_data)).to(parameter.dtype).unsqueeze(-1)
     seen = (lambda x: x.detach()) if detach_inputs else (lambda x: x)
     curl_phi, friction_phi = split_meta_network(phi)
+
+    def inputs(r: Tensor) -> tuple[Tensor, Tensor | None]:
+        return (seen(r), None) if segments is None else to_root_mean_square(seen(r), segments, _MOMENTUM_FLOOR)
+
+    if segments is None:
+        gradient_seen = seen(slope) * (gradient_scale / num_data)
+    else:
+        gradient_seen = to_root_mean_square(seen(slope) / num_data, segments, _GRADIENT_FLOOR)[0] * gradient_scale
     fields = Fields(
         _scaled(curl_phi, curl_scale, curl_offset), _scaled(friction_phi, momentum_decay * friction_scale), seen(u),
-        seen(slope) * (gradient_scale / num_data), curl_clip, absolute=form == "absolute",
+        gradient_seen, curl_clip, absolute=form == "absolute",
     )  # fmt: skip
     derivatives = CORRECTIONS[correction]
     step_size = scalar_sqrt(lr / num_data)
 
-    r = seen(momentum)
+    r, stretch = inputs(momentum)
     if noise is None:
         at = Slopes(fields.curl(fields.energy, r)[0], None, None, fields.friction(r)[0], None)
     else:
-        at = derivatives(fields, r, probe_size, position=False)
+        at = _by_momentum(derivatives(fields, r, probe_size, position=False), stretch)
     by_square, constant = momentum_decay * (1 - constant_friction), momentum_decay * constant_friction
     raw = FUNCTIONAL.add_product(at.friction, at.curl, at.curl, by_square)
     if isinstance(constant, Tensor) or constant != 0:
@@ -223,10 +255,10 @@ def meta_sgmcmc_rule(
             variance = torch.clamp(FUNCTIONAL.add_product(variance, at.curl, at.curl, taken), min=0.0)
         moved = FUNCTIONAL.add_product(moved, FUNCTIONAL.sqrt(variance), noise)
 
-    r = seen(moved)
+    r, stretch = inputs(moved)
     if noise is None:
         velocity = fields.curl(fields.energy, r)[0] * moved
     else:
-        after = derivatives(fields, r, probe_size, position=True)
+        after = _by_momentum(derivatives(fields, r, probe_size, position=True), stretch)
         velocity = FUNCTIONAL.add(after.curl * moved, after.curl_by_momentum, -temperature)
     return FUNCTIONAL.add(parameter, velocity, step_size), moved

@@ -13,7 +13,7 @@ from learned_samplers.kinetic_rule import KINETIC_FEATURES, kinetic_mean, l2e_ki
 from learned_samplers.l2e_features import feature_set_named, features
 from learned_samplers.l2e_network import build_network, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.l2e_rule import Phi, apply_network, l2e_paper_rule, l2e_residual_rule
-from learned_samplers.meta_sgmcmc_network import META_FEATURES, build_meta_network
+from learned_samplers.meta_sgmcmc_network import META_FEATURES, build_meta_network, meta_features
 from learned_samplers.meta_sgmcmc_rule import meta_sgmcmc_rule
 from learned_samplers.precond_rule import l2e_precond_rule
 from learned_samplers.weights import load as load_weights
@@ -229,28 +229,33 @@ class MetaSGMCMCRule(NetworkRule):
     Args:
         form: "signed" or "absolute".
         hidden: widths of the hidden layers of each of its two networks.
+        feature_set: "energy" or "energy_rms", see `learned_samplers.MetaSGMCMC`.
         options: further keyword arguments of the rule, such as ``energy_scale`` or ``correction``.
 
     Raises:
-        ValueError: an unknown form.
+        ValueError: an unknown form or feature set.
     """
 
     name = "meta_sgmcmc"
     state_names = ("momentum",)
     needs_loss = True
 
-    def __init__(self, form: str = "signed", hidden: Sequence[int] = (10,), **options: Any) -> None:
+    def __init__(
+        self, form: str = "signed", hidden: Sequence[int] = (10,), *, feature_set: str = "energy", **options: Any
+    ) -> None:
         if form not in ("signed", "absolute"):
             raise ValueError(f"form must be one of 'signed', 'absolute', got {form!r}")
         super().__init__(len(META_FEATURES), 2, [2 * width for width in hidden], True, options)
-        self.form, self._widths = form, tuple(hidden)
+        self.features = meta_features(feature_set)
+        self.form, self.feature_set, self._widths = form, feature_set, tuple(hidden)
 
     def initial_weights(self, seed: int) -> Tensor:
         network = build_meta_network(self._widths, generator=generator(seed, "network"))
         return flatten(layers_of(network)).detach().clone()
 
     def specification(self) -> dict[str, Any]:
-        return {"sampler": self.name, "form": self.form, "hidden": list(self._widths), **self.options}
+        seen = {} if self.feature_set == "energy" else {"feature_set": self.feature_set}
+        return {"sampler": self.name, "form": self.form, **seen, "hidden": list(self._widths), **self.options}
 
     def update(
         self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None, loss=None
@@ -258,13 +263,14 @@ class MetaSGMCMCRule(NetworkRule):
         energy = hyper.num_data * loss + 0.5 * hyper.prior_precision * parameter.square().sum(-1)
         parameter, momentum = meta_sgmcmc_rule(
             parameter, gradient, noise, state[0], energy=energy, phi=prepared, form=self.form, detach_inputs=True,
-            **arguments_of(hyper), **self.options,
+            segments=segments if self.feature_set == "energy_rms" else None, **arguments_of(hyper), **self.options,
         )  # fmt: skip
         return parameter, (momentum,)
 
     def card(self) -> dict[str, Any]:
         return {
-            "sampler": "MetaSGMCMC", "form": self.form, "feature_set": "energy", "features": list(META_FEATURES),
+            "sampler": "MetaSGMCMC", "form": self.form, "feature_set": self.feature_set,
+            "features": list(self.features),
             "scales": {key: value for key, value in self.options.items() if key != "correction"}, "badge": "O(h)",
         }  # fmt: skip
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from learned_samplers.l2e_rule import Segments
 from meta_tasks.kernels import Kernel, kernel_for
+from meta_tasks.labels import renumber
 from meta_tasks.random_streams import generator
 
 if TYPE_CHECKING:  # the data sets' libraries are slow to import, and a worker process may not need them
@@ -163,18 +164,9 @@ def _restrict(
     num_classes = data.num_classes
     if config.classes is not None:
         num_classes = len(config.classes)
-        if (
-            num_classes < 2
-            or len(set(config.classes)) < num_classes
-            or not set(config.classes) <= set(range(data.num_classes))
-        ):
-            raise ValueError(
-                f"classes must be two or more different labels of {config.dataset} in [0, {data.num_classes}), "
-                f"got {config.classes}"
-            )
-        new = torch.full((data.num_classes,), -1)
-        new[list(config.classes)] = torch.arange(num_classes)
-        train, held_out = ((x[new[y] >= 0], new[y[new[y] >= 0]]) for x, y in (train, held_out))
+        train, held_out = (
+            renumber(*split, config.classes, data.num_classes, config.dataset) for split in (train, held_out)
+        )
     for name, (_, y) in (("training", train), (config.split, held_out)):
         if not len(y):
             raise ValueError(f"{config.dataset} has no {name} images for the task {config}")

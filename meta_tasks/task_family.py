@@ -42,6 +42,7 @@ class ImageTaskFamily:
             for the fields of `TaskConfig`; a choice that stands twice is twice as likely.
         grayscale: whether colour images become grey.
         validation_size: of `TaskConfig`.
+        labels: the classes that every task has, or chooses from; None takes all of the data set's.
         label_subset_share: share of the tasks that keep a random subset of 2 to C−1 of the C classes.
         small_data_share: share of the tasks that keep only N images, log-uniform in ``small_data``.
         small_data: the range of N there; a run memorises so few images unless the sampler prevents it.
@@ -65,6 +66,7 @@ class ImageTaskFamily:
     weight_scale_spreads: tuple[float, ...] = (0.0,)
     grayscale: bool = False
     validation_size: int = 512
+    labels: tuple[int, ...] | None = None
     label_subset_share: float = 0.0
     small_data_share: float = 0.0
     small_data: tuple[int, int] = (200, 2000)
@@ -89,6 +91,8 @@ class ImageTaskFamily:
         for name in ("label_subset_share", "small_data_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if self.labels is not None and (len(set(self.labels)) < len(self.labels) or len(self.labels) < 2):
+            raise ValueError(f"labels must be two or more different ones, got {self.labels}")
         if not 1 <= self.small_data[0] <= self.small_data[1]:
             raise ValueError(f"small_data must be a range of positive numbers, got {self.small_data}")
 
@@ -107,7 +111,7 @@ class ImageTaskFamily:
             options=options,
             size=size,
             grayscale=self.grayscale,
-            classes=self._classes(data.num_classes, stream),
+            classes=self._classes(data.num_classes if self.labels is None else len(self.labels), stream),
             num_data=self._num_data(data.num_data, stream),
             batch_size=_choose(self.batch_sizes, stream),
             validation_size=self.validation_size,
@@ -128,6 +132,8 @@ class ImageTaskFamily:
 
     def specification(self) -> dict[str, Any]:
         hidden = {"_loaded", "root", "device"}  # where the data lies and what runs it change nothing
+        if self.labels is None:  # runs that began before there was a choice of labels go on
+            hidden.add("labels")
         return {key: _plain(getattr(self, key)) for key in self.__dataclass_fields__ if key not in hidden}
 
     def _data(self, dataset: str, size: int | None) -> ImageData:
@@ -140,7 +146,10 @@ class ImageTaskFamily:
     def _classes(self, num_classes: int, stream: torch.Generator) -> tuple[int, ...] | None:
         chosen, order = torch.rand((), generator=stream), torch.randperm(num_classes, generator=stream)
         count = int(torch.randint(2, max(num_classes, 3), (), generator=stream))
-        return tuple(order[:count].tolist()) if chosen < self.label_subset_share and num_classes > 2 else None
+        if not (chosen < self.label_subset_share and num_classes > 2):
+            return self.labels
+        subset = order[:count].tolist()
+        return tuple(subset if self.labels is None else (self.labels[i] for i in subset))
 
     def _num_data(self, num_data: int, stream: torch.Generator) -> int | None:
         chosen, count = torch.rand((), generator=stream), round(log_uniform(*self.small_data, stream))

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -62,6 +62,8 @@ class ChainOptions:
     gradient_scale: float = 1.0
     # Bound on the curl.
     curl_clip: float = 5.0
+    # Whether the networks see momentum and gradient divided by their root mean squares over a tensor (meta form).
+    rms_inputs: bool = False
     # Where the corrections' derivatives come from.
     correction: Literal["autograd", "finite_difference"] = "autograd"
 
@@ -116,6 +118,8 @@ class Options:
     window: int = 50
     # Truncated back-propagation and the meta form.
     chains: Annotated[ChainOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=ChainOptions)
+    # Labels that the tasks of an image family have; by default all of the data set's.
+    labels: tuple[int, ...] | None = None
     # Learning rates that tasks are drawn with; by default the family's.
     lrs: tuple[float, ...] | None = None
     # Learning rate that the card recommends; by default the smallest of them.
@@ -152,9 +156,13 @@ def make_estimator(options: Options) -> Estimator:
 
 
 def make_family(options: Options) -> ImageTaskFamily | GaussianFamily:
-    changes = {} if options.lrs is None else {"lrs": tuple(options.lrs)}
+    changes: dict[str, Any] = {} if options.lrs is None else {"lrs": tuple(options.lrs)}
     if options.family == "gaussians":
+        if options.labels is not None:
+            raise ValueError(f"labels={options.labels}: family 'gaussians' has none")
         return GaussianFamily(**changes)
+    if options.labels is not None:
+        changes["labels"] = tuple(options.labels)
     return family_named(options.family, root=options.data, device=options.device, **changes)
 
 
@@ -201,7 +209,8 @@ def make_rule(options: Options) -> NetworkRule:
             raise ValueError(f"{', '.join(sorted(set(given) - {'friction_scale'}))}: not of the meta form")
         own = options.chains
         return MetaSGMCMCRule(
-            "signed", options.hidden, energy_scale=own.energy_scale, gradient_scale=own.gradient_scale,
+            "signed", options.hidden, feature_set="energy_rms" if own.rms_inputs else "energy",
+            energy_scale=own.energy_scale, gradient_scale=own.gradient_scale,
             curl_clip=own.curl_clip, correction=own.correction, **given,
         )  # fmt: skip
     if options.form in ("kinetic", "preconditioner") and (set(given) - {"output_bound"}):

@@ -1,4 +1,4 @@
-"""Image data sets as tensors: `load`, `names`, `match`, `out_of_distribution`.
+"""Image data sets as tensors: `load`, `names`, `match`, `keep_labels`, `out_of_distribution`.
 
 Files are looked for in the folder given as `root`, else in the one named by the environment variable
 LEARNED_SAMPLERS_DATA, else in ~/.cache/learned_samplers. torchvision and medmnist download what is missing.
@@ -14,11 +14,12 @@ from torch import Tensor
 
 from meta_tasks.datasets._embedded import read_digits, read_photos
 from meta_tasks.datasets._files import data_root
-from meta_tasks.datasets._image_data import ImageData, RawSplits, match, scale_images, stratified_split
+from meta_tasks.datasets._image_data import ImageData, RawSplits, keep_labels, match, scale_images, stratified_split
+from meta_tasks.datasets._multi_task_data import MultiTaskData, scaled
 from meta_tasks.datasets._npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
 from meta_tasks.datasets._torchvision import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
 
-__all__ = ["ImageData", "data_root", "load", "match", "names", "out_of_distribution"]
+__all__ = ["ImageData", "data_root", "keep_labels", "load", "match", "names", "out_of_distribution"]
 
 _OUT_OF_DISTRIBUTION = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
 _DEFAULT_VALIDATION = 0.1
@@ -85,15 +86,16 @@ def out_of_distribution(name: str) -> str:
     Raises:
         ValueError: an unknown name.
     """
-    _check_name(name)
+    check_name(name)
     return _OUT_OF_DISTRIBUTION.get(name, "photos")
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str, argument: str = "name") -> None:
+    """Raise TypeError or ValueError, calling it ``argument``, if there is no data set of that name."""
     if not isinstance(name, str):
-        raise TypeError(f"name must be a string, got {name!r}")
+        raise TypeError(f"{argument} must be a string, got {name!r}")
     if not name.startswith("npz:") and name not in names() and name not in medmnist_info():
-        raise ValueError(f"name={name!r} is unknown; choose one of {', '.join(names())}")
+        raise ValueError(f"{argument}={name!r} is unknown; choose one of {', '.join(names())}")
 
 
 def _check_int(argument: str, value: int | None) -> None:
@@ -106,7 +108,7 @@ def _check_int(argument: str, value: int | None) -> None:
 
 
 def _read(name: str, root: Path, size: int | None, grayscale: bool, download: bool) -> RawSplits:
-    _check_name(name)
+    check_name(name)
     if name.startswith("npz:"):
         return read_splits(Path(name.removeprefix("npz:")).expanduser())
     if name == "digits":

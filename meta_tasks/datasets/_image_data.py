@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torchvision.transforms.functional import rgb_to_grayscale
 
+from meta_tasks.labels import renumber
+
 CHUNK = 8192  # images converted at a time, which bounds the memory of the intermediate float copies
 
 
@@ -130,6 +132,19 @@ def match(data: ImageData, like: ImageData | Sequence[int]) -> ImageData:
         return torch.cat(parts)
 
     return replace(data, train_x=fit(data.train_x), val_x=fit(data.val_x), test_x=fit(data.test_x))
+
+
+def keep_labels(data: ImageData, labels: Sequence[int]) -> ImageData:
+    """The images of these classes alone, renumbered in the order of ``labels``.
+
+    Raises:
+        ValueError: as `meta_tasks.labels.renumber`.
+    """
+    splits = {}
+    for split in ("train", "val", "test"):
+        x, y = getattr(data, f"{split}_x"), getattr(data, f"{split}_y")
+        splits[f"{split}_x"], splits[f"{split}_y"] = renumber(x, y, labels, data.num_classes, data.name)
+    return replace(data, num_classes=len(labels), **splits)
 
 
 def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> tuple[Tensor, Tensor]:

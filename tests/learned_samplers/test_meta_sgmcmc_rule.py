@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from learned_samplers import meta_sgmcmc_rule as module
+from learned_samplers.l2e_features import Segments
 from learned_samplers.l2e_network import flatten, layers_of, shapes_of, unflatten
 from learned_samplers.meta_sgmcmc_network import build_meta_network, check_meta_network, split_meta_network
-from learned_samplers.meta_sgmcmc_rule import meta_sgmcmc_rule, slopes_by_autograd
+from learned_samplers.meta_sgmcmc_rule import meta_sgmcmc_rule, slopes_by_autograd, to_root_mean_square
 from learned_samplers.sghmc import sghmc_rule
 
 
@@ -281,6 +282,43 @@ def test_the_law_moves_under_planted_faults(fault, monkeypatch):
 )
 def test_the_law_in_other_settings(options):
     assert error(2, **options) < 0.03
+
+
+# ------------------------------------------------------------------ inputs over their root mean squares
+
+
+@pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
+@pytest.mark.parametrize(("seed", "options"), [
+    (0, {"curvatures": (1.0, 2.0), "segments": Segments((2,))}),
+    (5, {"curvatures": (1.0, 0.5, 2.0, 1.5, 0.7), "segments": Segments((2, 3))}),
+])  # fmt: skip
+def test_the_law_with_scaled_inputs(seed, options, correction):
+    assert error(seed, correction=correction, **options) < 0.04
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_law_moves_where_the_root_mean_square_is_taken_for_a_constant(seed, monkeypatch):
+    """The published rule's inputs are scaled by constants; one of two coordinates is much of its own mean square."""
+
+    def constant(x, segments, floor):
+        scaled, _ = to_root_mean_square(x, segments, floor)
+        return scaled, segments.expand((segments.mean_square(x) + floor).rsqrt())
+
+    monkeypatch.setattr(module, "to_root_mean_square", constant)
+    assert error(seed, segments=Segments((2,))) > 0.1
+
+
+def test_scaled_inputs_and_their_slope():
+    x = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    segments, h = Segments((2, 3)), 1e-6
+    scaled, slope = to_root_mean_square(x, segments, 0.25)
+    for piece, whole in zip(scaled.split((2, 3), 1), x.split((2, 3), 1), strict=True):
+        torch.testing.assert_close(piece, whole / (whole.square().mean(1, keepdim=True) + 0.25).sqrt())
+    for i in range(5):
+        moved = x.clone()
+        moved[:, i] += h
+        difference = (to_root_mean_square(moved, segments, 0.25)[0] - scaled)[:, i] / h
+        torch.testing.assert_close(slope[:, i], difference, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", [0, 10])
