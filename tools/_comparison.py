@@ -83,11 +83,20 @@ class RunStore:
 
 
 def prepare_torch(device: str, threads: int) -> str:
-    """Set torch's number of threads; the device that ``auto`` means, others as they are."""
+    """Set torch's number of threads; the device that ``auto`` means, others as they are.
+
+    Raises:
+        ValueError: torch knows no such device, or sees none here.
+    """
     torch.set_num_threads(threads)
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device={device!r} cannot be used: {reason}") from error
+    return device
 
 
 def validation_nll(runs: Sequence[Result]) -> float | None:

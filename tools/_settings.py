@@ -31,6 +31,8 @@ class Settings:
     validation: float | None = None
     # Number of training images to keep (a seeded stratified choice); by default all.
     limit: int | None = None
+    # Labels to keep, renumbered in this order; by default all.
+    labels: tuple[int, ...] | None = None
     # Network: mlp, cnn (3×3 convolutions, one pooling, two linear layers), lenet (LeNet-5), resnet20_frn.
     model: Literal["mlp", "cnn", "lenet", "resnet20_frn"] = "cnn"
     # Channels of each convolution (cnn only; default 16).
@@ -79,8 +81,12 @@ class Settings:
     l2e_network: str = "l2e"
     l2e_paper_network: str = "l2e-paper"
     kinetic_l2e_network: str = "kinetic-l2e"
+    meta_sgmcmc_network: str = "meta-sgmcmc"
 
     def __post_init__(self) -> None:
+        datasets.check_name(self.dataset, "dataset")
+        if self.ood is not None:
+            datasets.check_name(self.ood, "ood")
         counts = ("epochs", "steps", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
         for argument in counts:
             if getattr(self, argument) is not None and getattr(self, argument) < 1:
@@ -129,7 +135,7 @@ class Settings:
         validation = self.validation
         if validation is not None and validation >= 1 and validation == int(validation):
             validation = int(validation)  # the command line knows floats alone
-        return datasets.load(
+        data = datasets.load(
             self.dataset,
             root,
             size=self.size,
@@ -137,3 +143,4 @@ class Settings:
             limit=self.limit,
             validation=validation,
         )
+        return data if self.labels is None else datasets.keep_labels(data, self.labels)

@@ -48,6 +48,8 @@ class Options(CommonOptions):
         super().__post_init__()
         if not self.sampler or len(set(self.sampler)) < len(self.sampler):
             raise ValueError(f"sampler must name methods, each once, got {self.sampler}")
+        if self.lr is not None and not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr}")
         if self.tune_seeds < 1:
             raise ValueError(f"tune_seeds must be at least 1, got {self.tune_seeds}")
         if not self.lr_grid or min(self.lr_grid) <= 0:

@@ -19,7 +19,7 @@ from meta_tasks.datasets._multi_task_data import MultiTaskData, scaled
 from meta_tasks.datasets._npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
 from meta_tasks.datasets._torchvision import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
 
-__all__ = ["ImageData", "data_root", "keep_labels", "load", "match", "names", "out_of_distribution"]
+__all__ = ["ImageData", "check_name", "data_root", "keep_labels", "load", "match", "names", "out_of_distribution"]
 
 _OUT_OF_DISTRIBUTION = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
 _DEFAULT_VALIDATION = 0.1

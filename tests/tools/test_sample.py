@@ -168,7 +168,9 @@ def test_with_hmc_the_others_are_compared_with_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dataset", "digit"], "name='digit' is unknown"),
+        (["--dataset", "digit"], "dataset='digit' is unknown"),
+        (["--ood", "photo"], "ood='photo' is unknown"),
+        (["--device", "gpu"], "device='gpu' cannot be used"),
         (["--model", "mlp", "--depth", "2"], "mlp has no option depth"),
         (["--model", "lenet"], "too small for lenet"),
         (["--epochs", "0"], "epochs must be at least 1, got 0"),
@@ -178,7 +180,7 @@ def test_with_hmc_the_others_are_compared_with_it(tmp_path, capsys):
         (["--burn-in", "1"], r"burn_in must lie in [0, 1), got 1.0"),
         (["--temperature", "-1"], "temperature must not be negative, got -1.0"),
         (["--momentum-decay", "0"], "momentum_decay must lie in (0, 1], got 0.0"),
-        (["--lr", "-0.1"], "-0.1"),
+        (["--lr", "-0.1", "--sampler", "sgd"], "lr must be positive, got -0.1"),
         (["--sampler", "sgd", "sgd"], "sampler must name methods, each once"),
         (["--sampler", "hmc"], "num_samples=30 exceeds the steps after burn-in"),
         (["--sampler", "cyclical", "--epochs", "2"], "needs 7 steps in a sampling phase, which has 1"),
