@@ -1,4 +1,5 @@
-"""Image data sets as tensors: `load`, `names`, `match`, `keep_labels`, `out_of_distribution`.
+"""Image data sets as tensors: `load`, `names`, `match`, `keep_labels`, `out_of_distribution`; with several labels an
+image: `load_overlaid` (Multi-MNIST and its like) and `load_celeba`.
 
 Files are looked for in the folder given as `root`, else in the one named by the environment variable
 LEARNED_SAMPLERS_DATA, else in ~/.cache/learned_samplers. torchvision and medmnist download what is missing.
@@ -18,8 +19,23 @@ from meta_tasks.datasets._image_data import ImageData, RawSplits, keep_labels, m
 from meta_tasks.datasets._multi_task_data import MultiTaskData, scaled
 from meta_tasks.datasets._npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
 from meta_tasks.datasets._torchvision import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
+from meta_tasks.datasets.celeba import load_celeba
+from meta_tasks.datasets.overlaid import load_overlaid
 
-__all__ = ["ImageData", "check_name", "data_root", "keep_labels", "load", "match", "names", "out_of_distribution"]
+__all__ = [
+    "ImageData",
+    "MultiTaskData",
+    "check_name",
+    "data_root",
+    "keep_labels",
+    "load",
+    "load_celeba",
+    "load_overlaid",
+    "match",
+    "names",
+    "out_of_distribution",
+    "scaled",
+]
 
 _OUT_OF_DISTRIBUTION = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
 _DEFAULT_VALIDATION = 0.1
