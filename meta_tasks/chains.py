@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meta_tasks.inner_loop import Unroll, hessian_product
+from meta_tasks.inner_loop import Unroll
 from meta_tasks.objectives import SteinKL
 from meta_tasks.rules import SamplerRule, State
 from meta_tasks.schedule import Schedule
+from meta_tasks.step import hessian_product
 from meta_tasks.task import Task
 
 __all__ = ["ChainUnroll", "MeanLoss"]
@@ -66,7 +67,9 @@ class ChainUnroll(Unroll):
         self, task: Task, rule: SamplerRule, objective: Callable[[], SteinKL], schedule: Schedule,
         seeds: Sequence[int], *, curve_every: int = 0, curvature: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every)
+        super().__init__(
+            task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every, stepping="loop"
+        )
         self.curvature = curvature
         #: Mean loss at the task's initial states.
         self.initial_loss = task.loss_and_gradient(self.parameter, self._indices())[0].mean().item()

@@ -8,7 +8,6 @@ from the meta-parameters alone. Collected states are never kept; the meta-object
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,24 +17,10 @@ from meta_tasks.objectives import Objective
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules import SamplerRule, State
 from meta_tasks.schedule import Schedule
+from meta_tasks.step import CapturedStep, StaticStep, stepping_for, update
 from meta_tasks.task import Task
 
-__all__ = ["Unroll", "hessian_product"]
-
-# δ of the finite difference for Hessian-vector products: what `learned_samplers.KineticL2E` uses.
-_PROBE = 1e-3
-
-
-def hessian_product(task: Task, parameter: Tensor, indices: Tensor, gradient: Tensor, direction: Tensor) -> Tensor:
-    """∂²L/∂θ²·w of each member (P, d) by a finite difference along w, with a root mean square displacement of δ.
-
-    ``gradient`` is that at ``parameter`` on the same minibatch ``indices``.
-    """
-    length = direction.square().mean(-1, keepdim=True).sqrt()
-    # A direction of zeros (an untrained network) has the product zero and must not divide by its length.
-    delta = _PROBE / torch.where(length > 0, length, torch.inf)
-    moved = task.loss_and_gradient(parameter + delta * direction, indices)[1]
-    return torch.where(delta > 0, (moved - gradient) / delta, 0.0)
+__all__ = ["Unroll"]
 
 
 class Unroll:
@@ -49,6 +34,11 @@ class Unroll:
         seeds: one a group; fixes the group's initial parameters, minibatches, validation images and noise.
         members_per_group: 2 for antithetic pairs.
         curve_every: record the mean minibatch loss of each member over stretches of so many steps; 0 records nothing.
+        stepping: one of `meta_tasks.step.STEPPINGS`; None takes a CUDA graph where there is a GPU and the rule can be
+            captured, and else the loop. On a CPU all give the same numbers.
+
+    Raises:
+        ValueError: there is no member; or as `meta_tasks.step.stepping_for`.
 
     A member whose loss or parameters stop being finite stops counting: its loss is NaN from then on, `failed_at` says
     at which step it happened, and its rows of every buffer are set to zero so that nothing non-finite is computed with.
@@ -64,8 +54,10 @@ class Unroll:
         *,
         members_per_group: int = 2,
         curve_every: int = 0,
+        stepping: str | None = None,
     ) -> None:
         self.task, self.rule, self.schedule = task, rule, schedule
+        self.stepping = stepping_for(stepping, rule, task.device)
         self.objective = objective()
         self.seeds, self.members_per_group, self.curve_every = list(seeds), members_per_group, curve_every
         if not self.seeds or members_per_group < 1:
@@ -86,6 +78,8 @@ class Unroll:
         ]
         self._noise = [generator(seed, "noise", device=task.device) for seed in self.seeds]
         self._validation = torch.stack([self._draw_validation(seed) for seed in self.seeds])
+        self._static: StaticStep | None = None
+        self._captured: CapturedStep | None = None
 
     def _draw_validation(self, seed: int) -> Tensor:
         stream = generator(seed, "validation", device=self.task.device)
@@ -110,29 +104,68 @@ class Unroll:
             )
         if not 0 <= steps <= remaining:
             raise ValueError(f"steps={steps} of a run that has {remaining} left of {self.schedule.steps}")
+        if not steps:
+            return
         prepared = self.rule.prepare(weights.to(self.task.device))
+        take = self._loop if self.stepping == "loop" else self._replay
+        parameter, gradient, state = take(prepared, steps)
+        self.output_scales = self.rule.output_scales(
+            prepared, parameter, gradient, state, segments=self.task.segments, hyper=self.task.hyperparameters,
+            step=self.step - 1,
+        )  # fmt: skip
+
+    def _loop(self, prepared: Any, steps: int) -> tuple[Tensor, Tensor, State]:
+        """Take the steps; returns parameters, gradient and state before the last one."""
         for _ in range(steps):
             last = self._step(prepared)
             if self.schedule.collects(self.step):
                 self._collect()
-        if steps:
-            parameter, gradient, state = last
-            self.output_scales = self.rule.output_scales(
-                prepared, parameter, gradient, state, segments=self.task.segments, hyper=self.task.hyperparameters,
-                step=self.step - 1,
+        return last
+
+    def _replay(self, prepared: Any, steps: int) -> tuple[Tensor, Tensor, State]:
+        """The same through the static step, which is captured at its first use; the host reads nothing back but curves
+        and what `_collect` needs."""
+        static = self._static_step(prepared)
+        static.load(
+            self.parameter, self.state, prepared, step=self.step, failed_at=self.failed_at, stretch=self._stretch
+        )
+        self.parameter, self.state = static.parameter, static.state
+        for taken in range(1, steps + 1):
+            static.draw([each.indices(self.step) for each in self._minibatches], self._noise)
+            if self.stepping == "graph" and self._captured is None:
+                self._captured = CapturedStep(static)
+            if taken == steps:
+                before = static.parameter.clone(), tuple(each.clone() for each in static.state)
+            (self._captured or static)()
+            self.step += 1
+            if self.curve_every and self.step % self.curve_every == 0:
+                self._curve.append(static.stretch.to("cpu", copy=True))
+                static.stretch.zero_()
+            if self.schedule.collects(self.step):
+                self._collect()
+        self.parameter, self.state = static.parameter.clone(), tuple(each.clone() for each in static.state)
+        self._stretch, self.failed_at = static.stretch.clone(), static.failed_at.tolist()
+        gradient = static.gradient.clone()
+        if self.finished:
+            self._static = self._captured = None  # a graph keeps the memory of its step
+        return before[0], gradient, before[1]
+
+    def _static_step(self, prepared: Any) -> StaticStep:
+        if self._static is None:
+            self._static = StaticStep(
+                self.task, self.rule, self.parameter, self.state, prepared, groups=len(self.seeds),
+                draws_noise=self.rule.draws_noise(self.task.hyperparameters, self.step), curve_every=self.curve_every,
             )  # fmt: skip
+        return self._static
 
     def _step(self, prepared: Any) -> tuple[Tensor, Tensor, State]:
         """One step of all members; returns parameters, gradient and state before it."""
         indices = self._indices()
         loss, gradient = self._loss_and_gradient(indices)
         before = self.parameter, gradient, self.state
-        more: dict[str, Any] = {"loss": loss} if self.rule.needs_loss else {}
-        if self.rule.needs_hessian:
-            more["hessian_product"] = partial(hessian_product, self.task, self.parameter, indices, gradient)
-        self.parameter, self.state = self.rule.update(
-            prepared, self.parameter, gradient, self._draw_noise(), self.state, step=self.step,
-            segments=self.task.segments, hyper=self.task.hyperparameters, **more,
+        self.parameter, self.state = update(
+            self.task, self.rule, prepared, self.parameter, self.state, indices=indices, loss=loss, gradient=gradient,
+            noise=self._draw_noise(), step=self.step,
         )  # fmt: skip
         self.step += 1
         self._record(loss.detach())

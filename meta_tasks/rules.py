@@ -36,6 +36,9 @@ class SamplerRule:
     needs_hessian: ClassVar[bool] = False
     #: Whether it takes ``loss=``, the mean minibatch loss of each member (P,).
     needs_loss: ClassVar[bool] = False
+    #: Whether `update` also takes ``step`` as a zero-dimensional tensor and `draws_noise` is the same at every step, so
+    #: that one captured step is every step (see `meta_tasks.step`).
+    capturable: ClassVar[bool] = True
 
     def specification(self) -> dict[str, Any]:
         """Plain values that say which sampler the meta-parameters belong to, for checkpoints and weight cards."""
@@ -107,6 +110,7 @@ class CyclicalRule(SamplerRule):
 
     name = "cyclical"
     state_names = ("momentum",)
+    capturable = False
 
     def __init__(self, cycle_length: int, exploration_ratio: float = 0.8) -> None:
         self.cycle_length, self.exploration_ratio = cycle_length, exploration_ratio

@@ -66,7 +66,7 @@ def random_images(n=120, size=8, classes=3, channels=1, seed=0):
     return ImageData("noise", classes, x[:half], y[:half], x[half:], y[half:], x[half:], y[half:])
 
 
-def image_task(architecture="cnn", options=None, *, size=8, seed=0, **settings):
+def image_task(architecture="cnn", options=None, *, size=8, seed=0, device="cpu", **settings):
     options = {"channels": 4, "depth": 1} if options is None and architecture == "cnn" else options or {}
     config = TaskConfig("noise", architecture, options, **{"batch_size": 16, "validation_size": 20, **settings})
-    return ImageTask(config, random_images(size=size), seed)
+    return ImageTask(config, random_images(size=size), seed, device)
