@@ -98,6 +98,33 @@ def temperature_figure(path: Path, report: BudgetReport, title: str) -> None:
     fig.savefig(path, dpi=150)
 
 
+def validation_figure(path: Path, report: BudgetReport, title: str) -> None:
+    """NLL and accuracy of the current weights on validation images over a run, mean ± standard deviation over seeds."""
+    per_epoch = report.settings.steps_per_epoch(report.num_data)
+    fig = new_figure(12, 4.2)
+    axes, curves = fig.subplots(1, 2), 0
+    for number, results in enumerate(each for each in report.runs.values() if len(each[0].accuracy_curve) > 1):
+        runs = [np.array(result.validation_curve) for result in finished(results) if result.validation_curve]
+        if not runs:  # made before there were such curves
+            continue
+        points = np.stack([run[: min(map(len, runs))] for run in runs])
+        color, dash = plots.PALETTE[number % len(plots.PALETTE)], plots.DASHES[number // len(plots.PALETTE)]
+        for ax, column in zip(axes, (1, 2)):
+            mean, std = points[..., column].mean(0), points[..., column].std(0)
+            ax.plot(points[0, :, 0] / per_epoch, mean, color=color, linestyle=dash, label=label(results))
+            ax.fill_between(points[0, :, 0] / per_epoch, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
+        curves += 1
+    if not curves:
+        return
+    axes[0].set(xlabel="epochs", ylabel="NLL of the current weights (nats)", yscale="log")
+    axes[1].set(xlabel="epochs", ylabel="accuracy of the current weights")
+    for ax in axes:
+        ax.grid(True, color="0.9", linewidth=0.8)
+    axes[1].legend(frameon=False, loc="lower right")
+    fig.suptitle(f"{title}; validation images")
+    fig.savefig(path, dpi=110)
+
+
 def running_mean(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means over windows of `SMOOTHING` points (all of them, where there are fewer), at the windows' ends."""
     width = min(SMOOTHING, len(values))

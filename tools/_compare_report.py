@@ -12,10 +12,11 @@ from typing import Any
 from _comparison import validation_nll
 from _methods import METHODS
 from _report import finished, label, markdown, mean_and_std, spread
-from _runner import Result
+from _runner import Result, predictions
 from _settings import Settings
 from _tuning import Setting, at_edge
 
+from learned_samplers import metrics
 from learned_samplers._storage import write_atomically
 
 BASELINES = ("sghmc", "cyclical", "psgld")  # those that a learned sampler has to beat
@@ -66,6 +67,15 @@ def summary(results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
     return means
 
 
+def pooled(results: Sequence[Result], folder: Path) -> dict[str, float] | None:
+    """Scores of the average over all seeds' predictions, as parallel chains give it; None for fewer than two chains."""
+    ended = [predictions(result, folder) for result in finished(results)]
+    if len(ended) < 2:
+        return None
+    average = sum(each["test"] for each in ended) / len(ended)
+    return {**metrics.summary(average, ended[0]["test_labels"]), "chains": len(ended)}
+
+
 def against_baselines(report: BudgetReport) -> dict[str, dict[str, Any]]:
     """Each learned method beside that one of `BASELINES` with the lowest mean NLL; {} if none of these was run.
 
@@ -112,6 +122,7 @@ def content(report: BudgetReport) -> dict[str, Any]:
                 for setting, trials in report.trials[name].items()
             ],
             **summary(results),
+            "pooled": pooled(results, report.folder),
             "health": health(results[0]),
             "runs": [
                 {
@@ -146,7 +157,7 @@ def health(result: Result) -> dict[str, Any]:
 
 def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
     """The budget's tables and the sentences below them, as Markdown; `numbers` is its `content`."""
-    scores, healths = [], []
+    scores, healths, chains = [], [], list[dict[str, str]]()
     for name, results in report.runs.items():
         rows = [measured(result) for result in finished(results)]
         row = {"method": label(results), "lr": f"{report.chosen[name].lr:g}"}
@@ -157,6 +168,9 @@ def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
         row["gradients"] = spread([result.gradient_evaluations for result in results], 0, with_std=False)
         scores.append(row)
         healths.append({"method": label(results), **health_cells(numbers["methods"][name]["health"])})
+        if (together := numbers["methods"][name]["pooled"]) is not None:
+            cells = {heading: f"{together[key]:.4f}" for key, heading, _ in SCORE_COLUMNS if key in together}
+            chains.append({"method": label(results), **cells, "runs": str(together["chains"])})
     lines = [comparison_line(name, verdict, numbers) for name, verdict in numbers["against_baselines"].items()]
     if numbers["lowest_nll"] is not None:
         lowest = numbers["methods"][numbers["lowest_nll"]]
@@ -164,8 +178,9 @@ def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
     edges = [method["label"] for method in numbers["methods"].values() if method["at_edge"]]
     if edges:
         lines.append(f"- Tuned to the edge of what was tried: {', '.join(edges)}.")
-    parts = (f"### {report.budget} gradients", markdown(scores), markdown(healths), "\n".join(lines))
-    return "\n\n".join(parts)
+    parts = [f"### {report.budget} gradients", markdown(scores), markdown(healths)]
+    parts += [markdown(chains)] if chains else []
+    return "\n\n".join([*parts, "\n".join(lines)])
 
 
 def health_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
@@ -201,6 +216,7 @@ over test images, per second of the run; also tuned: momentum decay a, or an opt
 training and collecting alone.
 Second table, first seed: temperatures after burn-in of all weights (and from the coldest to the hottest part of the
 network); loss barrier between consecutive samples on validation images; cosine similarity between samples.
+Third table: all runs' predictions averaged, each seed one of so many parallel chains.
 Learning rates are tuned by validation NLL: a grid at the smallest budget, its best settings again at larger ones."""
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from learned_samplers import HMC, L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, KineticL2E, weights
+from learned_samplers import HMC, L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, KineticL2E, MetaSGMCMC, weights
 
 if TYPE_CHECKING:
     from _settings import Settings
@@ -118,6 +118,13 @@ def _kinetic_l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: i
     return KineticL2E(groups, lr, num_data, network=s.kinetic_l2e_network, **_posterior(s))
 
 
+def _meta_sgmcmc(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    # Finite differences: the cheaper of the two forms of its corrections.
+    return MetaSGMCMC(
+        groups, lr, num_data, network=s.meta_sgmcmc_network, correction="finite_difference", **_posterior(s)
+    )
+
+
 METHODS: dict[str, Method] = {
     "sgd": Method("SGD", "optimizer", 0.05, _sgd, tunes="prior_precision"),
     "adam": Method("Adam", "optimizer", 3e-3, _adam, tunes="prior_precision"),
@@ -136,6 +143,7 @@ METHODS: dict[str, Method] = {
     "kinetic_l2e": Method(
         "Kinetic-L2E", "sampler", 0.05, _kinetic_l2e, network="kinetic_l2e_network", gradients_per_step=2
     ),
+    "meta_sgmcmc": Method("Meta-SGMCMC", "sampler", 0.02, _meta_sgmcmc, network="meta_sgmcmc_network"),
 }
 
 MethodName = Literal[*METHODS]

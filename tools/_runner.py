@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Result:
         gradient_evaluations: in minibatches; a gradient over the whole training set counts as its minibatches.
         num_samples: weights averaged; 1 for a single network.
         accuracy_curve, nll_curve: test scores of the average over the first 1, 2, … samples.
+        validation_curve: (gradient evaluations, loss in nats, accuracy) of the current weights on validation images.
         acceptance_rate: of HMC after burn-in; None for other methods.
         temperatures: of a sampler, over the run, see `_training.Log`.
         mean_temperatures: their means after burn-in, see `_measures.mean_temperatures`.
@@ -77,6 +78,7 @@ class Result:
     num_samples: int = 0
     accuracy_curve: list[float] = field(default_factory=list)
     nll_curve: list[float] = field(default_factory=list)
+    validation_curve: list[list[float]] = field(default_factory=list)
     acceptance_rate: float | None = None
     temperatures: list[dict[str, Any]] = field(default_factory=list)
     mean_temperatures: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -184,7 +186,7 @@ def run(
             synchronize(data)
             result.seconds = time.perf_counter() - start - log.validation_seconds
             result.gradient_evaluations = bar.n - begun
-            result.temperatures = log.temperatures
+            result.temperatures, result.validation_curve = log.temperatures, log.validation_curve
             result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)
         if samples is not None:
             validate(result, samples, data, out)
@@ -263,7 +265,9 @@ def read_result(path: Path, wanted: Result) -> Result | None:
         found = Result(**json.loads(path.read_text()))
     except (json.JSONDecodeError, TypeError) as error:
         raise ValueError(f"{path} is not the result of a run ({error}); delete it or use --fresh") from error
-    same = (found.settings, found.versions, found.lr) == (wanted.settings, wanted.versions, wanted.lr)
+    # A run from before there was some setting had what is now that setting's default.
+    defaults = jsonable({each.name: each.default for each in fields(Settings) if each.name in wanted.settings})
+    same = ({**defaults, **found.settings}, found.versions, found.lr) == (wanted.settings, wanted.versions, wanted.lr)
     return found if same else None
 
 

@@ -64,6 +64,7 @@ class Log:
         temperatures: of a sampler, one entry a point: {"step", "sampling" (whether the state counts as a sample's),
             "groups": {part of the network: {"kinetic", "configurational", "size" (its number of weights)}}}; None
             for a temperature that does not exist.
+        validation_curve: see `_runner.Result`.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Log:
         self.validate_every = self.every * max(1, LOGS // validations)
         self.validation_seconds = 0.0
         self.temperatures: list[dict[str, Any]] = []
+        self.validation_curve: list[list[float]] = []
         self.reset()
 
     def reset(self) -> None:
@@ -119,6 +121,8 @@ class Log:
         loss, accuracy = evaluate(model, self.data.val_x, self.data.val_y)
         model.train()
         self.validation_seconds += time.perf_counter() - start
+        if math.isfinite(loss):
+            self.validation_curve.append([step, loss, accuracy])
         self.writer.add_scalar("validation/loss", loss, step)
         self.writer.add_scalar("validation/accuracy", accuracy, step)
         self.bar.set_postfix(validation_loss=f"{loss:.3f}", refresh=False)

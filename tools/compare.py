@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
-from _compare_figures import figure_1, figure_2, temperature_figure
+from _compare_figures import figure_1, figure_2, temperature_figure, validation_figure
 from _compare_report import BudgetReport, content, tables, write_results
 from _comparison import CommonOptions, RunStore, prepare_torch, ranked, text, validation_nll
 from _measures import modes
@@ -38,8 +38,6 @@ from _tuning import Setting, at_edge, grid, tune
 from tqdm import tqdm
 
 from meta_tasks.datasets import ImageData
-
-VALIDATIONS = 5  # times that a run's curves get the validation loss of its current weights
 
 
 @dataclass(frozen=True)
@@ -68,12 +66,14 @@ class Options(CommonOptions):
     keep: int = 4
     # Times that a grid is extended at each budget when its best learning rate lies at an edge; 0 never does.
     extensions: int = 2
+    # Times that a run's curves get the validation scores of its current weights.
+    validations: int = 5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.sampler or len(set(self.sampler)) < len(self.sampler):
             raise ValueError(f"sampler must name methods, each once, got {self.sampler}")
-        for argument in ("grid", "tune_seeds", "keep"):
+        for argument in ("grid", "tune_seeds", "keep", "validations"):
             if getattr(self, argument) < 1:
                 raise ValueError(f"{argument} must be at least 1, got {getattr(self, argument)}")
         if self.extensions < 0:
@@ -112,7 +112,7 @@ class Comparison:
         title = f"{budget} gradients, {METHODS[method].label}, {self.describe(method, setting)}, seed {seed}"
         return self.store.run(
             self.settings(budget, setting), method, setting.lr, seed, self.folder(budget),
-            title=title, bar=self.bar, test=test, validations=VALIDATIONS,
+            title=title, bar=self.bar, test=test, validations=self.options.validations,
             variant=setting.variant(METHODS[method]),
         )  # fmt: skip
 
@@ -236,6 +236,7 @@ def draw(report: BudgetReport, out: Path) -> None:
     figure_1(out / f"figure1_{report.budget}.png", report, title)
     figure_2(out / f"figure2_{report.budget}.png", report, title)
     temperature_figure(out / f"temperatures_{report.budget}.png", report, title)
+    validation_figure(out / f"validation_{report.budget}.png", report, title)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

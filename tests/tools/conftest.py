@@ -10,6 +10,7 @@ from learned_samplers import weights
 from learned_samplers.kinetic_rule import KINETIC_FEATURES
 from learned_samplers.l2e_features import FEATURE_SETS
 from learned_samplers.l2e_network import build_network
+from learned_samplers.meta_sgmcmc_network import META_FEATURES, build_meta_network
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
@@ -18,16 +19,21 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 def learned_weights(tmp_path_factory):
     """The settings of `tools/_settings.py` that name weights, each with a small untrained network of its form."""
     folder, files = tmp_path_factory.mktemp("weights"), {}
-    forms = {"l2e": ("L2E", "residual"), "l2e_paper": ("L2E", "paper"), "kinetic_l2e": ("KineticL2E", "kinetic")}
-    for name, (sampler, form) in forms.items():
-        features = KINETIC_FEATURES if form == "kinetic" else FEATURE_SETS["paper"].names
-        network = build_network(
-            len(features), (4,), 1 if form == "kinetic" else 2, zero_last=False,
-            generator=torch.Generator().manual_seed(0),
-        )  # fmt: skip
+    paper, kinetic = ("paper", FEATURE_SETS["paper"].names), ("kinetic", KINETIC_FEATURES)
+    forms = {
+        "l2e": ("L2E", "residual", paper, 2), "l2e_paper": ("L2E", "paper", paper, 2),
+        "kinetic_l2e": ("KineticL2E", "kinetic", kinetic, 1),
+        "meta_sgmcmc": ("MetaSGMCMC", "signed", ("energy", META_FEATURES), 2),
+    }  # fmt: skip
+    for name, (sampler, form, (feature_set, features), outputs) in forms.items():
+        stream = torch.Generator().manual_seed(0)
+        if sampler == "MetaSGMCMC":
+            network = build_meta_network((2,), zero_last=False, generator=stream)
+        else:
+            network = build_network(len(features), (4,), outputs, zero_last=False, generator=stream)
         card = {
             "name": name, "sampler": sampler, "form": form, "features": list(features), "scales": {}, "defaults": {},
-            "feature_set": "kinetic" if form == "kinetic" else "paper", "badge": "heuristic", "curve": [],
+            "feature_set": feature_set, "badge": "heuristic", "curve": [],
             "meta_training": dict.fromkeys(weights.META_TRAINING_FIELDS), "metrics": {}, "licence": "MIT",
         }  # fmt: skip
         weights.save(folder / f"{name}.safetensors", network, card)

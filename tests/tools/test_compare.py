@@ -17,8 +17,9 @@ import torch
 from _comparison import RunStore
 from _measures import modes
 from _presets import PRESETS
-from _runner import Result, load_samples
+from _runner import Result, load_samples, read_result
 from _settings import Settings
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from learned_samplers import metrics
@@ -29,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 NETWORK = ["--model", "mlp", "--hidden", "8", "--limit", "320", "--batch-size", "32", "--num-samples", "4"]
 TINY = [*NETWORK, "--cycles", "2", "--temperature", "0.1", "--ensemble-size", "2", "--burn-in", "0.5"]
 SMALL = ["--grid", "2", "--momentum-decays", "0.1", "--weight-decays", "--extensions", "0"]
-EVERYTHING = ("sghmc", "l2e", "kinetic_l2e", "adam_average", "adam_ensemble", "sgd")
+EVERYTHING = ("sghmc", "l2e", "kinetic_l2e", "meta_sgmcmc", "adam_average", "adam_ensemble", "sgd")
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,7 @@ def whole(tmp_path_factory, learned_weights):
     """One comparison at two budgets, and the arguments that made it."""
     out = tmp_path_factory.mktemp("whole")
     networks = ["--kinetic-l2e-network", learned_weights["kinetic_l2e_network"]]
+    networks += ["--meta-sgmcmc-network", learned_weights["meta_sgmcmc_network"]]
     arguments = [*TINY, *SMALL, *networks, "--sampler", *EVERYTHING, "--budgets", "40", "20", "--seeds", "2"]
     arguments += ["--keep", "1", "--out", str(out)]
     threads = torch.get_num_threads()
@@ -76,7 +78,7 @@ def test_every_method_gets_the_same_gradients_and_leaves_its_files(whole):
             assert all((out / each["file"]).is_file() for each in method["runs"])
             samples = {"sgd": 1, "adam_ensemble": 2}.get(name, 4)
             assert [each["num_samples"] for each in method["runs"]] == [samples] * 2
-        for figure in ("figure1", "figure2", "temperatures"):
+        for figure in ("figure1", "figure2", "temperatures", "validation"):
             assert (out / f"{figure}_{budget}.png").read_bytes().startswith(b"\x89PNG")
     assert list(numbers(out)) == ["20", "40"], "from the smallest budget to the largest"
 
@@ -143,6 +145,51 @@ def test_the_numbers_of_a_run_are_those_of_its_samples(whole):
     lines = np.array(result.modes["validation_nll"])
     np.testing.assert_allclose(lines[:, 0], ends[:-1], rtol=1e-4)
     np.testing.assert_allclose(lines[:, -1], ends[1:], rtol=1e-4)
+
+
+def test_all_seeds_together_are_one_average(whole):
+    """The third table: scores of the mean prediction over the seeds' runs, read from the predictions on disk."""
+    out, _ = whole
+    table = (out / "table.md").read_text()
+    for budget, content in numbers(out).items():
+        for name in ("sghmc", "meta_sgmcmc"):
+            files = [Path(each["file"]).stem for each in content["methods"][name]["runs"]]
+            each = [load_file(out / f"steps_{budget}/predictions/{stem}.safetensors") for stem in files]
+            mean = (each[0]["test"] + each[1]["test"]) / 2
+            wanted = {**metrics.summary(mean, each[0]["test_labels"]), "chains": 2}
+            assert content["methods"][name]["pooled"] == pytest.approx(wanted)
+            assert wanted["nll"] < content["methods"][name]["mean"]["nll"], "the logarithm is concave"
+            part = table[table.index(f"### {budget} gradients") :]
+            third = next(line for line in part.splitlines() if line.startswith("| method") and "runs" in line)
+            assert cells(part, third, content["methods"][name]["label"], "NLL") == f"{wanted['nll']:.4f}"
+
+
+def test_a_run_keeps_the_validation_scores_of_its_weights(whole):
+    out, _ = whole
+    file = numbers(out)["40"]["methods"]["meta_sgmcmc"]["runs"][0]["file"]
+    curve = Result(**json.loads((out / file).read_text())).validation_curve
+    assert [point[0] for point in curve] == [20, 40]
+    assert all(loss > 0 and 0 <= accuracy <= 1 for _, loss, accuracy in curve)
+
+
+def test_a_run_from_before_a_setting_is_read_as_one_with_its_default(whole, tmp_path):
+    out, _ = whole
+    path = out / numbers(out)["40"]["methods"]["sghmc"]["runs"][0]["file"]
+    wanted = Result(**json.loads(path.read_text()))
+    old = json.loads(path.read_text())
+    del old["settings"]["labels"], old["validation_curve"]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    assert read_result(tmp_path / "old.json", wanted).scores == wanted.scores
+    wanted.settings["labels"] = [1, 2]
+    assert read_result(tmp_path / "old.json", wanted) is None
+
+
+def test_labels_choose_the_images(tmp_path):
+    options = compare.parse([*TINY, "--sampler", "sghmc", "--labels", "7", "3", "--limit", "None", "--budgets", "40"])
+    data, everything = compare.prepare(options), compare.prepare(compare.parse([*TINY, "--limit", "None"]))
+    assert (data.num_classes, data.num_data) == (2, int(((everything.train_y == 7) | (everything.train_y == 3)).sum()))
+    assert torch.equal(data.test_x[data.test_y == 0], everything.test_x[everything.test_y == 7])
+    assert torch.equal(data.val_x[data.val_y == 1], everything.val_x[everything.val_y == 3])
 
 
 def test_an_interrupted_command_goes_on_and_a_finished_one_repeats_nothing(whole, tmp_path):
@@ -225,7 +272,7 @@ def test_the_presets_are_what_they_are_for():
         assert (settings.model, mine) not in family.architectures
         assert "cifar10" not in family.dataset_names
     for settings, budgets in PRESETS.values():
-        assert budgets[1] == 5 * budgets[0]
+        assert budgets[1] == (10 if settings.dataset == "mnist" else 5) * budgets[0]
         assert architectures.build(settings.model, (1, 16, 16), 10, **settings.network_options())
         assert settings.num_samples == 10
 
@@ -237,6 +284,8 @@ def test_the_presets_are_what_they_are_for():
         (["--sampler", "sgd", "sgd"], "sampler must name methods, each once"),
         (["--grid", "0"], "grid must be at least 1, got 0"),
         (["--keep", "0"], "keep must be at least 1, got 0"),
+        (["--validations", "0"], "validations must be at least 1, got 0"),
+        (["--labels", "3"], "classes must be two or more different labels of digits in [0, 10), got (3,)"),
         (["--tune-seeds", "0"], "tune_seeds must be at least 1, got 0"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
         (["--extensions", "-1"], "extensions must not be negative, got -1"),
