@@ -5,7 +5,7 @@
 
 The card gets a field "law": `check_sampler` on two Gaussians, the violation of Assumption 3.1, and the size of each
 term of a step (`learned_samplers.l2e_report`), at the learning rate that the card recommends. A sampler that claims an
-invariant law (Kinetic-L2E) keeps the badge "O(h)" only if its bias was seen to vanish with the step size.
+invariant law (Kinetic-L2E, Meta-SGMCMC) keeps the badge "O(h)" only if its bias was seen to vanish with the step size.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import tyro
+from _meta_law import measure as measure_meta
 from torch import nn
 
 from learned_samplers import L2E, KineticL2E, check_sampler, weights
@@ -41,6 +42,8 @@ class Options:
     num_data: int = 50_000
     # Independent coordinates of each Gaussian; the moments' errors fall with their root.
     coordinates: int = 2000
+    # Mean loss at the mode of the Gaussians on which Meta-SGMCMC is measured, for its networks see the energy.
+    energy: float = 0.0
     # Weight file that the meta-training started from; its command and curve go into the card too.
     first_stage: Path | None = None
     # Another weight file of the same layers, and how far to go from SOURCE towards it in a straight line: 0 is SOURCE,
@@ -74,6 +77,11 @@ def _law(source: Path, options: Options, card: dict[str, Any], lr: float) -> dic
             "verdict": report.verdict, "reason": report.reason, "bias": [r.bias for r in report.results],
             "bias_at_a_quarter_of_lr": [r.refined_bias for r in report.results],
         }  # fmt: skip
+    if card["sampler"] == "MetaSGMCMC":
+        return measure_meta(
+            source, lr, card["defaults"]["momentum_decay"], num_data=num_data, chains=options.coordinates,
+            energy=options.energy,
+        )  # fmt: skip
     if card["sampler"] != "L2E":
         raise ValueError(f"{options.source}: no measure for the law of {card['sampler']}")
     return measure(lambda params: L2E(params, lr, num_data, network=source), coordinates=options.coordinates)

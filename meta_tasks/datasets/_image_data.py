@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from sklearn.model_selection import train_test_split
@@ -140,7 +141,7 @@ def keep_labels(data: ImageData, labels: Sequence[int]) -> ImageData:
     Raises:
         ValueError: as `meta_tasks.labels.renumber`.
     """
-    splits = {}
+    splits: dict[str, Any] = {}
     for split in ("train", "val", "test"):
         x, y = getattr(data, f"{split}_x"), getattr(data, f"{split}_y")
         splits[f"{split}_x"], splits[f"{split}_y"] = renumber(x, y, labels, data.num_classes, data.name)

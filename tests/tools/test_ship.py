@@ -5,6 +5,7 @@ import math
 import meta_train
 import pytest
 import ship
+import torch
 
 from learned_samplers import weights
 
@@ -35,6 +36,52 @@ def test_the_card_says_what_was_measured(tmp_path, capsys, form):
     assert len(card["law"]["bias"]) == 2
     assert ("assumption_violation" in card["law"]) == (form != "kinetic")
     assert card["law"]["reason"] in capsys.readouterr().out
+
+
+def meta_trained(folder):
+    more = ["--form", "meta", "--method", "tbptt", "--objective", "stein_kl", "--window", "6", "--num-chains", "3"]
+    return trained(folder, *more, "--hidden", "4")
+
+
+def test_the_card_of_meta_sgmcmc_has_its_bias_at_constant_friction(tmp_path, capsys):
+    """The untrained network is SGHMC, whose bias falls from 4 to 1 % (its closed form: proportional to lr)."""
+    source = meta_trained(tmp_path / "run")
+    ship.main([str(source), "new", "--out", str(tmp_path), "--lr", "0.1", "--energy", "0.3"])
+    card = weights.load_card(tmp_path / "new.safetensors")
+    assert (card["badge"], card["law"]["verdict"], card["law"]["energy"]) == ("O(h)", "O(h)", 0.3)
+    assert card["law"]["momentum_decay"] == [0.1, 0.05, 0.025]
+    assert card["law"]["bias"][0] == pytest.approx(0.044, abs=0.02)
+    assert abs(card["law"]["bias"][2]) < 0.012
+    assert card["law"]["kinetic"] == pytest.approx([1.06, 1.03, 1.01], abs=0.05)
+    assert card["law"]["reason"] in capsys.readouterr().out
+
+
+def test_a_wrong_correction_loses_the_badge(tmp_path, monkeypatch):
+    """∂A/∂r times minus one: the law of the dynamics is another one, and the bias stays."""
+    from learned_samplers import meta_sgmcmc_rule as rule
+    from learned_samplers.l2e_network import layers_of
+
+    def flipped(fields, momentum, probe_size, *, position):
+        right = rule.slopes_by_autograd(fields, momentum, probe_size, position=position)
+        wrong = right.friction_by_momentum
+        return right._replace(friction_by_momentum=None if wrong is None else -wrong)
+
+    source = meta_trained(tmp_path / "run")
+    network, card = weights.load(source)
+    (weight, bias), (last, _) = layers_of(network)
+    for matrix in (weight, bias, last):  # f_D = 3·relu(r)
+        torch.nn.init.zeros_(matrix)
+    half = len(bias) // 2
+    with torch.no_grad():
+        weight[half, 1], last[1, half] = 1.0, 3.0
+    own = {key: value for key, value in card.items() if key not in ("layers", "sha256")}
+    weights.save(tmp_path / "own.safetensors", network, own)
+    arguments = [str(tmp_path / "own.safetensors"), "new", "--out", str(tmp_path), "--lr", "0.1"]
+    ship.main(arguments)
+    assert weights.load_card(tmp_path / "new.safetensors")["badge"] == "O(h)"
+    monkeypatch.setitem(rule.CORRECTIONS, "autograd", flipped)
+    ship.main(arguments)
+    assert weights.load_card(tmp_path / "new.safetensors")["badge"] == "heuristic"
 
 
 def test_a_blend_lies_between_its_ends(tmp_path):
