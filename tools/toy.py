@@ -1,25 +1,29 @@
 """The particle samplers on two toy problems, with the baselines beside them.
 
     python tools/toy.py mixtures    # three mixtures with a common region, five seeds: about a minute
-    python tools/toy.py zdt3        # a Pareto front in five pieces, in its box
+    python tools/toy.py zdt3        # a Pareto front in five pieces, in its box: half an hour
 
-Writes table.md, results.json and figure.png under --out.
+Writes table.md, results.json and figure.png under --out, and every finished run, so that an interrupted command goes on
+where it was.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
+from _kept import kept
 from _report import markdown, spread
+from _toy_figures import panels_figure, rows_figure
 from _toy_problems import (
     REFERENCE,
     SEGMENTS,
@@ -37,6 +41,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from learned_samplers import MGDA, MOOSVGD, MTSGD, LinearScalarisation, ParetoMTL
+from learned_samplers.particles import RBF
 from learned_samplers.particles.base import ParticleSampler
 
 Maker = Callable[..., ParticleSampler]
@@ -53,8 +58,21 @@ METHODS: dict[str, Maker] = {
     "MGDA": MGDA,
     "linear scalarisation": LinearScalarisation,
 }
-#: On a Pareto front Pareto MTL is a further baseline; with three targets it has no default preferences.
-ON_A_FRONT: dict[str, Maker] = {**METHODS, "Pareto MTL": ParetoMTL}
+#: On a Pareto front MT-SGD is shown with settings that mend its collapse, and Pareto MTL is a further baseline; with
+#: three targets it has no default preferences.
+ON_A_FRONT: dict[str, Maker] = {
+    "MT-SGD, exact U": MTSGD,
+    "MT-SGD, exact U, scores normalised by particle": lambda params, lr, **more: MTSGD(
+        params, lr, gradient_normalisation="particle", **more
+    ),
+    "MT-SGD, exact U, bandwidth 10": lambda params, lr, **more: MTSGD(params, lr, kernel=RBF(10.0), **more),
+    "MT-SGD, code's rule": METHODS["MT-SGD, code's rule"],
+    "MT-SGD, code's rule, kernel on objectives": lambda params, lr, **more: MTSGD(
+        params, lr, target_weights="gradients", gradient_normalisation="coordinate", kernel_on="features", **more
+    ),
+    **{name: make for name, make in METHODS.items() if not name.startswith("MT-SGD")},
+    "Pareto MTL": ParetoMTL,
+}
 
 
 @dataclass(frozen=True)
@@ -119,8 +137,14 @@ def run(
         sampler.param_groups[0]["temperature"] = options.temperature
     snapshots = {0: x.detach().clone()}
     start = time.perf_counter()
+
+    def losses() -> Tensor | tuple[Tensor, Tensor]:
+        values = closure(x)
+        # The features on which a kernel may act are the objectives.
+        return (values, values.T) if getattr(sampler, "kernel_on", None) == "features" else values
+
     for step in range(1, options.steps + 1):
-        sampler.step(lambda: closure(x))
+        sampler.step(losses)
         if after is not None:
             after(x)
         if step in keep or step == options.steps:
@@ -138,9 +162,24 @@ def run_all(
         for seed in range(options.seeds):
             for name, make in methods.items():
                 bar.set_description(f"{name}, seed {seed}")
-                runs[name].append(one(make, seed))
+                runs[name].append(keep(name, make, options, seed, one))
                 bar.update()
     return runs
+
+
+def keep(name: str, make: Maker, options: Mixtures | ZDT3, seed: int, one: Callable[[Maker, int], Run]) -> Run:
+    """One run, or what is on disk of it."""
+    about = ("seeds", "threads", "out")
+    settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in about}
+
+    def result() -> dict[str, Any]:
+        done = one(make, seed)
+        return {**asdict(done), "snapshots": {step: points.tolist() for step, points in done.snapshots.items()}}
+
+    path = options.out / "runs" / f"{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}_seed{seed}.json"
+    found = kept(path, {"method": name, "seed": seed, **settings}, result)
+    snapshots = {int(step): torch.tensor(points) for step, points in found["snapshots"].items()}
+    return Run(**{**found, "snapshots": snapshots})
 
 
 def mixtures(options: Mixtures) -> tuple[dict[str, list[Run]], list[dict[str, str]]]:
@@ -199,46 +238,6 @@ def pareto(options: ZDT3) -> tuple[dict[str, list[Run]], list[dict[str, str]]]:
     return runs, [*table, front]
 
 
-# ---------------------------------------------------------------- figures
-
-
-def figure(path: Path, runs: Mapping[str, list[Run]], background: Callable[[Any], None], limits: Any) -> None:
-    """A row a method, a column a snapshot, of the first seed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    columns = list(next(iter(runs.values()))[0].snapshots)
-    fig = Figure(figsize=(2.3 * len(columns) + 0.4, 2.3 * len(runs) + 0.3), layout="constrained")
-    FigureCanvasAgg(fig)
-    axes = fig.subplots(len(runs), len(columns), sharex=True, sharey=True, squeeze=False)
-    for row, (name, results) in zip(axes, runs.items(), strict=True):
-        row[0].set_ylabel(name.replace(", ", ",\n"))
-        for ax, step in zip(row, columns, strict=True):
-            background(ax)
-            points = results[0].snapshots[step].detach()
-            ax.plot(points[:, 0], points[:, 1], ".", color="#D55E00", markersize=5, markeredgecolor="white", mew=0.4)
-            ax.set(xlim=limits[0], ylim=limits[1])
-    for ax, step in zip(axes[0], columns, strict=True):
-        ax.set_title(f"step {step:,}")
-    fig.savefig(path, dpi=110)
-
-
-def densities(ax: Any) -> None:
-    grid = torch.linspace(-7, 7, 141)
-    x, y = torch.meshgrid(grid, grid, indexing="xy")
-    energies = mixture_energies(torch.stack([x.flatten(), y.flatten()], dim=1))
-    for energy, colour in zip(energies, ("Blues", "Greens", "Purples"), strict=True):
-        ax.contour(x, y, (-energy).exp().view_as(x), levels=4, cmap=colour, linewidths=0.8, vmin=-0.05)
-    ax.set_aspect("equal")
-
-
-def front_lines(ax: Any) -> None:
-    for segment in zdt3_front():
-        ax.plot(segment[:, 0], segment[:, 1], color="#0072B2", linewidth=2)
-    ax.grid(True, color="0.9", linewidth=0.8)
-    ax.set_axisbelow(True)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     options = tyro.extras.subcommand_cli_from_dict(
@@ -250,11 +249,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if isinstance(options, Mixtures):
         runs, table = mixtures(options)
-        figure(options.out / "figure.png", runs, densities, ((-7, 7), (-7, 7)))
+        first = {name: results[0].snapshots for name, results in runs.items()}
+        rows_figure(options.out / "figure.png", first)
         note = f"mean ± standard deviation over {options.seeds} starting points"
     else:
         runs, table = pareto(options)
-        figure(options.out / "figure.png", runs, front_lines, ((-0.05, 1.05), (-1, 6)))
+        first = {name: results[0].snapshots for name, results in runs.items()}
+        panels_figure(options.out / "figure.png", first)
         note = f"mean ± standard deviation over {options.seeds} starting points; hypervolume below {REFERENCE}"
     command = shlex.join(["python", "tools/toy.py", *(sys.argv[1:] if arguments is None else arguments)])
     text = markdown(table)

@@ -6,11 +6,13 @@ import json
 
 import pytest
 import torch
+import toy
 from _toy_problems import (
     LEAST,
     REFERENCE,
     SEGMENTS,
     hypervolume,
+    into_box,
     mixture_energies,
     mixture_start,
     segments_reached,
@@ -20,7 +22,7 @@ from _toy_problems import (
     zdt3_start,
 )
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
-from toy import METHODS, ON_A_FRONT, main
+from toy import METHODS, ON_A_FRONT, Mixtures, main, run
 
 
 def test_mixtures_are_the_papers():
@@ -92,6 +94,53 @@ def test_commands(command, methods, tmp_path, capsys):
     assert all(len(runs) == 2 for runs in content["methods"].values())
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert "toy.py" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.parametrize("command", ["mixtures", "zdt3"])
+def test_an_interrupted_command_goes_on(command, tmp_path, monkeypatch, capsys):
+    """The second seed is run, the first one read; without runs on disk the table is the same."""
+    arguments = [command, "--steps", "4", "--particles", "6"]
+    main([*arguments, "--seeds", "1", "--out", str(tmp_path / "kept")])
+    calls = []
+    plain = toy.run
+    monkeypatch.setattr(toy, "run", lambda *args, **kwargs: calls.append(1) or plain(*args, **kwargs))
+    main([*arguments, "--seeds", "2", "--out", str(tmp_path / "kept")])
+    methods = METHODS if command == "mixtures" else ON_A_FRONT
+    assert len(calls) == len(methods)
+    main([*arguments, "--seeds", "2", "--out", str(tmp_path / "anew")])
+    found, anew = (json.loads((tmp_path / f / "results.json").read_text())["methods"] for f in ("kept", "anew"))
+    for results in (*found.values(), *anew.values()):
+        for result in results:
+            del result["seconds"]
+    assert found == anew
+
+
+def test_the_kernel_on_objectives_gets_them():
+    """The repulsion follows the objectives: variables that they do not depend on are not pushed apart."""
+    make = ON_A_FRONT["MT-SGD, code's rule, kernel on objectives"]
+    x = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    before = x.detach().clone()
+    options = Mixtures(steps=2)
+    run(make, x, lambda x: torch.stack([x[:, 0], (1 - x[:, 0]).square() + 0 * x[:, 1]]), options, keep=())
+    assert (x[:, 0] != before[:, 0]).all()
+    assert torch.equal(x[:, 1], before[:, 1])
+
+
+def test_the_wide_kernel_and_normalised_scores_mend_the_collapse():
+    """What the documentation says of exact U: with the defaults all weight is on the first objective, else not."""
+    weights = {}
+    for name in list(ON_A_FRONT)[:3]:
+        x = zdt3_start(50, 0)
+        sampler = ON_A_FRONT[name]([x], 5e-3, base_optimizer=torch.optim.Adam)
+        sampler.param_groups[0]["temperature"] = 1e-2
+        for _ in range(100):
+            sampler.step(lambda x=x: zdt3(x))
+            into_box(x)
+        weights[name] = sampler.weights[0].item()
+    collapsed, normalised, wide = weights.values()
+    assert collapsed > 0.999
+    assert 0.3 < normalised < 0.7
+    assert wide < 0.995
 
 
 def test_bad_options():
