@@ -50,6 +50,7 @@ class HeldOutEvaluation:
         lrs: the grid.
         baseline_lrs: that of the hand-designed samplers; by default the same.
         seed: of tasks and runs; the same through a whole meta-training.
+        stepping: of the unrolls, see `meta_tasks.inner_loop.Unroll`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -58,12 +59,13 @@ class HeldOutEvaluation:
     def __init__(
         self, family: ImageTaskFamily, steps: int, *, samples: int = 10, tasks: int = 3, chains: int = 2,
         lrs: Sequence[float] = (0.02, 0.05, 0.1, 0.2), baseline_lrs: Sequence[float] | None = None, seed: int = 0,
+        stepping: str | None = None,
     ) -> None:  # fmt: skip
         if tasks < 1 or chains < 1 or not lrs:
             raise ValueError(f"evaluation needs tasks, chains and lrs, got {tasks}, {chains} and {tuple(lrs)}")
         self.family, self.steps, self.samples, self.lrs = family, steps, samples, tuple(lrs)
         self.baseline_lrs = self.lrs if baseline_lrs is None else tuple(baseline_lrs)
-        self.chains, self.seed = chains, seed
+        self.chains, self.seed, self.stepping = chains, seed, stepping
         self.configs = [self._config(i) for i in range(tasks)]
 
     def _config(self, number: int) -> TaskConfig:
@@ -92,7 +94,7 @@ class HeldOutEvaluation:
     ) -> tuple[Tensor, Tensor]:
         task = self.family.make(config, "held-out", self.seed, number)
         seeds = [derive_seed("held-out", self.seed, number, chain) for chain in range(self.chains)]
-        unroll = Unroll(task, rule, BMALoss, schedule, seeds, members_per_group=1)
+        unroll = Unroll(task, rule, BMALoss, schedule, seeds, members_per_group=1, stepping=self.stepping)
         unroll.advance(weights.expand(self.chains, -1))
         objective = unroll.objective
         assert isinstance(objective, BMALoss)

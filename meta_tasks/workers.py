@@ -69,6 +69,7 @@ class Evaluator:
         sigma: of the estimator.
         seed: of the run.
         curve_points: points of the inner training curves.
+        stepping: of the unrolls, see `meta_tasks.inner_loop.Unroll`; changes the losses by rounding at most.
     """
 
     family: TaskFamily
@@ -77,6 +78,7 @@ class Evaluator:
     sigma: float
     seed: int
     curve_points: int = 20
+    stepping: str | None = None
     slots: dict[int, Unroll] = field(default_factory=dict)
 
     def run(self, job: Job, weights: Tensor) -> JobResult:
@@ -116,7 +118,7 @@ class Evaluator:
         seeds = [derive_seed(self.seed, *pair, "unroll") for pair in job.pairs]
         return Unroll(
             task, self.rule, objective_named(self.objective), job.schedule, seeds,
-            curve_every=max(1, job.schedule.steps // self.curve_points),
+            curve_every=max(1, job.schedule.steps // self.curve_points), stepping=self.stepping,
         )  # fmt: skip
 
     def state_dict(self) -> dict[int, Any]:

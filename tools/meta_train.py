@@ -28,6 +28,7 @@ import tyro
 from learned_samplers.weights import save as save_weights
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping
 from meta_tasks.evaluation import HeldOutEvaluation
+from meta_tasks.fused_l2e import FusedL2ERule
 from meta_tasks.gaussians import GaussianFamily
 from meta_tasks.learned_rules import KineticRule, L2ERule, MetaSGMCMCRule, NetworkRule
 from meta_tasks.process import one_core
@@ -122,6 +123,8 @@ class Options:
     labels: tuple[int, ...] | None = None
     # Learning rates that tasks are drawn with; by default the family's.
     lrs: tuple[float, ...] | None = None
+    # Momentum decays that they are drawn with, likewise; the card recommends the first.
+    momentum_decays: tuple[float, ...] | None = None
     # Learning rate that the card recommends; by default the smallest of them.
     default_lr: float | None = None
     # The outer loop.
@@ -134,6 +137,10 @@ class Options:
     workers: int = 1
     # Device of the tasks, such as cpu or cuda.
     device: str = "cpu"
+    # On a CUDA device, whether a step of the inner loop is replayed as a CUDA graph, and whether L2E's update (residual
+    # form, two hidden layers) is computed by fused kernels, which need Triton. Both change results by rounding alone.
+    capture: bool = True
+    fused: bool = False
     # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
     data: str | None = None
     # Whether to show a progress bar.
@@ -156,7 +163,8 @@ def make_estimator(options: Options) -> Estimator:
 
 
 def make_family(options: Options) -> ImageTaskFamily | GaussianFamily:
-    changes: dict[str, Any] = {} if options.lrs is None else {"lrs": tuple(options.lrs)}
+    choices = {"lrs": options.lrs, "momentum_decays": options.momentum_decays}
+    changes: dict[str, Any] = {name: tuple(chosen) for name, chosen in choices.items() if chosen is not None}
     if options.family == "gaussians":
         if options.labels is not None:
             raise ValueError(f"labels={options.labels}: family 'gaussians' has none")
@@ -174,7 +182,10 @@ def make_trainer(options: Options) -> Trainer:
             raise ValueError(f"workers={options.workers} and {ranks} ranks of torchrun cannot be combined")
         torch.distributed.init_process_group("gloo")
 
+    stepping = None if options.capture else "loop"
+
     def executor(evaluator: Evaluator) -> Executor:
+        evaluator.stepping = stepping
         if ranks > 1:
             return RankExecutor(evaluator)
         return ProcessExecutor(evaluator, options.workers) if options.workers > 1 else SerialExecutor(evaluator)
@@ -189,7 +200,7 @@ def make_trainer(options: Options) -> Trainer:
         lrs = sorted(set(family.lrs))
         evaluation = HeldOutEvaluation(
             family, steps, samples=options.samples, tasks=options.held_out_tasks, lrs=lrs,
-            baseline_lrs=BASELINE_LRS,
+            baseline_lrs=BASELINE_LRS, stepping=stepping,
         )  # fmt: skip
     return Trainer(
         family, rule, estimator, options.settings, folder=options.folder, make_executor=executor,
@@ -204,6 +215,8 @@ def make_rule(options: Options) -> NetworkRule:
         )
     names = ("output_bound", "alpha_scale", "beta_scale", "friction_scale", "reference_data")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.fused and options.form != "residual":
+        raise ValueError(f"fused: only the residual form has fused kernels, not {options.form!r}")
     if options.form == "meta":
         if set(given) - {"friction_scale"}:
             raise ValueError(f"{', '.join(sorted(set(given) - {'friction_scale'}))}: not of the meta form")
@@ -222,7 +235,8 @@ def make_rule(options: Options) -> NetworkRule:
     start: tuple[str, float] | Path | None = options.start_weights
     if options.start_feature is not None:
         start = (options.start_feature, options.start_gain)
-    return L2ERule(options.form, options.feature_set, options.hidden, start=start, **given)
+    kind = FusedL2ERule if options.fused else L2ERule
+    return kind(options.form, options.feature_set, options.hidden, start=start, **given)
 
 
 def write_weights(trainer: Trainer, options: Options) -> Path:
@@ -267,7 +281,7 @@ def main(options: Options) -> None:
     one_core()
     try:
         trainer = make_trainer(options)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
         raise SystemExit(f"error: {error}") from error
     if trainer.iteration:
         print(f"continuing {options.folder} after {trainer.iteration} iterations", flush=True)

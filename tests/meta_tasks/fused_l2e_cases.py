@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import triton
+import triton.language as tl
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -126,6 +127,20 @@ def test_parity_over_an_inner_loop(monkeypatch):
     torch.testing.assert_close(runs[1].parameter, runs[0].parameter, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(runs[1].losses(), runs[0].losses(), rtol=1e-4, atol=1e-5)
     assert (runs[0].parameter[0] - runs[0].parameter[1]).abs().max() > 1e-3
+
+
+@triton.jit
+def bounded_kernel(x, y, bound, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(y + at, kernels._bounded(tl.load(x + at), bound))
+
+
+def test_parity_of_the_bound():
+    x = torch.cat([torch.logspace(-8, 2, 127), torch.zeros(1)]).to(DEVICE)
+    for sign in (1, -1):
+        y = torch.empty_like(x)
+        bounded_kernel[1,](sign * x, y, 0.5, N=128)
+        torch.testing.assert_close(y.double(), 0.5 * torch.tanh(sign * x.double() / 0.5), rtol=1e-6, atol=0)
 
 
 def test_parity_of_the_constants():

@@ -14,6 +14,8 @@ import torch
 
 from learned_samplers import L2E
 from meta_tasks.checkpoint import Checkpoints
+from meta_tasks.fused_l2e import FusedL2ERule, triton_installed
+from meta_tasks.learned_rules import L2ERule
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -120,6 +122,7 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--pairs-per-task", "3"], "multiple of pairs_per_task=3"),
         (["--sigma", "0"], "sigma must be positive"),
         (["--form", "kinetic", "--beta-scale", "2"], "beta_scale: not of the kinetic form"),
+        (["--form", "paper", "--fused"], "fused: only the residual form has fused kernels, not 'paper'"),
         (["--start-feature", "gradients"], "'gradients' is not a feature of 'paper'"),
         (["--family", "cpu"], "fashion_mnist: no train-images|mnist: no train-images"),
     ],
@@ -128,6 +131,21 @@ def test_impossible_options_are_refused_in_one_line(tmp_path, more, message):
     with pytest.raises(SystemExit, match=f"error: .*{message}"):
         meta_train.main(options(tmp_path, more=more))
     assert not list(tmp_path.glob("checkpoint*"))
+
+
+@pytest.mark.skipif(not triton_installed(), reason="--fused needs Triton")
+def test_how_steps_are_taken_reaches_the_unrolls_and_not_the_specification(tmp_path):
+    plain = meta_train.make_trainer(options(tmp_path / "a"))
+    other = meta_train.make_trainer(options(tmp_path / "b", more=["--no-capture", "--fused", "--evaluate-every", "9"]))
+    assert type(other.rule) is FusedL2ERule
+    assert type(plain.rule) is L2ERule
+    assert plain.executor.evaluator.stepping is None
+    assert other.executor.evaluator.make(other._jobs()[0]).stepping == "loop"
+    assert other.evaluation.stepping == "loop"
+    assert other.specification() == plain.specification()
+    other.executor.evaluator.stepping = "static"
+    assert other.executor.evaluator.make(other._jobs()[0]).stepping == "static"
+    assert torch.equal(other.step().results[0].losses, plain.step().results[0].losses)
 
 
 def test_another_architecture_in_the_folder_is_refused(tmp_path):
