@@ -1,0 +1,134 @@
+"""The UCI regression sets with their usual splits, from npz files."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meta_tasks.datasets import data_root
+
+#: Smallest first.
+NAMES = (
+    *("yacht", "bostonHousing", "energy", "concrete", "wine-quality-red", "kin8nm", "power-plant"),
+    *("naval-propulsion-plant", "protein-tertiary-structure"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RegressionData:
+    """Inputs (N, d), targets (N,) in their own units, and the rows of every split's test part, (splits, T)."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    test_index: Tensor
+
+    def train_index(self) -> Tensor:
+        """The other rows of every split, in order, (splits, N − T)."""
+        rows = torch.arange(len(self.y))
+        return torch.stack([rows[~torch.isin(rows, test)] for test in self.test_index])
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """G splits of equal size in single precision, rows first: x (n, G, d), y (n, G), both standardised.
+
+    Mean and standard deviation are those of the training rows; an input that is constant there is divided by one.
+    """
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    #: (G,), in the units of the target.
+    mean: Tensor
+    deviation: Tensor
+
+    @property
+    def groups(self) -> int:
+        return self.train_y.shape[1]
+
+    @property
+    def num_data(self) -> int:
+        return len(self.train_y)
+
+
+def load(name: str, root: str | os.PathLike[str] | None = None) -> RegressionData:
+    """The set of that name, from ``uci/<name>.npz`` below the data root (see `meta_tasks.datasets`).
+
+    The file holds x (N, d), y (N,) and test_index (splits, T): rows of the test part; all others are for training.
+
+    Raises:
+        ValueError: an unknown name, or a file that is not as said here; names file and key.
+        FileNotFoundError: the file is missing.
+    """
+    if name not in NAMES:
+        raise ValueError(f"name={name!r} is unknown; choose one of {', '.join(NAMES)}")
+    path = data_root(root) / "uci" / f"{name}.npz"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing; put the UCI sets there as npz files with x, y and test_index, or name another data "
+            "root by LEARNED_SAMPLERS_DATA"
+        )
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {key: file[key] for key in file.files}
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is not a whole npz file of plain arrays: {error}") from error
+    for key, dimensions, kind in (("x", 2, "f"), ("y", 1, "f"), ("test_index", 2, "iu")):
+        if key not in found:
+            raise ValueError(f"{path} has no key {key!r}, only {', '.join(sorted(found)) or 'none at all'}")
+        array = found[key]
+        if array.ndim != dimensions or array.dtype.kind not in kind or 0 in array.shape:
+            numbers = "real numbers" if kind == "f" else "integers"
+            raise ValueError(
+                f"{path}, key {key!r}: expected {dimensions} axes of {numbers}, got {array.dtype} {array.shape}"
+            )
+        if not np.isfinite(array).all():
+            raise ValueError(f"{path}, key {key!r}: some values are not finite")
+    x, y, test = found["x"], found["y"], found["test_index"]
+    if len(x) != len(y):
+        raise ValueError(f"{path}, key 'y': {len(y)} targets for {len(x)} rows of 'x'")
+    if test.min() < 0 or test.max() >= len(y):
+        raise ValueError(f"{path}, key 'test_index': rows must lie in [0, {len(y)}), got {test.min()} to {test.max()}")
+    if test.shape[1] >= len(y) - 1 or any(len(np.unique(rows)) < len(rows) for rows in test):
+        raise ValueError(f"{path}, key 'test_index': a split names a row twice or leaves no two rows to train on")
+    tensors = (torch.from_numpy(a.astype(t)) for a, t in ((x, np.float64), (y, np.float64), (test, np.int64)))
+    return RegressionData(name, *tensors)
+
+
+def standardise(data: RegressionData, train: Tensor, test: Tensor) -> Standardised:
+    """The rows ``train`` (G, n) and ``test`` (G, T), by mean and deviation of the former."""
+    x, y = data.x[train.T], data.y[train.T]
+    centre, scale = x.mean(0), x.std(0, correction=0)
+    scale = torch.where(scale > 1e-12 * (1 + centre.abs()), scale, 1.0)
+    mean, deviation = y.mean(0), y.std(0, correction=0)
+    if not (deviation > 0).all():
+        raise ValueError(f"{data.name}: the training targets of a split are all the same")
+    return Standardised(
+        ((x - centre) / scale).float(),
+        ((y - mean) / deviation).float(),
+        ((data.x[test.T] - centre) / scale).float(),
+        ((data.y[test.T] - mean) / deviation).float(),
+        mean,
+        deviation,
+    )
+
+
+def validation_folds(data: RegressionData, folds: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows to fit and to validate on, (folds, n) and (folds, T): disjoint fifths of the training part of split 0.
+
+    The test rows of split 0 are in neither.
+    """
+    if not 1 <= folds <= 5:
+        raise ValueError(f"folds must lie in [1, 5], got {folds}")
+    rows = data.train_index()[0]
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+    size = len(rows) // 5
+    parts = [(torch.cat([rows[: k * size], rows[(k + 1) * size :]]), rows[k * size :][:size]) for k in range(folds)]
+    return torch.stack([fit for fit, _ in parts]), torch.stack([held for _, held in parts])
