@@ -1,11 +1,16 @@
-"""Time per step of the particle samplers on multi-task networks, beside the backward passes alone and a plain loop."""
+"""Time per step of the particle samplers on multi-task networks, beside the backward passes alone and a plain loop.
+
+Beside TorchJD's MGDA too, where that package is installed: a loop over particles, as it knows of one network.
+"""
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from _benchmark_step import _milliseconds
@@ -28,6 +33,10 @@ class ParticleBenchmark:
     # Rounds: in each, every contestant takes one timed step in turn.
     rounds: int = 10
     threads: int | None = None
+    # Combinations are left out whose backward passes alone take longer than so many seconds, or whose gradients of the
+    # trunk by all tasks are more than so many million numbers.
+    most_seconds: float = 5.0
+    most_millions: float = 100.0
     device: str = "cpu"
     # File for the Markdown table, besides the terminal.
     out: Path | None = None
@@ -38,6 +47,9 @@ class ParticleBenchmark:
                 raise ValueError(f"{name} must hold positive integers, got {getattr(self, name)}")
         if self.rounds < 2:
             raise ValueError(f"rounds must be at least 2, got {self.rounds}")
+        for name in ("most_seconds", "most_millions"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
 
 def trunk(name: str) -> nn.Module:
@@ -89,15 +101,31 @@ class Problem:
             wanted = [*self.trunk.values(), self.heads[k], self.bias[k]]
             torch.autograd.grad(loss.sum(), wanted, retain_graph=k < len(losses) - 1)
 
+    def particle(self, m: int) -> tuple[dict[str, Tensor], Tensor, list[tuple[Tensor, Tensor]], list[Tensor]]:
+        """One particle as a network of its own: the trunk, what it computes, the heads, and the losses of the tasks."""
+        own = {name: p[m].detach().requires_grad_() for name, p in self.trunk.items()}
+        hidden = torch.func.functional_call(self.network, own, (self.x,))
+        pairs = zip(self.heads, self.bias, strict=True)
+        heads = [(w[m].detach().requires_grad_(), b[m].detach().requires_grad_()) for w, b in pairs]
+        losses = [F.cross_entropy(torch.addmm(b, hidden, w), y) for (w, b), y in zip(heads, self.y, strict=True)]
+        return own, hidden, heads, losses
+
     def plain_loop(self) -> None:
         """A pass forward for every particle, and one backward for every particle and task."""
         for m in range(len(self.heads[0])):
-            own = {name: p[m].detach().requires_grad_() for name, p in self.trunk.items()}
-            hidden = torch.func.functional_call(self.network, own, (self.x,))
-            for k, (w, b, y) in enumerate(zip(self.heads, self.bias, self.y, strict=True)):
-                weight, bias = w[m].detach().requires_grad_(), b[m].detach().requires_grad_()
-                loss = F.cross_entropy(torch.addmm(bias, hidden, weight), y)
-                torch.autograd.grad(loss, [*own.values(), weight, bias], retain_graph=k < len(self.heads) - 1)
+            own, _, heads, losses = self.particle(m)
+            for k, (loss, head) in enumerate(zip(losses, heads, strict=True)):
+                torch.autograd.grad(loss, [*own.values(), *head], retain_graph=k < len(losses) - 1)
+
+    def torchjd_loop(self, mtl_backward: Callable[..., None], jac_to_grad: Callable[..., Any], aggregator: Any) -> None:
+        """TorchJD's MGDA of every particle by itself, and a step of the size of the samplers'."""
+        for m in range(len(self.heads[0])):
+            own, hidden, heads, losses = self.particle(m)
+            mtl_backward(losses, features=hidden, tasks_params=heads, shared_params=own.values())
+            jac_to_grad(own.values(), aggregator)
+            with torch.no_grad():
+                for p in (*own.values(), *(p for head in heads for p in head)):
+                    p.add_(p.grad, alpha=-1e-12)
 
 
 def contestants(name: str, particles: int, tasks: int, options: ParticleBenchmark) -> dict[str, Callable[[], object]]:
@@ -108,7 +136,36 @@ def contestants(name: str, particles: int, tasks: int, options: ParticleBenchmar
         sampler = cls(problem.groups(), 1e-12, NUM_DATA)
         steps[title] = lambda sampler=sampler: sampler.step(problem.losses)  # type: ignore[misc]
     steps["loop over particles and tasks, no sampler"] = problem.plain_loop
+    if (peer := torchjd_mgda()) is not None:
+        steps["TorchJD's MGDA"] = lambda: problem.torchjd_loop(*peer)
     return steps
+
+
+def torchjd_mgda() -> tuple[Callable[..., None], Callable[..., Any], Any] | None:
+    """What `Problem.torchjd_loop` needs of TorchJD (0.18 has it), or None where that is not installed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own dependencies
+            from torchjd.aggregation import MGDA as Aggregator
+            from torchjd.autojac import jac_to_grad, mtl_backward
+    except ImportError:
+        return None
+    return mtl_backward, jac_to_grad, Aggregator()
+
+
+def left_out(name: str, particles: int, tasks: int, options: ParticleBenchmark) -> str | None:
+    """Why a combination is not measured, or None."""
+    size = sum(p.numel() for p in trunk(name).parameters())
+    millions = size * particles * tasks / 1e6
+    if millions > options.most_millions:
+        return f"{millions:.3g} million numbers in the gradients"
+    problem = Problem(name, particles, tasks, options)
+    start = time.perf_counter()
+    problem.backward_passes()
+    seconds = time.perf_counter() - start
+    if seconds > options.most_seconds:
+        return f"{seconds:.1f} s for the backward passes alone"
+    return None
 
 
 def benchmark_particles(options: ParticleBenchmark) -> None:
@@ -116,10 +173,14 @@ def benchmark_particles(options: ParticleBenchmark) -> None:
         torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     lines: list[str] = []
+    missing: list[str] = []
     for name in options.network:
         for particles in options.particles:
             for tasks in options.tasks:
                 title = f"{name}, M={particles}, K={tasks}"
+                if (reason := left_out(name, particles, tasks, options)) is not None:
+                    missing.append(f"{title} ({reason})")
+                    continue
                 times = _milliseconds(contestants(name, particles, tasks, options), options, title)
                 base = times["backward passes alone"]
                 if not lines:
@@ -130,6 +191,10 @@ def benchmark_particles(options: ParticleBenchmark) -> None:
                     options.out.write_text("\n".join(lines) + "\n")
     head = f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.rounds} rounds"
     table = "\n".join(lines)
+    if missing:
+        table += f"\n\nLeft out: {'; '.join(missing)}."
+    if torchjd_mgda() is None:
+        table += "\n\n(TorchJD is not installed: pip install torchjd)"
     print(f"{head}\n\n{table}")
     if options.out is not None:
         options.out.write_text(f"`python tools/benchmark.py particles`: {head}\n\n{table}\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .kernels import KernelMatrix
+from .kernels import KernelMatrix, coordinate_blocks
 from .simplex_qp import min_norm_weights
 
 #: How the gradients of a target may be normalised; see `normalise`.
@@ -56,9 +56,15 @@ def normalise(scores: Tensor, mode: str) -> Tensor:
 
 
 def first_term(scores: Tensor, kernel: KernelMatrix) -> Tensor:
-    """(1/M²) Σₐ_b k(xₐ, x_b)⟨sᵢ(xₐ), sⱼ(x_b)⟩ of every pair of targets, (..., K, K): U of MT-SGD's published code."""
-    smoothed = smooth(scores, _per_target(kernel))
-    gram = (scores.flatten(-2) @ smoothed.flatten(-2).mT).double()
+    """(1/M²) Σₐ_b k(xₐ, x_b)⟨sᵢ(xₐ), sⱼ(x_b)⟩ of every pair of targets, (..., K, K): U of MT-SGD's published code.
+
+    Summed over blocks of coordinates: no smoothed copy of all scores is made.
+    """
+    targets = scores.shape[-3]
+    gram = torch.zeros(*scores.shape[:-3], targets, targets, dtype=torch.double, device=scores.device)
+    for block in coordinate_blocks(scores):
+        smoothed = smooth(block, _per_target(kernel))
+        gram += (block.flatten(-2) @ smoothed.flatten(-2).mT).double()
     return (gram + gram.mT) / (2 * scores.shape[-2] ** 2)
 
 

@@ -18,7 +18,7 @@ from .. import _validation as check
 
 #: Names of the bandwidth rules of `RBF` and `IMQ`.
 BANDWIDTHS = ("full_median", "off_diagonal_median")
-# About this many numbers are in double precision at a time.
+# About this many numbers are in double precision, or copied, at a time.
 _BLOCK = 1 << 22
 # Squared distances below this share of the points' squared norms are rounding: the points are the same.
 _SAME = 1e-13
@@ -42,11 +42,15 @@ class Kernel(Protocol):
         """The kernel's matrices."""
 
 
-def _blocks(points: Tensor) -> Iterator[Tensor]:
-    """Consecutive coordinates of all points, in double precision, so that no whole copy is made."""
+def coordinate_blocks(points: Tensor) -> tuple[Tensor, ...]:
+    """Consecutive coordinates of all points as views, so that what is made of them needs no whole copy."""
     rows = max(1, math.prod(points.shape[:-1]))
-    for block in points.detach().split(max(1, _BLOCK // rows), dim=-1):
-        yield block.double()
+    return points.split(max(1, _BLOCK // rows), dim=-1)
+
+
+def _blocks(points: Tensor) -> Iterator[Tensor]:
+    """Those blocks in double precision."""
+    return (block.double() for block in coordinate_blocks(points.detach()))
 
 
 def squared_distances(points: Tensor) -> Tensor:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import _benchmark_particles
 import pytest
 import torch
-from _benchmark_particles import ParticleBenchmark, Problem, benchmark_particles, contestants
+from _benchmark_particles import (
+    ParticleBenchmark,
+    Problem,
+    benchmark_particles,
+    contestants,
+    left_out,
+    torchjd_mgda,
+)
+
+from learned_samplers.particles.multi_gradient import mgda_weights
 
 SMALL = ParticleBenchmark(particles=(3,), tasks=(2,), batch_size=4, rounds=2)
 
@@ -33,7 +44,7 @@ def test_losses_are_those_of_every_network_by_itself(name):
 def test_every_contestant_runs(name):
     steps = contestants(name, 3, 2, SMALL)
     assert next(iter(steps)) == "backward passes alone"
-    assert len(steps) == 5
+    assert len(steps) == (5 if torchjd_mgda() is None else 6)
     for step in steps.values():
         step()
 
@@ -48,7 +59,55 @@ def test_the_table_says_what_was_measured(tmp_path, monkeypatch, capsys):
     assert "| mlp, M=5, K=2 |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrong", [{"particles": ()}, {"tasks": (0,)}, {"rounds": 1}])
+def test_a_particle_is_a_network_of_its_own():
+    problem = Problem("mlp", 3, 2, SMALL)
+    losses = problem.losses()
+    for m in range(3):
+        torch.testing.assert_close(torch.stack(problem.particle(m)[3]), losses[:, m])
+
+
+def test_the_loop_over_torchjd_gets_every_particle():
+    """With a stand-in of its two functions: they see the losses and parameters of one particle after the other."""
+    problem, seen = Problem("mlp", 3, 2, SMALL), []
+
+    def mtl_backward(losses, features, tasks_params, shared_params):
+        wanted = [*shared_params, *(p for head in tasks_params for p in head)]
+        for p, grad in zip(wanted, torch.autograd.grad(sum(losses), wanted), strict=True):
+            p.grad = grad
+        seen.append([loss.item() for loss in losses])
+
+    problem.torchjd_loop(mtl_backward, lambda params, aggregator: None, None)
+    assert torch.tensor(seen).T.tolist() == pytest.approx(problem.losses().detach().numpy())
+
+
+def test_torchjd_weighs_as_mgda_does():
+    """Where TorchJD is installed: its weights on the trunk's gradients of one particle are ours, to its tolerance."""
+    if (peer := torchjd_mgda()) is None:
+        pytest.skip("torchjd is not installed")
+    mtl_backward, jac_to_grad, aggregator = peer
+    problem = Problem("mlp", 1, 2, SMALL)
+    own, hidden, heads, losses = problem.particle(0)
+    mtl_backward(losses, features=hidden, tasks_params=heads, shared_params=own.values())
+    gradients = torch.stack([torch.cat([p.jac[k].flatten() for p in own.values()]) for k in range(2)])
+    jac_to_grad(own.values(), aggregator)
+    theirs = torch.cat([p.grad.flatten() for p in own.values()])
+    ours = mgda_weights(gradients[:, None])[0] @ gradients
+    torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-5)
+
+
+def test_what_is_too_large_is_left_out_and_named(tmp_path, capsys):
+    options = replace(SMALL, network=("mlp",), particles=(2, 3), tasks=(1,), most_millions=0.2, out=tmp_path / "t.md")
+    benchmark_particles(options)
+    text = (tmp_path / "t.md").read_text()
+    assert "| mlp, M=2, K=1 |" in text
+    assert "| mlp, M=3, K=1 |" not in text
+    assert "Left out: mlp, M=3, K=1 (0.251 million numbers in the gradients)." in text
+    assert left_out("mlp", 2, 1, replace(SMALL, most_seconds=1e-9)).endswith("s for the backward passes alone")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"most_seconds": 0.0}, {"most_millions": -1.0}, {"particles": ()}, {"tasks": (0,)}, {"rounds": 1}]
+)
 def test_bad_options(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ParticleBenchmark(**wrong)

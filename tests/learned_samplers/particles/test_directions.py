@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learned_samplers.particles import IMQ, RBF, Linear, min_norm_weights
+from learned_samplers.particles import IMQ, RBF, Linear, kernels, min_norm_weights
 from learned_samplers.particles.directions import (
     first_term,
     mtsgd_directions,
@@ -203,6 +203,22 @@ def test_leading_batch_axes(kernel):
         w = target_weights(many[i, 0], push, alone, rule="exact")
         torch.testing.assert_close(weights[i, 0], w)
         torch.testing.assert_close(direction[i, 0], svgd_direction(weighted(many[i, 0], w), push, alone))
+
+
+@pytest.mark.parametrize("block", [1, 40, 1 << 22])
+@pytest.mark.parametrize("kernel", [RBF(1.3), IMQ(), Linear()])
+def test_grams_in_blocks_of_coordinates(kernel, block, monkeypatch):
+    """In blocks of one coordinate, of two or three, and whole: the same as the sums over pairs written out."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(2, M, 11, dtype=torch.double, generator=generator)
+    scores = torch.randn(2, K, M, 11, dtype=torch.double, generator=generator)
+    matrix = kernel(x)
+    expected = torch.einsum("nab,niad,njbd->nij", matrix.values, scores, scores) / M**2
+    whole = stein_gram(scores, repulsion(x, matrix), matrix)
+    monkeypatch.setattr(kernels, "_BLOCK", block)
+    torch.testing.assert_close(first_term(scores, matrix), expected)
+    matrix = kernel(x)
+    torch.testing.assert_close(stein_gram(scores, repulsion(x, matrix), matrix), whole)
 
 
 def test_normalisation():
