@@ -14,6 +14,7 @@ from .measurement import (
 from .mgda import MGDA, LinearScalarisation
 from .moo_svgd import MOOSVGD
 from .pareto_mtl import ParetoMTL
+from .prediction import particle_samples
 from .simplex_qp import min_norm_weights
 from .svgd import MTSGD, SVGD
 
@@ -34,6 +35,7 @@ __all__ = [
     "measurement_set",
     "min_norm_weights",
     "network_draws",
+    "particle_samples",
     "regression_loss",
     "squared_exponential",
 ]
