@@ -11,11 +11,13 @@ import os
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_image
 
 from meta_tasks.datasets._files import data_root, fetch, find
 from meta_tasks.datasets._image_data import resize
@@ -157,9 +159,11 @@ def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes]:
 def _decode(file: str, read: Callable[[str], bytes]) -> Tensor:
     content = read(file)
     try:
-        return decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
-    except (RuntimeError, ValueError) as error:
+        with Image.open(BytesIO(content)) as image:
+            pixels = np.array(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for files that are damaged
         raise ValueError(f"celeba: {file} cannot be decoded as an image: {error}") from error
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def _square(image: Tensor, size: int) -> Tensor:

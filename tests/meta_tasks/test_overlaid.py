@@ -1,0 +1,158 @@
+"""Multi-MNIST and its like: geometry, labels, reproducibility, and that no source image is in two splits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meta_tasks.datasets import MultiTaskData, load_overlaid, scaled
+from meta_tasks.datasets.overlaid import CANVAS, IMAGE, SHIFT, overlay
+
+CLASSES = 10
+COUNTS = (30, 20)  # training and test images of each source
+
+
+def write_idx(path, array):
+    header = b"\0\0\x08" + bytes([array.ndim]) + np.array(array.shape, ">u4").tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """MNIST and Fashion-MNIST whose image i has one pixel, top left, of level 1 + i; of Fashion-MNIST 128 + i."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, base in (("MNIST", 1), ("FashionMNIST", 128)):
+        start = base
+        for prefix, count in zip(("train", "t10k"), COUNTS):
+            levels = start + np.arange(count)
+            images = np.zeros((count, IMAGE, IMAGE))
+            images[:, 0, 0] = levels
+            write_idx(folder / name / "raw" / f"{prefix}-images-idx3-ubyte", images)
+            write_idx(folder / name / "raw" / f"{prefix}-labels-idx1-ubyte", levels % CLASSES)
+            start += count
+    return folder
+
+
+def found(x):
+    """Grey levels of the image top left and of the one bottom right, each (n,), and their places (n, 2, 2)."""
+    levels, places = [], []
+    for image in x[:, 0]:
+        # The first one's pixel lies at most SHIFT from the top and the left, the second one's at least that.
+        both = sorted(image.nonzero().tolist(), key=lambda place: max(place) > SHIFT or place == [SHIFT, SHIFT])
+        assert len(both) == 2, "choose another seed: here one pixel covers the other"
+        levels.append([int(image[row, column]) for row, column in both])
+        places.append(both)
+    return *torch.tensor(levels).T, torch.tensor(places)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(*[st.integers(0, SHIFT)] * 4), min_size=1, max_size=6))
+def test_where_the_images_lie(shifts):
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randint(256, (2, len(shifts), IMAGE, IMAGE), generator=generator).to(torch.uint8)
+    made = overlay(first, second, torch.tensor(shifts))
+    for image, a, b, (down, right, up, left) in zip(made, first, second, shifts, strict=True):
+        one, other = torch.zeros(2, CANVAS, CANVAS, dtype=torch.uint8)
+        one[down : down + IMAGE, right : right + IMAGE] = a
+        top, start = CANVAS - IMAGE - up, CANVAS - IMAGE - left
+        other[top : top + IMAGE, start : start + IMAGE] = b
+        assert torch.equal(image, torch.maximum(one, other))
+
+
+@pytest.mark.parametrize(
+    ("name", "bases"), [("multi_mnist", (1, 1)), ("multi_fashion", (128, 128)), ("multi_fashion_mnist", (128, 1))]
+)
+def test_images_labels_and_splits(root, name, bases):
+    data = load_overlaid(name, root, size=CANVAS, validation=10, seed=1, download=False)
+    assert data.input_shape == (1, CANVAS, CANVAS)
+    assert [len(y) for y in (data.train_y, data.val_y, data.test_y)] == [40, 20, 40]
+    seen = {}
+    for split in ("train", "val", "test"):
+        x, y = getattr(data, f"{split}_x"), getattr(data, f"{split}_y")
+        for k, (level, base) in enumerate(zip(found(x), bases)):
+            assert torch.equal(level % CLASSES, y[:, k])
+            index = level - base
+            assert ((index < COUNTS[0]) if split != "test" else (index >= COUNTS[0])).all()
+            assert (torch.bincount(index, minlength=50)[index] == 2).all(), "every image lies in two pairs"
+            seen.setdefault(k, []).append(set(level.tolist()))
+    for train, val, test in seen.values():
+        assert len(train) == 20
+        assert len(val) == 10
+        assert not train & val
+        assert not (train | val) & test
+    if bases[0] == bases[1]:
+        assert not seen[0][0] & seen[1][1], "a validation image of one task is a training image of the other"
+
+
+def test_places_vary(root):
+    data = load_overlaid("multi_mnist", root, size=CANVAS, validation=0, seed=1, download=False)
+    places = found(data.train_x)[2]
+    far = CANVAS - IMAGE - SHIFT
+    assert far == SHIFT
+    for coordinate in (0, 1):
+        assert set(places[:, 0, coordinate].tolist()) == set(range(SHIFT + 1))
+        assert set(places[:, 1, coordinate].tolist()) == set(range(far, far + SHIFT + 1))
+
+
+def test_the_seed_moves_everything_but_the_test_images(root):
+    first, again, other = (
+        load_overlaid("multi_fashion_mnist", root, validation=10, seed=seed, download=False) for seed in (0, 0, 1)
+    )
+    for split in ("train", "val", "test"):
+        for kind in "xy":
+            a, b = getattr(first, f"{split}_{kind}"), getattr(again, f"{split}_{kind}")
+            assert torch.equal(a, b)
+            changed = getattr(other, f"{split}_{kind}")
+            assert torch.equal(a, changed) == (split == "test")
+    assert first.input_shape == (1, 28, 28)
+    x = scaled(first.train_x)
+    assert x.dtype == torch.float32
+    assert 0 <= x.min() < x.max() <= 1
+
+
+def test_limits_take_some_of_the_pairs(root):
+    data = load_overlaid(
+        "multi_mnist", root, size=CANVAS, validation=10, limit=15, limit_validation=4, limit_test=7, download=False
+    )
+    assert [len(y) for y in (data.train_y, data.val_y, data.test_y)] == [15, 4, 7]
+    first, second, _ = found(data.test_x)
+    assert torch.equal(torch.stack([first, second], 1) % CLASSES, data.test_y)
+    with pytest.raises(ValueError, match="limit_test=41 exceeds the 40 pairs"):
+        load_overlaid("multi_mnist", root, validation=10, limit_test=41, download=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"name": "multi_kmnist"}, ValueError, "name must be one of .*multi_mnist.*got 'multi_kmnist'"),
+        ({"size": 0}, ValueError, "size must be at least 1, got 0"),
+        ({"partners": 0}, ValueError, "partners must be at least 1, got 0"),
+        ({"validation": 30}, ValueError, "validation must leave some of 30 training images, got 30"),
+        ({"validation": 0.1}, TypeError, "validation must be an integer, got 0.1"),
+        ({"limit": True}, TypeError, "limit must be an integer or None, got True"),
+        ({"root": "/nowhere"}, FileNotFoundError, "mnist: no train-images-idx3-ubyte"),
+    ],
+)
+def test_bad_arguments(root, options, error, match):
+    with pytest.raises(error, match=match):
+        load_overlaid(**{"name": "multi_mnist", "root": root, "validation": 10, "download": False, **options})
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "match"),
+    [
+        ({"train_x": torch.zeros(2, 1, 4, 4)}, TypeError, "train_x must be uint8"),
+        ({"val_y": torch.zeros(2, 3, dtype=torch.long)}, ValueError, r"val_y \(n, 2\), got .* and \(2, 3\)"),
+        ({"test_y": torch.full((2, 2), 5)}, ValueError, r"test_y must lie in \[0, num_classes=5\), got .* 5 to 5"),
+    ],
+)
+def test_what_no_data_set_may_be(changed, error, match):
+    x, y = torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.long)
+    tensors = {"train_x": x, "train_y": y, "val_x": x, "val_y": y, "test_x": x, "test_y": y}
+    MultiTaskData("made", ("a", "b"), 5, **tensors)
+    with pytest.raises(error, match=match):
+        MultiTaskData("made", ("a", "b"), 5, **{**tensors, **changed})
