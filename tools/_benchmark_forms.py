@@ -1,4 +1,5 @@
-"""Ways to compute the gradients of the members of a convolutional task: what the choice of the kernel rests on."""
+"""Ways to compute the gradients of the members of a convolutional task, which the choice of the kernel rests on, and
+ways to take a step of the inner loop."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from meta_tasks.fused_l2e import FusedL2ERule, triton_installed
 from meta_tasks.kernels import ConvolutionKernel, Kernel, ModuleKernel
+from meta_tasks.learned_rules import L2ERule
 
 #: Name → what it is, for the table.
 FORMS: dict[str, str] = {
@@ -22,6 +25,42 @@ FORMS: dict[str, str] = {
     "unfold": "autograd, unfold + batched matrix product",
     "compiled": "autograd in torch.compile, one member at a time",
 }
+
+#: The same for ways to take a step.
+VARIANTS: dict[str, str] = {
+    "loop": "loop: tensors of their own at every step",
+    "static": "static: between fixed buffers",
+    "graph": "graph: the static step replayed as a CUDA graph",
+    "fused-loop": "loop, L2E's update in fused kernels",
+    "fused-graph": "graph, L2E's update in fused kernels",
+}
+
+
+def variants_on(device: str) -> tuple[str, ...]:
+    """The variants that a device has."""
+    if torch.device(device).type != "cuda":
+        return ("loop", "static")
+    return tuple(name for name in VARIANTS if triton_installed() or not name.startswith("fused"))
+
+
+def variant_stepping(name: str) -> str | None:
+    """How steps are taken in a variant, for `Unroll`; None, its own choice, for a form."""
+    return name.removeprefix("fused-") if name in VARIANTS else None
+
+
+def variant_rule(name: str) -> type[L2ERule]:
+    """The class of the rule of a variant or form."""
+    return FusedL2ERule if name.startswith("fused-") else L2ERule
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done what it was given."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "CPU"
 
 
 class _ChannelsLast(ModuleKernel):

@@ -8,13 +8,24 @@ import shlex
 import statistics
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.multiprocessing
-from _benchmark_forms import FORMS, make_kernel
+import tyro
+from _benchmark_forms import (
+    FORMS,
+    VARIANTS,
+    device_name,
+    make_kernel,
+    synchronize,
+    variant_rule,
+    variant_stepping,
+    variants_on,
+)
+from _benchmark_protocol import Protocol, measure_protocol
 
 from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop import Unroll
@@ -34,8 +45,10 @@ Configuration = tuple[int, int, int, int]
 class InnerBenchmark:
     """Member-steps per second of L2E's inner loop for (channels, depth, size, batch), one process a core."""
 
-    # Processes, each on one core; by default as many as there are cores.
-    processes: int = os.cpu_count() or 1
+    # Device, such as cpu or cuda.
+    device: str = "cpu"
+    # Processes, each on one core; by default as many as there are cores, or one for a GPU.
+    processes: int | None = None
     # Members of one task in each process.
     members: int = 4
     # Steps timed in a round.
@@ -48,6 +61,12 @@ class InnerBenchmark:
     peer: str | None = None
     # Also time these ways of computing the gradient, or "all": the table behind the choice.
     forms: tuple[str, ...] = ()
+    # Also time these ways of taking a step, or "all" that the device has: loop, static, graph, fused-loop, fused-graph.
+    variants: tuple[str, ...] = ()
+    # Measure the paper's protocol, from so many of its outer iterations, in place of the table.
+    protocol: int = 0
+    # What it consists of.
+    protocol_of: Annotated[Protocol, tyro.conf.OmitArgPrefixes] = field(default_factory=Protocol)
     # File for the Markdown tables, besides the terminal.
     out: Path | None = None
 
@@ -74,14 +93,21 @@ def make_unroll(configuration: Configuration, options: InnerBenchmark, form: str
     y = torch.randint(CLASSES, (4 * batch,))
     data = ImageData("random", CLASSES, x, y, x, y, x, y)
     settings = TaskConfig("random", "cnn", {"channels": channels, "depth": depth}, batch_size=batch, lr=0.1)
-    task = ImageTask(settings, data, 0)
-    task.kernel = make_kernel(form, task.kernel, options.members, batch)
-    rule = L2ERule("residual", options.feature_set)
+    task = ImageTask(settings, data, 0, options.device)
+    if form in FORMS:
+        task.kernel = make_kernel(form, task.kernel, options.members, batch)
+    rule = variant_rule(form)("residual", options.feature_set)
     weights = torch.stack([rule.initial_weights(i) for i in range(options.members)])
     group = 2 if options.members % 2 == 0 else 1
     groups = range(options.members // group)
     schedule = Schedule(10**6, 10**6 - 1, 1)  # nothing is collected: the peer does not evaluate either
-    return Unroll(task, rule, BMALoss, schedule, groups, members_per_group=group), weights
+    stepping = variant_stepping(form)
+    return Unroll(task, rule, BMALoss, schedule, groups, members_per_group=group, stepping=stepping), weights
+
+
+def matmul_side(options: InnerBenchmark) -> int:
+    """Side of the matrices whose product measures the peak: enough to fill the device."""
+    return 1024 if options.device == "cpu" else 8192
 
 
 def _serve(connection: Any, options: InnerBenchmark) -> None:
@@ -90,7 +116,7 @@ def _serve(connection: Any, options: InnerBenchmark) -> None:
     torch.manual_seed(0)
     while (request := connection.recv()) is not None:
         if request == "peak":
-            a = torch.randn(1024, 1024)
+            a = torch.randn(matmul_side(options), matmul_side(options), device=options.device)
 
             def work(a: torch.Tensor = a) -> None:
                 for _ in range(20):
@@ -104,11 +130,17 @@ def _serve(connection: Any, options: InnerBenchmark) -> None:
 
         with torch.no_grad():
             work()
+            synchronize(options.device)
             connection.send("ready")
             connection.recv()
             started = time.perf_counter()
             work()
+            synchronize(options.device)
             connection.send(time.perf_counter() - started)
+
+
+def processes_of(options: InnerBenchmark) -> int:
+    return options.processes or ((os.cpu_count() or 1) if options.device == "cpu" else 1)
 
 
 class Processes:
@@ -117,7 +149,7 @@ class Processes:
     def __init__(self, options: InnerBenchmark) -> None:
         context = torch.multiprocessing.get_context("spawn")
         self.connections, self.processes = [], []
-        for _ in range(options.processes):
+        for _ in range(processes_of(options)):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(there, options), daemon=True)
             process.start()
@@ -156,17 +188,35 @@ def peer_speed(command: str, configuration: Configuration) -> float:
     return float(found.group(1))
 
 
+def chosen(kind: str, given: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that were asked for.
+
+    Raises:
+        SystemExit: one is unknown.
+    """
+    names = known if given == ("all",) else given
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"error: {kind} must be of {', '.join(known)} or all, got {', '.join(unknown)}")
+    return names
+
+
 def benchmark_inner(options: InnerBenchmark) -> None:
-    forms = tuple(FORMS) if options.forms == ("all",) else options.forms
-    if unknown := [form for form in forms if form not in FORMS]:
-        raise SystemExit(f"error: forms must be of {', '.join(FORMS)} or all, got {', '.join(unknown)}")
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise SystemExit(f"error: device={options.device!r}: torch finds no GPU")
+    forms = chosen("forms", options.forms, tuple(FORMS))
+    variants = chosen("variants", options.variants, variants_on(options.device))
+    if options.protocol:
+        names = variants or (("loop",) if options.device == "cpu" else ("graph",))
+        given = options.protocol_of, options.protocol, options.device, options.feature_set, names
+        _finish(options, measure_protocol(*given))
+        return
     processes = Processes(options)
     speeds: dict[tuple[Configuration, str], list[float]] = {}
     peaks = []
     for _ in range(options.rounds):
-        peaks.append(sum(20 * 2 * 1024**3 / s / 1e9 for s in processes.seconds("peak")))
+        peaks.append(sum(20 * 2 * matmul_side(options) ** 3 / s / 1e9 for s in processes.seconds("peak")))
         for configuration in CONFIGURATIONS:
-            for form in ("chosen", *(form for form in forms if form != "chosen")):
+            for form in ("chosen", *(form for form in (*forms, *variants) if form != "chosen")):
                 seconds = processes.seconds((configuration, form))
                 speed = sum(options.members * options.steps / s for s in seconds)
                 speeds.setdefault((configuration, form), []).append(speed)
@@ -175,15 +225,21 @@ def benchmark_inner(options: InnerBenchmark) -> None:
     processes.close()
     medians = {key: statistics.median(values) for key, values in speeds.items()}
     peak = statistics.median(peaks)
+    side = matmul_side(options)
     head = (
-        f"torch {torch.__version__}, {options.processes} processes of {options.members} members, "
-        f"{options.feature_set} features, median of {options.rounds} rounds; matmul peak {peak:.0f} GFLOP/s "
-        "(1024×1024, float32, all processes together)"
+        f"torch {torch.__version__}, {device_name(options.device)}, {processes_of(options)} processes of "
+        f"{options.members} members, {options.feature_set} features, median of {options.rounds} rounds; matmul peak "
+        f"{peak:.0f} GFLOP/s ({side}×{side}, float32, all processes together)"
     )
     tables = [_speed_table(medians, peak, options)]
     if forms:
-        tables.append(_form_table(medians, forms))
-    text = "\n\n".join([head, *tables])
+        tables.append(_form_table(medians, {form: FORMS[form] for form in ("chosen", *forms)}))
+    if variants:
+        tables.append(_form_table(medians, {variant: VARIANTS[variant] for variant in variants}))
+    _finish(options, "\n\n".join([head, *tables]))
+
+
+def _finish(options: InnerBenchmark, text: str) -> None:
     print(text)
     if options.out is not None:
         options.out.write_text(f"`python tools/benchmark.py inner`: {text}\n")
@@ -207,10 +263,10 @@ def _speed_table(medians: dict[Any, float], peak: float, options: InnerBenchmark
     return "\n".join(lines)
 
 
-def _form_table(medians: dict[Any, float], forms: tuple[str, ...]) -> str:
-    titles = [str(configuration)[1:-1] for configuration in CONFIGURATIONS]
-    lines = ["| member-steps/s | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
-    for form in dict.fromkeys(("chosen", *forms)):
+def _form_table(medians: dict[Any, float], titles: dict[str, str]) -> str:
+    columns = [str(configuration)[1:-1] for configuration in CONFIGURATIONS]
+    lines = ["| member-steps/s | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
+    for form, title in titles.items():
         cells = [f"{medians[configuration, form]:.0f}" for configuration in CONFIGURATIONS]
-        lines.append(f"| {FORMS[form]} | {' | '.join(cells)} |")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)

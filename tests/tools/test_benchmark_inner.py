@@ -2,13 +2,19 @@
 
 import sys
 
+import _benchmark_forms
 import _benchmark_inner
 import pytest
 import torch
-from _benchmark_forms import FORMS, make_kernel
+from _benchmark_forms import FORMS, make_kernel, variant_rule, variant_stepping, variants_on
 from _benchmark_inner import InnerBenchmark, gflop, make_unroll, peer_speed
+from _benchmark_protocol import Protocol, make_trainer
 
+from meta_tasks.fused_l2e import FusedL2ERule
 from meta_tasks.kernels import kernel_for
+from meta_tasks.learned_rules import L2ERule
+from meta_tasks.schedule import Schedule
+from meta_tasks.task_family import family_named
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "compiled"])
@@ -59,8 +65,9 @@ def test_the_whole_benchmark_on_a_tiny_network(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(_benchmark_inner, "CONFIGURATIONS", ((4, 1, 8, 16),))
     peer = f"{sys.executable} -c \"print('member-steps/s=10')\""
     options = InnerBenchmark(
-        processes=1, steps=2, rounds=1, peer=peer, forms=("autograd",), out=tmp_path / "table.md", members=2
-    )
+        processes=1, steps=2, rounds=1, peer=peer, forms=("autograd",), variants=("all",),
+        out=tmp_path / "table.md", members=2,
+    )  # fmt: skip
     options.run()
     text = (tmp_path / "table.md").read_text()
     assert capsys.readouterr().out.strip() in text
@@ -70,3 +77,60 @@ def test_the_whole_benchmark_on_a_tiny_network(monkeypatch, tmp_path, capsys):
     assert float(cells[2]) > 0
     assert float(cells[5].rstrip("×")) == pytest.approx(float(cells[2]) / 10, rel=0.1)
     assert "| autograd, one member at a time |" in text
+    assert "torch " + torch.__version__ + ", CPU, 1 processes of 2 members" in text
+    for variant in ("loop: tensors of their own", "static: between fixed buffers"):
+        row = next(line for line in text.splitlines() if line.startswith(f"| {variant}"))
+        assert float(row.strip("|").split("|")[1]) > 0
+
+
+def test_the_variants_of_a_device_and_what_they_are(monkeypatch):
+    assert variants_on("cpu") == ("loop", "static")
+    monkeypatch.setattr(_benchmark_forms, "triton_installed", lambda: True)
+    assert variants_on("cuda:0") == ("loop", "static", "graph", "fused-loop", "fused-graph")
+    monkeypatch.setattr(_benchmark_forms, "triton_installed", lambda: False)
+    assert variants_on("cuda") == ("loop", "static", "graph")
+    assert (variant_stepping("fused-graph"), variant_rule("fused-graph")) == ("graph", FusedL2ERule)
+    assert (variant_stepping("static"), variant_rule("static")) == ("static", L2ERule)
+    assert (variant_stepping("hand-loop"), variant_rule("hand-loop")) == (None, L2ERule)
+    runs = [make_unroll((4, 1, 8, 16), InnerBenchmark(members=2), name) for name in ("loop", "static")]
+    assert [run.stepping for run, _ in runs] == ["loop", "static"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="error: device='cuda': torch finds no GPU"):
+        InnerBenchmark(device="cuda").run()
+    with pytest.raises(SystemExit, match="error: variants must be of loop, static or all, got graph"):
+        InnerBenchmark(variants=("graph",)).run()
+
+
+def test_the_protocol_is_the_papers():
+    trainer = make_trainer(Protocol(family="digits"), family_named("digits"), "paper", "static")
+    (job,) = trainer._jobs()
+    assert job.schedule == Schedule(3000, 2500, 50)
+    assert job.schedule.num_samples == 10
+    assert len(job.pairs) == 1
+    assert trainer.settings.iterations == 1000
+    assert trainer.executor.evaluator.make(job).stepping == "static"
+    assert trainer.estimator.specification()["sigma"] == 0.01
+    assert len(family_named("paper").architectures) * len(family_named("paper").dataset_names) == 120
+
+
+def test_the_protocol_is_measured_and_extrapolated(tmp_path, capsys, monkeypatch):
+    options = InnerBenchmark(
+        protocol=3, variants=("all",), protocol_of=Protocol(inner=60, outer=600, family="digits"), out=tmp_path / "t.md"
+    )
+    options.run()
+    text = (tmp_path / "t.md").read_text()
+    assert capsys.readouterr().out.strip() in text
+    assert "600 outer × 60 inner steps of 2 members, task family 'digits', paper features" in text
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith(("| loop |", "| static |"))]
+    assert len(rows) == 2
+    for row in rows:
+        mean, speed, minutes = float(row[1].split()[0]), float(row[2]), float(row[3].split("±")[0])
+        assert minutes == pytest.approx(mean * 10, rel=0.01)
+        assert speed == pytest.approx(2 * 60 / mean, rel=0.01)
+    with pytest.raises(SystemExit, match="error: protocol needs at least 2 iterations for its error, got 1"):
+        InnerBenchmark(protocol=1).run()
+    monkeypatch.setenv("LEARNED_SAMPLERS_DATA", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"error: .*mnist"):
+        InnerBenchmark(protocol=2).run()
+    with pytest.raises(SystemExit, match=r"error: .*collection window"):
+        InnerBenchmark(protocol=2, protocol_of=Protocol(inner=20, family="digits")).run()
