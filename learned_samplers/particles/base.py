@@ -114,7 +114,8 @@ class ParticleSampler(Sampler):
         """Add a group, as in `torch.optim.Optimizer`; its tensors must have the particle axis of the others.
 
         Raises:
-            ValueError: a parameter has no particle axis, or one of another length, or another dtype or device.
+            ValueError: a parameter has no particle axis, or one of another length, or another dtype or device, or is
+                there already. Nothing has changed then.
         """
         if isinstance(param_group, dict) and "params" in param_group and not isinstance(param_group["params"], set):
             params = param_group["params"]
@@ -128,9 +129,13 @@ class ParticleSampler(Sampler):
 
     def _check_axes(self, listed: list[Any]) -> None:
         first = next((p for group in self.param_groups for p in group["params"]), None)
+        seen: set[Tensor] = set()
         for i, entry in enumerate(listed):
             name, p = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
             check.parameter(f"parameter {name!r}", p)
+            if p in seen:
+                raise ValueError(f"parameter {name!r} is listed twice in a parameter group")
+            seen.add(p)
             if p.dim() < 1 or p.shape[0] == 0:
                 raise ValueError(f"parameter {name!r} needs a leading particle axis, got shape {tuple(p.shape)}")
             first = p if first is None else first
@@ -207,6 +212,8 @@ class ParticleSampler(Sampler):
         tasks = sorted({group["task"] for group in self.param_groups if group["task"] is not None})
         check_names(tasks, len(losses), any(group["task"] is None for group in self.param_groups))
         trunk, heads = self._named(None), {task: self._named(task) for task in tasks}
+        if not trunk and not any(heads.values()):
+            raise ValueError("every parameter is frozen: none has requires_grad=True")
         shared, own = task_gradients(losses, trunk, heads, keep_graph=features is not None)
         common = {
             "losses": losses.detach(),

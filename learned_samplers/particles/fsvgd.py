@@ -96,7 +96,9 @@ class FSVGD(ParticleSampler):
         temperature = _as_number(self.param_groups[0]["temperature"])
         likelihood, network = self._role(True), self._role(False)
         if not network:
-            raise ValueError("every parameter group belongs to the likelihood; FSVGD needs the network's parameters")
+            raise ValueError(
+                "every parameter belongs to the likelihood or is frozen; FSVGD needs the network's parameters"
+            )
         wanted = [outputs, *(p for _, p in likelihood)]
         by_output, *own = torch.autograd.grad(losses.sum(), wanted, retain_graph=True, allow_unused=True)
         if by_output is None:

@@ -267,6 +267,37 @@ def test_bad_closures_change_nothing(spoil, error, message):
     assert str(sampler.state_dict()) == state
 
 
+def test_one_particle_where_two_are_needed_changes_nothing():
+    w = parameter(1, 3)
+    sampler = FSVGD([w], 0.1, 20, kernel=RBF("off_diagonal_median"), base_optimizer=torch.optim.Adam)
+    before, state = w.detach().clone(), str(sampler.state_dict())
+
+    def closure():
+        outputs = w * 1.0
+        return outputs.square().sum(1), outputs
+
+    with pytest.raises(ValueError, match="two particles"):
+        sampler.step(closure)
+    assert torch.equal(w, before)
+    assert str(sampler.state_dict()) == state
+
+
+def test_particles_that_coincide_stay_finite_and_together():
+    """The documented limit: no median, no repulsion, all descend in step."""
+    w = torch.full((4, 3), 0.3, requires_grad=True)
+    sampler = FSVGD([w], 0.1, 20)
+
+    def closure():
+        outputs = w * 1.0
+        return (outputs - 1).square().sum(1), outputs
+
+    for _ in range(3):
+        sampler.step(closure)
+    assert w.isfinite().all()
+    assert (w > 0.3).all()
+    assert torch.equal(w, w[:1].expand(4, 3))
+
+
 def test_bad_groups():
     w, noise = parameter(4, 3), parameter(4)
     with pytest.raises(ValueError, match="prior_precision"):
@@ -278,6 +309,12 @@ def test_bad_groups():
     only = FSVGD([{"params": [noise], "likelihood": True}], 0.1, 20)
     with pytest.raises(ValueError, match="needs the network's"):
         only.step(lambda: (w.square().sum(1), w * 1.0))
+    with pytest.raises(ValueError, match="3 particles"):
+        FSVGD([{"params": [w]}, {"params": [parameter(3)], "likelihood": True}], 0.1, 20)
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        FSVGD([{"params": [w]}, {"params": [w], "likelihood": True}], 0.1, 20)
+    with pytest.raises(ValueError, match="must not be empty"):
+        FSVGD([{"params": [w]}, {"params": [], "likelihood": True}], 0.1, 20)
     idle = FSVGD([("w", w), ("idle", noise)], 0.1, 20)
 
     def closure():

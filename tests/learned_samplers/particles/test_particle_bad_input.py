@@ -90,6 +90,55 @@ def test_roles(group, message):
         MTSGD([{"params": [parameter(4, 2)]}, {"params": [parameter(4, 2)], **group}], 0.1)
 
 
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (lambda x: {"params": [parameter(3, 2)], "task": 0}, "has 3 particles"),
+        (lambda x: {"params": [torch.zeros((), requires_grad=True)]}, "leading particle axis"),
+        (lambda x: {"params": [x], "task": 0}, "more than one parameter group"),
+        (lambda x: {"params": [x]}, "more than one parameter group"),
+        (lambda x: {"params": [parameter(4, 2)], "task": 0, "shared": True}, "shared=True and task=0"),
+        (lambda x: {"params": [parameter(4, 2)], "lr": -1.0}, "lr"),
+        (lambda x: {"params": [], "task": 0}, "must not be empty"),
+        (lambda x: {"params": [p := parameter(4, 2), p]}, "'params\\[1\\]' is listed twice"),
+    ],
+)
+def test_a_group_that_is_refused_changes_nothing(name, group, message):
+    """Added to a sampler that has taken a step: it goes on as if nothing had been tried."""
+    x = parameter(4, 2)
+    sampler = SEVERAL[name]([x], 0.1, base_optimizer=torch.optim.Adam)
+    sampler.step(lambda: energies(name, x))
+    before, state = x.detach().clone(), str(sampler.state_dict())
+    with pytest.raises(ValueError, match=message):
+        sampler.add_param_group(group(x))
+    assert torch.equal(x, before)
+    assert str(sampler.state_dict()) == state
+    assert len(sampler.base_optimizer.param_groups) == 1
+    sampler.step(lambda: energies(name, x))
+    assert not torch.equal(x, before)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_same_parameter_twice(name):
+    x = parameter(4, 2)
+    with pytest.raises(ValueError, match="'again' is listed twice"):
+        EVERY[name]([("x", x), ("again", x)], 0.1)
+
+
+def test_trunk_and_head_share_no_parameter():
+    x, y = parameter(4, 2), parameter(4, 2)
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        MTSGD([{"params": [x, y]}, {"params": [y], "task": 0}], 0.1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_parameter_frozen(name):
+    x, other = parameter(4, 2).detach(), parameter(4, 2)
+    sampler = EVERY[name]([x], 0.1, base_optimizer=torch.optim.Adam)
+    _unchanged(sampler, lambda: energies(name, other), ValueError, "every parameter is frozen")
+
+
 def test_one_target_has_no_task_groups():
     with pytest.raises(ValueError, match="no task groups"):
         SVGD([{"params": [parameter(4, 2)], "task": 0}], 0.1)
