@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from _benchmark_forms import device_name, synchronize, variant_rule, variant_stepping
 
+from meta_tasks.datasets import ImageData
 from meta_tasks.estimators import AntitheticES
 from meta_tasks.process import one_core
 from meta_tasks.schedule import Horizon
@@ -31,8 +32,13 @@ class Protocol:
     family: str = "paper"
     # Folder of its data; by default the one that LEARNED_SAMPLERS_DATA names.
     data: str | None = None
+    # Random images in place of the paper family's data, where its files are not at hand: a step costs the same.
+    random_data: bool = False
 
 
+#: Channels and classes of the paper family's data sets, all of 28×28 pixels, and how many random images stand for one.
+SHAPES = {"mnist": (1, 10), "fashion_mnist": (1, 10), "emnist": (1, 10), "bloodmnist": (3, 8)}
+RANDOM_IMAGES = 50_000
 #: That the paper reports, on one RTX A6000.
 PAPER_MINUTES = 360
 
@@ -54,6 +60,27 @@ def make_trainer(protocol: Protocol, family: ImageTaskFamily, feature_set: str, 
     return Trainer(family, rule, estimator, settings, make_executor=executor)
 
 
+def load_data(protocol: Protocol, family: ImageTaskFamily) -> None:
+    """Have the family's data in memory.
+
+    Raises:
+        ValueError: random data for a family whose shapes are not known.
+        FileNotFoundError: a data set is missing.
+    """
+    for name in family.dataset_names:
+        for size in family.sizes:
+            if not protocol.random_data:
+                family._data(name, size)
+                continue
+            if name not in SHAPES or size is not None:
+                raise ValueError(f"random_data stands for the data of family 'paper' alone, not of {family.name!r}")
+            channels, classes = SHAPES[name]
+            x, y = torch.rand(RANDOM_IMAGES, channels, 28, 28), torch.randint(classes, (RANDOM_IMAGES,))
+            few = slice(2000)
+            images = ImageData(name, classes, x, y, x[few], y[few], x[few], y[few])
+            family._loaded[name, size] = images.to(family.device)
+
+
 def measure_protocol(
     protocol: Protocol, measured: int, device: str, feature_set: str, variants: tuple[str, ...]
 ) -> str:
@@ -70,9 +97,7 @@ def measure_protocol(
     try:
         family = family_named(protocol.family, root=protocol.data, device=device)
         trainers = {variant: make_trainer(protocol, family, feature_set, variant) for variant in variants}
-        for name in family.dataset_names:
-            for size in family.sizes:
-                family._data(name, size)
+        load_data(protocol, family)
     except (ValueError, FileNotFoundError) as error:
         raise SystemExit(f"error: {error}") from error
     seconds: dict[str, list[float]] = {variant: [] for variant in variants}
@@ -83,11 +108,11 @@ def measure_protocol(
             synchronize(device)
             if number:
                 seconds[variant].append(time.perf_counter() - started)
-    members = 2 * protocol.pairs
+    members, images = 2 * protocol.pairs, " (random images)" if protocol.random_data else ""
     lines = [
         f"torch {torch.__version__}, {device_name(device)}: {protocol.outer:,} outer × {protocol.inner:,} inner steps "
-        f"of {members} members, task family {protocol.family!r}, {feature_set} features; extrapolated from {measured} "
-        f"outer iterations (± standard error; the tasks differ). The paper: {PAPER_MINUTES} minutes for 1,000 × 3,000 "
+        f"of {members} members, task family {protocol.family!r}{images}, {feature_set} features; extrapolated from "
+        f"{measured} outer iterations (± standard error; the tasks differ). The paper: {PAPER_MINUTES} minutes for 1,000 × 3,000 "
         "of 2 on an RTX A6000.",
         "",
         "| steps taken by | seconds an outer iteration: mean (least to most) | member-steps/s | in all, minutes |",

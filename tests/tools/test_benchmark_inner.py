@@ -4,11 +4,12 @@ import sys
 
 import _benchmark_forms
 import _benchmark_inner
+import _benchmark_protocol
 import pytest
 import torch
 from _benchmark_forms import FORMS, make_kernel, variant_rule, variant_stepping, variants_on
 from _benchmark_inner import InnerBenchmark, gflop, make_unroll, peer_speed
-from _benchmark_protocol import Protocol, make_trainer
+from _benchmark_protocol import Protocol, load_data, make_trainer
 
 from meta_tasks.fused_l2e import FusedL2ERule
 from meta_tasks.kernels import kernel_for
@@ -111,6 +112,20 @@ def test_the_protocol_is_the_papers():
     assert trainer.executor.evaluator.make(job).stepping == "static"
     assert trainer.estimator.specification()["sigma"] == 0.01
     assert len(family_named("paper").architectures) * len(family_named("paper").dataset_names) == 120
+
+
+def test_random_images_stand_for_the_data_of_the_paper(monkeypatch):
+    monkeypatch.setattr(_benchmark_protocol, "RANDOM_IMAGES", 3000)
+    protocol, family = Protocol(inner=60, random_data=True), family_named("paper")
+    load_data(protocol, family)
+    trainer = make_trainer(protocol, family, "paper", "loop")
+    assert trainer.executor.evaluator.make(trainer._jobs()[0]).task._train[0].shape[2:] == (28, 28)
+    assert {(name, data.num_classes, data.input_shape) for (name, _), data in family._loaded.items()} == {
+        ("mnist", 10, (1, 28, 28)), ("fashion_mnist", 10, (1, 28, 28)), ("emnist", 10, (1, 28, 28)),
+        ("bloodmnist", 8, (3, 28, 28)),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="random_data stands for the data of family 'paper' alone, not of 'digits'"):
+        load_data(protocol, family_named("digits"))
 
 
 def test_the_protocol_is_measured_and_extrapolated(tmp_path, capsys, monkeypatch):
