@@ -76,9 +76,9 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> RegressionDat
             "root by LEARNED_SAMPLERS_DATA"
         )
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
             found = {key: file[key] for key in file.files}
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
+    except (zipfile.BadZipFile, ValueError, TypeError, EOFError, OSError) as error:
         raise ValueError(f"{path} is not a whole npz file of plain arrays: {error}") from error
     for key, dimensions, kind in (("x", 2, "f"), ("y", 1, "f"), ("test_index", 2, "iu")):
         if key not in found:
