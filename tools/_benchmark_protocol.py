@@ -112,8 +112,8 @@ def measure_protocol(
     lines = [
         f"torch {torch.__version__}, {device_name(device)}: {protocol.outer:,} outer × {protocol.inner:,} inner steps "
         f"of {members} members, task family {protocol.family!r}{images}, {feature_set} features; extrapolated from "
-        f"{measured} outer iterations (± standard error; the tasks differ). The paper: {PAPER_MINUTES} minutes for 1,000 × 3,000 "
-        "of 2 on an RTX A6000.",
+        f"{measured} outer iterations (± standard error; the tasks differ). The paper: {PAPER_MINUTES} minutes for "
+        "1,000 × 3,000 of 2 on an RTX A6000.",
         "",
         "| steps taken by | seconds an outer iteration: mean (least to most) | member-steps/s | in all, minutes |",
         "|---|---:|---:|---:|",
@@ -123,6 +123,6 @@ def measure_protocol(
         minutes = protocol.outer / 60
         lines.append(
             f"| {variant} | {mean:.3g} ({min(each):.3g} to {max(each):.3g}) | {members * protocol.inner / mean:.0f} | "
-            f"{minutes * mean:.3g} ± {minutes * error:.2g} |"
+            f"{minutes * mean:.3g} ± {minutes * error:.3g} |"
         )
     return "\n".join(lines)
