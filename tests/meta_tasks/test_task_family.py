@@ -81,6 +81,17 @@ def test_the_digits_family_needs_no_file(monkeypatch, tmp_path):
     assert gradient.abs().max() > 0
 
 
+def test_labels_bound_what_tasks_and_their_subsets_have():
+    chosen = family_named("digits", labels=(2, 5, 7, 9))
+    assert chosen.task(0, 0).config.classes == (2, 5, 7, 9)
+    assert chosen.specification()["labels"] == [2, 5, 7, 9]
+    assert "labels" not in family_named("digits").specification(), "runs that began before go on"
+    part = family_named("digits", labels=(2, 5, 7, 9), label_subset_share=1.0)
+    subsets = [part.config(0, i).classes for i in range(30)]
+    assert all(set(each) < {2, 5, 7, 9} and len(each) >= 2 for each in subsets)
+    assert {len(each) for each in subsets} == {2, 3}
+
+
 def test_families_travel_without_their_data():
     family = family_named("digits")
     family.task(0, 0, 0)
@@ -107,6 +118,7 @@ def test_a_specification_is_plain_and_does_not_name_the_machine():
         ({"dataset_names": ()}, "dataset_names of task family 'cpu' must have at least one choice"),
         ({"small_data_share": 1.5}, r"small_data_share must lie in \[0, 1\], got 1.5"),
         ({"small_data": (50, 10)}, "small_data must be a range"),
+        ({"labels": (4,)}, r"labels must be two or more different ones, got \(4,\)"),
     ],
 )
 def test_bad_families_are_refused(changes, message):

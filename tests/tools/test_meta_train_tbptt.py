@@ -73,6 +73,26 @@ def test_the_weights_of_a_run_load_into_the_sampler(trained):
     assert len(card["curve"]) == card["meta_training"]["iterations"]
 
 
+def test_two_chains_with_scaled_inputs_on_images_of_some_labels(tmp_path):
+    """The setting of the multi-task sampler: the in-chain loss alone, networks that see root-mean-square units."""
+    image = ["--family", "digits", "--labels", "3", "7", "9", "--rms-inputs", "--num-chains", "2", "--slots", "1"]
+    image += ["--lrs", "0.05", "--momentum-decays", "0.2", "--samples", "8", "--burn-in", "0", "--iterations", "6"]
+    meta_train.main(options(tmp_path, *image))
+    saved = last(tmp_path)
+    assert saved["history"]["gradient_norm"][1] > 0
+    assert saved["history"]["failed"] == [0.0] * 6
+    card = json.loads((tmp_path / "weights.json").read_text())
+    assert (card["feature_set"], card["defaults"]) == ("energy_rms", {"lr": 0.05, "momentum_decay": 0.2})
+    assert card["features"] == ["energy", "momentum_to_rms", "energy_gradient_to_rms"]
+    assert card["meta_training"]["tasks"]["labels"] == [3, 7, 9]
+    sampler = MetaSGMCMC(
+        [torch.zeros(4, 2, requires_grad=True)], num_data=100, network=tmp_path / "weights.safetensors"
+    )
+    assert sampler.fingerprint()["feature_set"] == "energy_rms"
+    with pytest.raises(SystemExit, match="there only"):  # inputs as they are would be another sampler
+        meta_train.main(options(tmp_path, *[each for each in image if each != "--rms-inputs"]))
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -82,6 +102,8 @@ def test_the_weights_of_a_run_load_into_the_sampler(trained):
         (["--evaluate-every", "5"], "evaluate_every must be 0 for family 'gaussians'"),
         (["--loss-every", "7"], r"every must lie in \[1, 6\]"),
         (["--output-bound", "1"], "output_bound: not of the meta form"),
+        (["--labels", "0", "1"], r"labels=\(0, 1\): family 'gaussians' has none"),
+        (["--family", "digits", "--labels", "1", "1"], "labels must be two or more different ones"),
     ],
 )
 def test_impossible_options_are_refused_in_one_line(tmp_path, more, message):
