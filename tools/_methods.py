@@ -143,7 +143,7 @@ METHODS: dict[str, Method] = {
     "kinetic_l2e": Method(
         "Kinetic-L2E", "sampler", 0.05, _kinetic_l2e, network="kinetic_l2e_network", gradients_per_step=2
     ),
-    "meta_sgmcmc": Method("Meta-SGMCMC", "sampler", 0.02, _meta_sgmcmc, network="meta_sgmcmc_network"),
+    "meta_sgmcmc": Method("Meta-SGMCMC", "sampler", 0.05, _meta_sgmcmc, network="meta_sgmcmc_network"),
 }
 
 MethodName = Literal[*METHODS]
