@@ -1,4 +1,4 @@
-"""L2E's residual rule on a GPU: five Triton kernels in place of several hundred operations of torch.
+"""L2E's residual rule on a GPU: five Triton kernels in place of up to some hundreds of torch's operations.
 
 `learned_samplers.l2e_rule.l2e_residual_rule` is the rule; this computes the same function, to rounding. A step reads
 each coordinate's features into registers, takes them through the network, and writes back the new state:
@@ -130,7 +130,8 @@ def fused_residual_rule(
     parameter, gradient, momentum, averages = (each.contiguous() for each in list(tensors.values())[:4])
     table = _table(segments, parameter.device)
     blocks, count = len(table.start), len(segments.lengths)
-    weights, clock = _average_weights(named, gradient), _clock(step, parameter.device)
+    weights = _average_weights(named, parameter.device)
+    clock = _clock(step, parameter.device) if has_context or seconds else weights  # which is then not read
     rows = kernels.ROWS.value
     partial, squares, factors, context = (
         parameter.new_empty(members, n, rows) for n in (blocks, count, count, count)
@@ -242,10 +243,6 @@ def _clock(step: Any, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _average_constants(named: FeatureSet, device: torch.device) -> Tensor:
+def _average_weights(named: FeatureSet, device: torch.device) -> Tensor:
     # In single precision, as the rule has them: 1 − d differs in the fourth digit from that in double at d = .9999.
     return 1 - torch.tensor(AVERAGE_DECAYS + named.second_moment_decays, dtype=torch.float32, device=device)
-
-
-def _average_weights(named: FeatureSet, like: Tensor) -> Tensor:
-    return _average_constants(named, like.device)

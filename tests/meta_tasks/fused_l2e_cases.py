@@ -201,7 +201,9 @@ def test_the_kernels_are_compiled_for_a_gpu_and_launched_without_the_host(featur
         l2e_residual_rule(*tensors, **given)
         with OneDevice() as pure:
             l2e_residual_rule(*tensors, **given)
-    assert fused.count < pure.count / 10
+    # with the five kernels; how many the pure rule has depends on the number of tensors, here four
+    assert fused.count <= {"paper": 2, "adaptive": 9}[feature_set]
+    assert pure.count >= {"paper": 60, "adaptive": 150}[feature_set]
     assert len(names) == 5
     for recorder in recorders.values():
         assert len(recorder.launches) == 2

@@ -188,7 +188,12 @@ class NoHostReads(TorchDispatchMode):
 
 
 class OneDevice(TorchDispatchMode):
-    """Raises where an operation has tensors on two devices, or on another one than CUDA; counts the operations."""
+    """Raises where an operation has tensors on two devices, or on another one than CUDA.
+
+    Counts the operations that give a GPU something to do: neither views nor allocations.
+    """
+
+    idle = ("device", "empty", "empty_like", "new_empty", "_unsafe_view")
 
     def __init__(self):
         super().__init__()
@@ -200,7 +205,8 @@ class OneDevice(TorchDispatchMode):
         found = {each.device.type for each in tensors}
         if found != {"cuda"}:
             raise RuntimeError(f"{func} has tensors on {found}")
-        self.count += 1
+        view = any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+        self.count += not view and func.overloadpacket.__name__ not in self.idle
         return result
 
 
@@ -249,7 +255,7 @@ def test_on_a_gpu_a_static_step_never_touches_the_host(name, network, monkeypatc
             step()  # constants are copied to the device by the first call, which the warm-up before a capture makes
             with OneDevice() as watch:
                 step()
-    assert watch.count > 50
+    assert watch.count > 20
 
 
 @pytest.mark.parametrize("rule", [HostReader(), HostCopy()], ids=["reads", "copies"])
