@@ -72,11 +72,12 @@ def test_parity_with_the_pure_rule(case, hidden):
     double = [None if each is None else each.double() for each in tensors]
     exact = l2e_residual_rule(*double, phi=[(w.double(), b.double()) for w, b in phi], **settings)
     still = l2e_residual_rule(*double, phi=[(0 * w.double(), 0 * b.double()) for w, b in phi], **settings)
-    # rounding in single precision, of sums over 32 units; the averages of the pure rule have weights in that precision
+    # rounding in single precision, of sums over 32 units (a GPU's logarithms are a little coarser); the averages of the
+    # pure rule have weights in that precision
     for got, wanted, name in zip(fused, exact, ("parameter", "momentum", "averages"), strict=True):
-        tolerance = 2e-5 if name == "averages" else 4e-6
+        tolerance = 2e-5 if name == "averages" or not kernels.INTERPRETED else 4e-6
         torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance, msg=name)
-    # the network's part is a thousand times the tolerance
+    # the network's part is hundreds of times the tolerance
     assert (exact[0] - still[0]).abs().max() > 4e-3
     assert (exact[1] - still[1]).abs().max() > 4e-3 or case == "adaptive"
     assert all(a is b or torch.equal(a, b) for a, b in zip(tensors, kept, strict=True))
