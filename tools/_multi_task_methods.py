@@ -40,6 +40,8 @@ class Settings:
     epochs: int = 5
     batch_size: int = 64
     momentum: float = 0.9
+    # Share of a run in which the learning rate rises to its value; without it some particles never leave the plateau.
+    warm_up: float = 0.1
     # Share of a run after which the learning rate is halved, again and again: 15 of 100 epochs in the paper.
     halve_every: float = 0.15
     prior_precision: float = 0.0
@@ -62,6 +64,8 @@ class Settings:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if not 0 <= self.warm_up < 1:
+            raise ValueError(f"warm_up must lie in [0, 1), got {self.warm_up}")
         if not 0 < self.halve_every <= 1:
             raise ValueError(f"halve_every must lie in (0, 1], got {self.halve_every}")
         if not (self.prior_precision >= 0 and math.isfinite(self.prior_precision)):

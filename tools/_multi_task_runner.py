@@ -163,8 +163,9 @@ def train(
             start = time.perf_counter()
             order = torch.randperm(data.num_data, generator=batches).to(data.train_y.device)
             for index in order.split(size)[:per_epoch]:
+                factor = schedule(result.steps, total, settings.warm_up, settings.halve_every)
                 for group in sampler.param_groups:
-                    group["lr"] = result.lr * halved(result.steps / total, settings.halve_every)
+                    group["lr"] = result.lr * factor
                 x, y = network.inputs(data.train_x[index]), data.train_y[index]
                 losses = sampler.step(lambda: closure(network, x, y, with_features, settings.features))  # noqa: B023
                 if sampler.weights is not None:
@@ -206,9 +207,11 @@ def closure(network: ParticleNetwork, x: Tensor, y: Tensor, with_features: bool,
     return torch.stack(losses), latents if kind == "latents" else torch.stack(outputs, 1)
 
 
-def halved(progress: float, every: float) -> float:
-    """What the learning rate is multiplied by: ½ for each time that a share `every` of the run has passed."""
-    return 0.5 ** int(progress / every + 1e-9)
+def schedule(step: int, total: int, warm_up: float, halve_every: float) -> float:
+    """What the learning rate is multiplied by at a step, from 0: a ramp over a share `warm_up` of the run, and ½ for
+    each time that a share `halve_every` has passed."""
+    ramp = min(1.0, (step + 1) / (warm_up * total)) if warm_up > 0 else 1.0
+    return ramp * 0.5 ** int(step / total / halve_every + 1e-9)
 
 
 def log_losses(losses: Tensor, data: MultiTaskData, writer: SummaryWriter, bar: tqdm, step: int) -> None:

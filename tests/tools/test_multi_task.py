@@ -147,6 +147,7 @@ def test_presets():
         (["--train", "0"], "train must be at least 1, got 0"),
         (["--rates", "0.1", "-1"], "rates must be positive"),
         (["--momentum", "1"], r"momentum must lie in \[0, 1\)"),
+        (["--warm-up", "1"], r"warm_up must lie in \[0, 1\)"),
         (["--halve-every", "0"], r"halve_every must lie in \(0, 1\]"),
         (["--kernel-on", "features"], "kernel_on=features needs target_weights=gradients"),
         (["--dataset", "celeba"], "pareto_mtl has preferences for two tasks"),

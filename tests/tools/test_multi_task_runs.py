@@ -11,7 +11,7 @@ from _multi_task_forms import Forms, contestants
 from _multi_task_forms import Options as FormOptions
 from _multi_task_methods import METHODS, Settings, make_sampler, uses_features
 from _multi_task_networks import LeNet, ResNet18
-from _multi_task_runner import bins, closure, halved, new_result, run, score
+from _multi_task_runner import bins, closure, new_result, run, schedule, score
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -153,10 +153,14 @@ def test_closure():
         assert features.requires_grad
 
 
-def test_halvings():
-    # The paper: every 15 of 100 epochs.
-    assert [halved(epoch / 100, 0.15) for epoch in (0, 14, 15, 29, 30, 99)] == [1, 1, 0.5, 0.5, 0.25, 1 / 64]
-    assert halved(0.99, 1.0) == 1
+def test_schedule():
+    # The paper: halved every 15 of 100 epochs.
+    values = [schedule(epoch, 100, 0.0, 0.15) for epoch in (0, 14, 15, 29, 30, 99)]
+    assert values == [1, 1, 0.5, 0.5, 0.25, 1 / 64]
+    assert schedule(99, 100, 0.0, 1.0) == 1
+    ramp = [schedule(step, 40, 0.1, 0.5) for step in range(6)]
+    assert ramp == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+    assert schedule(20, 40, 0.1, 0.5) == 0.5
 
 
 # ---------------------------------------------------------------- one run
