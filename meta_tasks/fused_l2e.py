@@ -34,8 +34,9 @@ __all__ = ["FusedL2ERule", "fused_residual_rule", "triton_installed"]
 
 # Coordinates that a program takes through the network at a time, and blocks whose sums it adds at a time.
 _BLOCK, _CHUNK = 128, 32
-# Widths are rounded up to a power of two that the matrix product takes.
-_LEAST_WIDTH, _GREATEST_WIDTH = 16, 128
+# Widths are rounded up to a power of two that the matrix product takes. Beyond 32 units the compiler runs out of
+# registers, and the activations go through memory after all.
+_LEAST_WIDTH, _GREATEST_WIDTH = 16, 32
 _CLOCK_DECAYS, _CLOCK_TIMES = (0.9, 0.99, 0.999), (10, 100, 1000)
 
 
@@ -55,7 +56,7 @@ class FusedL2ERule(L2ERule):
     The same sampler: its specification, weights and cards are those of `L2ERule`. Arguments are those of `L2ERule`.
 
     Raises:
-        ValueError: as `L2ERule`; another form, or layers that the kernels are not made for (two hidden ones of 1 to 128
+        ValueError: as `L2ERule`; another form, or layers that the kernels are not made for (two hidden ones of 1 to 32
             units are needed).
         ModuleNotFoundError: Triton is not installed.
     """

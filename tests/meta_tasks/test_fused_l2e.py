@@ -65,7 +65,7 @@ def test_what_the_kernels_cannot_do_is_refused():
         call([each.double() if i == 1 else each for i, each in enumerate(tensors())])
     with pytest.raises(ValueError, match="momentum requires a gradient"):
         call([each.requires_grad_() if i == 3 else each for i, each in enumerate(tensors())])
-    with pytest.raises(ValueError, match=r"two hidden layers of 1 to 128 units and two outputs, got widths \[8, 2\]"):
+    with pytest.raises(ValueError, match=r"two hidden layers of 1 to 32 units and two outputs, got widths \[8, 2\]"):
         call(rule=L2ERule("residual", "paper", (8,)))
     with pytest.raises(ValueError, match="phi takes 20 features, feature set 'paper' has 9"):
         call(rule=L2ERule("residual", "scaled"))
@@ -83,8 +83,10 @@ def test_on_a_cpu_the_kernels_need_the_interpreter():
 def test_the_rule_refuses_what_it_is_not_made_for():
     with pytest.raises(ValueError, match="form must be 'residual' for the fused rule, got 'paper'"):
         FusedL2ERule("paper")
-    with pytest.raises(ValueError, match=r"hidden must be two widths in \[1, 128\] for the fused rule, got \(32,\)"):
+    with pytest.raises(ValueError, match=r"hidden must be two widths in \[1, 32\] for the fused rule, got \(32,\)"):
         FusedL2ERule("residual", "paper", (32,))
+    with pytest.raises(ValueError, match=r"hidden must be two widths in \[1, 32\] for the fused rule, got \(33, 8\)"):
+        FusedL2ERule("residual", "paper", (33, 8))
 
 
 def test_without_triton_the_module_imports_and_the_rule_says_what_is_missing():
