@@ -51,8 +51,8 @@ class SineProblem:
     lr: float = 5e-2
     extra: int = 40
     chains: int = 10
-    burn_in: int = 300
-    trajectories: int = 1000
+    burn_in: int = 200
+    trajectories: int = 500
     thinning: int = 10
     leapfrog_steps: int = 50
 

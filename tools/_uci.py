@@ -146,6 +146,17 @@ def _minibatches(networks: Networks, step: Step, batch: int, steps: int, keep: s
     return states
 
 
+def prior_by_group(prior: FittedPrior, inputs: Tensor, outputs: Tensor) -> Tensor:
+    """A density of all splits' particles, (P,), whose gradient by the outputs (P, n) is that of each split's own prior.
+
+    The splits, inputs (n, G, d), stand where a network has several outputs, which the prior takes as independent. The
+    density of the particles at the same place in every split comes back G times, and is divided by G.
+    """
+    groups = inputs.shape[1]
+    stacked = outputs.view(groups, -1, len(inputs)).permute(1, 2, 0)
+    return prior.log_density(inputs, stacked).repeat(groups) / groups
+
+
 def _fsvgd(networks: Networks, lr: float, protocol: Protocol) -> Step:
     data, mlp = networks.data, networks.mlp
     groups = data.groups
@@ -163,10 +174,7 @@ def _fsvgd(networks: Networks, lr: float, protocol: Protocol) -> Step:
         def closure() -> tuple[Tensor, Tensor, Tensor]:
             inputs = measurement_set(x, data.train_x, protocol.extra, scale=protocol.noise)
             outputs = networks.outputs(inputs)
-            # The splits stand where a network has several outputs, which the prior takes as independent: one density
-            # for the particles at each place, whose gradient is that of every split's own.
-            density = prior.log_density(inputs, outputs.view(groups, networks.count, -1).permute(1, 2, 0))
-            return networks.losses(outputs[:, : len(x)], y), outputs, density.repeat(groups) / groups
+            return networks.losses(outputs[:, : len(x)], y), outputs, prior_by_group(prior, inputs, outputs)
 
         sampler.step(closure)
 
