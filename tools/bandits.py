@@ -1,8 +1,8 @@
 """Thompson sampling on contextual bandits, with posteriors by f-SVGD, bootstrap and SGHMC.
 
-    python tools/bandits.py                                       # a quarter of an hour or so of one core
+    python tools/bandits.py                                       # 5,000 rounds: about a quarter of an hour of one core
     python tools/bandits.py --problem mushroom --method fsvgd sghmc --seeds 1
-    python tools/bandits.py --preset paper                        # 40,000 rounds: a day of one core
+    python tools/bandits.py --preset paper                        # 40,000 rounds, larger networks: hours
 
 Mushrooms (data root: mushroom/agaricus-lepiota.data; left out, with a line that says so, where the file is missing) and
 the wheel with several radii. A network predicts what every arm pays; in every round a member of the posterior is drawn,
