@@ -22,7 +22,7 @@ from meta_tasks.inner_loop import Unroll
 from meta_tasks.learned_rules import L2ERule
 from meta_tasks.objectives import BMALoss
 from meta_tasks.schedule import Schedule
-from tests.meta_tasks.test_step import OneDevice
+from tests.meta_tasks.test_capture import OneDevice
 from tests.meta_tasks.toy_tasks import image_task
 
 DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
