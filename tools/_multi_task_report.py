@@ -36,6 +36,15 @@ def values(results: Sequence[Result], score: str, task: int) -> list[float]:
     return [SCORES[score][1] * result.scores[score][task] for result in finished(results)]
 
 
+def overconfidence(result: Result) -> float:
+    """Mean confidence less accuracy in %, mean over the tasks: below zero where the ensemble is better than it says."""
+    gaps = []
+    for task in result.bins:
+        confidence, accuracy, count = (np.array(task[key]) for key in ("confidence", "accuracy", "num_examples"))
+        gaps.append(float((count * (confidence - accuracy)).sum() / count.sum()))
+    return 100 * float(np.mean(gaps))
+
+
 def score_table(finals: Finals, tasks: Mapping[str, Sequence[str]], score: str) -> str:
     """A row a data set and task, a column a method, as the paper's Table 1; the mean over the tasks at the end."""
     decimals = SCORES[score][2]
@@ -62,6 +71,7 @@ def run_table(finals: Finals) -> str:
                 "best epoch": ", ".join(str(r.best_epoch) for r in good),
                 "validation NLL": spread([r.validation_nll for r in good if r.validation_nll is not None], 4),
                 "accuracy % of one particle": spread(single, 2),
+                "confidence − accuracy %": spread([overconfidence(r) for r in good], 1),
                 "weights": ", ".join(f"{w:.2f}" for w in np.mean(weights, 0)) if weights else "–",
                 "seconds": spread([r.seconds for r in runs], 0, with_std=False),
             }

@@ -11,6 +11,7 @@ from _multi_task_forms import Forms, contestants
 from _multi_task_forms import Options as FormOptions
 from _multi_task_methods import METHODS, Settings, make_sampler, uses_features
 from _multi_task_networks import LeNet, ResNet18
+from _multi_task_report import overconfidence
 from _multi_task_runner import bins, closure, new_result, run, schedule, score
 from torch import nn
 from torch.func import functional_call
@@ -245,6 +246,10 @@ def test_scores_are_the_metrics():
         assert scores["accuracy"][k] == metrics.accuracy(p[k], y[:, k])
     sizes = bins(p[0], y[:, 0])
     assert sum(sizes["num_examples"]) == 50
+    result = new_result(Settings(), "a", "svgd", 0.1, "posterior", 1, 0)
+    result.bins = [sizes, bins(p[1], y[:, 1])]
+    gaps = p.max(2).values.mean(1) - torch.tensor(scores["accuracy"])
+    assert overconfidence(result) == pytest.approx(100 * gaps.mean().item(), abs=1e-3)
     assert not any(math.isnan(value) for values in sizes.values() for value in values)
 
 
