@@ -120,7 +120,7 @@ def learned(options: Options) -> Sampler:
         raise ValueError(f"network={options.network!r} is of {card['sampler']}, not of MetaSGMCMC")
     layers = layers_of(network)
     hidden = [len(bias) // 2 for _, bias in layers[:-1]]
-    rule = MetaSGMCMCRule(card["form"], hidden, **card["scales"])
+    rule = MetaSGMCMCRule(card["form"], hidden, feature_set=card["feature_set"], **card["scales"])
     return Sampler("Meta-SGMCMC", rule, weights=flatten(layers).detach(), **card["defaults"])
 
 
