@@ -13,6 +13,7 @@ from _benchmark_particles import (
     benchmark_particles,
     contestants,
     left_out,
+    milliseconds,
     torchjd_mgda,
 )
 
@@ -52,7 +53,7 @@ def test_every_contestant_runs(name):
 def test_the_table_says_what_was_measured(tmp_path, monkeypatch, capsys):
     measured = {"backward passes alone": 2.0, "MT-SGD": 3.0}
     monkeypatch.setattr(_benchmark_particles, "contestants", lambda *args: {})
-    monkeypatch.setattr(_benchmark_particles, "_milliseconds", lambda steps, options, title: measured)
+    monkeypatch.setattr(_benchmark_particles, "milliseconds", lambda steps, options, title: measured)
     out = tmp_path / "particles.md"
     benchmark_particles(ParticleBenchmark(network=("mlp",), particles=(5, 20), tasks=(2,), out=out))
     assert "| mlp, M=20, K=2 | 2.0 (1.00×) | 3.0 (1.50×) |" in out.read_text()
@@ -105,9 +106,32 @@ def test_what_is_too_large_is_left_out_and_named(tmp_path, capsys):
     assert left_out("mlp", 2, 1, replace(SMALL, most_seconds=1e-9)).endswith("s for the backward passes alone")
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"most_seconds": 0.0}, {"most_millions": -1.0}, {"particles": ()}, {"tasks": (0,)}, {"rounds": 1}]
-)
+@pytest.mark.parametrize("clock", ["wall", "processor"])
+def test_the_best_round_counts_and_the_first_does_not(clock, monkeypatch):
+    """With clocks of our own: steps of 9, 3 and 5 s by the one that is asked for; the other one stands still."""
+    durations, now = iter([9.0, 3.0, 5.0]), {"wall": 0.0, "processor": 0.0}
+    monkeypatch.setattr("time.perf_counter", lambda: now["wall"])
+    monkeypatch.setattr("time.process_time", lambda: now["processor"])
+
+    def step():
+        now[clock] += next(durations)
+
+    options = replace(SMALL, clock=clock)
+    found = milliseconds({"one": step}, options, "title")
+    assert found == {"one": 3000.0}
+
+
+WRONG = [
+    {"clock": "processor", "device": "cuda"},
+    {"most_seconds": 0.0},
+    {"most_millions": -1.0},
+    {"particles": ()},
+    {"tasks": (0,)},
+    {"rounds": 1},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_bad_options(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ParticleBenchmark(**wrong)
