@@ -65,6 +65,8 @@ class Options:
     problem: tuple[Literal["mushroom", *WHEELS], ...] = ("mushroom", *WHEELS)  # type: ignore[valid-type]
     method: tuple[Literal[*METHODS], ...] = tuple(METHODS)  # type: ignore[valid-type]
     budget: Annotated[Budget, tyro.conf.OmitArgPrefixes] = field(default_factory=Budget)
+    # Pay every reward's expectation, without noise: what is lost to learning luck by heart.
+    expected_rewards: bool = False
     # First seed: of the rounds, the networks and the choices; and the number of seeds.
     seed: int = 0
     seeds: int = 3
@@ -82,7 +84,8 @@ class Options:
                 raise ValueError(f"{name} must hold names, each once, got {getattr(self, name)}")
 
     def folder(self) -> Path:
-        return self.out or Path("runs") / f"bandits_{self.preset}"
+        suffix = "_expected" if self.expected_rewards else ""
+        return self.out or Path("runs") / f"bandits_{self.preset}{suffix}"
 
 
 def play(
@@ -133,8 +136,10 @@ class Runs:
         rounds = self.options.budget.contexts
         if problem == "mushroom":
             assert self.mushrooms is not None
-            return mushroom(*self.mushrooms, rounds, generator)
-        return wheel(WHEELS[problem], rounds, generator)
+            bandit = mushroom(*self.mushrooms, rounds, generator)
+        else:
+            bandit = wheel(WHEELS[problem], rounds, generator)
+        return replace(bandit, rewards=bandit.expected) if self.options.expected_rewards else bandit
 
     def run(self, problem: str, method: str, seed: int) -> dict[str, Any]:
         """``relative_regret`` in percent after ``rounds``, ``arms``: how often each was taken, and ``seconds``."""
@@ -162,6 +167,8 @@ class Runs:
         settings = {
             "problem": problem, "method": method, "seed": seed, "scale": scale, "noise": noise, **asdict(budget),
         }  # fmt: skip
+        if self.options.expected_rewards:
+            settings["expected_rewards"] = True
         return kept(self.options.folder() / "runs" / f"{name}.json", settings, make)
 
     def all(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -257,10 +264,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = markdown(table(runs))
     note = (
         f"cumulative regret after {options.budget.contexts:,} rounds in % of uniform choice, mean ± standard deviation "
-        f"over {options.seeds} seeds; published: after 40,000 rounds"
+        f"over {options.seeds} seeds{', rewards without noise' if options.expected_rewards else ''}; published: after "
+        "40,000 rounds"
     )
     (out / "table.md").write_text(f"`{command}`\n\n{text}\n\n{note}\n")
-    settings = {"budget": asdict(options.budget), "scales": SCALES, "seed": options.seed, "seeds": options.seeds}
+    settings = {"budget": asdict(options.budget), "scales": SCALES, "expected_rewards": options.expected_rewards}
     (out / "results.json").write_text(json.dumps({"command": command, "settings": settings, "runs": runs}, indent=1))
     figure(out / "figure.png", runs)
     print(f"\n{text}\n\n{note}\nwritten to {out}; TensorBoard: {sys.executable} -m tensorboard.main --logdir {out}")

@@ -156,6 +156,15 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert json.loads((tmp_path / "results.json").read_text())["runs"] == content["runs"]
 
 
+def test_expected_rewards(tmp_path):
+    options = bandits.parse([*COMMAND, "--problem", "wheel_0.5", "--expected-rewards", "--out", str(tmp_path)])
+    bandit = bandits.Runs(options).bandit("wheel_0.5", 0)
+    assert torch.equal(bandit.rewards, bandit.expected)
+    noisy = bandits.Runs(replace(options, expected_rewards=False)).bandit("wheel_0.5", 0)
+    assert torch.equal(noisy.contexts, bandit.contexts)
+    assert not torch.equal(noisy.rewards, bandit.rewards)
+
+
 def test_without_the_mushrooms_the_wheel_goes_on(tmp_path, capsys):
     arguments = [*COMMAND, "--method", "uniform", "--data", str(tmp_path), "--out", str(tmp_path / "out")]
     main([*arguments, "--problem", "mushroom", "wheel_0.7"])
