@@ -91,14 +91,14 @@ class Problem:
         calls = [dict(zip(self.trunk, one, strict=True)) for one in slices]
         return torch.stack([torch.func.functional_call(self.network, one, (self.x,)) for one in calls])
 
-    def losses(self) -> Tensor:
+    def losses(self) -> list[Tensor]:
         hidden = self.hidden()
         particles, batch = hidden.shape[:2]
         losses = []
         for w, b, y in zip(self.heads, self.bias, self.y, strict=True):
             logits = torch.baddbmm(b[:, None], hidden, w).flatten(0, 1)
             losses.append(F.cross_entropy(logits, y.repeat(particles), reduction="none").view(particles, batch).mean(1))
-        return torch.stack(losses)
+        return losses
 
     def backward_passes(self) -> None:
         """What every method needs: the forward pass, and one backward pass a task."""

@@ -11,21 +11,31 @@ from torch import Tensor
 Named = Sequence[tuple[str, Tensor]]
 
 
-def check_losses(losses: Any, particles: int, *, several: bool) -> Tensor:
-    """The losses as (K, M), or an error that says what is wrong with them."""
-    if not isinstance(losses, Tensor):
-        raise TypeError(f"the closure must return a tensor of losses, got {type(losses).__name__}")
+def check_losses(losses: Any, particles: int, *, several: bool) -> tuple[Tensor, ...]:
+    """The losses as K tensors (M,), or an error that says what is wrong with them."""
+    if several and isinstance(losses, list):
+        for k, loss in enumerate(losses):
+            _check_losses(f"loss {k}", loss, particles, f"({particles},)", 1)
+        if not losses:
+            raise ValueError("the closure must return the losses of at least one target, got an empty list")
+        return tuple(losses)
     expected = f"(K, {particles})" if several else f"({particles},)"
-    if losses.dim() != (2 if several else 1) or losses.shape[-1] != particles or losses.numel() == 0:
+    _check_losses("the losses", losses, particles, expected, 2 if several else 1)
+    return losses.unbind(0) if several else (losses,)
+
+
+def _check_losses(name: str, losses: Any, particles: int, expected: str, dimensions: int) -> None:
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"the closure must return a tensor of losses, got {type(losses).__name__} for {name}")
+    if losses.dim() != dimensions or losses.shape[-1] != particles or losses.numel() == 0:
         hint = "; losses must not be reduced over particles" if losses.dim() == 0 or losses.shape[-1] == 1 else ""
-        raise ValueError(f"the losses must have shape {expected}, got {tuple(losses.shape)}{hint}")
+        raise ValueError(f"{name} must have shape {expected}, got {tuple(losses.shape)}{hint}")
     if not losses.is_floating_point():
-        raise TypeError(f"the losses must be real floating-point numbers, got dtype {losses.dtype}")
+        raise TypeError(f"{name} must hold real floating-point numbers, got dtype {losses.dtype}")
     if not losses.requires_grad:
-        raise ValueError("the losses have no graph: return them from the closure before any backward() or detach()")
+        raise ValueError(f"no graph under {name}: return them from the closure before any backward() or detach()")
     if not losses.isfinite().all():
-        raise FloatingPointError(f"the closure returned losses that are not finite: {losses.detach()}")
-    return losses if several else losses[None]
+        raise FloatingPointError(f"the closure returned losses that are not finite: {name} {losses.detach()}")
 
 
 def check_names(tasks: list[int], targets: int, trunk: bool) -> None:
@@ -39,12 +49,13 @@ def check_names(tasks: list[int], targets: int, trunk: bool) -> None:
 
 
 def task_gradients(
-    losses: Tensor, trunk: Named, heads: Mapping[int, Named], *, keep_graph: bool
+    losses: Sequence[Tensor], trunk: Named, heads: Mapping[int, Named], *, keep_graph: bool
 ) -> tuple[list[Tensor], dict[int, list[Tensor]]]:
     """Gradients of every loss by the trunk, stacked over targets (K, M, ...), and of each head by its own (1, M, ...).
 
     One backward pass a target: particle m's loss depends on its own slice alone, so the gradient of the sum over
-    particles is every particle's gradient.
+    particles is every particle's gradient. Where the losses were
+    stacked, a pass of one goes through all heads, with zeros.
     """
     shared: list[list[Tensor | None]] = []
     own: dict[int, list[Tensor]] = {}

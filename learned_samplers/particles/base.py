@@ -162,8 +162,9 @@ class ParticleSampler(Sampler):
 
         Args:
             closure: returns the losses of every particle, (M,) for one target or (K, M) for K, with their graph: it
-                neither reduces them over particles nor calls ``backward``. Where the kernel acts on features it
-                returns the pair (losses, features), features being (M, ...).
+                neither reduces them over particles nor calls ``backward``. A list of K losses (M,) does as well, and
+                is faster where there are many heads. Where the kernel acts on features it returns the pair
+                (losses, features), features being (M, ...).
 
         Returns:
             What the closure returned, detached.
@@ -216,7 +217,7 @@ class ParticleSampler(Sampler):
             raise ValueError("every parameter is frozen: none has requires_grad=True")
         shared, own = task_gradients(losses, trunk, heads, keep_graph=features is not None)
         common = {
-            "losses": losses.detach(),
+            "losses": torch.stack([loss.detach() for loss in losses]),
             "num_data": _as_number(self.param_groups[0]["num_data"]),
             "temperature": _as_number(self.param_groups[0]["temperature"]),
             "features": features,
@@ -311,4 +312,4 @@ def _role(part: Part) -> str:
 
 
 def _detached(result: Any) -> Any:
-    return tuple(map(_detached, result)) if isinstance(result, tuple) else result.detach()
+    return type(result)(map(_detached, result)) if isinstance(result, tuple | list) else result.detach()

@@ -38,7 +38,7 @@ def test_losses_are_those_of_every_network_by_itself(name):
         for k in range(2):
             logits = hidden @ problem.heads[k][m] + problem.bias[k][m]
             expected = torch.nn.functional.cross_entropy(logits, problem.y[k])
-            torch.testing.assert_close(losses[k, m], expected)
+            torch.testing.assert_close(losses[k][m], expected)
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet"])
@@ -62,7 +62,7 @@ def test_the_table_says_what_was_measured(tmp_path, monkeypatch, capsys):
 
 def test_a_particle_is_a_network_of_its_own():
     problem = Problem("mlp", 3, 2, SMALL)
-    losses = problem.losses()
+    losses = torch.stack(problem.losses())
     for m in range(3):
         torch.testing.assert_close(torch.stack(problem.particle(m)[3]), losses[:, m])
 
@@ -78,7 +78,7 @@ def test_the_loop_over_torchjd_gets_every_particle():
         seen.append([loss.item() for loss in losses])
 
     problem.torchjd_loop(mtl_backward, lambda params, aggregator: None, None)
-    assert torch.tensor(seen).T.tolist() == pytest.approx(problem.losses().detach().numpy())
+    assert torch.tensor(seen).T.tolist() == pytest.approx(torch.stack(problem.losses()).detach().numpy())
 
 
 def test_torchjd_weighs_as_mgda_does():

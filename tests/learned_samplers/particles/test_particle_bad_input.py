@@ -179,6 +179,34 @@ def test_losses(name, spoil, error, message):
     _unchanged(sampler, lambda: spoil(energies(name, x)), error, message)
 
 
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (
+            lambda a, b: [a, b.mean()],
+            ValueError,
+            r"loss 1 must have shape \(4,\), got \(\); losses must not be reduced",
+        ),
+        (lambda a, b: [a[:3], b], ValueError, "loss 0 must have shape"),
+        (lambda a, b: [a[None], b], ValueError, "loss 0 must have shape"),
+        (lambda a, b: [a, b.detach()], ValueError, "no graph under loss 1"),
+        (lambda a, b: [a, 1.0], TypeError, "got float for loss 1"),
+        (lambda a, b: [a, b * NAN], FloatingPointError, "not finite: loss 1"),
+        (lambda a, b: [], ValueError, "at least one target"),
+    ],
+)
+def test_lists_of_losses(name, spoil, error, message):
+    x = parameter(4, 2)
+    sampler = SEVERAL[name]([x], 0.1, base_optimizer=torch.optim.Adam)
+    _unchanged(sampler, lambda: spoil(*energies(name, x)), error, message)
+
+
+def test_one_target_takes_no_list():
+    x = parameter(4, 2)
+    _unchanged(SVGD([x], 0.1), lambda: [energies("SVGD", x)], TypeError, "got list")
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_infinite_gradient_names_the_parameter(name):
     x, y = parameter(4, 2), torch.zeros(4, 1, requires_grad=True)

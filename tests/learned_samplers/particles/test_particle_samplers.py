@@ -77,6 +77,51 @@ def test_algorithm_two(rule):
         torch.testing.assert_close(parameter_[0].detach(), head + 0.1 / 20 * phi)
 
 
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_list_of_losses_is_the_same_as_a_stack(name):
+    stacked, listed = TwoHeads(dtype=DOUBLE), TwoHeads(dtype=DOUBLE)
+    one, other = (SEVERAL[name](net.groups(prior_precision=0.5), 0.1, num_data=20) for net in (stacked, listed))
+    for _ in range(3):
+        first = one.step(stacked.losses)
+        second = other.step(lambda: list(listed.losses().unbind(0)))
+        assert isinstance(second, list)
+        assert torch.equal(torch.stack(second), first)
+        assert not second[0].requires_grad
+    assert torch.equal(stacked.flat(), listed.flat())
+
+
+def test_a_list_of_losses_with_features():
+    net, same = TwoHeads(dtype=DOUBLE), TwoHeads(dtype=DOUBLE)
+    kwargs = dict(target_weights="gradients", kernel_on="features")
+    MTSGD(net.groups(), 0.1, **kwargs).step(lambda: (net.losses(), net.latents()))
+    returned = MTSGD(same.groups(), 0.1, **kwargs).step(lambda: ([*same.losses()], same.latents()))
+    assert isinstance(returned[0], list)
+    assert torch.equal(net.flat(), same.flat())
+
+
+@pytest.mark.parametrize(("stacked", "visits"), [(False, 1), (True, 3)])
+def test_of_a_list_a_pass_goes_through_one_head(stacked, visits):
+    """How often the gradient comes by each head's output: once, or once for every task where losses are stacked."""
+    trunk, heads = parameter(4, 2), [parameter(4, seed=k + 1) for k in range(3)]
+    counts = [0, 0, 0]
+
+    def closure():
+        losses = []
+        for k, head in enumerate(heads):
+            out = trunk.sum(1) * head
+
+            def count(grad, k=k):
+                counts[k] += 1
+
+            out.register_hook(count)
+            losses.append(out.square())
+        return torch.stack(losses) if stacked else losses
+
+    groups = [{"params": [trunk]}, *({"params": [head], "task": k} for k, head in enumerate(heads))]
+    MGDA(groups, 0.1).step(closure)
+    assert counts == [visits] * 3
+
+
 def test_fixed_weights():
     one, other = parameter(4, 2), parameter(4, 2)
     MTSGD([one], 0.1, target_weights=(1.0, 0.0)).step(lambda: energies("MTSGD", one))
