@@ -21,7 +21,9 @@ from learned_samplers.particles import GaussianProcessPrior, classification_loss
 from learned_samplers.particles.measurement import Covariance
 from meta_tasks.datasets import ImageData
 
-LABELS = {"fsvgd": "f-SVGD", "svgd": "SVGD", "ensemble": "deep ensemble"}
+LABELS = {
+    "fsvgd": "f-SVGD", "svgd": "SVGD", "ensemble": "deep ensemble", "plain": "deep ensemble, no prior",
+}  # fmt: skip
 #: Variance of every weight under the prior, and of the first weights: a ReLU layer keeps the size of its inputs.
 PRIOR_VARIANCE = 2.0
 
@@ -47,7 +49,7 @@ class ImageProtocol:
     extra: int = 50
     noise: float = 0.1
     prior_inputs: int = 4
-    rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
+    rates: tuple[float, ...] = (1e-2, 3e-2, 1e-1)
 
 
 class Classifiers:
@@ -129,6 +131,8 @@ def _step(method: str, networks: Classifiers, data: ImageData, lr: float, protoc
     settings: dict[str, Any] = dict(prior_precision=1 / PRIOR_VARIANCE, base_optimizer=torch.optim.Adam)
     if method == "svgd":
         return SVGD(params, lr, count, **settings), lambda x, y: classification_loss(networks.logits(x), y)
+    if method == "plain":
+        settings["prior_precision"] = 0.0
     sampler = LinearScalarisation(params, lr, count, **settings)
     return sampler, lambda x, y: classification_loss(networks.logits(x), y)[None]
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from _stacked_mlp import SeparateGroups, StackedMLP
@@ -18,11 +19,12 @@ from learned_samplers.particles import RBF, FittedPrior, measurement_set, regres
 
 #: Name → what tables call it.
 LABELS = {
-    "fsvgd": "f-SVGD", "svgd": "SVGD", "ensemble": "deep ensemble", "sghmc": "SGHMC", "hmc": "HMC",
+    "fsvgd": "f-SVGD", "svgd": "SVGD", "ensemble": "deep ensemble", "plain": "deep ensemble, no prior",
+    "sghmc": "SGHMC", "hmc": "HMC",
 }  # fmt: skip
 #: The learning rates that each tries on validation rows; HMC's step size adapts. Those of Adam are around the paper's.
 RATES = {
-    **dict.fromkeys(("fsvgd", "svgd", "ensemble"), (4e-3, 1.6e-2, 6.4e-2)),
+    **dict.fromkeys(("fsvgd", "svgd", "ensemble", "plain"), (4e-3, 1.6e-2, 6.4e-2)),
     "sghmc": (3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
     "hmc": (1e-3,),
 }
@@ -189,10 +191,11 @@ def _svgd(networks: Networks, lr: float, protocol: Protocol) -> Step:
     return lambda x, y: sampler.step(lambda: networks.energies(x, y))
 
 
-def _ensemble(networks: Networks, lr: float, protocol: Protocol) -> Step:
+def _ensemble(networks: Networks, lr: float, protocol: Protocol, prior_precision: float = 1.0) -> Step:
     sampler = LinearScalarisation(
-        networks.everything, lr, networks.data.num_data, prior_precision=1.0, base_optimizer=torch.optim.Adam
-    )
+        networks.everything, lr, networks.data.num_data,
+        prior_precision=prior_precision, base_optimizer=torch.optim.Adam,
+    )  # fmt: skip
     return lambda x, y: sampler.step(lambda: networks.energies(x, y)[None])
 
 
@@ -208,7 +211,8 @@ def _sghmc(networks: Networks, lr: float, protocol: Protocol) -> Step:
 
 
 _STEPS: dict[str, Callable[[Networks, float, Protocol], Step]] = {
-    "fsvgd": _fsvgd, "svgd": _svgd, "ensemble": _ensemble, "sghmc": _sghmc,
+    "fsvgd": _fsvgd, "svgd": _svgd, "ensemble": _ensemble, "plain": partial(_ensemble, prior_precision=0.0),
+    "sghmc": _sghmc,
 }  # fmt: skip
 
 

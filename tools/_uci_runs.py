@@ -187,7 +187,7 @@ def tables(results: Mapping[str, Mapping[str, Mapping[str, Any]]], methods: Sequ
         for name, entries in results.items():
             means = {m: statistics.fmean(e[key]) for m, e in entries.items() if e[key]}
             best = better(means, key=means.__getitem__) if means else None
-            decimals = _decimals(list(means.values()))
+            decimals = _decimals(list(means.values())) if key == "rmse" else 3
             row = {"set": name, "splits": str(max(len(e[key]) for e in entries.values()))}
             for method in methods:
                 text = with_error(entries[method][key], decimals) if method in entries else ""
