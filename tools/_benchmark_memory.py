@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,9 +48,15 @@ def extra_bytes(name: str, particles: int, parameters: int) -> int:
         loss = x.square().sum(1)
         return loss if targets == 1 else torch.stack([loss * (k + 1) for k in range(targets)])
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_bytes()
     sampler.step(closure)
-    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    return peak_bytes() - before
+
+
+def peak_bytes() -> int:
+    """This process's peak of resident memory. (That of `resource.getrusage` begins with the parent's.)"""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 def in_its_own_process(name: str, particles: int, parameters: int) -> int:
