@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -192,6 +193,8 @@ class ImageRuns:
 
         def make() -> dict[str, Any]:
             networks, seconds = train(method, self.data, lr, self.protocol, seed, label=f"{method}, seed {seed}")
+            # A run that is interrupted here must not leave an older result beside new weights.
+            (self.out / f"{method}_seed{seed}.json").unlink(missing_ok=True)
             weights = {str(i): p.detach().contiguous() for i, p in enumerate(networks.params)}
             self.out.mkdir(parents=True, exist_ok=True)
             save_file(weights, self.weights(method, seed))
@@ -211,18 +214,25 @@ class ImageRuns:
 
         Raises:
             FileNotFoundError: there is none.
-            ValueError: they are of another architecture.
+            ValueError: they were trained with other settings (the learning rate may be any).
         """
-        path = self.weights(method, seed)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: train those networks first, by the command mnist")
+        path, record = self.weights(method, seed), self.out / f"{method}_seed{seed}.json"
+        for needed in (path, record):
+            if not needed.is_file():
+                raise FileNotFoundError(f"{needed} is missing: train those networks first, by the command mnist")
+        trained = json.loads(record.read_text())["settings"]
+        for key, value in json.loads(json.dumps(self._settings(method, self.protocol, seed))).items():
+            if trained[key] != value:
+                raise ValueError(f"{path} was trained with {key} {trained[key]}, the settings say {value}")
         found, networks = load_file(path), Classifiers(self.data, self.protocol)
         networks.params = [found[str(i)] for i in range(len(found))]
-        shapes = [tuple(p.shape[1:]) for p in networks.params]
-        expected = [tuple(p.shape[1:]) for p in networks.mlp.draw(1)]
-        if shapes != expected:
-            raise ValueError(f"{path} has layers {shapes}, the settings say {expected}")
         return networks
+
+    def _settings(self, method: str, protocol: ImageProtocol, seed: int) -> dict[str, Any]:
+        return {
+            "method": method, "seed": seed, "protocol": asdict(protocol), "data": self.data.name,
+            "images": len(self.data.train_y),
+        }  # fmt: skip
 
     def _kept(
         self, name: str, make: Callable[[], dict[str, Any]], method: str, lr: float, protocol: ImageProtocol, seed: int
@@ -230,5 +240,4 @@ class ImageRuns:
         path = self.out / f"{name}.json"
         if self.fresh:
             path.unlink(missing_ok=True)
-        settings = {"method": method, "lr": lr, "seed": seed, "protocol": asdict(protocol), "data": self.data.name}
-        return kept(path, {**settings, "images": len(self.data.train_y)}, make)
+        return kept(path, {**self._settings(method, protocol, seed), "lr": lr}, make)

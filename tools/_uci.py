@@ -63,6 +63,13 @@ class Protocol:
     hmc_thinning: int = 5
     leapfrog_steps: int = 30
 
+    def __post_init__(self) -> None:
+        if self.hmc_trajectories < self.hmc_thinning:
+            raise ValueError(
+                f"hmc_trajectories must be at least {self.hmc_thinning}, or no state is kept, got "
+                f"{self.hmc_trajectories}"
+            )
+
     def budget(self, num_data: int) -> tuple[int, int]:
         """Minibatch and steps."""
         batch, steps, epochs = self.small if num_data < 1000 else self.large

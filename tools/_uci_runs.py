@@ -186,7 +186,9 @@ def tables(results: Mapping[str, Mapping[str, Mapping[str, Any]]], methods: Sequ
         rows = []
         for name, entries in results.items():
             means = {m: statistics.fmean(e[key]) for m, e in entries.items() if e[key]}
-            best = better(means, key=means.__getitem__) if means else None
+            # Means over different splits are not to be compared.
+            same = len({len(e[key]) for e in entries.values()}) == 1
+            best = better(means, key=means.__getitem__) if means and same else None
             decimals = _decimals(list(means.values())) if key == "rmse" else 3
             row = {"set": name, "splits": str(max(len(e[key]) for e in entries.values()))}
             for method in methods:

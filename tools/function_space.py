@@ -52,9 +52,12 @@ IMAGE_PRESETS: dict[str, dict[str, Any]] = {
 class UCI:
     """UCI regression: RMSE and log-likelihood of f-SVGD, SVGD, a deep ensemble, SGHMC and (small sets) HMC."""
 
+    # "cpu": 2,000 steps in minibatches of 100. "paper": 500 epochs of minibatches of 100 below 1,000 training rows,
+    # 3,000 of minibatches of 1,000 above.
     preset: Literal["cpu", "paper"] = "cpu"
     # Sets, in the order of the tables.
     sets: tuple[Literal[NAMES], ...] = NAMES
+    # Methods, in the order of the tables.
     methods: tuple[Literal[tuple(LABELS)], ...] = tuple(LABELS)
     # Splits of each set, at most; the files hold 20, of protein 5.
     splits: int = 20
@@ -64,10 +67,11 @@ class UCI:
     steps: int | None = None
     # Networks of each method (chains of SGHMC).
     particles: int = 20
-    # Further settings of the trajectories of HMC, for quick looks.
+    # Trajectories of each HMC chain after its adaptation, which is as long but at most 100.
     hmc_trajectories: int = 100
     # Folds of split 0's training part that choose the learning rates, 1 to 5.
     folds: int = 2
+    # Seed of weights, minibatches and noise.
     seed: int = 0
     # Begin no further run after so many minutes; the same command goes on from there.
     minutes: float | None = None
@@ -75,6 +79,7 @@ class UCI:
     fresh: bool = False
     # The data folder; by default LEARNED_SAMPLERS_DATA.
     data: Path | None = None
+    # Folder of the runs, the table and the results.
     out: Path = Path("runs/uci")
 
     def protocol(self) -> Protocol:
@@ -106,19 +111,23 @@ class Networks:
 
     # "cpu": 5 networks, 10 epochs. "full": 20 networks, 100 epochs, for a GPU or patience.
     preset: Literal["cpu", "full"] = "cpu"
+    # Methods, in the order of the tables; "plain" is the deep ensemble without prior.
     methods: tuple[Literal[tuple(IMAGE_LABELS)], ...] = tuple(IMAGE_LABELS)
     # Seeds, counted up from 0; each has its own weights and minibatches.
     seeds: int = 1
-    # Networks, and units of their hidden layers, instead of the preset's.
+    # Networks, instead of the preset's.
     particles: int | None = None
+    # Units of their hidden layers.
     hidden: tuple[int, ...] = (400, 400)
-    # Epochs, and those of the runs that choose the learning rate, instead of the preset's.
+    # Epochs, instead of the preset's.
     epochs: int | None = None
+    # Epochs of the runs that choose the learning rate, instead of the preset's.
     tuning_epochs: int | None = None
     # Training images, of the 50,000 that are left beside 10,000 for validation.
     limit: int | None = None
     # A data set of images by its name in meta_tasks.datasets.
     dataset: str = "mnist"
+    # The data folder; by default LEARNED_SAMPLERS_DATA.
     data: Path | None = None
     # Folder of the networks' runs.
     runs: Path = Path("runs/function_space_mnist")
@@ -136,6 +145,7 @@ class MNIST(Networks):
 
     # Do finished runs again.
     fresh: bool = False
+    # Folder of the table and the results.
     out: Path = Path("runs/function_space_mnist")
 
 
@@ -149,6 +159,7 @@ class Attack(Networks):
     images: int = 1000
     # Steps of the iterated attack.
     attack_steps: int = 10
+    # Folder of the table, the results and the figure.
     out: Path = Path("runs/function_space_attack")
 
 
@@ -160,11 +171,15 @@ class Sine:
     seeds: int = 3
     # Adam steps of the particle samplers.
     steps: int = SineProblem.steps
+    # Their first learning rate, which falls along a cosine.
     lr: float = SineProblem.lr
+    # Particles of each of them.
     particles: int = SineProblem.particles
     # Trajectories of HMC after its adaptation, a chain.
     trajectories: int = SineProblem.trajectories
+    # Trajectories of that adaptation.
     burn_in: int = SineProblem.burn_in
+    # Folder of the table, the results and the figure.
     out: Path = Path("runs/function_space_sine")
 
 
@@ -256,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     action = next(action for kind, action in COMMANDS.values() if type(options) is kind)
     try:
         action(options, command)
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
+    except (ValueError, FileNotFoundError, RuntimeError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import _image_ensembles
 import pytest
@@ -77,9 +78,10 @@ def test_runs_are_kept_and_loaded(digits, tmp_path, monkeypatch):
     assert runs.run("svgd", lr, 0) == result
     with pytest.raises(RuntimeError, match="f-SVGD diverged with every learning rate"):
         runs.tune("fsvgd")
-    other = ImageRuns(tmp_path, digits, ImageProtocol(hidden=(8,)))
-    with pytest.raises(ValueError, match=r"svgd_seed0\.safetensors has layers"):
-        other.load("svgd", 0)
+    for change in ({"hidden": (8,)}, {"particles": 4}, {"epochs": 16}):
+        other = ImageRuns(tmp_path, digits, replace(PROTOCOL, **change))
+        with pytest.raises(ValueError, match=r"svgd_seed0\.safetensors was trained with protocol"):
+            other.load("svgd", 0)
 
 
 def test_commands(tmp_path, capsys):

@@ -40,11 +40,13 @@ def test_is_the_usual_network(sizes, per_group, groups):
 
 
 def test_first_outputs_are_of_a_unit_size():
-    """Var f = (1/2)(E‖h‖²/2 + 1)-like constants: between a tenth and one for any width."""
+    """E f² = (w·K/2 + 1)/(w + 1) with K = (‖x‖² + 1)/(d + 1), for any width w; 2,000 draws, four standard errors."""
     x = torch.randn(50, 20)
     for width in (10, 300):
         mlp = StackedMLP((20, width, 1))
-        assert 0.1 < mlp(mlp.draw(200), x).square().mean() < 1
+        measured = mlp(mlp.draw(2000), x).square().mean().item()
+        size = ((x.square().sum(1) + 1) / 21).mean().item()
+        assert measured == pytest.approx((width * size / 2 + 1) / (width + 1), rel=4 * (3 / 2000) ** 0.5)
 
 
 def test_bad_shapes():

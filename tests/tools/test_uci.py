@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import re
 
 import _uci_runs
 import pytest
@@ -11,7 +13,7 @@ import torch
 from _uci import LABELS, RATES, Fit, Networks, Protocol, fit, prior_by_group, scores
 from _uci_data import RegressionData, standardise
 from _uci_runs import tables, with_error
-from function_space import main
+from function_space import MNIST, UCI, Attack, Sine, main
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from learned_samplers.particles import FittedPrior
@@ -119,6 +121,20 @@ def test_table_text():
     assert "**1.000 ± 0.500**" in text  # the lower RMSE is SVGD's
     assert "**0.500 ± 0.500**" in text  # the higher log-likelihood is f-SVGD's
     assert "1.500 ± 0.500" in text  # by which it is ahead
+    results["made"]["svgd"] |= {"rmse": [0.5], "log_likelihood": [-1.0], "splits_diverged": 1}
+    text = tables(results, ["fsvgd", "svgd"])
+    assert "0.500 (1 diverged)" in text
+    assert "**" not in text  # over other splits: not to be compared
+
+
+@pytest.mark.parametrize("options", [UCI, MNIST, Attack, Sine])
+def test_every_option_has_a_help_text_of_its_own(options):
+    """tyro gives a field without a comment the comment above it."""
+    for kind in options.__mro__[:-1]:
+        lines = inspect.getsource(kind).splitlines()
+        for number, line in enumerate(lines):
+            if re.match(r"    \w+: .* = ", line):
+                assert lines[number - 1].startswith("    # "), f"{kind.__name__}: {line.strip()} has no comment"
 
 
 COMMAND = ["uci", "--sets", "yacht", "--splits", "3", "--steps", "5", "--particles", "3", "--at-once", "2"]
@@ -167,5 +183,7 @@ def test_command_stops_in_time_and_reports_divergence(command, tmp_path, monkeyp
 def test_bad_options(command, tmp_path):
     with pytest.raises(SystemExit, match="splits must be at least 1, got 0"):
         main([*command, "--splits", "0"])
+    with pytest.raises(SystemExit, match="hmc_trajectories must be at least 5, or no state is kept, got 3"):
+        main([*command, "--hmc-trajectories", "3"])
     with pytest.raises(SystemExit, match=r"kin8nm\.npz is missing"):
         main([*command, "--sets", "kin8nm"])
