@@ -45,6 +45,7 @@ CARD_FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 #: What ``meta_training`` must say: None where it is not known.
 META_TRAINING_FIELDS = ("tasks", "horizon", "estimator", "seed", "commit", "command")
+_VERSION_MARK = ", version "
 _FILLED_IN = ("format", "version", "layers", "sha256")
 
 
@@ -77,7 +78,8 @@ def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any])
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
         raise ValueError(f"network must have finite weights, {broken[0]} has not")
-    data = to_bytes(tensors, metadata={"format": FORMAT, "version": str(VERSION)})
+    # One entry: safetensors writes several in random order, and the same network must give the same file.
+    data = to_bytes(tensors, metadata={"format": f"{FORMAT}{_VERSION_MARK}{VERSION}"})
     filled = {
         "format": FORMAT,
         "version": VERSION,
@@ -161,6 +163,15 @@ def find(name: str | os.PathLike[str]) -> Path:
     return Path(name)
 
 
+def fingerprint(card: dict[str, Any]) -> str:
+    """A SHA-256 of all that a sampler with this card computes with: weights, rule, features, scales and defaults.
+
+    The card's own ``sha256`` is that of the weights alone, and two cards with other scales may share it.
+    """
+    keys = ("sha256", "sampler", "form", "feature_set", "features", "scales", "defaults")
+    return hashlib.sha256(json.dumps({key: card[key] for key in keys}, sort_keys=True).encode()).hexdigest()
+
+
 def resolve(
     network: str | os.PathLike[str] | nn.Module | None,
     sampler: str,
@@ -208,10 +219,12 @@ def _tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
         raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
     size = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-    if metadata.get("format") != FORMAT:
+    name, _, version = metadata.get("format", "").partition(_VERSION_MARK)
+    version = version or metadata.get("version")  # an entry of its own in older files
+    if name != FORMAT:
         raise ValueError(f"{path}: not a file of {FORMAT} (its format is {metadata.get('format')!r})")
-    if metadata.get("version") != str(VERSION):
-        raise ValueError(f"{path}: version {metadata.get('version')!r} cannot be read, only {VERSION}")
+    if version != str(VERSION):
+        raise ValueError(f"{path}: version {version!r} cannot be read, only {VERSION}")
     return tensors
 
 

@@ -30,20 +30,25 @@ class Budget:
     members: int = 10
     # Widths of the network's hidden layers (ReLU).
     hidden: tuple[int, ...] = (50, 50)
-    # Rounds between two updates of the posterior, and minibatch gradients of an update.
+    # Rounds between two updates of the posterior.
     interval: int = 20
+    # Minibatch gradients of an update.
     steps: int = 20
+    # Rounds in a minibatch.
     batch_size: int = 128
     # Times that every arm is tried at first.
     initial_pulls: int = 3
-    # f-SVGD: Adam's learning rate, measurement points beside the minibatch, and their noise (contexts are about 1).
+    # f-SVGD: Adam's learning rate.
     fsvgd_lr: float = 5e-3
+    # f-SVGD: measurement points beside the minibatch.
     measurement_points: int = 32
+    # f-SVGD: standard deviation of their noise (contexts are about 1).
     measurement_noise: float = 0.1
     # Bootstrap: Adam's learning rate.
     bootstrap_lr: float = 3e-3
-    # SGHMC: learning rate in units of the noise's variance (the loss is a squared error over it), and momentum decay.
+    # SGHMC: learning rate in units of the noise's variance (the loss is a squared error over it).
     sghmc_lr: float = 2e-2
+    # SGHMC: momentum decay.
     momentum_decay: float = 0.1
 
     def __post_init__(self) -> None:

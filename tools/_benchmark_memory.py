@@ -25,6 +25,7 @@ SAMPLERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], int]] = {
 class MemoryBenchmark:
     """Peak memory of one step for M particles of d parameters, quadratic losses, in float32 on a CPU (Linux)."""
 
+    # Numbers of particles M.
     particles: tuple[int, ...] = (25, 50, 100)
     # Parameters of a particle.
     parameters: tuple[int, ...] = (250_000, 1_000_000)

@@ -27,20 +27,26 @@ NUM_DATA = 120_000
 class ParticleBenchmark:
     """Time per step for M particles and K tasks: a shared trunk, a linear head a task, images of 28×28."""
 
+    # Networks.
     network: tuple[Literal["lenet", "mlp"], ...] = ("mlp", "lenet")
+    # Numbers of particles M.
     particles: tuple[int, ...] = (5, 20, 100)
+    # Numbers of tasks K.
     tasks: tuple[int, ...] = (2, 10, 40)
+    # Images in a minibatch.
     batch_size: int = 256
     # Rounds: in each, every contestant takes one timed step in turn. The best of each is what counts.
     rounds: int = 10
+    # CPU threads; by default torch's own choice.
     threads: int | None = None
     # What is timed: time on the clock, or that of the processors (of all threads together), which on a CPU with one
     # thread is the same but for what other programs do.
     clock: Literal["wall", "processor"] = "wall"
-    # Combinations are left out whose backward passes alone take longer than so many seconds, or whose gradients of the
-    # trunk by all tasks are more than so many million numbers.
+    # Combinations are left out whose backward passes alone take longer than so many seconds.
     most_seconds: float = 5.0
+    # And those whose gradients of the trunk by all tasks are more than so many million numbers.
     most_millions: float = 50.0
+    # Device, such as cpu or cuda.
     device: str = "cpu"
     # File for the Markdown table, besides the terminal.
     out: Path | None = None

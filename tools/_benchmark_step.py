@@ -31,6 +31,7 @@ class StepBenchmark:
     rounds: int = 60
     # CPU threads; by default torch's own choice.
     threads: int | None = None
+    # Device, such as cpu or cuda.
     device: str = "cpu"
     # File for the Markdown table, besides the terminal.
     out: Path | None = None

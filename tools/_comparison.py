@@ -26,6 +26,7 @@ class CommonOptions:
         ValueError: an argument out of range, by name and value.
     """
 
+    # Data, network, posterior and budget.
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
     # First seed: of the initial weights, the minibatches and the noise. The split of the data is always the same.
     seed: int = 0

@@ -77,10 +77,13 @@ class Settings:
     ensemble_size: int = 5
     # Leapfrog steps of one HMC trajectory, which costs one gradient more than that.
     leapfrog_steps: int = 10
-    # Weights of the learned samplers: a name that the package ships, or the path of a .safetensors file with its card.
+    # Weights of L2E: a name that the package ships, or the path of a .safetensors file with its card.
     l2e_network: str = "l2e"
+    # Weights of L2E in the paper's form.
     l2e_paper_network: str = "l2e-paper"
+    # Weights of Kinetic-L2E.
     kinetic_l2e_network: str = "kinetic-l2e"
+    # Weights of Meta-SGMCMC.
     meta_sgmcmc_network: str = "meta-sgmcmc"
 
     def __post_init__(self) -> None:

@@ -61,18 +61,24 @@ class Options:
     """
 
     # A whole budget. Options given beside it take their place.
-    preset: Literal[*PRESETS] = "cpu"  # type: ignore[valid-type]
-    problem: tuple[Literal["mushroom", *WHEELS], ...] = ("mushroom", *WHEELS)  # type: ignore[valid-type]
-    method: tuple[Literal[*METHODS], ...] = tuple(METHODS)  # type: ignore[valid-type]
+    preset: Literal[*PRESETS] = "cpu"
+    # Problems to play.
+    problem: tuple[Literal["mushroom", *WHEELS], ...] = ("mushroom", *WHEELS)
+    # Posteriors to play them with.
+    method: tuple[Literal[*METHODS], ...] = tuple(METHODS)
+    # Rounds, networks and training.
     budget: Annotated[Budget, tyro.conf.OmitArgPrefixes] = field(default_factory=Budget)
     # Pay every reward's expectation, without noise: what is lost to learning luck by heart.
     expected_rewards: bool = False
-    # First seed: of the rounds, the networks and the choices; and the number of seeds.
+    # First seed: of the rounds, the networks and the choices.
     seed: int = 0
+    # Number of seeds, counted up from --seed.
     seeds: int = 3
+    # CPU threads of torch.
     threads: int = 1
     # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
     data: str | None = None
+    # Folder for the results; by default one under runs/.
     out: Path | None = None
 
     def __post_init__(self) -> None:

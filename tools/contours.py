@@ -23,9 +23,11 @@ class Options:
 
     # Weights: a path or the name of shipped ones.
     network: tyro.conf.Positional[str]
-    # Ends of the axes, in the units of the networks' inputs.
+    # End of the energy's axis, in the units of the networks' inputs.
     energy: float = 5.0
+    # End of the gradient's axis, likewise.
     gradient: float = 3.0
+    # File for the figure.
     out: Path = Path("contours.png")
 
     def __post_init__(self) -> None:

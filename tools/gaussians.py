@@ -52,6 +52,7 @@ class Options:
     chains: int = 1000
     # Tasks to tune the baselines on, and as many others to test on.
     tasks: int = 5
+    # Folder for the results.
     out: Path = Path("runs/gaussians")
 
 

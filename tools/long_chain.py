@@ -34,13 +34,17 @@ class Options:
     network: str = "meta-sgmcmc-mnist"
     # Widths of the hidden layers.
     hidden: tuple[int, ...] = (20,)
-    # Passes over the training images, and how many of them make a row.
+    # Passes over the training images.
     epochs: int = 20
+    # Passes that make a row of the table.
     block: int = 2
-    # Images in a minibatch, and learning rate; by default that of the weights' card.
+    # Images in a minibatch.
     batch_size: int = 500
+    # Learning rate; by default that of the weights' card.
     lr: float | None = None
+    # Precision λ of the normal prior on every weight, in 1/weight².
     prior_precision: float = 1.0
+    # Of the initial weights, the minibatches and the noise.
     seed: int = 0
     # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
     data: str | None = None

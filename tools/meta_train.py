@@ -58,8 +58,9 @@ class ChainOptions:
     replay: int = 10
     # Whether gradients flow through the energy's gradient.
     curvature: bool = True
-    # Factors on what the networks see of energy and gradient (meta form).
+    # Factor on what the networks see of the energy (meta form).
     energy_scale: float = 1.0
+    # Factor on what they see of the gradient.
     gradient_scale: float = 1.0
     # Bound on the curl.
     curl_clip: float = 5.0
@@ -86,13 +87,17 @@ class Options:
     hidden: tuple[int, ...] = (32, 32)
     # Bound on its outputs; by default none.
     output_bound: float | None = None
-    # Factors on its outputs (residual and paper form), see L2E; by default the form's own.
+    # Factor on its output α (residual and paper form), see L2E; by default the form's own.
     alpha_scale: float | None = None
+    # Factor on its output β (residual and paper form).
     beta_scale: float | None = None
+    # Share of the friction that acts on β: 1 as in the paper's equation, 0 none; or Meta-SGMCMC's factor on f_D.
     friction_scale: float | None = None
+    # N₀ at which the factor on β holds; it becomes √(N/N₀) times as large. By default it does not depend on N.
     reference_data: float | None = None
     # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
     start_feature: str | None = None
+    # The gain of that start.
     start_gain: float = 1.0
     # Or start from a weight file, of this form, feature set and hidden layers: a second stage with other settings.
     start_weights: Path | None = None
@@ -137,9 +142,10 @@ class Options:
     workers: int = 1
     # Device of the tasks, such as cpu or cuda.
     device: str = "cpu"
-    # On a CUDA device, whether a step of the inner loop is replayed as a CUDA graph, and whether L2E's update (residual
-    # form, two hidden layers) is computed by fused kernels, which need Triton. Both change results by rounding alone.
+    # On a CUDA device, whether a step of the inner loop is replayed as a CUDA graph; it changes results by rounding.
     capture: bool = True
+    # On a CUDA device, whether L2E's update (residual form, two hidden layers) is computed by fused kernels, which need
+    # Triton; they change results by rounding.
     fused: bool = False
     # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
     data: str | None = None

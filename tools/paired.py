@@ -48,8 +48,9 @@ class Options:
     shares: tuple[float, ...] = ()
     # Task family.
     family: Literal["paper", "full", "cpu", "small", "digits"] = "cpu"
-    # Tasks, and the steps of a run: each task with each of them.
+    # Number of tasks.
     tasks: int = 24
+    # Steps of a run, one or several numbers: each task with each of them.
     steps: tuple[int, ...] = (500,)
     # States collected in the second half of a run.
     samples: int = 10
@@ -108,13 +109,13 @@ def candidates(options: Options) -> list[Candidate]:
         if rule_of(card).specification() != rule_of(other).specification():
             raise ValueError(f"shares: {options.networks[0]} and {options.networks[1]} are networks of different rules")
         between = weights.load(weights.find(options.networks[0]))[0]
-        key = f"{card['sha256']}+{share:g}*{other['sha256']}"
-        found.append(_candidate(f"share {share:g}", blend(between, second, share), {**card, "sha256": key}))
+        key = f"{weights.fingerprint(card)}+{share:g}*{weights.fingerprint(other)}"
+        found.append(_candidate(f"share {share:g}", blend(between, second, share), card, key))
     return found
 
 
-def _candidate(name: str, network: nn.Module, card: dict[str, Any]) -> Candidate:
-    return Candidate(name, card["sha256"], rule_of(card), flatten(layers_of(network)).detach())
+def _candidate(name: str, network: nn.Module, card: dict[str, Any], key: str | None = None) -> Candidate:
+    return Candidate(name, key or weights.fingerprint(card), rule_of(card), flatten(layers_of(network)).detach())
 
 
 class Losses:
@@ -122,14 +123,21 @@ class Losses:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.known = {tuple(row["key"]): row["loss"] for row in map(json.loads, lines)}
+        self.known: dict[tuple[Any, ...], float] = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:  # the last line of a run that was killed while it wrote
+                print(f"{path}: left out a line that cannot be read: {line[:40]!r}", file=sys.stderr)
+                continue
+            self.known[tuple(row["key"])] = row["loss"]
 
     def add(self, key: tuple[Any, ...], loss: float) -> None:
         self.known[key] = loss
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
         with self.path.open("a") as file:
-            file.write(json.dumps({"key": key, "loss": loss}) + "\n")
+            file.write("\n" * torn + json.dumps({"key": key, "loss": loss}) + "\n")
 
 
 def loss_of(candidate: Candidate, family: ImageTaskFamily, number: int, steps: int, options: Options) -> float:

@@ -46,23 +46,31 @@ class Options:
     prior_precision: float = 10.0
     # Posterior samples of every method; members of the ensemble.
     samples: int = 50
-    # Steps of L2E and SGHMC before the first sample, and between samples.
+    # Steps of L2E and SGHMC before the first sample.
     burn_in: int = 1000
+    # Steps of L2E and SGHMC between samples.
     thinning: int = 50
+    # Points in a minibatch.
     batch_size: int = 100
-    # Learning rates of L2E and SGHMC. The loss is 1/noise² times a squared error, and they are that much smaller.
+    # Learning rate of L2E. The loss is 1/noise² times a squared error, and the rate is that much smaller.
     lr: float = 1e-4
+    # Learning rate of SGHMC.
     sghmc_lr: float = 1e-4
     # L2E's network: a shipped name or a weight file.
     network: str = "l2e"
-    # Adam steps of each member of the ensemble, and their learning rate.
+    # Adam steps of each member of the ensemble.
     ensemble_steps: int = 300
+    # Their learning rate.
     ensemble_lr: float = 0.01
-    # Trajectories of HMC before the first sample (its step size adapts meanwhile) and between samples.
+    # Trajectories of HMC before the first sample; its step size adapts meanwhile.
     hmc_burn_in: int = 100
+    # Trajectories of HMC between samples.
     hmc_thinning: int = 2
+    # Leapfrog steps of a trajectory.
     leapfrog_steps: int = 100
+    # Of the data, the initial weights and the noise.
     seed: int = 0
+    # Folder for the results.
     out: Path = Path("runs/regression")
 
     def __post_init__(self) -> None:

@@ -46,9 +46,10 @@ class Options:
     energy: float = 0.0
     # Weight file that the meta-training started from; its command and curve go into the card too.
     first_stage: Path | None = None
-    # Another weight file of the same layers, and how far to go from SOURCE towards it in a straight line: 0 is SOURCE,
-    # 1 the other. Between the start of a meta-training and its end the loss can be lower than at both.
+    # Another weight file of the same layers, to go towards in a straight line: between the start of a meta-training and
+    # its end the loss can be lower than at both.
     toward: Path | None = None
+    # How far to go: 0 is SOURCE, 1 the other file.
     share: float = 0.5
     # Folder to write to; by default the package's.
     out: Path = Path(__file__).parents[1] / "pretrained"

@@ -85,11 +85,13 @@ class Mixtures:
     lr: float = 3e-2
     # Weight of the repulsion.
     temperature: float = 1.0
+    # Number of particles.
     particles: int = 50
     # Number of starting points, counted up from 0; all methods have the same.
     seeds: int = 5
     # CPU threads of torch; these tensors are too small for more than one.
     threads: int = 1
+    # Folder for the results.
     out: Path = Path("runs/toy_mixtures")
 
 
@@ -97,16 +99,21 @@ class Mixtures:
 class ZDT3:
     """ZDT3, 30 variables in the unit box (Figure 4 of MT-SGD): hypervolume and segments of the front."""
 
+    # Steps of Adam.
     steps: int = 10_000
     # Learning rate of Adam.
     lr: float = 1e-3
     # Weight of the repulsion: at 1 it scatters particles over the box, in which the objectives differ by about 1.
     temperature: float = 1e-2
+    # Number of particles.
     particles: int = 50
+    # Number of starting points, counted up from 0; all methods have the same.
     seeds: int = 3
+    # CPU threads of torch.
     threads: int = 1
     # Leave the gradients that point out of the box as they are; the particles are still clamped to it.
     unprojected: bool = False
+    # Folder for the results.
     out: Path = Path("runs/toy_zdt3")
 
 

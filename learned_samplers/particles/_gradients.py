@@ -54,8 +54,8 @@ def task_gradients(
     """Gradients of every loss by the trunk, stacked over targets (K, M, ...), and of each head by its own (1, M, ...).
 
     One backward pass a target: particle m's loss depends on its own slice alone, so the gradient of the sum over
-    particles is every particle's gradient. Where the losses were
-    stacked, a pass of one goes through all heads, with zeros.
+    particles is every particle's gradient. Where the losses were stacked, a pass of one goes through all heads, with
+    zeros.
     """
     shared: list[list[Tensor | None]] = []
     own: dict[int, list[Tensor]] = {}

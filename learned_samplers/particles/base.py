@@ -312,4 +312,6 @@ def _role(part: Part) -> str:
 
 
 def _detached(result: Any) -> Any:
-    return type(result)(map(_detached, result)) if isinstance(result, tuple | list) else result.detach()
+    if isinstance(result, tuple):  # a named one too, whose class does not take an iterable
+        return tuple(map(_detached, result))
+    return list(map(_detached, result)) if isinstance(result, list) else result.detach()

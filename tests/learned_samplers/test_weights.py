@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import pretrained
@@ -108,6 +109,26 @@ def test_a_saved_chain_goes_on_with_the_network_from_the_file(file):
     q, other = make()
     other.load_state_dict(sampler.state_dict())
     assert torch.equal(other.state[q]["momentum"], sampler.state[p]["momentum"])
+
+
+def test_the_same_network_gives_the_same_file_and_another_sampler_another_fingerprint(tmp_path):
+    cards = []
+    for i in range(8):  # a file with two entries of metadata comes in two orders
+        weights.save(tmp_path / f"{i}.safetensors", make_network(), make_card(name=str(i)))
+        cards.append(weights.load_card(tmp_path / f"{i}.safetensors"))
+    assert len({card["sha256"] for card in cards}) == 1
+    assert len({weights.fingerprint(card) for card in cards}) == 1
+    first = weights.fingerprint(cards[0])
+    for change in ({"scales": {"beta_scale": 2.0}}, {"form": "paper"}, {"defaults": {"lr": 0.5}}, {"sha256": "0" * 64}):
+        assert weights.fingerprint({**cards[0], **change}) != first
+    assert weights.fingerprint({**cards[0], "licence": "another"}) == first
+
+
+def test_a_file_whose_version_is_an_entry_of_its_own_still_loads(file):
+    tensors = load_file(str(file))
+    save_file(tensors, str(file), metadata={"format": weights.FORMAT, "version": str(weights.VERSION)})
+    rewrite_card(file, lambda card: card.update(sha256=hashlib.sha256(file.read_bytes()).hexdigest()))
+    assert weights.load(file)[1]["name"] == "test"
 
 
 # ------------------------------------------------------------------ refused

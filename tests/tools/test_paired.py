@@ -45,16 +45,41 @@ def test_a_network_that_climbs_loses_every_task(networks, tmp_path, capsys):
     assert between[1].strip() == "share 0.5"
 
 
-def test_the_same_weights_under_two_names_have_the_same_losses(networks, tmp_path, learned_weights):
-    network, card = weights.load(networks[0])
+def test_the_same_weights_under_two_names_are_run_once_and_under_other_scales_again(networks, tmp_path, monkeypatch):
+    network, card = weights.load(networks[1])
     weights.save(tmp_path / "twin.safetensors", network, {**card, "name": "twin"})
-    chosen = paired.Options(
-        (networks[0], str(tmp_path / "twin.safetensors")), family="digits", tasks=2, steps=(20,), samples=2,
-        out=tmp_path,
-    )  # fmt: skip
-    first, second = paired.run(chosen)[20]
+    weights.save(tmp_path / "scaled.safetensors", network, {**card, "scales": {"beta_scale": 3.0}})
+    names = (networks[1], *(str(tmp_path / f"{name}.safetensors") for name in ("twin", "scaled")))
+    chosen = paired.Options(names, family="digits", tasks=2, steps=(20,), samples=2, out=tmp_path)
+    calls, own = [], paired.loss_of
+    monkeypatch.setattr(paired, "loss_of", lambda *each: calls.append(each) or own(*each))
+    first, second, scaled = paired.run(chosen)[20]
+    assert len(calls) == 4
     assert (first == second).all()
+    assert (first != scaled).all()
     assert first[0] != first[1]  # two tasks
+
+
+def test_two_files_of_the_same_weights_have_the_same_losses_when_both_are_run(networks, tmp_path):
+    network, card = weights.load(networks[1])
+    weights.save(tmp_path / "twin.safetensors", network, {**card, "defaults": {"lr": 0.3}})  # which no run here uses
+    names = (networks[1], str(tmp_path / "twin.safetensors"))
+    chosen = paired.Options(names, family="digits", tasks=2, steps=(20,), samples=2, out=tmp_path)
+    first, second = paired.run(chosen)[20]
+    assert len((tmp_path / "losses.jsonl").read_text().splitlines()) == 4
+    assert (first == second).all()
+
+
+def test_a_torn_line_costs_one_run_and_no_more(networks, tmp_path, capsys):
+    paired.main(options(networks, tmp_path))
+    file = tmp_path / "losses.jsonl"
+    whole = file.read_text()
+    file.write_text(whole[:-20])
+    paired.main(options(networks, tmp_path))
+    assert "left out a line" in capsys.readouterr().err
+    assert file.read_text().splitlines()[-1] == whole.splitlines()[-1]
+    paired.main(options(networks, tmp_path))
+    assert len(file.read_text().splitlines()) == 7  # six and the torn one
 
 
 def test_what_is_known_is_not_run_again(networks, tmp_path, monkeypatch):

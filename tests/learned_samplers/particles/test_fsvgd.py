@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -44,6 +46,23 @@ def test_outputs_that_are_the_parameters(kernel):
         function.step(closure)
         weight.step(lambda: energies("SVGD", other))
     torch.testing.assert_close(one, other)
+
+
+def test_a_closure_may_return_a_named_tuple():
+    class Parts(NamedTuple):
+        losses: torch.Tensor
+        outputs: torch.Tensor
+        log_prior: torch.Tensor
+
+    def closure(p, kind):
+        outputs = p * 1.0
+        return kind(energies("SVGD", outputs), outputs, -outputs.square().sum(1))
+
+    one, other = parameter(5, 2), parameter(5, 2)
+    found = FSVGD([one], 0.1, 10).step(lambda: closure(one, Parts))
+    FSVGD([other], 0.1, 10).step(lambda: closure(other, lambda *each: each))
+    assert torch.equal(one, other)
+    assert not any(each.requires_grad for each in found)
 
 
 def test_one_particle_is_the_function_space_map():
