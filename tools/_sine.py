@@ -13,7 +13,7 @@ from _image_ensembles import infinite_width
 from _stacked_mlp import StackedMLP
 from torch import Tensor
 
-from learned_samplers import FSVGD, HMC, SVGD, LinearScalarisation
+from learned_samplers import FSVGD, HMC, SVGD, LinearScalarisation, diagnostics
 from learned_samplers.particles import FittedPrior, GaussianProcessPrior, measurement_set
 
 RANGES = ((-4.0, -1.0), (1.0, 4.0))
@@ -174,6 +174,15 @@ def summary(values: Tensor, reference: Tensor, grid: Tensor) -> dict[str, float]
         scores[f"ratio {name}"] = scores[f"deviation {name}"] / reference.std(0)[where].mean().item()
         scores[f"mean {name}"] = (values.mean(0) - reference.mean(0))[where].abs().mean().item()
     return scores
+
+
+def worst_rhat(values: Tensor, chains: int) -> float | None:
+    """Largest split R̂ of the function over the grid, for HMC's states (draws·chains, 241), a draw of every chain after
+    the other; None below four draws a chain."""
+    draws = len(values) // chains
+    if draws < diagnostics.MINIMUM_DRAWS:
+        return None
+    return float(diagnostics.split_rhat(values.view(draws, chains, -1).transpose(0, 1)).max())
 
 
 def figure(path: Path, functions: Mapping[str, Tensor], runs: SineRuns) -> None:

@@ -28,7 +28,7 @@ from _image_ensembles import LABELS as IMAGE_LABELS
 from _image_ensembles import ImageProtocol, ImageRuns
 from _report import markdown
 from _sine import LABELS as SINE_LABELS
-from _sine import SineProblem, SineRuns, summary
+from _sine import SineProblem, SineRuns, summary, worst_rhat
 from _sine import figure as sine_figure
 from _uci import LABELS, Protocol
 from _uci_data import NAMES, load
@@ -231,8 +231,10 @@ def sine(options: Sine, command: str) -> None:
         for method, label in SINE_LABELS.items():
             functions[method], seconds, accepted = runs.functions(method, seed)
             scores = summary(functions[method], functions["hmc"], runs.grid)
-            results.setdefault(label, []).append({"seconds": seconds, "acceptance_rate": accepted, **scores})
-            print(f"seed {seed}, {label}: {seconds:.0f} s", flush=True)
+            rhat = worst_rhat(functions[method], problem.chains) if method == "hmc" else None
+            entry = {"seconds": seconds, "acceptance_rate": accepted, "worst_rhat": rhat, **scores}
+            results.setdefault(label, []).append(entry)
+            print(f"seed {seed}, {label}: {seconds:.0f} s{'' if rhat is None else f', R̂ {rhat:.3f}'}", flush=True)
         if seed == 0:
             options.out.mkdir(parents=True, exist_ok=True)
             sine_figure(options.out / "figure.png", functions, runs)

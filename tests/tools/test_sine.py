@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from _sine import LABELS, REGIONS, SineProblem, SineRuns, regions, summary
+from _sine import LABELS, REGIONS, SineProblem, SineRuns, regions, summary, worst_rhat
 from function_space import main
 
 LINEAR = SineProblem(
@@ -61,6 +61,14 @@ def test_summary():
     for region in REGIONS:
         assert scores[f"ratio {region}"] == pytest.approx(2)
         assert scores[f"mean {region}"] == pytest.approx(1, abs=0.05)
+
+
+def test_chains_that_disagree_are_seen():
+    draws = torch.randn(50, 4, 241, dtype=torch.double)
+    assert worst_rhat(draws.view(200, 241), 4) < 1.1
+    draws[:, 0] += 2  # planted: one chain elsewhere
+    assert worst_rhat(draws.view(200, 241), 4) > 1.3
+    assert worst_rhat(draws[:3].reshape(12, 241), 4) is None
 
 
 def test_command(tmp_path, capsys):
