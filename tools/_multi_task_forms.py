@@ -29,10 +29,13 @@ TASKS = 2
 class Options:
     """Milliseconds of a forward pass and the gradients of every task, for each form."""
 
+    # Images in the minibatch.
     batch_size: int = 32
+    # Number of particles.
     particles: int = 5
     # Each form is timed once a round.
     rounds: int = 20
+    # CPU threads of torch.
     threads: int = 1
 
     def __post_init__(self) -> None:

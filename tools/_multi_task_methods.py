@@ -25,10 +25,13 @@ class Settings:
 
     # Side of the images in pixels. The overlaid ones are made at 36 and resized.
     size: int = 28
-    # Images of each split; by default all that there are.
+    # Training images; by default all that there are.
     train: int | None = None
+    # Validation images; by default all that there are.
     validation: int | None = None
+    # Test images; by default all that there are.
     test: int | None = None
+    # Network: the LeNet for grey images, or a ResNet-18 with group normalisation for images in colour.
     network: Literal["lenet", "resnet18"] = "lenet"
     # Side of the LeNet's first kernel: 5, 22,350 parameters at 28×28; 9, 31,910 at 36×36, is the published code's.
     first_kernel: int = 5
@@ -36,14 +39,19 @@ class Settings:
     attributes: tuple[str, ...] = celeba.FIRST_TEN
     # Whether the network sees pixels with mean 0 and standard deviation 1 instead of those in [0, 1].
     standardise: bool = True
+    # Number of particles.
     particles: int = 5
+    # Epochs of a run that counts.
     epochs: int = 5
+    # Images in a minibatch.
     batch_size: int = 64
+    # Of the SGD that takes the direction.
     momentum: float = 0.9
     # Share of a run in which the learning rate rises to its value; without it some particles never leave the plateau.
     warm_up: float = 0.1
     # Share of a run after which the learning rate is halved, again and again: 15 of 100 epochs in the paper.
     halve_every: float = 0.15
+    # Precision of the normal prior on every weight, in the unit of the energies: only with --energies posterior.
     prior_precision: float = 0.0
     # Of mt_sgd and svgd: the kernel acts on parameters, as in the paper, or on features, as in its code.
     kernel_on: Literal["parameters", "features"] = "parameters"

@@ -96,7 +96,7 @@ class LeNet(ParticleNetwork):
 
     All particles see the same images: the first layer is one matrix product on the images' patches, the second a
     convolution with a group of channels for each particle, on channels-last activations, and ReLU comes after pooling,
-    where it is the same on a quarter of the numbers. `tools/benchmark.py` has the times of other forms.
+    where it is the same on a quarter of the numbers. `tools/_multi_task_forms.py` times other forms.
     """
 
     def __init__(

@@ -46,14 +46,20 @@ def overconfidence(result: Result) -> float:
 
 
 def score_table(finals: Finals, tasks: Mapping[str, Sequence[str]], score: str) -> str:
-    """A row a data set and task, a column a method, as the paper's Table 1; the mean over the tasks at the end."""
-    decimals = SCORES[score][2]
+    """A row a data set and task, a column a method, as the paper's Table 1."""
+    names = dict.fromkeys(name for methods in finals.values() for name in methods)
     table = []
     for dataset, methods in finals.items():
         for k, task in enumerate(tasks[dataset]):
-            cells = {label(runs): spread(values(runs, score, k), decimals) for runs in methods.values()}
+            cells = {METHODS[name].label: cell(methods.get(name, ()), score, k) for name in names}
             table.append({"data set, task": f"{dataset}, {task}", **cells})
     return markdown(table)
+
+
+def cell(results: Sequence[Result], score: str, task: int) -> str:
+    """Mean ± standard deviation over the runs that did not diverge, and how many did."""
+    text, failed = spread(values(results, score, task), SCORES[score][2]), len(results) - len(finished(results))
+    return f"{text} ({failed} of {len(results)} diverged)" if failed else text
 
 
 def run_table(finals: Finals) -> str:

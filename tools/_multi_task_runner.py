@@ -174,6 +174,8 @@ def train(
                 bar.update()
                 if result.steps % max(total // POINTS, 1) == 0:
                     log_losses(losses[0] if with_features else losses, data, writer, bar, result.steps)
+            if data.train_x.is_cuda:
+                torch.cuda.synchronize(data.train_x.device)  # so that the time is that of finished work
             result.seconds += time.perf_counter() - start
             scores = score(predict(network, data.val_x).mean(1), data.val_y)
             result.curve.append(scores)

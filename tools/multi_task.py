@@ -44,6 +44,7 @@ class Options:
     # Whole experiments. Options given beside it take their place.
     preset: Literal["cpu", "paper", "celeba"] | None = None
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
+    # Data sets, in the order of the tables.
     dataset: tuple[Literal["multi_fashion_mnist", "multi_mnist", "multi_fashion", "celeba"], ...] = (
         "multi_fashion_mnist", "multi_mnist", "multi_fashion",
     )  # fmt: skip
@@ -86,6 +87,8 @@ class Options:
         for name in ("dataset", "method", "energies"):
             if not getattr(self, name) or len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} must name some, each once, got {getattr(self, name)}")
+        if self.settings.prior_precision > 0 and "mean_loss" in self.energies:
+            raise ValueError("prior_precision would be N times stronger with mean_loss: give --energies posterior")
         if self.rates is not None and (not self.rates or min(self.rates) <= 0):
             raise ValueError(f"rates must be positive, got {self.rates}")
         if "celeba" in self.dataset and (both := set(self.method).intersection(TWO_TASKS)):

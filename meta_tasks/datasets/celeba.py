@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from io import BytesIO
@@ -150,7 +151,7 @@ def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes]:
             return opened.read(f"{_IMAGES}/{file}")
         except KeyError as error:
             raise FileNotFoundError(f"{archive} lacks {_IMAGES}/{file}") from error
-        except zipfile.BadZipFile as error:
+        except (zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{_IMAGES}/{file} in {archive} is damaged: {error}") from error
 
     return read

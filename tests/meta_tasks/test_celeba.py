@@ -111,6 +111,21 @@ def test_damaged_images(root, tmp_path):
         load_celeba(tmp_path, size=4)
 
 
+def test_a_damaged_member_of_the_archive(root, tmp_path):
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "celeba"
+    with zipfile.ZipFile(folder / "img_align_celeba.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for image in sorted((folder / "img_align_celeba").iterdir()):
+            archive.write(image, f"img_align_celeba/{image.name}")
+    shutil.rmtree(folder / "img_align_celeba")
+    path = folder / "img_align_celeba.zip"
+    content = bytearray(path.read_bytes())
+    content[60:400] = b"\xff" * 340  # within the first image's compressed bytes
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"img_align_celeba/000001.jpg in .* is damaged"):
+        load_celeba(tmp_path, size=4)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [

@@ -150,6 +150,7 @@ def test_presets():
         (["--warm-up", "1"], r"warm_up must lie in \[0, 1\)"),
         (["--halve-every", "0"], r"halve_every must lie in \(0, 1\]"),
         (["--kernel-on", "features"], "kernel_on=features needs target_weights=gradients"),
+        (["--prior-precision", "1"], "prior_precision would be N times stronger with mean_loss"),
         (["--dataset", "celeba"], "pareto_mtl has preferences for two tasks"),
         (["--method", "mgda", "mgda"], "method must name some, each once"),
         (["--data", "/nowhere", "--preset", "celeba"], "celeba: no list_attr_celeba.txt"),
@@ -163,3 +164,11 @@ def test_bad_options(root, tmp_path, capsys, arguments, match):
     said = " ".join(f"{caught.value.code} {capsys.readouterr().err}".replace("│", " ").split())
     assert re.search(match, said), said
     assert not list(Path(tmp_path).rglob("*.json"))
+
+
+def test_every_option_is_explained_by_itself(capsys):
+    with pytest.raises(SystemExit):
+        multi_task.main(["--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for text in ("Data sets, in the order", "Validation images", "Number of particles", "Images in a minibatch"):
+        assert text in said

@@ -11,7 +11,7 @@ from _multi_task_forms import Forms, contestants
 from _multi_task_forms import Options as FormOptions
 from _multi_task_methods import METHODS, Settings, make_sampler, uses_features
 from _multi_task_networks import LeNet, ResNet18
-from _multi_task_report import overconfidence
+from _multi_task_report import overconfidence, score_table
 from _multi_task_runner import bins, closure, new_result, run, schedule, score
 from torch import nn
 from torch.func import functional_call
@@ -251,6 +251,22 @@ def test_scores_are_the_metrics():
     gaps = p.max(2).values.mean(1) - torch.tensor(scores["accuracy"])
     assert overconfidence(result) == pytest.approx(100 * gaps.mean().item(), abs=1e-3)
     assert not any(math.isnan(value) for values in sizes.values() for value in values)
+
+
+def test_a_table_with_runs_that_diverged_or_are_missing():
+    def result(good=True):
+        made = new_result(Settings(), "a", "svgd", 0.1, "posterior", 1, 0)
+        made.scores = {"accuracy": [0.5], "brier": [0.5], "ece": [0.1]} if good else {}
+        made.diverged = None if good else "not finite"
+        return made
+
+    finals = {"a": {"svgd": [result(), result()], "mgda": [result()]}, "b": {"svgd": [result(), result(False)]}}
+    lines = score_table(finals, {"a": ["one"], "b": ["two"]}, "accuracy").splitlines()
+    assert [[part.strip() for part in line.split("|")[1:-1]] for line in (lines[0], *lines[2:])] == [
+        ["data set, task", "equal weights (SVGD)", "MGDA"],
+        ["a, one", "50.00 ± 0.00", "50.00"],
+        ["b, two", "50.00 (1 of 2 diverged)", "–"],
+    ]
 
 
 def test_runs_have_names_of_their_own():
