@@ -130,21 +130,23 @@ class Unroll:
             self.parameter, self.state, prepared, step=self.step, failed_at=self.failed_at, stretch=self._stretch
         )
         self.parameter, self.state = static.parameter, static.state
-        for taken in range(1, steps + 1):
-            static.draw([each.indices(self.step) for each in self._minibatches], self._noise)
-            if self.stepping == "graph" and self._captured is None:
-                self._captured = CapturedStep(static)
-            if taken == steps:
-                before = static.parameter.clone(), tuple(each.clone() for each in static.state)
-            (self._captured or static)()
-            self.step += 1
-            if self.curve_every and self.step % self.curve_every == 0:
-                self._curve.append(static.stretch.to("cpu", copy=True))
-                static.stretch.zero_()
-            if self.schedule.collects(self.step):
-                self._collect()
-        self.parameter, self.state = static.parameter.clone(), tuple(each.clone() for each in static.state)
-        self._stretch, self.failed_at = static.stretch.clone(), static.failed_at.tolist()
+        try:
+            for taken in range(1, steps + 1):
+                static.draw([each.indices(self.step) for each in self._minibatches], self._noise)
+                if self.stepping == "graph" and self._captured is None:
+                    self._captured = CapturedStep(static)
+                if taken == steps:
+                    before = static.parameter.clone(), tuple(each.clone() for each in static.state)
+                (self._captured or static)()
+                self.step += 1
+                if self.curve_every and self.step % self.curve_every == 0:
+                    self._curve.append(static.stretch.to("cpu", copy=True))
+                    static.stretch.zero_()
+                if self.schedule.collects(self.step):
+                    self._collect()
+        finally:  # the members must not share memory with the buffers, whatever happened
+            self.parameter, self.state = static.parameter.clone(), tuple(each.clone() for each in static.state)
+            self._stretch, self.failed_at = static.stretch.clone(), static.failed_at.tolist()
         gradient = static.gradient.clone()
         if self.finished:
             self._static = self._captured = None  # a graph keeps the memory of its step

@@ -58,11 +58,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("hidden", [(32, 32), (5, 20)], ids=str)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "hidden"), [*((case, (32, 32)) for case in CASES), ("paper", (5, 20)), ("late", (5, 20))], ids=str
+)
 def test_parity_with_the_pure_rule(case, hidden):
-    if hidden != (32, 32) and case not in ("paper", "late"):
-        return
     settings = {**SETTINGS, **CASES[case]}
     tensors, phi = state(settings["feature_set"]), network(settings["feature_set"], hidden)
     if settings["temperature"] == 0:
