@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from _checks import check_at_least_one
 from torch import Tensor
 
 from learned_samplers import FSVGD, SGHMC
@@ -52,9 +53,7 @@ class Budget:
     momentum_decay: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("contexts", "members", "interval", "steps", "batch_size", "initial_pulls"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_one(self, "contexts", "members", "interval", "steps", "batch_size", "initial_pulls")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"hidden must hold positive widths, got {self.hidden}")
         for name in ("fsvgd_lr", "bootstrap_lr", "sghmc_lr"):

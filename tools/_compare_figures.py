@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from _compare_report import BudgetReport
+from _figure import new_figure
 from _measures import KINDS, overall
 from _report import finished, label
 
@@ -14,15 +15,6 @@ from learned_samplers import plots
 from learned_samplers.diagnostics import LossLines
 
 SMOOTHING = 5  # points of a run over which a temperature is averaged in its figure
-
-
-def new_figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    fig = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(fig)
-    return fig
 
 
 def figure_1(path: Path, report: BudgetReport, title: str) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import torch
 import tyro
+from _checks import check_at_least_one
 from _runner import Result, new_result, run
 from _settings import Settings
 from tqdm import tqdm
@@ -45,9 +46,7 @@ class CommonOptions:
     fresh: bool = False
 
     def __post_init__(self) -> None:
-        for argument in ("seeds", "threads"):
-            if getattr(self, argument) < 1:
-                raise ValueError(f"{argument} must be at least 1, got {getattr(self, argument)}")
+        check_at_least_one(self, "seeds", "threads")
 
     def folder(self) -> Path:
         dataset = Path(self.settings.dataset.removeprefix("npz:")).stem

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _compare_figures import new_figure
+from _figure import new_figure
 from _multi_task_methods import METHODS
 from _multi_task_runner import Result
 from _report import markdown, mean_and_std, spread

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from _figure import new_figure
 from _methods import METHODS
 from _runner import SCORES, Result, predictions
 from _settings import Settings
@@ -115,14 +116,10 @@ def write_json(path: Path, runs: Runs, tuning: Mapping[str, Mapping[float, Seque
 
 def figure(path: Path, runs: Runs, title: str, out: Path) -> None:
     """A reliability diagram of each method, over all its seeds together, above accuracy against number of samples."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     good = {name: finished(results) for name, results in runs.items() if finished(results)}
     if not good:
         return
-    fig = Figure(figsize=(max(8.0, 3.2 * len(good)), 7.0), layout="constrained")
-    FigureCanvasAgg(fig)
+    fig = new_figure(max(8.0, 3.2 * len(good)), 7.0)
     axes = fig.subplot_mosaic([list(good), ["accuracy"] * len(good)])
     curves: dict[str, list[list[float]]] = {}
     references: dict[str, float] = {}

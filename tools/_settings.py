@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from _checks import check_at_least_one
+
 from meta_tasks import datasets
 
 
@@ -91,9 +93,7 @@ class Settings:
         if self.ood is not None:
             datasets.check_name(self.ood, "ood")
         counts = ("epochs", "steps", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
-        for argument in counts:
-            if getattr(self, argument) is not None and getattr(self, argument) < 1:
-                raise ValueError(f"{argument} must be at least 1, got {getattr(self, argument)}")
+        check_at_least_one(self, *counts)
         if not 0 <= self.burn_in_cycles < self.cycles:
             raise ValueError(f"burn_in_cycles must lie in [0, cycles={self.cycles}), got {self.burn_in_cycles}")
         for argument in ("burn_in", "exploration_ratio"):

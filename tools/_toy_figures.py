@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _figure import new_figure
 from _toy_problems import mixture_energies, zdt3_front
 from torch import Tensor
 
@@ -18,7 +19,7 @@ Snapshots = Mapping[int, Tensor]
 def rows_figure(path: Path, snapshots: Mapping[str, Snapshots]) -> None:
     """Mixtures: a row a method, a column a step."""
     columns = list(next(iter(snapshots.values())))
-    fig = new_figure((2.3 * len(columns) + 0.6, 2.3 * len(snapshots) + 0.5))
+    fig = new_figure(2.3 * len(columns) + 0.6, 2.3 * len(snapshots) + 0.5)
     axes = fig.subplots(len(snapshots), len(columns), sharex=True, sharey=True, squeeze=False)
     for row, (name, taken) in zip(axes, snapshots.items(), strict=True):
         row[0].set_ylabel(name.replace(", ", ",\n") + "\n\nx₂")
@@ -39,7 +40,7 @@ def panels_figure(path: Path, snapshots: Mapping[str, Snapshots]) -> None:
     panels = {"start": first[0]} | {name: taken[max(first)] for name, taken in snapshots.items()}
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
-    fig = new_figure((2.6 * columns + 0.3, 2.5 * rows + 0.2))
+    fig = new_figure(2.6 * columns + 0.3, 2.5 * rows + 0.2)
     axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
     for ax, (name, points) in zip(axes, panels.items()):
         front_lines(ax)
@@ -49,15 +50,6 @@ def panels_figure(path: Path, snapshots: Mapping[str, Snapshots]) -> None:
     for ax in axes[len(panels) :]:
         ax.remove()
     fig.savefig(path, dpi=100)
-
-
-def new_figure(size: tuple[float, float]) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    fig = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(fig)
-    return fig
 
 
 def particles(ax: Any, points: Tensor) -> None:

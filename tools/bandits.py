@@ -29,6 +29,8 @@ import torch
 import tyro
 from _bandit_posteriors import METHODS, Budget, History, Posterior
 from _bandit_problems import Bandit, mushroom, read_mushrooms, wheel
+from _checks import check_at_least_one
+from _figure import new_figure
 from _kept import kept
 from _report import markdown, spread
 from torch import Tensor
@@ -82,9 +84,7 @@ class Options:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_one(self, "seeds", "threads")
         for name in ("problem", "method"):
             if not getattr(self, name) or len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} must hold names, each once, got {getattr(self, name)}")
@@ -210,13 +210,9 @@ def table(runs: dict[str, dict[str, list[dict[str, Any]]]]) -> list[dict[str, st
 
 def figure(path: Path, runs: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
     """A panel a problem: relative regret against rounds, the mean over seeds and its standard deviation."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = min(3, len(runs))
     rows = -(-len(runs) // columns)
-    fig = Figure(figsize=(3.6 * columns + 0.3, 2.9 * rows + 0.5), layout="constrained")
-    FigureCanvasAgg(fig)
+    fig = new_figure(3.6 * columns + 0.3, 2.9 * rows + 0.5)
     axes = fig.subplots(rows, columns, squeeze=False).flatten()
     colours = dict(zip(METHODS, ("#D55E00", "#0072B2", "#009E73", "0.5"), strict=True))
     for ax, (problem, methods) in zip(axes, runs.items()):

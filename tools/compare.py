@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
+from _checks import check_at_least_one
 from _compare_figures import figure_1, figure_2, temperature_figure, validation_figure
 from _compare_report import BudgetReport, content, tables, write_results
 from _comparison import CommonOptions, RunStore, prepare_torch, ranked, text, validation_nll
@@ -73,9 +74,7 @@ class Options(CommonOptions):
         super().__post_init__()
         if not self.sampler or len(set(self.sampler)) < len(self.sampler):
             raise ValueError(f"sampler must name methods, each once, got {self.sampler}")
-        for argument in ("grid", "tune_seeds", "keep", "validations"):
-            if getattr(self, argument) < 1:
-                raise ValueError(f"{argument} must be at least 1, got {getattr(self, argument)}")
+        check_at_least_one(self, "grid", "tune_seeds", "keep", "validations")
         if self.extensions < 0:
             raise ValueError(f"extensions must not be negative, got {self.extensions}")
         if not self.momentum_decays or not all(0 < decay <= 1 for decay in self.momentum_decays):

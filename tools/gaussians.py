@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import tyro
+from _figure import new_figure
 from _report import markdown
 from torch import Tensor
 
@@ -148,11 +149,7 @@ def figure(
     floor: float,
     early: int,
 ) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    fig = Figure(figsize=(3.1 * len(states) + 4.6, 3.3), layout="constrained")
-    FigureCanvasAgg(fig)
+    fig = new_figure(3.1 * len(states) + 4.6, 3.3)
     axes = fig.subplots(1, len(states) + 1, width_ratios=[1.0] * len(states) + [1.5])
     width = 4 * plane.covariance.diagonal().max().sqrt().item()
     x, y = torch.meshgrid(torch.linspace(-1, 1, 101) * width, torch.linspace(-1, 1, 101) * width, indexing="xy")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import tyro
+from _checks import check_at_least_one
 from _report import markdown
 from _settings import Settings
 from _training import batches, build_network, evaluate
@@ -52,9 +53,7 @@ class Options:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        for argument in ("epochs", "block"):
-            if getattr(self, argument) < 1:
-                raise ValueError(f"{argument} must be at least 1, got {getattr(self, argument)}")
+        check_at_least_one(self, "epochs", "block")
 
 
 @dataclass(frozen=True)

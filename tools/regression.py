@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 import tyro
+from _checks import check_at_least_one
+from _figure import new_figure
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -74,9 +76,7 @@ class Options:
     out: Path = Path("runs/regression")
 
     def __post_init__(self) -> None:
-        for name in ("num_data", "samples", "thinning", "batch_size", "ensemble_steps", "hmc_thinning"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_one(self, "num_data", "samples", "thinning", "batch_size", "ensemble_steps", "hmc_thinning")
         if not self.noise > 0:
             raise ValueError(f"noise must be positive, got {self.noise}")
         if self.batch_size > self.num_data:
@@ -186,11 +186,7 @@ def summary(functions: dict[str, Tensor], grid: Tensor, seconds: dict[str, float
 
 def figure(path: Path, functions: dict[str, Tensor], grid: Tensor, data: tuple[Tensor, Tensor]) -> None:
     """Mean and 95 % interval of the function under each method."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    fig = Figure(figsize=(11.0, 3.2), layout="constrained")
-    FigureCanvasAgg(fig)
+    fig = new_figure(11.0, 3.2)
     x = grid[:, 0]
     for axes, (name, values) in zip(fig.subplots(1, len(functions), sharey=True), functions.items()):
         low, high = torch.quantile(values, torch.tensor([0.025, 0.975]), dim=0)
