@@ -43,6 +43,7 @@ class Options:
 
     # Whole experiments. Options given beside it take their place.
     preset: Literal["cpu", "paper", "celeba"] | None = None
+    # Data, network and training.
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
     # Data sets, in the order of the tables.
     dataset: tuple[Literal["multi_fashion_mnist", "multi_mnist", "multi_fashion", "celeba"], ...] = (
