@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from _figure import new_figure
 from _report import markdown, spread
 from _sine import REGIONS
 
@@ -49,11 +50,7 @@ def attack_tables(results: Results, epsilons: Sequence[float], steps: int) -> st
 
 def accuracy_figure(path: Path, results: Results, epsilons: Sequence[float]) -> None:
     """Accuracy against epsilon, a panel an attack; the mean over the runs."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    fig = Figure(figsize=(9.0, 3.6), layout="constrained")
-    FigureCanvasAgg(fig)
+    fig = new_figure(9.0, 3.6)
     for axes, (key, title) in zip(
         fig.subplots(1, 2, sharey=True), (("iterated", "iterated FGSM"), ("fgsm", "FGSM")), strict=True
     ):

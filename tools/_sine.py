@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _figure import new_figure
 from _image_ensembles import infinite_width
 from _stacked_mlp import StackedMLP
 from torch import Tensor
@@ -187,11 +188,7 @@ def worst_rhat(values: Tensor, chains: int) -> float | None:
 
 def figure(path: Path, functions: Mapping[str, Tensor], runs: SineRuns) -> None:
     """Mean ± 2 standard deviations of the function under each method."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    fig = Figure(figsize=(2.6 * len(functions) + 0.6, 3.2), layout="constrained")
-    FigureCanvasAgg(fig)
+    fig = new_figure(2.6 * len(functions) + 0.6, 3.2)
     x = runs.grid[:, 0]
     for axes, (name, values) in zip(fig.subplots(1, len(functions), sharey=True), functions.items(), strict=True):
         mean, spread = values.mean(0), 2 * values.std(0)

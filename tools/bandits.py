@@ -15,8 +15,6 @@ curves.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +30,7 @@ from _bandit_problems import Bandit, mushroom, read_mushrooms, wheel
 from _checks import check_at_least_one
 from _figure import new_figure
 from _kept import kept
+from _output import command_line, write_outputs
 from _report import markdown, spread
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
@@ -262,16 +261,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runs = experiment.all()
     except KeyboardInterrupt:
         sys.exit(f"interrupted; finished runs are kept in {out}, the same command goes on from there")
-    command = shlex.join(["python", "tools/bandits.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = command_line("bandits", arguments)
     text = markdown(table(runs))
     note = (
         f"cumulative regret after {options.budget.contexts:,} rounds in % of uniform choice, mean ± standard deviation "
         f"over {options.seeds} seeds{', rewards without noise' if options.expected_rewards else ''}; published: after "
         "40,000 rounds"
     )
-    (out / "table.md").write_text(f"`{command}`\n\n{text}\n\n{note}\n")
     settings = {"budget": asdict(options.budget), "scales": SCALES, "expected_rewards": options.expected_rewards}
-    (out / "results.json").write_text(json.dumps({"command": command, "settings": settings, "runs": runs}, indent=1))
+    write_outputs(out, command, f"{text}\n\n{note}", {"settings": settings, "runs": runs})
     figure(out / "figure.png", runs)
     print(f"\n{text}\n\n{note}\nwritten to {out}; TensorBoard: {sys.executable} -m tensorboard.main --logdir {out}")
 

@@ -17,7 +17,6 @@ run, its samples and its TensorBoard curves.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from _compare_report import BudgetReport, content, tables, write_results
 from _comparison import CommonOptions, RunStore, prepare_torch, ranked, text, validation_nll
 from _measures import modes
 from _methods import METHODS, MethodName
+from _output import command_line
 from _presets import PRESETS
 from _runner import Result, load_samples, write_result
 from _settings import Settings
@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, TypeError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
     settings, out = options.settings, options.folder()
-    command = shlex.join(["python", "tools/compare.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = command_line("compare", arguments)
     print(
         f"{settings.dataset}: {data.num_data} training, {len(data.val_y)} validation, {len(data.test_y)} test images "
         f"of {'×'.join(map(str, data.input_shape))}, {data.num_classes} classes\n"

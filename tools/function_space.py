@@ -12,11 +12,9 @@ command that was interrupted goes on where it was.
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +24,7 @@ from _attacks import robust_accuracy, share_without_gradient
 from _function_space_report import accuracy_figure, attack_tables, error_rows, sine_rows
 from _image_ensembles import LABELS as IMAGE_LABELS
 from _image_ensembles import ImageProtocol, ImageRuns
+from _output import command_line, settings_of, write_outputs
 from _report import markdown
 from _sine import LABELS as SINE_LABELS
 from _sine import SineProblem, SineRuns, summary, worst_rhat
@@ -34,7 +33,6 @@ from _uci import LABELS, Protocol
 from _uci_data import NAMES, load
 from _uci_runs import Comparison, OutOfTime, compare, tables
 
-from learned_samplers._storage import write_atomically
 from meta_tasks.datasets import load as load_images
 
 #: "paper": 500 epochs in minibatches of 100 below 1,000 training rows, 3,000 in minibatches of 1,000 above. "cpu":
@@ -243,11 +241,8 @@ def sine(options: Sine, command: str) -> None:
 
 def write(options: Any, command: str, results: dict[str, Any], text: str) -> None:
     """table.md and results.json, and the table on the screen."""
-    options.out.mkdir(parents=True, exist_ok=True)
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
-    content = {"command": command, "settings": settings, "torch": torch.__version__, **results}
-    write_atomically(options.out / "results.json", json.dumps(content, indent=1).encode())
-    write_atomically(options.out / "table.md", f"`{command}`\n\n{text}".encode())
+    content = {"settings": settings_of(options), "torch": torch.__version__, **results}
+    write_outputs(options.out, command, text, content)
     print(f"\n{text}\nwritten to {options.out}")
 
 
@@ -269,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (value := getattr(options, argument, None)) is not None and value < 1:
             sys.exit(f"error: {argument} must be at least 1, got {value}")
     torch.set_num_threads(1)
-    command = shlex.join(["python", "tools/function_space.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = command_line("function_space", arguments)
     action = next(action for kind, action in COMMANDS.values() if type(options) is kind)
     try:
         action(options, command)

@@ -11,16 +11,15 @@ networks learned) under --out.
 from __future__ import annotations
 
 import itertools
-import json
-import shlex
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
 from _figure import new_figure
+from _output import command_line, settings_of, write_outputs
 from _report import markdown
 from torch import Tensor
 
@@ -217,11 +216,9 @@ def main(options: Options) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     figure(options.out / "figure.png", plane, states, curves, floor, max(1, options.steps // 10))
     meta.rule.figures(meta.weights)["contours"].savefig(options.out / "contours.png", dpi=110)
-    command = shlex.join(["python", "tools/gaussians.py", *sys.argv[1:]])
+    command = command_line("gaussians", None)
     table = markdown(rows)
-    (options.out / "table.md").write_text(f"{table}\n\n`{command}`\n")
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
-    (options.out / "results.json").write_text(json.dumps({"settings": settings, "scores": results}, indent=2) + "\n")
+    write_outputs(options.out, command, table, {"settings": settings_of(options), "scores": results})
     print(table)
 
 

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import tyro
+from _output import command_line
 
 from learned_samplers.weights import save as save_weights
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping
@@ -263,7 +262,7 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
             "estimator": {**trainer.estimator.specification(), **settings.outer_loop},
             "seed": settings.seed,
             "commit": _commit(),
-            "command": shlex.join(["python", "tools/meta_train.py", *sys.argv[1:]]),
+            "command": command_line("meta_train", None),
             "iterations": trainer.iteration,
             "hours": trainer.seconds / 3600,
         },

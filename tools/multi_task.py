@@ -17,7 +17,6 @@ kept: a command that was interrupted goes on where it was, and pieces may be run
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from _comparison import best, prepare_torch, text
 from _multi_task_methods import ENERGIES, METHODS, TWO_TASKS, Settings
 from _multi_task_report import SCORES, figure, run_table, score_table, write_results
 from _multi_task_runner import Result, run
+from _output import command_line
 from _tuning import at_edge, nearest, series, tune
 from tqdm import tqdm
 
@@ -245,7 +245,7 @@ def report(comparison: Comparison, options: Options, command: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
-    command = shlex.join(["python", "tools/multi_task.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = command_line("multi_task", arguments)
     try:
         options = parse(arguments)
         device = prepare_torch(options.device, options.threads)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ import torch
 import tyro
 from _checks import check_at_least_one
 from _figure import new_figure
+from _output import command_line
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = summary(functions, grid, seconds)
     options.out.mkdir(parents=True, exist_ok=True)
     figure(options.out / "regression.png", functions, grid, (runs.x, runs.y))
-    command = shlex.join(["python", "tools/regression.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = command_line("regression", arguments)
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
     content = {"command": command, "options": settings, "hmc_acceptance_rate": acceptance, "methods": table}
     (options.out / "regression.json").write_text(json.dumps(content, indent=1))

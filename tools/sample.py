@@ -9,7 +9,6 @@ results.png, tensorboard/, samples/ and predictions/ under --out. Finished runs 
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 import tyro
 from _comparison import CommonOptions, RunStore, best, prepare_torch, text, validation_nll
 from _methods import METHODS, MethodName
+from _output import command_line
 from _report import figure, markdown, rows, write_json
 from _runner import Result
 from _training import check
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(f"interrupted; finished runs are kept in {out}, the same command goes on from there")
     table = markdown(rows(runs, out))
-    command = shlex.join(["python", "tools/sample.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = command_line("sample", arguments)
     (out / "table.md").write_text(f"`{command}`\n\n{table}\n")
     write_json(out / "results.json", runs, trials, command)
     figure(out / "results.png", runs, f"{settings.dataset}, {settings.model}, {steps} gradients", out)

@@ -9,9 +9,7 @@ where it was.
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +20,7 @@ from typing import Any
 import torch
 import tyro
 from _kept import kept
+from _output import command_line, settings_of, write_outputs
 from _report import markdown, spread
 from _toy_figures import panels_figure, rows_figure
 from _toy_problems import (
@@ -264,14 +263,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         first = {name: results[0].snapshots for name, results in runs.items()}
         panels_figure(options.out / "figure.png", first)
         note = f"mean ± standard deviation over {options.seeds} starting points; hypervolume below {REFERENCE}"
-    command = shlex.join(["python", "tools/toy.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = command_line("toy", arguments)
     text = markdown(table)
-    (options.out / "table.md").write_text(f"`{command}`\n\n{text}\n\n{note}\n")
-    content = {name: [{"seed": r.seed, "seconds": r.seconds, **r.scores} for r in rs] for name, rs in runs.items()}
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
-    (options.out / "results.json").write_text(
-        json.dumps({"command": command, "settings": settings, "methods": content}, indent=1)
-    )
+    methods = {name: [{"seed": r.seed, "seconds": r.seconds, **r.scores} for r in rs] for name, rs in runs.items()}
+    content = {"settings": settings_of(options), "methods": methods}
+    write_outputs(options.out, command, f"{text}\n\n{note}", content)
     print(f"\n{text}\n\n{note}\nwritten to {options.out}")
 
 
