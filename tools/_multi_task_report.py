@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from _figure import new_figure
-from _multi_task_methods import METHODS
+from _multi_task_methods import ENERGIES, METHODS
 from _multi_task_runner import Result
 from _report import markdown, mean_and_std, spread
 
@@ -83,6 +83,26 @@ def run_table(finals: Finals) -> str:
             }
             table.append(row)
     return markdown(table)
+
+
+def tuning_table(trials: Mapping[str, Mapping[str, Sequence[Result]]]) -> str:
+    """Validation NLL of everything that was tried, a row a data set and method, a column a scale of the energies."""
+
+    def tried(runs: Sequence[Result], energy: str) -> str:
+        chosen = sorted((run for run in runs if run.energy == energy), key=lambda run: run.lr)
+        scores = ["diverged" if run.validation_nll is None else f"{run.validation_nll:.3f}" for run in chosen]
+        return ", ".join(f"{run.lr:g}: {score}" for run, score in zip(chosen, scores, strict=True)) or "–"
+
+    return markdown(
+        [
+            {
+                "data set, method": f"{dataset}, {METHODS[name].label}",
+                **{energy.replace("_", " "): tried(runs, energy) for energy in ENERGIES},
+            }
+            for dataset, methods in trials.items()
+            for name, runs in methods.items()
+        ]
+    )
 
 
 def write_results(

@@ -84,6 +84,8 @@ def test_the_command_on_two_data_sets(root, tmp_path, capsys):
     assert table.startswith("`python tools/multi_task.py --particles 2")
     assert all(method.label in table and method.label in printed for method in METHODS.values())
     assert "multi_fashion_mnist, bottom right" in table
+    trial = content["data sets"]["multi_mnist"]["mgda"]["tuning"][0]
+    assert f"{trial['lr']:g}: {trial['validation_nll']:.3f}" in table
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     # The losers of the tuning never see a test image.
     runs = [Result(**json.loads(path.read_text())) for path in (tmp_path / "runs").iterdir()]
