@@ -217,7 +217,10 @@ def figure(path: Path, runs: dict[str, dict[str, list[dict[str, Any]]]]) -> None
     for ax, (problem, methods) in zip(axes, runs.items()):
         for method, results in methods.items():
             curves = torch.tensor([r["relative_regret"] for r in results])
-            mean, x = curves.mean(0), results[0]["rounds"]
+            # The first pulls are the same for all; before one of them costs anything there is nothing on this axis.
+            begun = int((curves > 0).all(0).int().argmax())
+            curves, x = curves[:, begun:], results[0]["rounds"][begun:]
+            mean = curves.mean(0)
             ax.plot(x, mean, color=colours[method], label=METHODS[method][0])
             if len(results) > 1:
                 std = curves.std(0)
