@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 import tyro
+from _checks import check_at_least_one
 from _multi_task_networks import LeNet
 from _report import markdown
 from torch import Tensor
@@ -39,9 +40,7 @@ class Options:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "particles", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_one(self, "batch_size", "particles", "threads")
         if self.rounds < 2:
             raise ValueError(f"rounds must be at least 2, got {self.rounds}")
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from _checks import check_at_least_one
 
 from learned_samplers import MGDA, MOOSVGD, MTSGD, LinearScalarisation, ParetoMTL
 from learned_samplers.particles.base import ParticleSampler
@@ -64,12 +65,8 @@ class Settings:
     gradient_normalisation: Literal["none", "particle", "coordinate"] = "none"
 
     def __post_init__(self) -> None:
-        for name in ("size", "particles", "epochs", "batch_size", "first_kernel"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("train", "validation", "test"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_one(self, "size", "particles", "epochs", "batch_size", "first_kernel")
+        check_at_least_one(self, "train", "validation", "test")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
         if not 0 <= self.warm_up < 1:

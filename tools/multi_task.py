@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from _checks import check_at_least_one
 from _comparison import best, prepare_torch, text
 from _multi_task_methods import ENERGIES, METHODS, TWO_TASKS, Settings
 from _multi_task_report import SCORES, figure, run_table, score_table, tuning_table, write_results
@@ -80,9 +81,7 @@ class Options:
     fresh: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("grid", "tune_epochs", "seeds", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_one(self, "grid", "tune_epochs", "seeds", "threads")
         if self.extensions < 0:
             raise ValueError(f"extensions must not be negative, got {self.extensions}")
         for name in ("dataset", "method", "energies"):
