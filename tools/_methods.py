@@ -42,7 +42,7 @@ class Method:
     gradients_per_step: int = 1
 
     def network_digest(self, settings: Settings) -> str | None:
-        """SHA-256 of the weights of a learned sampler, from their card; None for other methods.
+        """Fingerprint of the weights and rule of a learned sampler, from their card; None for other methods.
 
         Raises:
             ValueError, FileNotFoundError: there are no such weights.
@@ -51,7 +51,7 @@ class Method:
             return None
         name = getattr(settings, self.network)
         try:
-            return weights.load_card(weights.find(name))["sha256"]
+            return weights.fingerprint(weights.load_card(weights.find(name)))
         except (ValueError, FileNotFoundError) as error:
             raise type(error)(f"{self.network}={name!r}, which {self.label} needs: {error}") from error
 

@@ -40,7 +40,8 @@ class Options:
     lr: float | None = None
     # N of the Gaussians.
     num_data: int = 50_000
-    # Independent coordinates of each Gaussian; the moments' errors fall with their root.
+    # Independent coordinates of each Gaussian (chains of Meta-SGMCMC: ten times as many); the moments' errors fall with
+    # their root.
     coordinates: int = 2000
     # Mean loss at the mode of the Gaussians on which Meta-SGMCMC is measured, for its networks see the energy.
     energy: float = 0.0
@@ -80,7 +81,7 @@ def _law(source: Path, options: Options, card: dict[str, Any], lr: float) -> dic
         }  # fmt: skip
     if card["sampler"] == "MetaSGMCMC":
         return measure_meta(
-            source, lr, card["defaults"]["momentum_decay"], num_data=num_data, chains=options.coordinates,
+            source, lr, card["defaults"]["momentum_decay"], num_data=num_data, chains=10 * options.coordinates,
             energy=options.energy,
         )  # fmt: skip
     if card["sampler"] != "L2E":

@@ -44,16 +44,42 @@ def meta_trained(folder):
 
 
 def test_the_card_of_meta_sgmcmc_has_its_bias_at_constant_friction(tmp_path, capsys):
-    """The untrained network is SGHMC, whose bias falls from 4 to 1 % (its closed form: proportional to lr)."""
+    """The untrained network is SGHMC, whose bias is h/4 and more at stiffness h = lr·k = .3."""
     source = meta_trained(tmp_path / "run")
     ship.main([str(source), "new", "--out", str(tmp_path), "--lr", "0.1", "--energy", "0.3"])
     card = weights.load_card(tmp_path / "new.safetensors")
     assert (card["badge"], card["law"]["verdict"], card["law"]["energy"]) == ("O(h)", "O(h)", 0.3)
     assert card["law"]["momentum_decay"] == [0.1, 0.05, 0.025]
-    assert card["law"]["bias"][0] == pytest.approx(0.044, abs=0.02)
-    assert abs(card["law"]["bias"][2]) < 0.012
+    assert card["law"]["bias"][0] == pytest.approx(0.081, abs=0.015)
+    assert abs(card["law"]["bias"][2]) < 0.02
     assert card["law"]["kinetic"] == pytest.approx([1.06, 1.03, 1.01], abs=0.05)
     assert card["law"]["reason"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("biases", "verdict"),
+    [
+        ([0.08, 0.04, 0.02], "O(h)"),
+        ([0.08, 0.0566, 0.04], "biased"),  # falls with the root of ε
+        ([0.08, 0.06, 0.035], "biased"),  # within two standard errors of that
+        ([0.01, 0.01, 0.01], "O(h)"),  # small whatever it was
+        ([0.08, 0.02, math.nan], "biased"),
+    ],
+)
+def test_the_badge_wants_a_bias_that_vanishes_beyond_its_error(monkeypatch, biases, verdict):
+    """Two coordinates of opposite biases, which a mean over coordinates would hide."""
+    import _meta_law
+
+    runs = iter(biases)
+
+    def run(*_):
+        bias = next(runs)
+        return torch.tensor([bias, -bias]), torch.tensor([0.004, 0.004]), 1.0
+
+    monkeypatch.setattr(_meta_law, "_run", run)
+    found = _meta_law.measure("none", 0.1, 0.1, num_data=100, chains=10, energy=0.0)
+    assert found["verdict"] == verdict
+    assert found["error"] == pytest.approx([0.004] * 3)
 
 
 def test_a_wrong_correction_loses_the_badge(tmp_path, monkeypatch):
