@@ -228,6 +228,8 @@ class MetaSGMCMC(LearnedSampler):
         self, parameter: Tensor, gradient: Tensor, noise: Tensor | None, *state: Tensor, **hyper: Any
     ) -> tuple[Tensor, ...]:
         """`meta_sgmcmc_rule` for one tensor of any shape and ``energy=``, differentiable also in the weights."""
+        if not parameter.numel():  # nothing to move, and no mean square to divide by
+            return parameter, *state
         chains = hyper["energy"].shape
         flat = (None if x is None else x.reshape(*chains, -1) for x in (parameter, gradient, noise, *state))
         segments = Segments((parameter.numel() // max(hyper["energy"].numel(), 1),))
@@ -253,7 +255,9 @@ class MetaSGMCMC(LearnedSampler):
             ]
             lengths = [p.numel() // max(here.numel(), 1) for p in chosen]
             blocks = [buffers] if self._sees_tensors else _blocks(buffers)
-            segments = Segments(tuple(lengths))
+            if not any(lengths):
+                continue
+            segments = Segments(tuple(length for length in lengths if length))
             pieces = [self.flat_rule(*each, energy=here, phi=phi, segments=segments, **hyper) for each in blocks]
             after = pieces[0] if len(pieces) == 1 else [torch.cat(parts, -1) for parts in zip(*pieces, strict=True)]
             for tensors, flat in zip((chosen, moved), after, strict=True):

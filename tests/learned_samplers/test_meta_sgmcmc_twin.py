@@ -74,3 +74,43 @@ def test_the_twin_makes_the_same_chain(correction, feature_set):
     for _ in range(5):
         sampler.step(closure)
     torch.testing.assert_close(unrolled, flat(model), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("feature_set", ["energy", "energy_rms"])
+def test_an_empty_parameter_is_left_alone_and_changes_nothing_for_others(feature_set):
+    class Weights(nn.Module):  # higher cannot patch nn.Module itself
+        pass
+
+    def model(empty):
+        torch.manual_seed(0)
+        made = Weights()
+        made.weight = nn.Parameter(torch.randn(3, dtype=torch.float64))
+        if empty:
+            made.nothing = nn.Parameter(torch.zeros(0, 2, dtype=torch.float64))
+        return made
+
+    def loss(made):
+        return made.weight.square().sum() + sum(p.sum() for p in made.parameters() if not p.numel())
+
+    def sampler(made):
+        return MetaSGMCMC(made.parameters(), 0.1, N, network=network(3), feature_set=feature_set, temperature=0.0)
+
+    found = []
+    for empty in (False, True):
+        made = model(empty)
+        own = sampler(made)
+
+        def closure(made=made, own=own):
+            own.zero_grad()
+            value = loss(made)
+            value.backward()
+            return value
+
+        own.step(closure)
+        twin_of = model(empty)
+        with higher.innerloop_ctx(twin_of, sampler(twin_of)) as (fast, twin):
+            twin.step(loss(fast))
+            found += [made.weight.detach(), fast.weight.detach()]
+    assert not torch.equal(found[0], model(False).weight)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
