@@ -77,7 +77,6 @@ class MetaSGMCMC(LearnedSampler):
         FloatingPointError: loss, energy or gradient are not finite; nothing has changed then.
     """
 
-    badge = "O(h)"
     needs_closure = True
     state_names = ("momentum",)
     hyperparameters = (
@@ -122,6 +121,7 @@ class MetaSGMCMC(LearnedSampler):
             module = build_meta_network(generator=torch.Generator().manual_seed(0))
         check_meta_network(layers_of(module))
         self.form = form or card.get("form", "signed")
+        self._badge = card.get("badge", "O(h)")
         feature_set = feature_set or card.get("feature_set", "energy")
         given = dict(lr=lr, momentum_decay=momentum_decay, curl_offset=curl_offset, curl_scale=curl_scale)
         given.update(friction_scale=friction_scale, constant_friction=constant_friction, energy_scale=energy_scale)
@@ -220,6 +220,11 @@ class MetaSGMCMC(LearnedSampler):
         """Whether the networks' inputs depend on whole tensors."""
         return self.identity["feature_set"] == "energy_rms"
 
+    @property
+    def badge(self) -> str:  # type: ignore[override]
+        """O(h), or what the card of the weights says: for some networks that was not seen at usual step sizes."""
+        return self._badge
+
     def flat_rule(self, *tensors: Any, segments: Segments | None = None, **hyper: Any) -> tuple[Tensor, Tensor]:
         segments = segments if self._sees_tensors else None
         return meta_sgmcmc_rule(*tensors, form=self.form, segments=segments, **hyper)
@@ -255,16 +260,14 @@ class MetaSGMCMC(LearnedSampler):
             ]
             lengths = [p.numel() // max(here.numel(), 1) for p in chosen]
             blocks = [buffers] if self._sees_tensors else _blocks(buffers)
-            if not any(lengths):
-                continue
-            segments = Segments(tuple(length for length in lengths if length))
+            segments = Segments(tuple(lengths))
             pieces = [self.flat_rule(*each, energy=here, phi=phi, segments=segments, **hyper) for each in blocks]
             after = pieces[0] if len(pieces) == 1 else [torch.cat(parts, -1) for parts in zip(*pieces, strict=True)]
             for tensors, flat in zip((chosen, moved), after, strict=True):
                 scatter(flat, tensors, lengths)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "form": self.form}
+        return {**super().__getstate__(), "form": self.form, "_badge": self._badge}
 
 
 def _blocks(buffers: list[Tensor | None]) -> list[list[Tensor | None]]:
