@@ -138,6 +138,8 @@ def load_card(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     file = card_path(path)
     if not file.is_file():
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no such weight file: {path}")
         raise FileNotFoundError(f"no such card: {file} (it belongs beside {Path(path).name})")
     try:
         card = json.loads(file.read_text(encoding="utf-8"))

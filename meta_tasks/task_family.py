@@ -88,6 +88,9 @@ class ImageTaskFamily:
                 raise ValueError(
                     f"dataset_names has the unknown data set {name!r}; known: {', '.join(datasets.names())}"
                 )
+        for lr in self.lrs:
+            if not 0 < lr < float("inf"):
+                raise ValueError(f"lrs of task family {self.name!r} must be positive, got {lr}")
         for name in ("label_subset_share", "small_data_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")

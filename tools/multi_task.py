@@ -1,8 +1,10 @@
 """Five particles on two or more tasks: MT-SGD beside its baselines on Multi-MNIST and its like, or on CelebA.
 
-    python tools/multi_task.py --preset cpu       # small runs, the whole table with its tuning
+    python tools/multi_task.py --preset cpu       # small runs, the whole table with its tuning: 40 minutes
     python tools/multi_task.py --preset paper --device cuda
     python tools/multi_task.py --preset celeba --device cuda
+
+The files of MNIST and Fashion-MNIST are needed (CelebA's for the last).
 
 For each data set and method learning rates (and, where particles repel each other, two scales of the energies) are
 tried on the first seed, in short runs. The choice with the lowest NLL on the validation images (of the ensemble, mean

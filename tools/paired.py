@@ -1,5 +1,6 @@
 """Which weights are better: networks of L2E on the same fresh tasks, with common random numbers.
 
+    python tools/paired.py l2e runs/mine/weights.safetensors --family digits     # needs no file; the default does
     python tools/paired.py runs/a/weights.safetensors runs/b/weights.safetensors
     python tools/paired.py runs/start/weights.safetensors runs/l2e/weights.safetensors --shares 0.2 0.5 0.8
 
@@ -48,7 +49,7 @@ class Options:
     shares: tuple[float, ...] = ()
     # Task family.
     family: Literal["paper", "full", "cpu", "small", "digits"] = "cpu"
-    # Number of tasks.
+    # Number of tasks, at least 2.
     tasks: int = 24
     # Steps of a run, one or several numbers: each task with each of them.
     steps: tuple[int, ...] = (500,)
@@ -70,8 +71,10 @@ class Options:
             raise ValueError(f"shares={self.shares} lie between exactly two networks, got {len(self.networks)}")
         if not all(0 < share < 1 for share in self.shares):
             raise ValueError(f"shares must lie between 0 and 1, got {self.shares}")
-        if self.tasks < 2 or not self.steps:
-            raise ValueError(f"tasks must be at least 2 and steps not empty, got {self.tasks} and {self.steps}")
+        if self.tasks < 2:
+            raise ValueError(f"tasks must be at least 2, got {self.tasks}")
+        if not self.steps:
+            raise ValueError("steps must not be empty")
         for steps in self.steps:
             Horizon(steps, steps, self.samples)
 
@@ -201,6 +204,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = [*options.networks, *(f"share {share:g}" for share in options.shares)]
     for steps, losses in found.items():
         print(f"\n{options.tasks} tasks of {options.family}, {steps} steps\n\n{table(names, losses)}")
+    print(
+        "\nloss: of the model average on validation images, in nats; ±: standard error over tasks; failed: not finite"
+    )
 
 
 if __name__ == "__main__":

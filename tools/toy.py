@@ -253,16 +253,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if getattr(options, argument) < 1:
             sys.exit(f"error: {argument} must be at least 1, got {getattr(options, argument)}")
     options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        runs, table = mixtures(options) if isinstance(options, Mixtures) else pareto(options)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    first = {name: results[0].snapshots for name, results in runs.items()}
+    note = f"mean ± standard deviation over {options.seeds} starting points"
     if isinstance(options, Mixtures):
-        runs, table = mixtures(options)
-        first = {name: results[0].snapshots for name, results in runs.items()}
         rows_figure(options.out / "figure.png", first)
-        note = f"mean ± standard deviation over {options.seeds} starting points"
     else:
-        runs, table = pareto(options)
-        first = {name: results[0].snapshots for name, results in runs.items()}
         panels_figure(options.out / "figure.png", first)
-        note = f"mean ± standard deviation over {options.seeds} starting points; hypervolume below {REFERENCE}"
+        note += f"; hypervolume below {REFERENCE}"
     command = command_line("toy", arguments)
     text = markdown(table)
     methods = {name: [{"seed": r.seed, "seconds": r.seconds, **r.scores} for r in rs] for name, rs in runs.items()}

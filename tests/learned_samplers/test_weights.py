@@ -234,7 +234,7 @@ def test_cards_that_are_no_cards(file, text):
 
 
 def test_missing_files_are_named(file, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.json .*beside nowhere\.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"no such weight file: .*nowhere\.safetensors"):
         L2E([parameter()], num_data=10, network=tmp_path / "nowhere.safetensors")
     weights.card_path(file).rename(tmp_path / "alone.json")
     with pytest.raises(FileNotFoundError, match=r"no such card: .*test\.json"):

@@ -118,6 +118,7 @@ def test_a_specification_is_plain_and_does_not_name_the_machine():
         ({"dataset_names": ()}, "dataset_names of task family 'cpu' must have at least one choice"),
         ({"small_data_share": 1.5}, r"small_data_share must lie in \[0, 1\], got 1.5"),
         ({"small_data": (50, 10)}, "small_data must be a range"),
+        ({"lrs": (0.1, -0.1)}, "lrs of task family 'cpu' must be positive, got -0.1"),
         ({"labels": (4,)}, r"labels must be two or more different ones, got \(4,\)"),
     ],
 )

@@ -296,7 +296,7 @@ def test_the_presets_are_what_they_are_for():
         (["--ood", "photos"], "only tools/sample.py has out-of-distribution scores"),
         (["--validation", "0"], "tuning needs validation images, which digits lacks"),
         (["--budgets", "4", "400"], "num_samples=30 exceeds the steps after burn-in"),
-        (["--sampler", "l2e", "--l2e-network", "nowhere.safetensors"], "which L2E needs: no such card: nowhere.json"),
+        (["--sampler", "l2e", "--l2e-network", "nowhere.safetensors"], "which L2E needs: no such weight file"),
         (["--sampler", "l2e_paper", "--l2e-paper-network", "none"], "l2e_paper_network='none', which L2E (paper)"),
     ],
 )

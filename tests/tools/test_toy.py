@@ -159,3 +159,9 @@ def test_gradient_descent_on_several_targets_needs_the_projection():
 def test_bad_options():
     with pytest.raises(SystemExit, match="seeds must be at least 1"):
         main(["mixtures", "--seeds", "0"])
+
+
+@pytest.mark.parametrize(("option", "message"), [("--lr", "lr must be greater"), ("--temperature", "temperature")])
+def test_what_a_sampler_refuses_is_one_line(tmp_path, option, message):
+    with pytest.raises(SystemExit, match=f"error: {message}.*-1"):
+        toy.main(["mixtures", option, "-1", "--steps", "2", "--seeds", "1", "--out", str(tmp_path)])
