@@ -234,10 +234,15 @@ class Trainer:
     def _evaluate(self) -> None:
         if self.evaluation is None or not self.settings.evaluate_every or not self.main:
             return
+        from tqdm import tqdm
+
         if "baselines" not in self.scores:
+            tqdm.write("scoring the hand-designed samplers on held-out tasks, once, before the first iteration")
             self.scores["baselines"] = {name: asdict(each) for name, each in self.evaluation.baselines().items()}
         score = self.evaluation.score(self.rule, self.averaged)
         self.scores.setdefault("sampler", []).append({"iteration": self.iteration, **asdict(score)})
+        others = ", ".join(f"{name} {each['nll']:.4f}" for name, each in self.scores["baselines"].items())
+        tqdm.write(f"iteration {self.iteration}: held-out NLL {score.nll:.4f} ({others})")
         if self.monitor is not None:
             baselines = {name: Score(**each) for name, each in self.scores["baselines"].items()}
             self.monitor.evaluation(self.iteration, score, baselines, self.rule.figures(self.averaged))

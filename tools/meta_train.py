@@ -294,9 +294,8 @@ def main(options: Options) -> None:
         ended = trainer.run(options.minutes, options.progress and trainer.main)
         if trainer.main:
             path = write_weights(trainer, options)
-            print(
-                f"{ended} after {trainer.iteration} iterations, {trainer.seconds / 60:.1f} minutes; weights in {path}"
-            )
+            minutes = trainer.seconds / 60
+            print(f"{ended} after {trainer.iteration} iterations that took {minutes:.1f} minutes; weights in {path}")
     except FileNotFoundError as error:
         raise SystemExit(f"error: {error}") from error
     finally:

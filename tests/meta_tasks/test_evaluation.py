@@ -60,7 +60,7 @@ def test_held_out_tasks_are_fixed_and_scored_on_the_test_split(evaluation):
         HeldOutEvaluation(family_named("digits"), 40, lrs=())
 
 
-def test_everything_is_logged(tmp_path, evaluation):
+def test_everything_is_logged(tmp_path, evaluation, capsys):
     estimator = AntitheticES(0.03, 2, Horizon(12, 12, samples=3))
     trainer = Trainer(
         family_named("digits"), L2ERule("residual"), estimator, TrainerSettings(iterations=4, evaluate_every=2),
@@ -84,6 +84,10 @@ def test_everything_is_logged(tmp_path, evaluation):
     assert [event.step for event in log.Scalars("held_out_nll/sampler")] == [0, 2, 4]
     assert [score["iteration"] for score in trainer.scores["sampler"]] == [0, 2, 4]
     assert trainer.scores["sampler"][0]["nll"] == trainer.scores["baselines"]["sghmc"]["nll"]
+    nll = trainer.scores["sampler"][2]["nll"]
+    printed = [line for line in capsys.readouterr().out.splitlines() if "held-out NLL" in line]
+    assert len(printed) == 3
+    assert printed[2].startswith(f"iteration 4: held-out NLL {nll:.4f} (sghmc ")
 
 
 @pytest.mark.parametrize("feature_set", ["paper", "scaled", "adaptive"])
