@@ -60,14 +60,18 @@ class Job:
     skip: int = 0
 
 
-def perturbation(seed: int, pair: tuple[int, int], sigma: float, size: int) -> Tensor:
-    """η ~ N(0, σ²I) of a pair, (size,)."""
-    return sigma * torch.randn(size, generator=generator(seed, *pair, "perturbation"))
+def perturbation(seed: int, pair: tuple[int, int], sigma: float, size: int, learned: int | None = None) -> Tensor:
+    """η ~ N(0, σ²I) of a pair, (size,); zero but for its last ``learned`` components if that is a number."""
+    held = 0 if learned is None else size - learned
+    drawn = sigma * torch.randn(size - held, generator=generator(seed, *pair, "perturbation"))
+    return torch.nn.functional.pad(drawn, (held, 0))
 
 
-def antithetic_members(weights: Tensor, seed: int, pairs: Sequence[tuple[int, int]], sigma: float) -> Tensor:
+def antithetic_members(
+    weights: Tensor, seed: int, pairs: Sequence[tuple[int, int]], sigma: float, learned: int | None = None
+) -> Tensor:
     """φ + η and φ − η of each pair in turn, (2·pairs, n)."""
-    steps = [perturbation(seed, pair, sigma, len(weights)) for pair in pairs]
+    steps = [perturbation(seed, pair, sigma, len(weights), learned) for pair in pairs]
     return torch.stack([member for step in steps for member in (weights + step, weights - step)])
 
 
@@ -157,33 +161,42 @@ class EvolutionStrategies(Estimator):
         horizon: how long inner loops are.
         pairs_per_task: pairs that share a task (and run as one batch); divides ``pairs``.
         shaping: of the loss differences.
+        learned: number of meta-parameters, the last ones, that are perturbed and so learned; None for all. The variance
+            of the estimate grows with it: with few pairs a network's last layer is learned sooner than all of it.
 
     Raises:
         ValueError: an argument is out of range.
     """
 
     def __init__(
-        self, sigma: float, pairs: int, horizon: Horizon, *, pairs_per_task: int = 1, shaping: Shaping | None = None
-    ) -> None:
+        self, sigma: float, pairs: int, horizon: Horizon, *, pairs_per_task: int = 1, shaping: Shaping | None = None,
+        learned: int | None = None,
+    ) -> None:  # fmt: skip
         if not sigma > 0:
             raise ValueError(f"sigma must be positive, got {sigma}")
         if pairs < 1 or pairs_per_task < 1 or pairs % pairs_per_task:
             raise ValueError(f"pairs must be a positive multiple of pairs_per_task={pairs_per_task}, got {pairs}")
         self.sigma, self.pairs, self.pairs_per_task, self.horizon = sigma, pairs, pairs_per_task, horizon
-        self.shaping = shaping or Shaping()
+        if learned is not None and learned < 1:
+            raise ValueError(f"learned must be at least 1, or None for all, got {learned}")
+        self.shaping, self.learned = shaping or Shaping(), learned
 
     def specification(self) -> dict[str, Any]:
-        return {
+        chosen = {
             "estimator": self.name, "sigma": self.sigma, "pairs": self.pairs, "pairs_per_task": self.pairs_per_task,
             "shaping": self.shaping.kind, "limit": self.shaping.limit, "horizon": vars(self.horizon).copy(),
         }  # fmt: skip
+        # Left out where it says nothing: runs that began before there was the choice go on.
+        return chosen if self.learned is None else {**chosen, "learned": self.learned}
 
     def evaluator(self, family: TaskFamily, rule: SamplerRule, objective: str, seed: int) -> Evaluator:
         from meta_tasks.workers import Evaluator  # which knows jobs, and so imports this module
 
         if objective_named(objective).reads_states:
             raise ValueError(f"objective={objective!r} has no value, only a gradient; {self.name} needs values")
-        return Evaluator(family, rule, objective, self.sigma, seed)
+        if self.learned is not None and self.learned > rule.num_weights:
+            raise ValueError(f"learned={self.learned} exceeds the {rule.num_weights} meta-parameters of {rule.name}")
+        return Evaluator(family, rule, objective, self.sigma, seed, learned=self.learned)
 
     def estimate(self, seed: int, jobs: Sequence[Job], results: Sequence[JobResult], size: int) -> Tensor:
         names = [name for job in jobs for name in job.pairs]
@@ -211,7 +224,8 @@ class EvolutionStrategies(Estimator):
             return total
         shaped = self.shaping(losses[counts].double())
         for name, difference in zip((n for n, use in zip(names, counts.tolist()) if use), shaped):
-            total += difference / (2 * self.sigma**2) * perturbation(seed, name, self.sigma, size).double()
+            step = perturbation(seed, name, self.sigma, size, self.learned)
+            total += difference / (2 * self.sigma**2) * step.double()
         return total / len(shaped)
 
     def _names(self, episode: int, first: int) -> tuple[tuple[int, int], ...]:
@@ -287,8 +301,8 @@ class NoiseReuseES(EvolutionStrategies):
 
     Args:
         window: W, steps in an iteration.
-        sigma, pairs, horizon, pairs_per_task, shaping: as for every estimator; ``horizon`` is the episode's, rounded up
-            to whole windows.
+        sigma, pairs, horizon, pairs_per_task, shaping, learned: as for every estimator; ``horizon`` is the episode's,
+            rounded up to whole windows.
 
     Raises:
         ValueError: the window is longer than the shortest episode, or shorter than the thinning, so that some windows
@@ -299,9 +313,9 @@ class NoiseReuseES(EvolutionStrategies):
 
     def __init__(
         self, sigma: float, pairs: int, horizon: Horizon, window: int, *, pairs_per_task: int = 1,
-        shaping: Shaping | None = None,
+        shaping: Shaping | None = None, learned: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(sigma, pairs, horizon, pairs_per_task=pairs_per_task, shaping=shaping)
+        super().__init__(sigma, pairs, horizon, pairs_per_task=pairs_per_task, shaping=shaping, learned=learned)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if horizon.longest // horizon.samples > window:

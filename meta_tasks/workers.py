@@ -70,6 +70,7 @@ class Evaluator:
         seed: of the run.
         curve_points: points of the inner training curves.
         stepping: of the unrolls, see `meta_tasks.inner_loop.Unroll`; changes the losses by rounding at most.
+        learned: of the estimator.
     """
 
     family: TaskFamily
@@ -79,12 +80,13 @@ class Evaluator:
     seed: int
     curve_points: int = 20
     stepping: str | None = None
+    learned: int | None = None
     slots: dict[int, Unroll] = field(default_factory=dict)
 
     def run(self, job: Job, weights: Tensor) -> JobResult:
         """Evaluate one job at meta-parameters (n,)."""
         started = time.perf_counter()
-        members = antithetic_members(weights, self.seed, job.pairs, self.sigma)
+        members = antithetic_members(weights, self.seed, job.pairs, self.sigma, self.learned)
         unroll = self._unroll(job)
         failed_before = sum(step >= 0 for step in unroll.failed_at)
         unroll.advance(members, job.skip)

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from learned_samplers import HMC, L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, KineticL2E, MetaSGMCMC, weights
+from learned_samplers import (
+    HMC,
+    L2E,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    CyclicalSchedule,
+    CyclicalSGMCMC,
+    KineticL2E,
+    MetaSGMCMC,
+    weights,
+)
 
 if TYPE_CHECKING:
     from _settings import Settings
@@ -31,6 +43,8 @@ class Method:
         tunes: the setting of which a comparison tries several values beside its learning rates.
         network: of a learned sampler, the setting that names its weights.
         gradients_per_step: gradient evaluations that one step costs.
+        cyclical: the rate follows the cyclical schedule, and samples are taken in its sampling phases: what
+            `CyclicalSGMCMC` has of itself, and any other sampler by `CyclicalSchedule`.
     """
 
     label: str
@@ -40,6 +54,13 @@ class Method:
     tunes: Literal["momentum_decay", "prior_precision"] | None = None
     network: str | None = None
     gradients_per_step: int = 1
+    cyclical: bool = False
+
+    def schedule(self, optimizer: torch.optim.Optimizer, settings: Settings, steps: int) -> CyclicalSchedule | None:
+        """The cyclical schedule of an optimizer that has none of its own; None where none is wanted."""
+        if not self.cyclical or isinstance(optimizer, CyclicalSGMCMC):
+            return None
+        return CyclicalSchedule(optimizer, _cycle_length(settings, steps), settings.exploration_ratio)  # type: ignore[arg-type]
 
     def network_digest(self, settings: Settings) -> str | None:
         """Fingerprint of the weights and rule of a learned sampler, from their card; None for other methods.
@@ -85,14 +106,18 @@ def _sgnht(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) ->
     return SGNHT(groups, lr, num_data, momentum_decay=s.momentum_decay, **_posterior(s))
 
 
-def _cyclical(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+def _cycle_length(s: Settings, steps: int) -> int:
     if steps < s.cycles:
         raise ValueError(f"cycles={s.cycles} exceeds the budget of {steps} steps")
+    return steps // s.cycles
+
+
+def _cyclical(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
     return CyclicalSGMCMC(
         groups,
         lr,
         num_data,
-        cycle_length=steps // s.cycles,
+        cycle_length=_cycle_length(s, steps),
         exploration_ratio=s.exploration_ratio,
         momentum_decay=s.momentum_decay,
         **_posterior(s),
@@ -135,9 +160,10 @@ METHODS: dict[str, Method] = {
     "psgld": Method("pSGLD", "sampler", 3e-3, _psgld),
     "sghmc": Method("SGHMC", "sampler", 0.05, _sghmc, tunes="momentum_decay"),
     "sgnht": Method("SGNHT", "sampler", 0.05, _sgnht, tunes="momentum_decay"),
-    "cyclical": Method("cyclical SGMCMC", "sampler", 0.07, _cyclical, tunes="momentum_decay"),
+    "cyclical": Method("cyclical SGMCMC", "sampler", 0.07, _cyclical, tunes="momentum_decay", cyclical=True),
     "hmc": Method("HMC", "full_batch", 0.01, _hmc),
     "l2e": Method("L2E", "sampler", 0.005, _l2e, network="l2e_network"),
+    "cyclical_l2e": Method("L2E, cyclical", "sampler", 0.005, _l2e, network="l2e_network", cyclical=True),
     "l2e_paper": Method("L2E (paper)", "sampler", 0.02, _l2e_paper, network="l2e_paper_network"),
     # Its Hessian-vector product takes a second gradient at each step.
     "kinetic_l2e": Method(

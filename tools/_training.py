@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from learned_samplers import HMC, CyclicalSGMCMC
+from learned_samplers import HMC, CyclicalSchedule
 from learned_samplers.cyclical import cyclical_phase
 from learned_samplers.posterior import PosteriorSamples, SampleCollection
 from meta_tasks import architectures
@@ -137,7 +137,7 @@ def minibatch_run(
     log: Log,
     *,
     first_step: int = 0,
-    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    schedule: torch.optim.lr_scheduler.LRScheduler | CyclicalSchedule | None = None,
     gradients_per_step: int = 1,
 ) -> None:
     """The ordinary training loop, `steps` minibatches long."""
@@ -205,11 +205,13 @@ def sampler_run(
     steps //= cost
     model = build_network(settings, data)
     sampler = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
-    cyclical = isinstance(sampler, CyclicalSGMCMC)
-    kept = cyclical_collection(settings, steps) if cyclical else collection(settings, steps)
+    schedule = method.schedule(sampler, settings, steps)
+    kept = cyclical_collection(settings, steps) if method.cyclical else collection(settings, steps)
     with PosteriorSamples(model, sampler, **kept) as samples:
         try:
-            minibatch_run(model, sampler, data, steps, settings.batch_size, log, gradients_per_step=cost)
+            minibatch_run(
+                model, sampler, data, steps, settings.batch_size, log, schedule=schedule, gradients_per_step=cost
+            )
         except ValueError as error:  # the collection refuses weights that are not finite
             if all(p.isfinite().all() for p in model.parameters()):
                 raise
@@ -298,7 +300,8 @@ def check(method: Method, settings: Settings, lr: float, data: ImageData) -> Non
     elif method.kind == "ensemble" and steps < settings.ensemble_size:
         raise ValueError(f"ensemble_size={settings.ensemble_size} exceeds the budget of {steps} steps")
     optimizer = method.build(groups, settings, lr, data.num_data, steps)
-    if isinstance(optimizer, CyclicalSGMCMC):
+    method.schedule(optimizer, settings, steps)
+    if method.cyclical:
         cyclical_collection(settings, steps)
     elif method.kind in ("sampler", "average"):
         collection(settings, steps)

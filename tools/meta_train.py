@@ -105,6 +105,9 @@ class Options:
     estimator: Annotated[Literal["es", "nres", "tbptt"], tyro.conf.arg(aliases=["--method"])] = "es"
     # Standard deviation of the perturbations.
     sigma: float = 0.03
+    # Number of weights, the last ones of the network, that evolution strategies learn; by default all. Those of the last
+    # layer alone (2 · (width + 1) of L2E) need fewer pairs.
+    learned: int | None = None
     # Antithetic pairs in an iteration.
     pairs: int = 4
     # Pairs that share a task and run as one batch.
@@ -123,6 +126,8 @@ class Options:
     window: int = 50
     # Truncated back-propagation and the meta form.
     chains: Annotated[ChainOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=ChainOptions)
+    # Data sets of an image family, one in so many tasks each (a name may come twice); by default the family's own.
+    datasets: tuple[str, ...] | None = None
     # Labels that the tasks of an image family have; by default all of the data set's.
     labels: tuple[int, ...] | None = None
     # Learning rates that tasks are drawn with; by default the family's.
@@ -155,8 +160,10 @@ class Options:
 def make_estimator(options: Options) -> Estimator:
     horizon = Horizon(*options.horizon, samples=options.samples, burn_in=options.burn_in)
     shaping = Shaping(options.shaping, options.limit)
-    common = dict(pairs_per_task=options.pairs_per_task, shaping=shaping)
+    common: dict[str, Any] = dict(pairs_per_task=options.pairs_per_task, shaping=shaping, learned=options.learned)
     if options.estimator == "tbptt":
+        if options.learned is not None:
+            raise ValueError(f"learned={options.learned} is of evolution strategies, not of truncated back-propagation")
         own = options.chains
         return TruncatedBackpropagation(
             horizon, options.window, every=own.loss_every, chains=own.num_chains, slots=own.slots, replay=own.replay,
@@ -171,11 +178,13 @@ def make_family(options: Options) -> ImageTaskFamily | GaussianFamily:
     choices = {"lrs": options.lrs, "momentum_decays": options.momentum_decays}
     changes: dict[str, Any] = {name: tuple(chosen) for name, chosen in choices.items() if chosen is not None}
     if options.family == "gaussians":
-        if options.labels is not None:
-            raise ValueError(f"labels={options.labels}: family 'gaussians' has none")
+        if options.labels is not None or options.datasets is not None:
+            raise ValueError(f"labels={options.labels}, datasets={options.datasets}: family 'gaussians' has none")
         return GaussianFamily(**changes)
     if options.labels is not None:
         changes["labels"] = tuple(options.labels)
+    if options.datasets is not None:
+        changes["dataset_names"] = tuple(options.datasets)
     return family_named(options.family, root=options.data, device=options.device, **changes)
 
 
