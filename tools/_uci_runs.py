@@ -15,6 +15,9 @@ from _report import markdown
 from _uci import HMC_LIMIT, LABELS, RATES, Protocol, fit, scores
 from _uci_data import RegressionData, standardise, validation_folds
 
+#: Times that the learning rates are extended where the best lies at their edge.
+EXTENSIONS = 2
+
 
 @dataclass
 class Run:
@@ -70,6 +73,9 @@ class Comparison:
     def tune(self, data: RegressionData, method: str) -> tuple[float, dict[float, Run]]:
         """The rate with the best mean validation log-likelihood, and all trials.
 
+        While the best lies at an edge of those tried, the next one beyond it (by the ratio of the last two) is tried
+        too, at most `EXTENSIONS` times.
+
         Raises:
             RuntimeError: every rate diverged.
         """
@@ -77,12 +83,20 @@ class Comparison:
         if len(RATES[method]) == 1:
             return RATES[method][0], trials
         fit_rows, held = validation_folds(data, self.folds)
-        for lr in RATES[method]:
-            trials[lr] = self.run(data, method, lr, "validation", fit_rows, held, 1000)
-        good = {lr: statistics.fmean(run.log_likelihood) for lr, run in trials.items() if run.diverged is None}
-        if not good:
-            raise RuntimeError(f"{LABELS[method]} diverged on {data.name} with every learning rate of {list(trials)}")
-        return max(good, key=good.__getitem__), trials
+        wanted = list(RATES[method])
+        for extension in range(EXTENSIONS + 1):
+            for lr in wanted:
+                trials[lr] = self.run(data, method, lr, "validation", fit_rows, held, 1000)
+            good = {lr: statistics.fmean(run.log_likelihood) for lr, run in trials.items() if run.diverged is None}
+            if not good:
+                raise RuntimeError(
+                    f"{LABELS[method]} diverged on {data.name} with every learning rate of {list(trials)}"
+                )
+            best = max(good, key=good.__getitem__)
+            wanted = _beyond(best, sorted(trials))
+            if extension == EXTENSIONS or not wanted:
+                break
+        return best, trials
 
     def splits(self, data: RegressionData, method: str, lr: float, count: int) -> Iterator[Run]:
         """The method's runs on the first ``count`` splits."""
@@ -125,6 +139,13 @@ class Comparison:
             return asdict(result)
 
         return Run(**kept(path, settings, make))
+
+
+def _beyond(lr: float, tried: Sequence[float]) -> list[float]:
+    """The next rate outward if `lr` is the smallest or the largest of those tried (in ascending order)."""
+    if lr == tried[0]:
+        return [float(f"{lr * tried[0] / tried[1]:.3g}")]
+    return [float(f"{lr * tried[-1] / tried[-2]:.3g}")] if lr == tried[-1] else []
 
 
 def compare(

@@ -12,7 +12,10 @@ from meta_tasks.estimators import (
     antithetic_members,
     perturbation,
 )
+from meta_tasks.learned_rules import L2ERule
+from meta_tasks.rules import LearnableSGD
 from meta_tasks.schedule import Horizon
+from tests.meta_tasks.toy_tasks import QuadraticFamily
 
 HORIZON = Horizon(20, 20, samples=4)
 NONE = Shaping("none")
@@ -112,6 +115,35 @@ def test_perturbations_are_named_and_normal():
     torch.testing.assert_close(members.mean(0), torch.ones(50))
 
 
+def test_only_the_last_weights_are_perturbed_where_the_others_are_not_learned(problem):
+    objective, gradient, weights = problem
+    estimator = AntitheticES(0.1, 1, HORIZON, shaping=NONE, learned=2)
+    names = [(i, 0) for i in range(3000)]
+    members = antithetic_members(weights, 0, names, 0.1, 2)
+    assert torch.equal(members[:, :2], weights[:2].expand(6000, 2))
+    assert (members[:, 2:] != weights[2:]).all()
+    losses = objective(members).view(-1, 2)
+    assert not estimator.gradient(0, names, losses, 4)[:2].any()
+    estimates = torch.stack([estimator.gradient(0, [n], pair[None], 4) for n, pair in zip(names, losses)])[:, 2:]
+    part = gradient[2:]  # on a quadratic: mean g, covariance ‖g‖²I + ggᵀ, of these two coordinates alone
+    deviation = (part.square().sum() + part.square()).sqrt() / math.sqrt(len(names))
+    assert ((estimates.mean(0) - part) / deviation).abs().max() < 4.5
+    # all four coordinates give their noise to an estimate of the same two
+    whole = antithetic_members(weights, 0, names, 0.1)
+    full = AntitheticES(0.1, 1, HORIZON, shaping=NONE)
+    noisy = [full.gradient(0, [n], pair[None], 4) for n, pair in zip(names, objective(whole).view(-1, 2))]
+    assert torch.stack(noisy)[:, 2:].var(0).sum() > 1.2 * estimates.var(0).sum()
+
+
+def test_the_number_of_learned_weights_is_checked_and_named():
+    assert "learned" not in AntitheticES(0.1, 4, HORIZON).specification()  # runs from before there was the choice go on
+    estimator = NoiseReuseES(0.1, 4, HORIZON, 10, learned=3)
+    assert estimator.specification()["learned"] == 3
+    assert estimator.evaluator(QuadraticFamily(), L2ERule(hidden=(4, 4)), "bma", 0).learned == 3
+    with pytest.raises(ValueError, match="learned=3 exceeds the 2 meta-parameters"):
+        estimator.evaluator(QuadraticFamily(), LearnableSGD(), "bma", 0)
+
+
 @pytest.mark.parametrize(
     ("shaping", "expected"),
     [
@@ -195,6 +227,7 @@ def test_noise_reuse_over_an_episode_is_es_on_the_mean_of_the_running_losses():
     ("make", "message"),
     [
         (lambda: AntitheticES(0.0, 4, HORIZON), "sigma must be positive, got 0.0"),
+        (lambda: AntitheticES(0.1, 4, HORIZON, learned=0), "learned must be at least 1, or None for all, got 0"),
         (lambda: AntitheticES(0.1, 0, HORIZON), "pairs must be a positive multiple"),
         (lambda: AntitheticES(0.1, 4, HORIZON, pairs_per_task=3), "multiple of pairs_per_task=3, got 4"),
         (lambda: NoiseReuseES(0.1, 4, HORIZON, 21), r"window must lie in \[1, 20\], the shortest horizon, got 21"),

@@ -68,6 +68,15 @@ def test_learnable_sgd_learns_its_learning_rate(estimator):
         assert last < best + 0.35 * (first - best)
 
 
+@pytest.mark.parametrize("executor", [SerialExecutor, lambda evaluator: ProcessExecutor(evaluator, 2)])
+def test_weights_that_are_not_learned_stay_as_they_are(executor):
+    made = run(estimator=es(learned=1), iterations=3, executor=executor)
+    start = LearnableSGD().initial_weights(0)
+    for weights in (made.weights.detach(), made.averaged):
+        assert torch.equal(weights[:-1], start[:-1])
+        assert weights[-1] != start[-1]
+
+
 def test_the_running_average_is_that_of_the_weights():
     made = trainer(averaging=0.75)
     expected = made.weights.detach().clone()

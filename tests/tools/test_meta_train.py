@@ -98,6 +98,18 @@ def test_scales_and_start_stand_in_the_card_and_in_the_sampler(tmp_path):
     assert last(tmp_path)["specification"]["sampler"]["start"] == ["average_0.9_to_rms", 2.0]
 
 
+def test_the_last_layer_alone_is_learned_on_the_data_sets_that_are_named(tmp_path):
+    more = ["--iterations", "2", "--hidden", "4", "4", "--learned", "10", "--datasets", "digits", "digits"]
+    meta_train.main(options(tmp_path, more=more))
+    saved = last(tmp_path)
+    start = meta_train.make_rule(meta_train.tyro.cli(meta_train.Options, args=["--folder", "x", "--hidden", "4", "4"]))
+    start = start.initial_weights(0)
+    assert torch.equal(saved["weights"][:-10], start[:-10])
+    assert (saved["weights"][-10:] != start[-10:]).any()
+    assert saved["specification"]["estimator"]["learned"] == 10
+    assert saved["specification"]["tasks"]["dataset_names"] == ["digits", "digits"]
+
+
 def test_ctrl_c_saves_and_exits(tmp_path):
     process = start(tmp_path, "--iterations", "1000000", "--checkpoint-minutes", "1000", "--minutes", "5")
     while not list(tmp_path.glob("events*")) and process.poll() is None:
@@ -121,6 +133,10 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--feature-set", "all"], "feature_set must be one of"),
         (["--pairs-per-task", "3"], "multiple of pairs_per_task=3"),
         (["--sigma", "0"], "sigma must be positive"),
+        (["--learned", "0"], "learned must be at least 1"),
+        (["--learned", "100000"], "learned=100000 exceeds the [0-9]+ meta-parameters of l2e"),
+        (["--datasets", "digits", "nosuch"], "dataset_names has the unknown data set 'nosuch'"),
+        (["--datasets", "cifar10"], "dataset_names must not have 'cifar10'"),
         (["--form", "kinetic", "--beta-scale", "2"], "beta_scale: not of the kinetic form"),
         (["--form", "paper", "--fused"], "fused: only the residual form has fused kernels, not 'paper'"),
         (["--start-feature", "gradients"], "'gradients' is not a feature of 'paper'"),

@@ -102,7 +102,9 @@ def test_two_chains_with_scaled_inputs_on_images_of_some_labels(tmp_path):
         (["--evaluate-every", "5"], "evaluate_every must be 0 for family 'gaussians'"),
         (["--loss-every", "7"], r"every must lie in \[1, 6\]"),
         (["--output-bound", "1"], "output_bound: not of the meta form"),
-        (["--labels", "0", "1"], r"labels=\(0, 1\): family 'gaussians' has none"),
+        (["--labels", "0", "1"], r"labels=\(0, 1\), datasets=None: family 'gaussians' has none"),
+        (["--datasets", "digits"], r"labels=None, datasets=\('digits',\): family 'gaussians' has none"),
+        (["--learned", "3"], "learned=3 is of evolution strategies"),
         (["--family", "digits", "--labels", "1", "1"], "labels must be two or more different ones"),
     ],
 )

@@ -11,10 +11,15 @@ from _measures import mean_temperatures, overall
 from _methods import METHODS
 from _runner import Result, run
 from _settings import Settings
+from _training import Log, sampler_run
 from _tuning import Setting, grid, nearest, series, tune
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from learned_samplers.cyclical import cyclical_phase
 
 
 def test_the_series_and_the_grids():
@@ -130,3 +135,33 @@ def test_the_members_of_an_ensemble_share_a_budget_that_they_do_not_divide(tmp_p
     settings = Settings(steps=23, limit=320, model="mlp", hidden=(8,), ensemble_size=4)
     result = run(settings, "adam_ensemble", 0.01, 0, settings.load_data(None), None, tmp_path)
     assert (result.gradient_evaluations, result.num_samples) == (23, 4)
+
+
+def test_cyclical_l2e_has_the_rates_the_noise_and_the_samples_of_cyclical_sgmcmc(tmp_path):
+    steps, kept = 80, {}
+    settings = Settings(dataset="digits", model="mlp", hidden=(8,), steps=steps, num_samples=8, limit=200)
+    data = settings.load_data(None)
+    phases = [cyclical_phase(step, steps // settings.cycles, settings.exploration_ratio) for step in range(1, 81)]
+    for name in ("cyclical", "cyclical_l2e", "l2e"):
+        seen = []
+
+        def build(*arguments, method=METHODS[name], seen=seen):
+            sampler = method.build(*arguments)
+            group = sampler.param_groups[0]
+            sampler.register_step_pre_hook(lambda *_: seen.append((group["lr"], group["temperature"])))
+            return sampler
+
+        with SummaryWriter(str(tmp_path)) as writer:
+            log = Log(writer, tqdm(disable=True), data, steps)
+            samples = sampler_run(replace(METHODS[name], build=build), settings, 0.01, data, steps, log)
+        kept[name] = len(samples)
+        sampling = [entry["sampling"] for entry in log.temperatures]
+        if name == "l2e":
+            assert set(seen) == {(0.01, settings.temperature)}
+            assert all(sampling)
+        else:
+            assert sampling == [False] + [phase for _, phase in phases[:-1]]  # written before a step, of the one before
+        if name == "cyclical_l2e":
+            assert [lr for lr, _ in seen] == pytest.approx([0.01 * factor for factor, _ in phases])
+            assert [temperature for _, temperature in seen] == [settings.temperature * phase for _, phase in phases]
+    assert kept["cyclical_l2e"] == kept["cyclical"] == 8

@@ -11,8 +11,8 @@ import _uci_runs
 import pytest
 import torch
 from _uci import LABELS, RATES, Fit, Networks, Protocol, fit, prior_by_group, scores
-from _uci_data import RegressionData, standardise
-from _uci_runs import tables, with_error
+from _uci_data import RegressionData, load, standardise
+from _uci_runs import Comparison, Run, tables, with_error
 from function_space import MNIST, UCI, Attack, Sine, main
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
@@ -187,3 +187,29 @@ def test_bad_options(command, tmp_path):
         main([*command, "--hmc-trajectories", "3"])
     with pytest.raises(SystemExit, match=r"kin8nm\.npz is missing"):
         main([*command, "--sets", "kin8nm"])
+
+
+@pytest.mark.parametrize(
+    ("peak", "chosen", "beyond"),
+    [
+        (0.016, 0.016, []),  # inside the grid: nothing more is tried
+        (0.2, 0.256, [0.256, 1.02]),  # past the first extension the best lies inside
+        (9.0, 1.02, [0.256, 1.02]),  # no further than two extensions
+        (0.001, 0.001, [0.001, 0.00025]),
+        (None, 0.064, [0.256]),  # what lies beyond diverges
+    ],
+)
+def test_rates_are_extended_where_the_best_lies_at_an_edge(tmp_path, monkeypatch, peak, chosen, beyond):
+    tried = []
+
+    def run(self, data, method, lr, *rest):
+        tried.append(lr)
+        if peak is None and lr > 0.1:
+            return Run(1, diverged="nan")
+        return Run(1, log_likelihood=[-abs(math.log(lr / (peak or 0.1)))])
+
+    monkeypatch.setattr(Comparison, "run", run)
+    write(tmp_path, made(60))
+    lr, trials = Comparison(tmp_path, Protocol()).tune(load("yacht", tmp_path), "svgd")
+    assert tried == [0.004, 0.016, 0.064, *beyond]
+    assert (lr, list(trials)) == (chosen, tried)
