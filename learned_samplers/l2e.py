@@ -71,6 +71,9 @@ class L2E(LearnedSampler):
             momentum that friction builds up against it (at 1, r → −s_β·β within 1/a steps unless α undoes it).
         reference_data: N₀ > 0 (residual form): s_β is multiplied by √(N/N₀), so that the learned part of a step depends
             on lr alone, as an adaptive optimizer's does; by default the card's, else s_β is as it is.
+        decay_time: τ > 0 in steps (residual form): the network's outputs are divided by √(1 + t/τ), with τ·N₀/N in τ's
+            place where there is a reference N₀, so that the sampler tends to SGHMC; by default the card's, else they
+            are not.
         output_bound: B > 0 holds the network's outputs to B·tanh(·/B); by default the card's, else no bound.
         noise_multiplier, friction: of the paper's form, see `learned_samplers.l2e_rule.l2e_paper_rule`; by default the
             card's, else 1 and "equation6".
@@ -88,7 +91,7 @@ class L2E(LearnedSampler):
     _scales: ClassVar[dict[str, dict[str, Any]]] = {
         "residual": {
             **{"alpha_scale": 0.1, "beta_scale": 1.0, "friction_scale": 1.0},
-            **{"reference_data": None, "output_bound": None},
+            **{"reference_data": None, "decay_time": None, "output_bound": None},
         },
         "paper": {
             **{"alpha_scale": 1e-3, "beta_scale": 1e-3, "output_bound": None},
@@ -112,6 +115,7 @@ class L2E(LearnedSampler):
         beta_scale: float | None = None,
         friction_scale: float | None = None,
         reference_data: float | None = None,
+        decay_time: float | None = None,
         output_bound: float | None = None,
         noise_multiplier: float | None = None,
         friction: str | None = None,
@@ -133,8 +137,8 @@ class L2E(LearnedSampler):
                 self.feature_set, zero_last=self.form != "paper", generator=torch.Generator().manual_seed(0)
             )
         given = dict(lr=lr, momentum_decay=momentum_decay, alpha_scale=alpha_scale, beta_scale=beta_scale)
-        given.update(friction_scale=friction_scale, reference_data=reference_data, output_bound=output_bound)
-        given.update(noise_multiplier=noise_multiplier)
+        given.update(friction_scale=friction_scale, reference_data=reference_data, decay_time=decay_time)
+        given.update(output_bound=output_bound, noise_multiplier=noise_multiplier)
         defaults = dict(
             **settings_from(card, self._scales[self.form], {**given, "friction": friction}),
             num_data=num_data,
@@ -156,8 +160,9 @@ class L2E(LearnedSampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
-        if group.get("reference_data") is not None:
-            check.positive("reference_data", group["reference_data"])
+        for name in ("reference_data", "decay_time"):
+            if group.get(name) is not None:
+                check.positive(name, group[name])
         if "friction" in group:
             check.one_of("friction", group["friction"], ("equation6", "algorithm2"))
             check.non_negative("noise_multiplier", group["noise_multiplier"])

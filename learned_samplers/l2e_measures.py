@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._ops import scalar_sqrt
 from .l2e_features import FeatureSet, Segments, TensorScales, feature_set_named, update_averages
-from .l2e_rule import NetworkOnChain, Phi, apply_network, l2e_paper_rule, l2e_residual_rule, velocity_scale
+from .l2e_rule import NetworkOnChain, Phi, apply_network, decayed, l2e_paper_rule, l2e_residual_rule, velocity_scale
 
 _RULES: dict[str, Callable[..., Any]] = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
 
@@ -58,6 +58,7 @@ def assumption_violation(
     beta_scale: Any,
     friction_scale: Any = 1.0,
     reference_data: Any = None,
+    decay_time: Any = None,
     momentum_decay: Any = 0.0,
     friction: str = "equation6",
     output_bound: float | None = None,
@@ -75,11 +76,13 @@ def assumption_violation(
     Args:
         parameter, gradient, momentum, averages: the state before a step, see `learned_samplers.l2e_rule`.
         form: "residual" or "paper".
-        phi, segments, lr, num_data, step, alpha_scale, beta_scale, friction_scale, reference_data, momentum_decay,
-            friction, output_bound, feature_set: as for the rules, whose further arguments are taken and have no say.
+        phi, segments, lr, num_data, step, alpha_scale, beta_scale, friction_scale, reference_data, decay_time,
+            momentum_decay, friction, output_bound, feature_set: as for the rules, whose further arguments are taken and
+            have no say.
     """
     named = feature_set_named(feature_set)
     beta_scale = velocity_scale(beta_scale, num_data, reference_data)
+    phi = decayed(phi, step, decay_time, num_data, reference_data)
     averages = update_averages(averages, gradient, named)
     scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
     network = NetworkOnChain(phi, scales, output_bound)
@@ -118,6 +121,7 @@ def term_contributions(
     beta_scale: Any,
     friction_scale: Any = 1.0,
     reference_data: Any = None,
+    decay_time: Any = None,
     output_bound: float | None = None,
     feature_set: str | FeatureSet = "paper",
     noise_multiplier: Any = 1.0,
@@ -135,6 +139,7 @@ def term_contributions(
     common = dict(lr=lr, num_data=num_data, step=step)
     own = {"friction": friction, "noise_multiplier": noise_multiplier} if form == "paper" else {}
     beta_scale = velocity_scale(beta_scale, num_data, reference_data)
+    phi = decayed(phi, step, decay_time, num_data, reference_data)
     rule_scales = dict(
         alpha_scale=alpha_scale, beta_scale=beta_scale, friction_scale=friction_scale, output_bound=output_bound
     )  # fmt: skip

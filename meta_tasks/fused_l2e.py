@@ -27,7 +27,7 @@ from learned_samplers.l2e_features import (
     Segments,
     feature_set_named,
 )
-from learned_samplers.l2e_rule import Phi, l2e_residual_rule, velocity_scale
+from learned_samplers.l2e_rule import Phi, decayed, l2e_residual_rule, velocity_scale
 from meta_tasks.learned_rules import L2ERule
 
 __all__ = ["FusedL2ERule", "fused_residual_rule", "triton_installed"]
@@ -94,6 +94,7 @@ def fused_residual_rule(
     beta_scale: float = 1.0,
     friction_scale: float = 1.0,
     reference_data: float | None = None,
+    decay_time: float | None = None,
     output_bound: float | None = None,
     feature_set: str | FeatureSet = "paper",
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +113,8 @@ def fused_residual_rule(
     if noise is not None:
         tensors["noise"] = noise
     members, d = _check(tensors, segments, named)
-    layers = [each.contiguous() for layer in _layers(phi, members, named) for each in layer]
+    checked = decayed(_layers(phi, members, named), step, decay_time, num_data, reference_data)
+    layers = [each.contiguous() for layer in checked for each in layer]
 
     from meta_tasks import _fused_kernels as kernels
 

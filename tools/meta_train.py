@@ -94,6 +94,8 @@ class Options:
     friction_scale: float | None = None
     # N₀ at which the factor on β holds; it becomes √(N/N₀) times as large. By default it does not depend on N.
     reference_data: float | None = None
+    # τ in steps (residual form): the network's outputs are divided by √(1 + t/τ), with τ·N₀/N where N₀ is given.
+    decay_time: float | None = None
     # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
     start_feature: str | None = None
     # The gain of that start.
@@ -227,7 +229,7 @@ def make_rule(options: Options) -> NetworkRule:
         raise ValueError(
             f"form={options.form!r} cannot be trained by estimator={options.estimator!r}; 'meta' by 'tbptt'"
         )
-    names = ("output_bound", "alpha_scale", "beta_scale", "friction_scale", "reference_data")
+    names = ("output_bound", "alpha_scale", "beta_scale", "friction_scale", "reference_data", "decay_time")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.fused and options.form != "residual":
         raise ValueError(f"fused: only the residual form has fused kernels, not {options.form!r}")
@@ -244,6 +246,8 @@ def make_rule(options: Options) -> NetworkRule:
         raise ValueError(f"{', '.join(set(given) - {'output_bound'})}: not of the {options.form} form")
     if options.form == "kinetic":
         return KineticRule(options.hidden, **given)
+    if options.form == "paper" and (residual := set(given) & {"reference_data", "decay_time"}):
+        raise ValueError(f"{', '.join(sorted(residual))}: of the residual form, not of the paper's")
     if options.start_feature is not None and options.start_weights is not None:
         raise ValueError(f"start_feature={options.start_feature} and start_weights={options.start_weights}: choose one")
     start: tuple[str, float] | Path | None = options.start_weights

@@ -79,6 +79,7 @@ def test_untrained_in_the_papers_form_it_moves():
     ("options", "rule", "extra"),
     [
         ({"beta_scale": 0.5, "alpha_scale": 0.2, "friction_scale": 0.3, "reference_data": 40.0}, l2e_residual_rule, {}),
+        ({"beta_scale": 0.5, "decay_time": 2.0}, l2e_residual_rule, {}),
         ({"form": "paper", "output_bound": 2.0}, l2e_paper_rule, {}),
         (PUBLISHED_CODE, l2e_paper_rule, {"friction": "algorithm2", "noise_multiplier": 1e-3}),
     ],
@@ -98,7 +99,11 @@ def test_the_chain_is_that_of_the_pure_rule(options, rule, extra):
     params = list(model.parameters())
     segments = Segments(tuple(p.numel() for p in params))
     momentum, averages = torch.zeros(segments.total).double(), torch.zeros(6, segments.total).double()
-    scales = {k: v for k, v in options.items() if k.endswith("_scale") or k in ("reference_data", "output_bound")}
+    scales = {
+        k: v
+        for k, v in options.items()
+        if k.endswith("_scale") or k in ("reference_data", "decay_time", "output_bound")
+    }
     for step in range(15):
         model.zero_grad()
         nn.functional.cross_entropy(model(x.double()), y).backward()
@@ -263,6 +268,14 @@ NAN = float("nan")
         (L2E, {"network": network(outputs=1)}, ValueError, "give 2 outputs, got 9 and 1"),
         (L2E, {"network": None, "alpha_scale": -1.0}, ValueError, "alpha_scale must not be negative, got -1.0"),
         (L2E, {"network": None, "beta_scale": NAN}, ValueError, "beta_scale must be finite"),
+        (L2E, {"network": None, "decay_time": 0}, ValueError, "decay_time must be greater than 0, got 0"),
+        (L2E, {"network": None, "decay_time": "1"}, TypeError, "decay_time must be a number"),
+        (
+            L2E,
+            {"network": None, "form": "paper", "decay_time": 9.0},
+            ValueError,
+            "decay_time does not belong to this form",
+        ),
         (L2E, {"network": None, "output_bound": 0}, ValueError, "output_bound must be greater than 0"),
         (L2E, {"network": None, "output_bound": "2"}, TypeError, "output_bound must be a number"),
         (L2E, {"network": None, "momentum_decay": 0.0}, ValueError, "momentum_decay must lie in"),

@@ -139,6 +139,7 @@ def test_members_are_measured_one_by_one():
         ("residual", {}),
         ("residual", {"friction_scale": 0.4}),
         ("residual", {"reference_data": 20.0}),
+        ("residual", {"decay_time": 5.0, "step": 11}),
         ("paper", {}),
         ("paper", {"friction": "algorithm2", "noise_multiplier": 1e-3}),
     ],

@@ -267,3 +267,33 @@ def test_with_a_reference_the_learned_velocity_does_not_depend_on_the_number_of_
     doubled = l2e_residual_rule(theta, g, None, r, m, **hyper, **{**common, "beta_scale": 6.0})
     for ours, theirs in zip(with_reference, doubled, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("step", [0, 7, torch.tensor(7)])
+@pytest.mark.parametrize(("reference", "factor"), [(None, 1 / np.sqrt(1 + 7 / 4)), (75.0, 1 / np.sqrt(1 + 7 / 1))])
+def test_the_learned_part_decays_with_the_square_root_of_time(step, reference, factor):
+    """τ = 4, and with N₀ = 75 at N = 300 a quarter of it; α and β shrink alike, in the velocity and in the friction."""
+    theta, g, xi, r, m = chain_state()
+    common = dict(phi=weights(), segments=SEGMENTS, **HYPER)
+    found = l2e_residual_rule(theta, g, xi, r, m, **common, step=step, decay_time=4.0, reference_data=reference)
+    factor = 1.0 if isinstance(step, int) and step == 0 else factor
+    of_data = 1.0 if reference is None else np.sqrt(300 / reference)
+    scales = dict(alpha_scale=0.1 * factor, beta_scale=of_data * factor)
+    expected = l2e_residual_rule(theta, g, xi, r, m, **common, step=step, **scales)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    if step != 0:
+        without = l2e_residual_rule(theta, g, xi, r, m, **common, step=step, reference_data=reference)
+        assert (without[0] - found[0]).abs().max() > 1e-3
+
+
+def test_a_decaying_rule_tends_to_sghmc():
+    theta, g, xi, r, m = chain_state()
+    common = dict(phi=weights(), segments=SEGMENTS, **HYPER)
+    target = sghmc_rule(theta, g, xi, r, **HYPER)
+    distances = []
+    for step in (0, 10**4, 10**8):
+        found = l2e_residual_rule(theta, g, xi, r, m, **common, step=step, decay_time=1.0)
+        distances.append((found[0] - target[0]).abs().max())
+    assert distances[1] < 0.02 * distances[0]
+    assert distances[2] < 0.0002 * distances[0]

@@ -22,6 +22,7 @@ RULES = {
     "learnable_sgd": LearnableSGD(),
     "l2e": L2ERule("residual"),
     "l2e-adaptive": L2ERule("residual", "adaptive", beta_scale=2.0, friction_scale=0.0, reference_data=500),
+    "l2e-decaying": L2ERule("residual", "paper", beta_scale=2.0, decay_time=3.0),
     "l2e-paper": L2ERule("paper", alpha_scale=0.5, beta_scale=0.5),
     "precond": L2ERule("preconditioner", "scaled"),
     "kinetic": KineticRule(),

@@ -138,6 +138,10 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--datasets", "digits", "nosuch"], "dataset_names has the unknown data set 'nosuch'"),
         (["--datasets", "cifar10"], "dataset_names must not have 'cifar10'"),
         (["--form", "kinetic", "--beta-scale", "2"], "beta_scale: not of the kinetic form"),
+        (
+            ["--form", "paper", "--reference-data", "9", "--decay-time", "3"],
+            "decay_time, reference_data: of the residual",
+        ),
         (["--form", "paper", "--fused"], "fused: only the residual form has fused kernels, not 'paper'"),
         (["--start-feature", "gradients"], "'gradients' is not a feature of 'paper'"),
         (["--family", "cpu"], "fashion_mnist: no train-images|mnist: no train-images"),
