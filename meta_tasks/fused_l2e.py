@@ -113,7 +113,7 @@ def fused_residual_rule(
     if noise is not None:
         tensors["noise"] = noise
     members, d = _check(tensors, segments, named)
-    checked = decayed(_layers(phi, members, named), step, decay_time, num_data, reference_data)
+    checked = decayed(_layers(phi, members, named), step, decay_time)
     layers = [each.contiguous() for layer in checked for each in layer]
 
     from meta_tasks import _fused_kernels as kernels

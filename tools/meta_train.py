@@ -94,7 +94,7 @@ class Options:
     friction_scale: float | None = None
     # N₀ at which the factor on β holds; it becomes √(N/N₀) times as large. By default it does not depend on N.
     reference_data: float | None = None
-    # τ in steps (residual form): the network's outputs are divided by √(1 + t/τ), with τ·N₀/N where N₀ is given.
+    # τ in steps (residual form): the network's outputs are divided by √(1 + t/τ) after t updates.
     decay_time: float | None = None
     # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
     start_feature: str | None = None
