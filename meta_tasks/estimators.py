@@ -162,7 +162,7 @@ class EvolutionStrategies(Estimator):
         pairs_per_task: pairs that share a task (and run as one batch); divides ``pairs``.
         shaping: of the loss differences.
         learned: number of meta-parameters, the last ones, that are perturbed and so learned; None for all. The variance
-            of the estimate grows with it: with few pairs a network's last layer is learned sooner than all of it.
+            of the estimate grows with their number.
 
     Raises:
         ValueError: an argument is out of range.

@@ -107,8 +107,8 @@ class Options:
     estimator: Annotated[Literal["es", "nres", "tbptt"], tyro.conf.arg(aliases=["--method"])] = "es"
     # Standard deviation of the perturbations.
     sigma: float = 0.03
-    # Number of weights, the last ones of the network, that evolution strategies learn; by default all. Those of the
-    # last layer alone (2 · (width + 1) of L2E) need fewer pairs.
+    # Number of weights, the last ones of the network, that evolution strategies learn; by default all. The last layer
+    # of L2E alone has 2 · (width + 1).
     learned: int | None = None
     # Antithetic pairs in an iteration.
     pairs: int = 4
