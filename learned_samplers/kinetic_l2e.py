@@ -33,7 +33,8 @@ class KineticL2E(LearnedSampler):
     not the gradient of its energy. The untrained sampler (last layer zero) is `SGHMC`, bit for bit.
 
     Invariant law: exp(−U/T − g/T) in continuous time for any network, so that θ follows the posterior; a step adds a
-    bias that vanishes with the step size, as `SGHMC`'s does (badge O(h), measured with random networks on Gaussians).
+    bias that vanishes with the step size, as `SGHMC`'s does (badge O(h), measured with random networks on Gaussians; of
+    weights with a card, what was measured with them).
     Noise in the gradient heats it about as much as it heats `SGHMC`. Without the Hessian (``hessian="none"``) variances
     on Gaussians are wrong by 8 to 40 % at any step size (badge heuristic).
 
@@ -103,6 +104,7 @@ class KineticL2E(LearnedSampler):
             momentum_init=momentum_init,
             foreach=foreach,
         )
+        self._badge = card.get("badge", "O(h)")
         super().__init__(
             params,
             defaults,
@@ -116,7 +118,8 @@ class KineticL2E(LearnedSampler):
 
     @property
     def badge(self) -> str:  # type: ignore[override]
-        return "heuristic" if self.hessian == "none" else "O(h)"
+        """O(h), or what the card of the weights says; without the Hessian heuristic, whatever that is."""
+        return "heuristic" if self.hessian == "none" else self._badge
 
     @property
     def needs_closure(self) -> bool:  # type: ignore[override]
@@ -239,7 +242,8 @@ class KineticL2E(LearnedSampler):
         return reports
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "hessian": self.hessian, "probe_size": self.probe_size}
+        own = {"hessian": self.hessian, "probe_size": self.probe_size, "_badge": self._badge}
+        return {**super().__getstate__(), **own}
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 
 from learned_samplers._storage import write_atomically
 
-__all__ = ["Checkpoints", "check_same"]
+__all__ = ["Checkpoints", "check_same", "differences"]
 
 _PATTERN = re.compile(r"checkpoint-(\d{8})\.pt")
 _FORMAT = "learned-samplers meta-training"
@@ -42,14 +42,21 @@ class Checkpoints:
         """Write a checkpoint after ``iteration`` iterations and drop the oldest ones beyond ``keep``.
 
         The file is complete on the disk before it takes its name, and older ones go only after that: a run killed at
-        any moment finds its last checkpoint whole.
+        any moment finds its last checkpoint whole. Files of later iterations, which `load` passed over, are renamed to
+        ``*.damaged`` with a warning, lest the next `load` meets them first again.
         """
         buffer = io.BytesIO()
         torch.save({"format": _FORMAT, "version": _VERSION, "iteration": iteration, **payload}, buffer)
         path = self.folder / f"checkpoint-{iteration:08d}.pt"
         write_atomically(path, buffer.getvalue())
-        for old in self.paths()[: -self.keep]:
+        paths = self.paths()
+        place = paths.index(path) + 1
+        for old in paths[:place][: -self.keep]:
             old.unlink(missing_ok=True)
+        for newer in paths[place:]:
+            aside = newer.with_name(f"{newer.name}.damaged")
+            newer.replace(aside)
+            warnings.warn(f"the run goes on with {path}: {newer.name} renamed to {aside.name}", stacklevel=2)
         return path
 
     def load(self) -> dict[str, Any] | None:
@@ -94,12 +101,17 @@ def check_same(saved: Any, own: Any, folder: str) -> None:
     Raises:
         ValueError: it differs; says where, and what the values are.
     """
-    differences = list(_differences("", saved, own))
-    if differences:
+    found = differences(saved, own)
+    if found:
         raise ValueError(
-            f"the checkpoints in {folder} are of another run: {'; '.join(differences)}. "
+            f"the checkpoints in {folder} are of another run: {found}. "
             "Choose another folder, or the settings they were made with"
         )
+
+
+def differences(saved: Any, own: Any) -> str:
+    """Where two specifications differ and what they have there, in words; nothing if they do not."""
+    return "; ".join(_differences("", saved, own))
 
 
 def _differences(path: str, saved: Any, own: Any) -> Iterator[str]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from meta_tasks.checkpoint import differences
 from meta_tasks.inner_loop import Unroll
 from meta_tasks.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
-from meta_tasks.rules import CyclicalRule, PSGLDRule, SamplerRule, SGHMCRule
+from meta_tasks.rules import CyclicalRule, PSGLDRule, SamplerRule, SGHMCRule, steps_for
 from meta_tasks.schedule import Schedule
 from meta_tasks.task import TaskConfig
 from meta_tasks.task_family import ImageTaskFamily
@@ -20,6 +21,7 @@ from meta_tasks.task_family import ImageTaskFamily
 __all__ = ["HeldOutEvaluation", "Score"]
 
 _EXPLORATION = 0.8
+_SPLIT = "val"
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,14 @@ class HeldOutEvaluation:
     """Runs a sampler on tasks that meta-training never draws, and the baselines once.
 
     The tasks come from the family under a name that no iteration has, their training images are of the training split
-    and their loss is computed on the *test* split. Every sampler takes the same number of gradients, collects the same
-    number of states, and gets the same grid of learning rates, of which each task's best counts.
+    and their loss is computed on the validation split: no test image has a say in what is meta-trained. Every sampler
+    takes the same number of gradients (one whose step costs two takes half as many steps), collects the same number of
+    states, and gets the same grid of learning rates, of which each task's best counts.
 
     Args:
         family: to draw the tasks from.
         steps: gradients each run takes.
-        samples: states collected; in the second half of the run, or for the cyclical sampler at the end of cycles.
+        samples: states collected, in the second half of the run, or for the cyclical sampler at the end of cycles.
         tasks: number of tasks.
         chains: runs of each, with other seeds.
         lrs: the grid.
@@ -70,16 +73,68 @@ class HeldOutEvaluation:
 
     def _config(self, number: int) -> TaskConfig:
         drawn = self.family.config("held-out", self.seed, number)
-        return replace(drawn, split="test", validation_size=1000, weight_scale_spread=0.0)
+        return replace(drawn, split=_SPLIT, validation_size=1000, weight_scale_spread=0.0)
+
+    def check(self, rule: SamplerRule) -> None:
+        """Say now what `record` would only say in mid-run.
+
+        Raises:
+            ValueError: the gradients do not pay for the states of the rule or of a baseline.
+        """
+        self._schedule(rule)
+        self._cyclical()
+
+    def _schedule(self, rule: SamplerRule) -> Schedule:
+        steps = steps_for(rule, self.steps)
+        thinning = steps // 2 // self.samples
+        if not thinning:
+            raise ValueError(
+                f"samples={self.samples} exceed half of the {steps} steps that {rule.name!r} takes on held-out tasks"
+            )
+        return Schedule(steps, steps - self.samples * thinning, thinning)
+
+    def _cyclical(self) -> Schedule:
+        cycles = self.samples // 2 if self.samples % 2 == 0 else 1
+        return Schedule.cyclical(self.steps, cycles, self.samples, _EXPLORATION)
+
+    def record(self, scores: dict[str, Any], rule: SamplerRule, weights: Tensor, iteration: int) -> Score:
+        """Score a sampler, print the score, and write it into the scores of a whole meta-training.
+
+        Args:
+            scores: plain values, kept in checkpoints: "specification", "baselines" (scored here if there are none),
+                "sampler" (a list, by "iteration"). Where they are of other held-out tasks they go as they are into the
+                list "earlier", and the baselines are scored anew.
+            rule, weights: the sampler.
+            iteration: of the meta-training.
+        """
+        from tqdm import tqdm
+
+        own = self.specification()
+        if "baselines" in scores and (other := differences(scores.get("specification", {}), own)):
+            before = {key: scores.pop(key) for key in list(scores) if key != "earlier"}
+            scores.setdefault("earlier", []).append(before)
+            tqdm.write(f"the scores so far are of other held-out tasks: {other}")
+        if "baselines" not in scores:
+            tqdm.write("scoring the hand-designed samplers on held-out tasks, once")
+            scores["baselines"] = {name: asdict(each) for name, each in self.baselines().items()}
+            scores["specification"] = own
+        score = self.score(rule, weights)
+        scores.setdefault("sampler", []).append({"iteration": iteration, **asdict(score)})
+        others = ", ".join(f"{name} {each['nll']:.4f}" for name, each in scores["baselines"].items())
+        tqdm.write(f"iteration {iteration}: held-out NLL {score.nll:.4f} ({others})")
+        return score
 
     def score(
         self, rule: SamplerRule, weights: Tensor | None = None, schedule: Schedule | None = None,
         lrs: Sequence[float] | None = None,
     ) -> Score:  # fmt: skip
-        """The score of a sampler with meta-parameters (n,), over its own grid of learning rates or another."""
+        """The score of a sampler with meta-parameters (n,), over its own grid of learning rates or another.
+
+        Raises:
+            ValueError: the gradients do not pay for the states.
+        """
         lrs = self.lrs if lrs is None else lrs
-        thinning = self.steps // 2 // self.samples
-        schedule = schedule or Schedule(self.steps, self.steps - self.samples * thinning, thinning)
+        schedule = schedule or self._schedule(rule)
         weights = torch.zeros(0) if weights is None else weights
         best, failed = [], 0
         for number, config in enumerate(self.configs):
@@ -111,17 +166,18 @@ class HeldOutEvaluation:
 
         The grid of pSGLD, whose learning rates are on the scale of RMSprop's, is a twentieth of the others'.
         """
-        cycles = self.samples // 2 if self.samples % 2 == 0 else 1
-        schedule, lrs = Schedule.cyclical(self.steps, cycles, self.samples, _EXPLORATION), self.baseline_lrs
+        schedule, lrs = self._cyclical(), self.baseline_lrs
+        assert schedule.cycle_length is not None
+        cyclical = CyclicalRule(schedule.cycle_length, _EXPLORATION)
         return {
             "sghmc": self.score(SGHMCRule(), lrs=lrs),
             "psgld": self.score(PSGLDRule(), lrs=lrs),
-            "cyclical": self.score(CyclicalRule(self.steps // cycles, _EXPLORATION), schedule=schedule, lrs=lrs),
+            "cyclical": self.score(cyclical, schedule=schedule, lrs=lrs),
         }
 
     def specification(self) -> dict[str, Any]:
-        """Plain values for checkpoints."""
+        """Plain values that fix the scores, for checkpoints."""
         return {
             "steps": self.steps, "samples": self.samples, "tasks": len(self.configs), "chains": self.chains,
-            "lrs": list(self.lrs), "baseline_lrs": list(self.baseline_lrs), "seed": self.seed,
+            "lrs": list(self.lrs), "baseline_lrs": list(self.baseline_lrs), "seed": self.seed, "split": _SPLIT,
         }  # fmt: skip

@@ -4,49 +4,75 @@ from __future__ import annotations
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from learned_samplers.l2e_features import feature_set_named
-from learned_samplers.l2e_rule import Phi, apply_network
+from learned_samplers.l2e_measures import output_grids
+from learned_samplers.l2e_rule import Phi
 from learned_samplers.meta_sgmcmc_network import split_meta_network
 from learned_samplers.meta_sgmcmc_rule import Fields
 
-__all__ = ["meta_contours", "output_contours"]
+__all__ = ["meta_contours", "output_contours", "output_names"]
 
 _GRID = 41
 _RANGE = 3.0
+_HELD = (-1.0, 0.0, 1.0)
 
 
-def output_contours(phi: Phi, feature_set: str, output_bound: float | None = None) -> Figure:
-    """Contours of |α| and |β| over normalised gradient and momentum (Figure 4 of the L2E paper).
+def output_names(form: str) -> tuple[str, str]:
+    """What the two outputs of L2E's network stand for in that form."""
+    return ("log Q", "log D") if form == "preconditioner" else ("α", "β")
 
-    Gradient and its running averages move together along one axis, the momentum along the other, in units of their root
-    mean square over the tensor; all other inputs are zero.
+
+def output_contours(
+    phi: Phi, feature_set: str, output_bound: float | None = None, *, extent: float = 3.0,
+    names: tuple[str, str] = ("α", "β"),
+) -> Figure:  # fmt: skip
+    """Contours of the sizes of L2E's two outputs (Figure 4 of the L2E paper), over and at normalised inputs.
+
+    |α| over gradient and parameter at three values of the momentum, |β| over gradient and momentum at three of the
+    parameter, each in units of its root mean square over the tensor. The running averages, and what a feature set has
+    of gradient and averages over the root of the second moment, move along with the gradient; all else is zero.
 
     Args:
         phi: layers of one network, without leading axes or with one of length 1.
         feature_set: name of its features.
         output_bound: as of the sampler.
+        extent: end of the axes.
+        names: of the outputs.
     """
-    names = feature_set_named(feature_set).names
-    axis = torch.linspace(-_RANGE, _RANGE, _GRID)
-    gradient, momentum = torch.meshgrid(axis, axis, indexing="xy")
-    x = torch.zeros(len(names), _GRID * _GRID)
-    for i, name in enumerate(names):
-        if name == "gradient" or name.startswith("average"):
-            x[i] = gradient.flatten()
-        elif name == "momentum":
-            x[i] = momentum.flatten()
-    phi = [(weight.reshape(weight.shape[-2:]), bias.reshape(-1)) for weight, bias in phi]
-    with torch.no_grad():
-        outputs = apply_network(phi, x, output_bound=output_bound)
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    for place, (title, y) in enumerate(zip(("|α|", "|β|"), outputs, strict=True), 1):
-        axes = figure.add_subplot(1, 2, place, title=title, xlabel="gradient / its RMS", ylabel="momentum / its RMS")
-        values = y.abs().view(_GRID, _GRID).numpy()
-        if values.max() > 0:  # an untrained residual network puts out zero everywhere
-            figure.colorbar(axes.contourf(axis.numpy(), axis.numpy(), values, levels=20), ax=axes)
+    layers = [(weight.reshape(weight.shape[-2:]), bias.reshape(-1)) for weight, bias in phi]
+    grids = output_grids(
+        _joined(layers, feature_set), feature_set, extent=extent, points=_GRID, fixed=_HELD, output_bound=output_bound,
+    )  # fmt: skip
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axis, panels = grids["axis"].numpy(), figure.subplots(2, 3, sharex=True, sharey="row")
+    rows = (("alpha", "parameter", "momentum"), ("beta", "momentum", "parameter"))
+    for name, row, (key, along, held) in zip(names, panels, rows, strict=True):
+        values, largest = grids[key].numpy(), grids[key].max().item()
+        levels = MaxNLocator(15).tick_values(0, largest)
+        for axes, value, at in zip(row, values, _HELD, strict=True):
+            axes.set_title(f"|{name}| at {held} {at:g}".replace("-", "−"))
+            if largest > 0:
+                drawn = axes.contourf(axis, axis, value, levels=levels)
+            else:  # an untrained residual network
+                axes.text(0.5, 0.5, "0 everywhere", transform=axes.transAxes, ha="center", va="center")
+        row[0].set_ylabel(f"{along} / its RMS")
+        if largest > 0:
+            figure.colorbar(drawn, ax=row, label=f"|{name}|")
+    for axes in panels[-1]:
+        axes.set_xlabel("gradient / its RMS")
     return figure
+
+
+def _joined(layers: Phi, feature_set: str) -> Phi:
+    """The same layers, whose first input also does for all that goes along with the gradient beside the averages."""
+    (weight, bias), *rest = layers
+    along = [i for i, name in enumerate(feature_set_named(feature_set).names) if name.endswith("_to_rms")]
+    weight = weight.clone()
+    weight[:, 0] += weight[:, along].sum(1)
+    return [(weight, bias), *rest]
 
 
 def meta_contours(

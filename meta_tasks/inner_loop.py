@@ -40,8 +40,9 @@ class Unroll:
     Raises:
         ValueError: there is no member; or as `meta_tasks.step.stepping_for`.
 
-    A member whose loss or parameters stop being finite stops counting: its loss is NaN from then on, `failed_at` says
-    at which step it happened, and its rows of every buffer are set to zero so that nothing non-finite is computed with.
+    A member whose loss or parameters stop being finite stops counting: its loss and its curve are NaN from then on,
+    `failed_at` says at which step it happened, and its rows of every buffer are set to zero so that nothing non-finite
+    is computed with.
     """
 
     def __init__(
@@ -223,8 +224,14 @@ class Unroll:
         return torch.where(failed | ~torch.isfinite(loss), torch.nan, loss)
 
     def curves(self) -> Tensor:
-        """Mean minibatch loss of each member over each stretch of ``curve_every`` steps so far, (P, stretches)."""
-        return torch.stack(self._curve, 1) if self._curve else torch.zeros(len(self.parameter), 0)
+        """Mean minibatch loss of each member over each stretch of ``curve_every`` steps so far, (P, stretches).
+
+        NaN from the stretch on in which a member failed.
+        """
+        if not self._curve:
+            return torch.zeros(len(self.parameter), 0)
+        failed_at, last = torch.tensor(self.failed_at)[:, None], self.curve_every * (1 + torch.arange(len(self._curve)))
+        return torch.stack(self._curve, 1).masked_fill((failed_at >= 0) & (last >= failed_at), torch.nan)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that `load_state_dict` needs to continue bit for bit, loadable with ``weights_only=True``."""

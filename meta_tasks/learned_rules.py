@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.kinetic_rule import KINETIC_FEATURES, kinetic_mean, l2e_kinetic_rule
-from learned_samplers.l2e_features import feature_set_named, features
+from learned_samplers.l2e_features import feature_set_named, features, update_averages
+from learned_samplers.l2e_measures import term_contributions
 from learned_samplers.l2e_network import build_network, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.l2e_rule import Phi, apply_network, l2e_paper_rule, l2e_residual_rule
 from learned_samplers.meta_sgmcmc_network import META_FEATURES, build_meta_network, meta_features
@@ -21,6 +23,12 @@ from meta_tasks.random_streams import generator
 from meta_tasks.rules import SamplerRule, State, arguments_of
 
 __all__ = ["KineticRule", "L2ERule", "MetaSGMCMCRule", "NetworkRule"]
+
+_L2E_RULES: dict[str, Callable[..., Any]] = {
+    "residual": l2e_residual_rule,
+    "paper": l2e_paper_rule,
+    "preconditioner": l2e_precond_rule,
+}
 
 
 class NetworkRule(SamplerRule):
@@ -76,16 +84,12 @@ class L2ERule(NetworkRule):
 
     Raises:
         ValueError: an unknown form or feature set; a ``start`` with a feature that the set has not, without two units
-            in every hidden layer, or of another sampler than this one.
+            in every hidden layer, or of another sampler than this one or one with other scales.
     """
 
     name = "l2e"
     state_names = ("momentum", "averages")
-    _rules: ClassVar[dict[str, Any]] = {
-        "residual": l2e_residual_rule,
-        "paper": l2e_paper_rule,
-        "preconditioner": l2e_precond_rule,
-    }
+    _rules: ClassVar[dict[str, Any]] = _L2E_RULES
 
     def __init__(
         self, form: str = "residual", feature_set: str = "paper", hidden: Sequence[int] = (32, 32), *,
@@ -117,7 +121,17 @@ class L2ERule(NetworkRule):
         for key, value in own.items():
             if card[key] != value:
                 raise ValueError(f"start: {path} has {key} {card[key]}, here it is {value}")
+        theirs, here = self._filled(card["scales"]), self._filled(self.options)
+        # decay_time is a schedule over the run, not a unit of the outputs: a second stage may add it.
+        if other := [n for n in (theirs | here) if theirs.get(n) != here.get(n) and n != "decay_time"]:
+            theirs, here = ({name: scales.get(name) for name in other} for scales in (theirs, here))
+            raise ValueError(f"start: {path} was trained with the scales {theirs}, here they are {here}")
         self._digest, self._started = card["sha256"], flatten(layers_of(network)).detach()
+
+    def _filled(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options of the rule, with its own values where they leave one out."""
+        arguments = inspect.signature(_L2E_RULES[self.form]).parameters.values()
+        return {each.name: each.default for each in arguments if each.default is not each.empty} | options
 
     def initial_weights(self, seed: int) -> Tensor:
         if self._started is not None:
@@ -162,13 +176,26 @@ class L2ERule(NetworkRule):
         return parameter, tuple(state)
 
     def output_scales(self, prepared, parameter, gradient, state, *, segments, hyper, step):
+        """As they enter the step, in units of the momentum: α, and β in the velocity.
+
+        Of the preconditioner's form: log Q and log D before they are clipped.
+        """
         momentum, averages = state
-        x = features(
-            parameter, momentum, gradient, averages, segments, self.feature_set,
-            lr=hyper.lr, num_data=hyper.num_data, step=step,
+        scales = self._filled(self.options)
+        if self.form == "preconditioner":
+            averages = update_averages(averages, gradient, self.feature_set)
+            x = features(
+                parameter, momentum, gradient, averages, segments, self.feature_set,
+                lr=hyper.lr, num_data=hyper.num_data, step=step,
+            )  # fmt: skip
+            outputs = apply_network(prepared, x, output_bound=self.options.get("output_bound"))
+            named = zip(("curl", "friction"), outputs, strict=True)
+            return {f"log_{name}": scales[f"{name}_scale"] * y.square().mean(-1).sqrt() for name, y in named}
+        terms = term_contributions(
+            parameter, gradient, momentum, averages, phi=prepared, segments=segments, form=self.form,
+            **arguments_of(hyper), **{**scales, "feature_set": self.feature_set, "step": step},
         )  # fmt: skip
-        alpha, beta = apply_network(prepared, x, output_bound=self.options.get("output_bound"))
-        return {name: y.square().mean(-1).sqrt() for name, y in (("alpha", alpha), ("beta", beta))}
+        return {"alpha": terms["alpha"], "beta": terms["learned_velocity"]}
 
     def card(self) -> dict[str, Any]:
         """The fields of a weight card that say which sampler the network belongs to."""
@@ -179,9 +206,10 @@ class L2ERule(NetworkRule):
         }  # fmt: skip
 
     def figures(self, weights: Tensor) -> dict[str, Any]:
-        from meta_tasks.figures import output_contours
+        from meta_tasks.figures import output_contours, output_names
 
-        return {"contours": output_contours(self.prepare(weights), self.feature_set, self.options.get("output_bound"))}
+        bound, names = self.options.get("output_bound"), output_names(self.form)
+        return {"contours": output_contours(self.prepare(weights), self.feature_set, bound, names=names)}
 
 
 class KineticRule(NetworkRule):

@@ -58,15 +58,18 @@ class Monitor:
             axes.legend(fontsize="x-small")
             self._writer.add_figure("inner_loop/curves", figure, number)
 
-    def evaluation(self, iteration: int, score: Score, baselines: dict[str, Score], figures: dict[str, Any]) -> None:
-        """The held-out score beside the baselines', and the rule's figures."""
+    def evaluation(self, iteration: int, score: Score, baselines: dict[str, Score]) -> None:
+        """The held-out score beside the baselines'."""
         for name, each in {"sampler": score, **baselines}.items():
             self._writer.add_scalar(f"held_out_nll/{name}", each.nll, iteration)
             self._writer.add_scalar(f"held_out_accuracy/{name}", each.accuracy, iteration)
         self._writer.add_scalar("held_out_nll/failed_share", score.share_failed, iteration)
+        self._writer.flush()
+
+    def figures(self, iteration: int, figures: dict[str, Any]) -> None:
+        """matplotlib figures of what the rule has become, by name."""
         for name, figure in figures.items():
             self._writer.add_figure(f"network/{name}", figure, iteration)
-        self._writer.flush()
 
     def close(self) -> None:
         """Write what is buffered."""

@@ -1,14 +1,20 @@
-"""How a process that runs inner loops is set up."""
+"""How a process that runs inner loops is set up, told to stop, and kept in step with the other ranks."""
 
 from __future__ import annotations
 
 import ctypes
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed
 
-__all__ = ["keep_freed_memory", "one_core"]
+__all__ = ["keep_freed_memory", "of_first_rank", "one_core", "stop_signals"]
 
+_Value = TypeVar("_Value")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -32,3 +38,49 @@ def one_core() -> None:
     """Set this process up to run inner loops on one core, one of several processes."""
     torch.set_num_threads(1)
     keep_freed_memory()
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Within the context Ctrl-C and SIGTERM are only noted; a second Ctrl-C interrupts at once.
+
+    Gives a function that says whether one has come. Outside the main thread, which alone may have handlers, none is.
+    """
+    received: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        # SIGTERM may come twice of itself, to the process group and from a launcher.
+        if number == signal.SIGINT and number in received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread
+        old = {}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def of_first_rank(make: Callable[[], _Value]) -> _Value:
+    """What ``make()`` gives on the first rank of the process group, on every rank; without a group what it gives here.
+
+    Raises:
+        Exception: whatever ``make`` raised on the first rank, on every rank.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return make()
+    answer: list[Any] = [None, None]
+    if torch.distributed.get_rank() == 0:
+        try:
+            answer[0] = make()
+        except Exception as error:  # the other ranks wait: they must hear of it
+            answer[1] = error
+    torch.distributed.broadcast_object_list(answer, src=0)
+    value, failure = answer
+    if failure is not None:
+        raise failure
+    return value

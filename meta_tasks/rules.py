@@ -18,7 +18,7 @@ from learned_samplers.psgld import psgld_rule
 from learned_samplers.sghmc import sghmc_rule
 from meta_tasks.task import Hyperparameters
 
-__all__ = ["CyclicalRule", "LearnableSGD", "PSGLDRule", "SGHMCRule", "SamplerRule", "arguments_of"]
+__all__ = ["CyclicalRule", "LearnableSGD", "PSGLDRule", "SGHMCRule", "SamplerRule", "arguments_of", "steps_for"]
 
 State = tuple[Tensor, ...]
 
@@ -72,7 +72,10 @@ class SamplerRule:
         self, prepared: Any, parameter: Tensor, gradient: Tensor, state: State, *, segments: Segments,
         hyper: Hyperparameters, step: int,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Root mean squares (P,) of what the network puts out, by name; for logging."""
+        """Root mean squares (P,) of what the network's outputs come to in the step, by name; for logging.
+
+        Arguments are those that `update` got for the step.
+        """
         return {}
 
     def figures(self, weights: Tensor) -> dict[str, Any]:
@@ -87,6 +90,18 @@ def arguments_of(hyper: Hyperparameters, **changes: float) -> dict[str, Any]:
         momentum_decay=hyper.momentum_decay,
     )  # fmt: skip
     return {**arguments, **changes}
+
+
+def steps_for(rule: SamplerRule, gradients: int) -> int:
+    """The steps that so many minibatch gradients pay for: a Hessian-vector product costs a second one at every step.
+
+    Raises:
+        ValueError: they are fewer than one step costs.
+    """
+    cost = 2 if rule.needs_hessian else 1
+    if gradients < cost:
+        raise ValueError(f"gradients={gradients} are fewer than the {cost} that one step of {rule.name!r} costs")
+    return gradients // cost
 
 
 class SGHMCRule(SamplerRule):

@@ -7,10 +7,8 @@ of iterations, the log, and the unrolls that an estimator keeps; everything rand
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from meta_tasks.estimators import Estimator, Job
 from meta_tasks.evaluation import HeldOutEvaluation, Score
 from meta_tasks.monitoring import Monitor
 from meta_tasks.objectives import objective_named
+from meta_tasks.process import of_first_rank, stop_signals
 from meta_tasks.rules import SamplerRule
 from meta_tasks.task_family import TaskFamily
 from meta_tasks.workers import Evaluator, Executor, JobResult, SerialExecutor
@@ -44,6 +43,7 @@ class TrainerSettings:
         checkpoint_minutes: minutes between checkpoints (0: after every iteration).
         keep_checkpoints: how many to keep.
         evaluate_every: iterations between evaluations on held-out tasks; 0 for none.
+        figures_every: iterations between figures of the network in the log; 0 for none.
 
     Raises:
         ValueError: a value is out of range, or an unknown objective.
@@ -60,6 +60,7 @@ class TrainerSettings:
     checkpoint_minutes: float = 5.0
     keep_checkpoints: int = 3
     evaluate_every: int = 50
+    figures_every: int = 25
 
     def __post_init__(self) -> None:
         objective_named(self.objective)
@@ -71,14 +72,14 @@ class TrainerSettings:
             raise ValueError(f"max_gradient_norm must be positive or None, got {self.max_gradient_norm}")
         if not 0 <= self.averaging < 1:
             raise ValueError(f"averaging must lie in [0, 1), got {self.averaging}")
-        for name in ("checkpoint_minutes", "evaluate_every"):
+        for name in ("checkpoint_minutes", "evaluate_every", "figures_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
     @property
     def outer_loop(self) -> dict[str, Any]:
         """The settings that change the result, which a resumed run must share (it may run longer)."""
-        free = ("iterations", "checkpoint_minutes", "keep_checkpoints", "evaluate_every")
+        free = ("iterations", "checkpoint_minutes", "keep_checkpoints", "evaluate_every", "figures_every")
         return {key: value for key, value in asdict(self).items() if key not in free}
 
 
@@ -104,14 +105,15 @@ class Trainer:
     Args:
         family, rule, estimator: what to train on, what to train, how to estimate its gradient.
         settings: of the outer loop.
-        folder: of the run: checkpoints and TensorBoard logs; None keeps nothing. Checkpoints found there are resumed.
+        folder: of the run: checkpoints and TensorBoard logs; None keeps nothing. Checkpoints found there are resumed;
+            of several ranks, all continue from what the first one finds, for another machine's folder may be its own.
         make_executor: makes what evaluates the jobs; one after the other in this process by default.
         evaluation: on held-out tasks; None leaves it out.
         main: whether this process writes checkpoints and logs (of several ranks, one does).
 
     Raises:
-        ValueError: the folder's checkpoints are of another sampler, family, estimator or setting; says which and how
-            they differ.
+        ValueError: the folder's checkpoints are of another sampler, family, estimator or setting (says which and how
+            they differ), or the held-out runs are too short for their states.
     """
 
     def __init__(
@@ -129,9 +131,13 @@ class Trainer:
         self.iteration, self.seconds = 0, 0.0
         self.history: dict[str, list[float]] = {}
         self.scores: dict[str, Any] = {}
-        self._interrupted = False
-        self.checkpoints = Checkpoints(folder, settings.keep_checkpoints) if folder is not None else None
-        saved = self.checkpoints.load() if self.checkpoints is not None else None
+        # Whether weights and unrolls are those of one and the same iteration, and which iteration was saved last.
+        self._whole, self._saved_at = True, 0
+        if evaluation is not None and settings.evaluate_every:
+            evaluation.check(rule)
+        checkpoints = Checkpoints(folder, settings.keep_checkpoints) if folder is not None else None
+        self.checkpoints = checkpoints
+        saved = of_first_rank(lambda: checkpoints.load() if checkpoints is not None else None)
         evaluator = estimator.evaluator(family, rule, settings.objective, settings.seed)
         if saved is not None:
             self._restore(saved)  # before any process is started, so that a wrong folder costs nothing
@@ -155,6 +161,8 @@ class Trainer:
     def run(self, minutes: float | None = None, progress: bool = False) -> str:
         """Iterate until all iterations are done, the time is up, or Ctrl-C (or SIGTERM); saves at the end.
 
+        Where an iteration fails, those before it are saved, if nothing that they need was lost with it; the error says.
+
         Args:
             minutes: bound on the time of this call; the iteration that is running is finished.
             progress: whether to show a progress bar.
@@ -164,33 +172,38 @@ class Trainer:
         """
         from tqdm import tqdm
 
-        started = saved = time.monotonic()
-        saved_at = self.iteration
         bar = tqdm(total=self.settings.iterations, initial=self.iteration, disable=not progress, unit="it")
-        with self._signals(), bar:
-            while self.iteration < self.settings.iterations:
-                now = time.monotonic()
-                # The clocks and signals of several ranks differ; all do what the first one decides.
-                interrupted, over, save = self.executor.agree(
-                    (
-                        self._interrupted,
-                        minutes is not None and now - started > 60 * minutes,
-                        self.iteration > saved_at and now - saved > 60 * self.settings.checkpoint_minutes,
-                    )
+        with stop_signals() as stopped, bar:
+            try:
+                return self._iterate(minutes, stopped, bar)
+            except Exception as failure:
+                failure.add_note(self._save_after_failure())
+                raise
+
+    def _iterate(self, minutes: float | None, stopped: Callable[[], bool], bar: Any) -> str:
+        started = saved = time.monotonic()
+        while self.iteration < self.settings.iterations:
+            now = time.monotonic()
+            # The clocks and signals of several ranks differ; all do what the first one decides.
+            interrupted, over, save = self.executor.agree(
+                (
+                    stopped(),
+                    minutes is not None and now - started > 60 * minutes,
+                    self.iteration > self._saved_at and now - saved > 60 * self.settings.checkpoint_minutes,
                 )
-                if interrupted or over:
-                    self._save()
-                    return "interrupted" if interrupted else "time is up"
-                if save:
-                    self._save()
-                    saved, saved_at = now, self.iteration
-                if self.iteration == 0:
-                    self._evaluate()
-                done = self.step()
-                bar.set_postfix(loss=f"{done.loss:.3f}", steps_per_s=f"{done.member_steps_per_second:.0f}")
-                bar.update()
-                if self.settings.evaluate_every and self.iteration % self.settings.evaluate_every == 0:
-                    self._evaluate()
+            )
+            if interrupted or over:
+                self._save()
+                return "interrupted" if interrupted else "time is up"
+            if save:
+                self._save()
+                saved = now
+            if self.iteration == 0:
+                self._look()
+            done = self.step()
+            bar.set_postfix(loss=f"{done.loss:.3f}", steps_per_s=f"{done.member_steps_per_second:.0f}")
+            bar.update()
+            self._look()
         self._save()
         return "finished"
 
@@ -198,10 +211,13 @@ class Trainer:
         """One outer iteration: estimate the meta-gradient, clip it, let Adam move the meta-parameters."""
         started = time.monotonic()
         jobs = self._jobs()
+        # Unrolls that continue move with the jobs: if these fail, what is left of them belongs to no iteration.
+        self._whole = not _keeps_unrolls(jobs)
         results = self.executor.run(jobs, self.weights.detach())
         losses = torch.cat([result.losses for result in results])
         gradient = self.estimator.estimate(self.settings.seed, jobs, results, len(self.weights))
         norm = gradient.norm().item()
+        self._whole = False
         if norm > 0:  # no pair counted, or the rule has no effect yet: Adam's moments stay as they are
             limit = self.settings.max_gradient_norm
             if limit is not None and norm > limit:
@@ -227,45 +243,21 @@ class Trainer:
         )
         for key in ("loss", "median_loss", "gradient_norm", "rms_difference", "failed", "member_steps_per_second"):
             self.history.setdefault(key, []).append(float(getattr(done, key)))
+        self._whole = True
         if self.monitor is not None:
             self.monitor.iteration(done)
         return done
 
-    def _evaluate(self) -> None:
-        if self.evaluation is None or not self.settings.evaluate_every or not self.main:
-            return
-        from tqdm import tqdm
-
-        if "baselines" not in self.scores:
-            tqdm.write("scoring the hand-designed samplers on held-out tasks, once, before the first iteration")
-            self.scores["baselines"] = {name: asdict(each) for name, each in self.evaluation.baselines().items()}
-        score = self.evaluation.score(self.rule, self.averaged)
-        self.scores.setdefault("sampler", []).append({"iteration": self.iteration, **asdict(score)})
-        others = ", ".join(f"{name} {each['nll']:.4f}" for name, each in self.scores["baselines"].items())
-        tqdm.write(f"iteration {self.iteration}: held-out NLL {score.nll:.4f} ({others})")
-        if self.monitor is not None:
-            baselines = {name: Score(**each) for name, each in self.scores["baselines"].items()}
-            self.monitor.evaluation(self.iteration, score, baselines, self.rule.figures(self.averaged))
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the run after the current iteration; a second Ctrl-C ends it at once."""
-
-        def note(number: int, frame: Any) -> None:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            self._interrupted = True
-
-        self._interrupted = False
-        try:
-            old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # only the main thread may set handlers
-            old = {}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+    def _look(self) -> None:
+        """Held-out score and figures, each where it is due."""
+        evaluate, draw = self.settings.evaluate_every, self.settings.figures_every
+        if self.evaluation is not None and self.main and evaluate and self.iteration % evaluate == 0:
+            score = self.evaluation.record(self.scores, self.rule, self.averaged, self.iteration)
+            if self.monitor is not None:
+                baselines = {name: Score(**each) for name, each in self.scores["baselines"].items()}
+                self.monitor.evaluation(self.iteration, score, baselines)
+        if self.monitor is not None and draw and self.iteration % draw == 0:
+            self.monitor.figures(self.iteration, self.rule.figures(self.averaged))
 
     def close(self) -> None:
         """End worker processes and the log."""
@@ -276,7 +268,25 @@ class Trainer:
     # ---------------------------------------------------------------- checkpoints
 
     def _save(self) -> None:
-        unrolls = self.executor.state_dict()  # every rank takes part in this one
+        self._write(self.executor.state_dict())  # every rank takes part in this one
+
+    def _save_after_failure(self) -> str:
+        """Save the last completed iteration if its state is whole; says in words what was done."""
+        if self.checkpoints is None or not self.main:
+            return "this process keeps no checkpoints"
+        keeps = _keeps_unrolls(self._jobs())
+        # An executor that has failed may have other answers waiting, and the other ranks do not answer at all.
+        if not self._whole or (keeps and self.executor.collective):
+            return "not saved since the last checkpoint: the unrolls that it would go on with are gone"
+        if self.iteration == self._saved_at:
+            return f"nothing to save since iteration {self.iteration}"
+        try:
+            self._write(self.executor.state_dict() if keeps else {})
+        except Exception as error:
+            return f"and the run could not be saved: {type(error).__name__}: {error}"
+        return f"saved after iteration {self.iteration}"
+
+    def _write(self, unrolls: dict[int, Any]) -> None:
         if self.checkpoints is None or not self.main:
             return
         self.checkpoints.save(
@@ -287,13 +297,20 @@ class Trainer:
                 "scores": self.scores, "unrolls": unrolls,
             },
         )  # fmt: skip
+        self._saved_at = self.iteration
 
     def _restore(self, saved: dict[str, Any]) -> None:
-        assert self.checkpoints is not None
-        check_same(saved["specification"], self.specification(), str(self.checkpoints.folder))
+        folder = "the first rank's folder" if self.checkpoints is None else str(self.checkpoints.folder)
+        check_same(saved["specification"], self.specification(), folder)
         with torch.no_grad():
             self.weights.copy_(saved["weights"])
             self.averaged.copy_(saved["averaged"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
         self.history, self.scores = saved["history"], saved["scores"]
+        self._saved_at = self.iteration
+
+
+def _keeps_unrolls(jobs: Iterable[Job]) -> bool:
+    """Whether any of the jobs is a part of an unroll that later ones continue."""
+    return any(job.slot is not None for job in jobs)

@@ -1,143 +1,35 @@
-"""Evaluates jobs: in this process, in worker processes (one a core), or over the ranks of ``torchrun``.
-
-Whoever evaluates a job makes its task, initial weights, minibatches, noise and perturbations from the job's name, so
-the losses are the same wherever it runs, and nothing but the losses and a few numbers for the log travel.
-"""
+"""Who evaluates jobs: this process, worker processes (one a core), or the ranks of ``torchrun``."""
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing.connection
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed
 import torch.multiprocessing
 from torch import Tensor
 
-from meta_tasks.estimators import Job, antithetic_members
-from meta_tasks.inner_loop import Unroll
-from meta_tasks.objectives import objective_named
-from meta_tasks.process import one_core
-from meta_tasks.random_streams import derive_seed
-from meta_tasks.rules import SamplerRule
-from meta_tasks.task import Task
-
-if TYPE_CHECKING:  # its data sets' libraries are slow to import
-    from meta_tasks.task_family import TaskFamily
+from meta_tasks.estimators import Job
+from meta_tasks.evaluator import Evaluator, JobResult
+from meta_tasks.process import of_first_rank, one_core
 
 __all__ = ["Evaluator", "Executor", "JobResult", "ProcessExecutor", "RankExecutor", "SerialExecutor"]
 
-
-@dataclass
-class JobResult:
-    """What comes back of a job.
-
-    ``losses``, of which those that are not finite do not count: (pairs, 2) of φ + η and φ − η, or (1, 1) of φ itself;
-    ``gradient`` (n,) of a job that computes one itself; ``kind`` of the task; ``failed`` members;
-    ``member_steps`` and ``seconds`` of computing; ``scales``, mean root mean square of the network's outputs;
-    ``curve``, mean minibatch loss over the members along the inner loop.
-    """
-
-    losses: Tensor
-    kind: str
-    failed: int
-    member_steps: int
-    seconds: float
-    scales: dict[str, float] = field(default_factory=dict)
-    curve: list[float] = field(default_factory=list)
-    gradient: Tensor | None = None
-
-    def tensors(self, convert: Callable[[Any], Any]) -> JobResult:
-        """The same with every tensor converted, to and from what travels between processes."""
-        gradient = None if self.gradient is None else convert(self.gradient)
-        return replace(self, losses=convert(self.losses), gradient=gradient)
-
-
-@dataclass
-class Evaluator:
-    """Everything that a process needs to evaluate jobs; can be sent to another process.
-
-    Args:
-        family, rule: of the meta-training.
-        objective: name of the meta-objective.
-        sigma: of the estimator.
-        seed: of the run.
-        curve_points: points of the inner training curves.
-        stepping: of the unrolls, see `meta_tasks.inner_loop.Unroll`; changes the losses by rounding at most.
-        learned: of the estimator.
-    """
-
-    family: TaskFamily
-    rule: SamplerRule
-    objective: str
-    sigma: float
-    seed: int
-    curve_points: int = 20
-    stepping: str | None = None
-    learned: int | None = None
-    slots: dict[int, Unroll] = field(default_factory=dict)
-
-    def run(self, job: Job, weights: Tensor) -> JobResult:
-        """Evaluate one job at meta-parameters (n,)."""
-        started = time.perf_counter()
-        members = antithetic_members(weights, self.seed, job.pairs, self.sigma, self.learned)
-        unroll = self._unroll(job)
-        failed_before = sum(step >= 0 for step in unroll.failed_at)
-        unroll.advance(members, job.skip)
-        unroll.advance(members, job.steps)
-        if job.slot is not None and unroll.finished:
-            del self.slots[job.slot]
-        scales = {name: value.nanmean().item() for name, value in unroll.output_scales.items()}
-        return JobResult(
-            unroll.losses().view(-1, 2),
-            unroll.task.kind,
-            sum(step >= 0 for step in unroll.failed_at) - failed_before,
-            len(unroll.parameter) * (job.skip + job.steps),
-            time.perf_counter() - started,
-            scales,
-            unroll.curves().nanmean(0).tolist(),
-        )
-
-    def _unroll(self, job: Job) -> Unroll:
-        if job.slot is not None and not job.start:
-            if job.slot not in self.slots:
-                raise ValueError(f"slot {job.slot} has no unroll to continue; its state was not restored")
-            return self.slots[job.slot]
-        unroll = self.make(job)
-        if job.slot is not None:
-            self.slots[job.slot] = unroll
-        return unroll
-
-    def make(self, job: Job) -> Unroll:
-        """The unroll of a job, at its first step."""
-        task: Task = self.family.task(self.seed, *job.task)
-        seeds = [derive_seed(self.seed, *pair, "unroll") for pair in job.pairs]
-        return Unroll(
-            task, self.rule, objective_named(self.objective), job.schedule, seeds,
-            curve_every=max(1, job.schedule.steps // self.curve_points), stepping=self.stepping,
-        )  # fmt: skip
-
-    def state_dict(self) -> dict[int, Any]:
-        """The kept unrolls, by slot."""
-        return {slot: unroll.state_dict() for slot, unroll in self.slots.items()}
-
-    def load_state_dict(self, state: dict[int, Any], jobs: Sequence[Job]) -> None:
-        """Restore kept unrolls for the jobs that continue them."""
-        self.slots = {}
-        for job in jobs:
-            if job.slot is not None and not job.start and job.slot in state:
-                self.slots[job.slot] = self.make(job)
-                self.slots[job.slot].load_state_dict(state[job.slot])
+_GOODBYE = 10.0  # seconds that workers have to finish what they are at when they are no longer needed
 
 
 class Executor:
     """Base class: evaluates jobs and keeps the unrolls that continue in a later iteration."""
+
+    #: Whether `state_dict` waits for other processes that run the same trainer.
+    collective: ClassVar[bool] = False
 
     def run(self, jobs: Sequence[Job], weights: Tensor) -> list[JobResult]:
         """The jobs' results, in the order of the jobs."""
@@ -181,6 +73,8 @@ class RankExecutor(Executor):
     Every rank calls the same methods and gets all results; job i runs on rank i mod (number of ranks).
     """
 
+    collective = True
+
     def __init__(self, evaluator: Evaluator) -> None:
         self.evaluator = evaluator
         self.rank, self.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -197,9 +91,7 @@ class RankExecutor(Executor):
         self.evaluator.load_state_dict(state, jobs[self.rank :: self.size])
 
     def agree(self, decisions: tuple[bool, ...]) -> tuple[bool, ...]:
-        first: list[Any] = [decisions]
-        torch.distributed.broadcast_object_list(first, src=0)
-        return first[0]
+        return of_first_rank(lambda: decisions)
 
     def _gather(self, value: Any) -> list[Any]:
         gathered: list[Any] = [None] * self.size
@@ -221,6 +113,8 @@ class ProcessExecutor(Executor):
         # A fresh interpreter: a fork after the parent has used its threads can hang.
         context = torch.multiprocessing.get_context("spawn")
         self._connections, self._processes = [], []
+        # Before the interpreter's own end of its children: that is by SIGTERM, which they ignore, and waits for them.
+        atexit.register(self.close)
         for _ in range(workers):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(there, evaluator), daemon=True)
@@ -261,12 +155,15 @@ class ProcessExecutor(Executor):
         self._ask("load", [(_to_numpy(state), share) for share in shares])
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         for connection in self._connections:
-            connection.close()
+            connection.close()  # a worker leaves when it finds this out: at once, or after the job that it is at
+        deadline = time.monotonic() + _GOODBYE
         for process in self._processes:
-            process.join(timeout=10)
+            process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
-                process.terminate()
+                process.kill()
+                process.join()
 
     def _ask(self, what: str, arguments: list[Any]) -> list[Any]:
         with self._deaths_told():
@@ -292,25 +189,27 @@ class ProcessExecutor(Executor):
 
 def _serve(connection: Any, evaluator: Evaluator) -> None:
     """A worker's life: answer until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides what it means
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the trainer decides what they mean
+        signal.signal(number, signal.SIG_IGN)
     one_core()
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):
+        while True:
             what, argument = connection.recv()
-        except EOFError:
-            return
-        try:
-            if what == "run":
-                job, weights = argument
-                answer: Any = evaluator.run(job, torch.from_numpy(weights)).tensors(_to_numpy)
-            elif what == "state":
-                answer = _to_numpy(evaluator.state_dict())
-            else:
-                answer = None
-                evaluator.load_state_dict(_from_numpy(argument[0]), argument[1])
-            connection.send((True, answer))
-        except Exception:
-            connection.send((False, traceback.format_exc()))
+            connection.send(_answer(what, argument, evaluator))
+
+
+def _answer(what: str, argument: Any, evaluator: Evaluator) -> tuple[bool, Any]:
+    """Whether a request succeeded, and what came of it or the traceback."""
+    try:
+        if what == "run":
+            job, weights = argument
+            return True, evaluator.run(job, torch.from_numpy(weights)).tensors(_to_numpy)
+        if what == "state":
+            return True, _to_numpy(evaluator.state_dict())
+        evaluator.load_state_dict(_from_numpy(argument[0]), argument[1])
+        return True, None
+    except Exception:
+        return False, traceback.format_exc()
 
 
 def _to_numpy(value: Any) -> Any:

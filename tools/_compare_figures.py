@@ -10,33 +10,90 @@ from _compare_report import BudgetReport
 from _figure import new_figure
 from _measures import KINDS, overall
 from _report import finished, label
+from _runner import CURVES, Result
 
 from learned_samplers import plots
 from learned_samplers.diagnostics import LossLines
 
+PANELS = {"accuracy": "accuracy", "nll": "NLL [nats]", "ece": "ECE", "brier": "Brier score", "kld": "KLD [nats]"}
 SMOOTHING = 5  # points of a run over which a temperature is averaged in its figure
 
 
+def styles(report: BudgetReport) -> dict[str, dict[str, Any]]:
+    """How every method is drawn in all figures: those with several samples in a run before the single networks."""
+    ended = {name: finished(results) for name, results in report.runs.items()}
+    names = sorted((name for name in ended if ended[name]), key=lambda name: ended[name][0].num_samples == 1)
+    looks = ((color, dash) for dash in plots.DASHES for color in plots.PALETTE)
+    return {
+        name: {"color": color, "linestyle": dash, "label": label(report.runs[name])}
+        for name, (color, dash) in zip(names, looks)
+    }
+
+
+def draw(ax: Any, x: np.ndarray, values: Any, style: dict[str, Any], **more: Any) -> None:
+    """Values (runs, points): their mean, and a band of one standard deviation."""
+    runs = np.array(values, dtype=float)
+    mean, std = runs.mean(0), runs.std(0)
+    ax.plot(x, mean, **style, **more)
+    if len(runs) > 1:
+        ax.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+
+
 def figure_1(path: Path, report: BudgetReport, title: str) -> None:
-    """Accuracy and NLL of the average against the number of samples in it, mean ± standard deviation over seeds."""
-    fig = new_figure(15, 4.6)
-    axes = fig.subplots(1, 2)
-    panels = (("accuracy_curve", plots.accuracy_against_samples), ("nll_curve", plots.nll_against_samples))
-    for ax, (attribute, plot) in zip(axes, panels):
-        curves, references = {}, {}
-        for results in report.runs.values():
-            values = [getattr(result, attribute) for result in finished(results)]
-            if values and len(values[0]) == 1:
-                references[label(results)] = float(np.mean(values))
-            elif values:
-                curves[label(results)] = values
-        if curves:
-            plot(curves, ax, references=references)
-    # One legend for both panels.
-    if axes[1].get_legend() is not None:
-        axes[0].get_legend().remove()
-    fig.suptitle(title)
-    fig.savefig(path, dpi=150)
+    """Scores of the average against the number of samples in it, mean ± standard deviation over seeds; ESS/s; seconds.
+
+    A single network is a dotted line. Runs that were made before a curve was kept, and whose samples are gone, are not
+    in its panel; the title says so.
+    """
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+    fig = new_figure(15, 9.5)
+    *axes, last = fig.subplots(2, 3).flatten()
+    shown, missing = styles(report), dict[str, list[str]]()
+    for ax, (name, first) in zip(axes, CURVES.items()):
+        for method, style in shown.items():
+            results = finished(report.runs[method])
+            values = [curve for result in results if (curve := getattr(result, f"{name}_curve"))]
+            if results[0].num_samples < first:
+                continue
+            if len(values) < len(results):
+                missing.setdefault(style["label"], []).append(PANELS[name].partition(" [")[0])
+            elif results[0].num_samples == 1:
+                ax.axhline(float(np.mean(values)), **{**style, "linestyle": ":"}, linewidth=1.8)
+            else:
+                draw(ax, np.arange(first, first + len(values[0])), values, style, marker="o", markersize=3)
+        ax.set(xlabel="samples in the average", ylabel=PANELS[name])
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.grid(True, color="0.9", linewidth=0.8)
+    low, high = axes[1].dataLim.intervaly
+    if 0 < 10 * low < high:  # one bad method would press all others together
+        axes[1].set(yscale="log")
+        axes[1].yaxis.set(
+            major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter=NullFormatter()
+        )
+    time_panel(last, {method: finished(report.runs[method]) for method in shown}, shown)
+    handles = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels())}
+    fig.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
+    lines = [
+        f"{name}: made before there were curves of {', '.join(panels)} (--fresh runs everything again)"
+        for name, panels in missing.items()
+    ]
+    fig.suptitle("\n".join([title, *lines]))
+    fig.savefig(path, dpi=130)
+
+
+def time_panel(ax: Any, runs: dict[str, list[Result]], shown: dict[str, dict[str, Any]]) -> None:
+    """Bars of ESS/s, each with its value and the seconds of a run, means over seeds."""
+    for place, (method, results) in enumerate(runs.items()):
+        rates = [rate for result in results if (rate := result.ess_per_second) is not None]
+        rate = float(np.mean(rates)) if rates else None
+        ax.barh(-place, rate or 0, color=shown[method]["color"], alpha=0.35)
+        text = "no ESS" if rate is None else f"{rate:.3g}/s"
+        seconds = float(np.mean([result.seconds for result in results]))
+        ax.text(0.01, -place, f"{shown[method]['label']}: {text}, {seconds:.3g} s", va="center",
+                transform=ax.get_yaxis_transform())  # fmt: skip
+    ax.set(xlabel="effective samples per second; seconds of a run", yticks=[])
+    ax.set_xlim(left=0)
 
 
 def figure_2(path: Path, report: BudgetReport, title: str) -> None:
@@ -70,17 +127,15 @@ def temperature_figure(path: Path, report: BudgetReport, title: str) -> None:
     fig = new_figure(15, 4.6)
     axes = fig.subplots(1, 2)
     for ax, kind in zip(axes, KINDS):
-        # Numbered as the curves of figure 1, so that a method keeps its colour.
-        for number, results in enumerate(each for each in report.runs.values() if len(each[0].accuracy_curve) > 1):
-            points = results[0].temperatures
+        for method, style in styles(report).items():
+            points = [] if report.runs[method][0].diverged else report.runs[method][0].temperatures
             values = np.array([overall(point["groups"], kind) for point in points], dtype=float)
             if not points or np.isnan(values).all():
                 continue
             steps, means = running_mean(np.array([point["step"] for point in points]), values)
             # A logarithmic axis has no place for the negative values that θ·∇U can have far from equilibrium.
             shown = np.where(means > 0, means, np.nan)
-            color, dash = plots.PALETTE[number % len(plots.PALETTE)], plots.DASHES[number // len(plots.PALETTE)]
-            ax.plot(steps, shown, color=color, linestyle=dash, label=label(results))
+            ax.plot(steps, shown, **style)
         ax.axhline(report.settings.temperature, color="0.4", linestyle=":", label="target")
         ax.axvline(report.settings.burn_in * report.budget, color="0.7", linewidth=0.8)
         ax.set(yscale="log", xlabel="gradient evaluations", ylabel=f"{kind} temperature")
@@ -93,18 +148,16 @@ def temperature_figure(path: Path, report: BudgetReport, title: str) -> None:
 def validation_figure(path: Path, report: BudgetReport, title: str) -> None:
     """NLL and accuracy of the current weights on validation images over a run, mean ± standard deviation over seeds."""
     per_epoch = report.settings.steps_per_epoch(report.num_data)
-    fig = new_figure(12, 4.2)
+    fig = new_figure(14, 4.2)
     axes, curves = fig.subplots(1, 2), 0
-    for number, results in enumerate(each for each in report.runs.values() if len(each[0].accuracy_curve) > 1):
-        runs = [np.array(result.validation_curve) for result in finished(results) if result.validation_curve]
-        if not runs:  # made before there were such curves
+    for method, style in styles(report).items():
+        results = [result for result in finished(report.runs[method]) if result.num_samples > 1]
+        runs = [np.array(result.validation_curve) for result in results if result.validation_curve]
+        if not runs:  # a single network, or made before there were such curves
             continue
         points = np.stack([run[: min(map(len, runs))] for run in runs])
-        color, dash = plots.PALETTE[number % len(plots.PALETTE)], plots.DASHES[number // len(plots.PALETTE)]
         for ax, column in zip(axes, (1, 2)):
-            mean, std = points[..., column].mean(0), points[..., column].std(0)
-            ax.plot(points[0, :, 0] / per_epoch, mean, color=color, linestyle=dash, label=label(results))
-            ax.fill_between(points[0, :, 0] / per_epoch, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
+            draw(ax, points[0, :, 0] / per_epoch, points[..., column], style)
         curves += 1
     if not curves:
         return
@@ -112,7 +165,7 @@ def validation_figure(path: Path, report: BudgetReport, title: str) -> None:
     axes[1].set(xlabel="epochs", ylabel="accuracy of the current weights")
     for ax in axes:
         ax.grid(True, color="0.9", linewidth=0.8)
-    axes[1].legend(frameon=False, loc="lower right")
+    axes[1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
     fig.suptitle(f"{title}; validation images")
     fig.savefig(path, dpi=110)
 

@@ -12,7 +12,7 @@ from typing import Any
 from _comparison import validation_nll
 from _methods import METHODS
 from _report import finished, label, markdown, mean_and_std, spread
-from _runner import Result, predictions
+from _runner import CURVES, Result, predictions
 from _settings import Settings
 from _tuning import Setting, at_edge
 
@@ -142,7 +142,11 @@ def content(report: BudgetReport) -> dict[str, Any]:
     }
 
 
-RUN_KEYS = ("seed", "lr", "validation_nll", "gradient_evaluations", "diverged", "accuracy_curve", "nll_curve", "ess")
+RUN_KEYS = (
+    *("seed", "lr", "validation_nll", "gradient_evaluations", "diverged"),
+    *(f"{name}_curve" for name in CURVES),
+    "ess",
+)
 
 
 def health(result: Result) -> dict[str, Any]:

@@ -18,6 +18,11 @@ def command_line(tool: str, arguments: Sequence[str] | None) -> str:
     return shlex.join(["python", f"tools/{tool}.py", *(sys.argv[1:] if arguments is None else arguments)])
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural but for 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def settings_of(options: Any) -> dict[str, Any]:
     """The fields of an options class, paths as text, as JSON takes them."""
     return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}

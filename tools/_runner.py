@@ -35,6 +35,9 @@ SCORES = (
     ("ood_auroc", "OOD AUROC", 3),
 )
 
+#: The curves of a run, `Result.<name>_curve`, with the number of samples at which each begins.
+CURVES = {"accuracy": 1, "nll": 1, "ece": 1, "brier": 1, "kld": 2}
+
 
 @dataclass
 class Result:
@@ -54,7 +57,9 @@ class Result:
         seconds: wall-clock time of training and collecting, without scoring and validation.
         gradient_evaluations: in minibatches; a gradient over the whole training set counts as its minibatches.
         num_samples: weights averaged; 1 for a single network.
-        accuracy_curve, nll_curve: test scores of the average over the first 1, 2, … samples.
+        accuracy_curve, nll_curve, ece_curve, brier_curve: test scores of the average over the first 1, 2, … samples.
+        kld_curve: `pairwise_kld` of the first 2, 3, … samples. It and the two before are empty in runs that were made
+            before they were kept and whose samples are gone.
         validation_curve: (gradient evaluations, loss in nats, accuracy) of the current weights on validation images.
         acceptance_rate: of HMC after burn-in; None for other methods.
         temperatures: of a sampler, over the run, see `_training.Log`.
@@ -78,12 +83,20 @@ class Result:
     num_samples: int = 0
     accuracy_curve: list[float] = field(default_factory=list)
     nll_curve: list[float] = field(default_factory=list)
+    ece_curve: list[float] = field(default_factory=list)
+    brier_curve: list[float] = field(default_factory=list)
+    kld_curve: list[float] = field(default_factory=list)
     validation_curve: list[list[float]] = field(default_factory=list)
     acceptance_rate: float | None = None
     temperatures: list[dict[str, Any]] = field(default_factory=list)
     mean_temperatures: dict[str, dict[str, float]] = field(default_factory=dict)
     modes: dict[str, Any] | None = None
     diverged: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has all that is measured on test images, or diverged and never will."""
+        return self.diverged is not None or bool(self.scores and self.ece_curve)
 
     @property
     def name(self) -> str:
@@ -152,13 +165,19 @@ def run(
     result = new_result(settings, method_name, lr, seed, variant)
     path = out / "runs" / f"{result.name}.json"
     if not fresh and (finished := read_result(path, result)) is not None:
-        if finished.scores or finished.diverged or not test:
+        if finished.complete or not test:
             return finished
         if (out / "samples" / f"{result.name}.safetensors").is_file():
-            score(finished, load_samples(finished, settings, data, out), data, ood, out)
+            samples = load_samples(finished, settings, data, out)
+            if finished.scores:  # from before there were all the curves
+                fill_curves(finished, samples.predict_samples(data.test_x, batch_size=1024), data.test_y)
+            else:
+                score(finished, samples, data, ood, out)
             with SummaryWriter(str(out / "tensorboard" / result.name)) as writer:
                 write_curves(finished, writer)
             write_result(finished, out)
+            return finished
+        if finished.scores:
             return finished
     for folder in ("runs", "samples", "predictions"):
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -212,8 +231,7 @@ def validate(result: Result, samples: SampleCollection, data: ImageData, out: Pa
 def score(result: Result, samples: SampleCollection, data: ImageData, ood: ImageData | None, out: Path) -> None:
     """Fill in the test scores of the samples, and save their predictions."""
     single = samples.predict_samples(data.test_x, batch_size=1024)
-    averages = single.cumsum(0) / torch.arange(1, len(single) + 1, device=single.device)[:, None, None]
-    test = averages[-1]
+    test = running_means(single)[-1]
     ood_test = None if ood is None else samples.predict(ood.test_x, batch_size=1024)
     if not test.isfinite().all():
         result.diverged, result.validation_nll = "the predictions are not finite", None
@@ -225,8 +243,7 @@ def score(result: Result, samples: SampleCollection, data: ImageData, ood: Image
         labels = data.test_y.expand(len(single), -1).unsqueeze(-1)
         log_probabilities = single.gather(2, labels).squeeze(-1).clamp_min(metrics.FLOOR).log()
         result.ess = float(np.median(diagnostics.ess(log_probabilities[None])))
-    result.accuracy_curve = [metrics.accuracy(average, data.test_y) for average in averages]
-    result.nll_curve = [metrics.nll(average, data.test_y) for average in averages]
+    fill_curves(result, single, data.test_y)
     tensors = {"test": test, "test_labels": data.test_y, **({} if ood_test is None else {"ood": ood_test})}
     save_file(
         {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
@@ -234,11 +251,25 @@ def score(result: Result, samples: SampleCollection, data: ImageData, ood: Image
     )
 
 
+def running_means(single: Tensor) -> Tensor:
+    """Means over the first 1, 2, … samples of their predictions (K, n, classes)."""
+    return single.cumsum(0) / torch.arange(1, len(single) + 1, device=single.device)[:, None, None]
+
+
+def fill_curves(result: Result, single: Tensor, labels: Tensor) -> None:
+    """Compute the curves that a run does not have yet from its samples' predictions (K, n, classes)."""
+    averages = running_means(single)
+    for metric in (metrics.accuracy, metrics.nll, metrics.ece, metrics.brier):
+        if not (curve := getattr(result, f"{metric.__name__}_curve")):
+            curve.extend(metric(average, labels) for average in averages)
+    result.kld_curve = [metrics.pairwise_kld(single[:count]) for count in range(2, len(single) + 1)]
+
+
 def write_curves(result: Result, writer: SummaryWriter) -> None:
     """Test scores against the number of samples, for TensorBoard."""
-    for count, (accuracy, nll) in enumerate(zip(result.accuracy_curve, result.nll_curve), start=1):
-        writer.add_scalar("model_average/accuracy", accuracy, count)
-        writer.add_scalar("model_average/nll", nll, count)
+    for name, first in CURVES.items():
+        for count, value in enumerate(getattr(result, f"{name}_curve"), start=first):
+            writer.add_scalar(f"model_average/{name}", value, count)
 
 
 def predictions(result: Result, out: Path) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from _bandit_problems import Bandit, mushroom, read_mushrooms, wheel
 from _checks import check_at_least_one
 from _figure import new_figure
 from _kept import kept
-from _output import command_line, write_outputs
+from _output import command_line, counted, write_outputs
 from _report import markdown, spread
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
@@ -268,8 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = markdown(table(runs))
     note = (
         f"cumulative regret after {options.budget.contexts:,} rounds in % of uniform choice, mean ± standard deviation "
-        f"over {options.seeds} seeds{', rewards without noise' if options.expected_rewards else ''}; published: after "
-        "40,000 rounds"
+        f"over {counted(options.seeds, 'seed')}{', rewards without noise' if options.expected_rewards else ''}; "
+        "published: after 40,000 rounds"
     )
     settings = {"budget": asdict(options.budget), "scales": SCALES, "expected_rewards": options.expected_rewards}
     write_outputs(out, command, f"{text}\n\n{note}", {"settings": settings, "runs": runs})

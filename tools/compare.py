@@ -9,9 +9,9 @@ several weight decays); at every larger budget its best settings are tried again
 best learning rate is the smallest or the largest tried, the next one is tried too. The winner runs over all seeds. Runs
 are kept, so that a command that was interrupted goes on where it was.
 
-Under --out: table.md, results.json, for each budget figure1 (scores against the number of samples), figure2 (losses on
-the lines between samples, and the samples' cosine similarities) and temperatures as PNG, and steps_<budget>/ with every
-run, its samples and its TensorBoard curves.
+Under --out: table.md, results.json, for each budget figure1 (scores against the number of samples, and effective
+samples a second), figure2 (losses on the lines between samples, and the samples' cosine similarities) and temperatures
+as PNG, and steps_<budget>/ with every run, its samples and its TensorBoard curves.
 """
 
 from __future__ import annotations

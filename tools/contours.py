@@ -1,6 +1,10 @@
-"""What a Meta-SGMCMC network has learned: contours of the curl and the friction over energy, momentum and gradient.
+"""What a learned sampler's network does: contours of its outputs over its inputs.
 
+python tools/contours.py l2e --out contours.png
 python tools/contours.py meta-sgmcmc-mnist --energy 2.5 --gradient 2 --out contours.png
+
+Of L2E (and PrecondL2E) both outputs over gradient, parameter and momentum; of Meta-SGMCMC the curl and the friction
+over energy, momentum and gradient.
 """
 
 from __future__ import annotations
@@ -11,45 +15,62 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+from matplotlib.figure import Figure
 
 from learned_samplers import weights
 from learned_samplers.l2e_network import layers_of
-from meta_tasks.figures import meta_contours
+from meta_tasks.figures import meta_contours, output_contours, output_names
 
 
 @dataclass(frozen=True)
 class Options:
-    """Contours of a Meta-SGMCMC network's curl and friction."""
+    """Contours of a learned sampler's network."""
 
     # Weights: a path or the name of shipped ones.
     network: tyro.conf.Positional[str]
-    # End of the energy's axis, in the units of the networks' inputs.
-    energy: float = 5.0
-    # End of the gradient's axis, likewise.
+    # End of the energy's axis, in the units of the networks' inputs (Meta-SGMCMC); by default 5.
+    energy: float | None = None
+    # End of the gradient's axis, likewise; of L2E that of all axes.
     gradient: float = 3.0
     # File for the figure.
     out: Path = Path("contours.png")
 
     def __post_init__(self) -> None:
         for argument in ("energy", "gradient"):
-            if not getattr(self, argument) > 0:
-                raise ValueError(f"{argument} must be positive, got {getattr(self, argument)}")
+            value = getattr(self, argument)
+            if value is not None and not value > 0:
+                raise ValueError(f"{argument} must be positive, got {value}")
+
+
+def draw(options: Options) -> Figure:
+    """The figure.
+
+    Raises:
+        ValueError, FileNotFoundError: there are no such weights, or none that can be drawn, or not over the energy.
+    """
+    network, card = weights.load(weights.find(options.network))
+    phi, sampler, scales = layers_of(network), card["sampler"], card["scales"]
+    if sampler == "MetaSGMCMC":
+        given = {key: scales[key] for key in ("curl_clip", "friction_scale") if key in scales}
+        energy = 5.0 if options.energy is None else options.energy
+        absolute = card["form"] == "absolute"
+        return meta_contours(phi, largest_energy=energy, largest_gradient=options.gradient, absolute=absolute, **given)
+    if sampler not in ("L2E", "PrecondL2E"):
+        raise ValueError(f"network={options.network!r} is of {sampler}, not of L2E, PrecondL2E or MetaSGMCMC")
+    if options.energy is not None:
+        raise ValueError(f"energy={options.energy}: the network of {sampler} does not see the energy")
+    names, bound = output_names(card["form"]), scales.get("output_bound")
+    return output_contours(phi, card["feature_set"], bound, extent=options.gradient, names=names)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     try:
         options = tyro.cli(Options, args=arguments, description=__doc__)
-        network, card = weights.load(weights.find(options.network))
-        if card["sampler"] != "MetaSGMCMC":
-            raise ValueError(f"network={options.network!r} is of {card['sampler']}, not of MetaSGMCMC")
+        figure = draw(options)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
-    scales = {key: card["scales"][key] for key in ("curl_clip", "friction_scale") if key in card["scales"]}
-    meta_contours(
-        layers_of(network), largest_energy=options.energy, largest_gradient=options.gradient,
-        absolute=card["form"] == "absolute", **scales,
-    ).savefig(options.out, dpi=110)  # fmt: skip
+    figure.savefig(options.out, dpi=110)
     print(options.out)
 
 

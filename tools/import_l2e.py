@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from torch import nn
 from learned_samplers import weights
 from learned_samplers.l2e_features import FEATURE_SETS
 
-_LAYER = re.compile(r"(?:.*/)?linear_(\d+)$")
+_LAYER = re.compile(r"((?:.*/)?)linear_(\d+)$")
 _DEPTH = 4
 
 
@@ -50,8 +51,13 @@ def convert(file: Path) -> nn.Sequential:
     """
     found = list(_networks(load(file), _DEPTH))
     if len(found) != 1:
-        raise ValueError(f"{file}: holds {len(found)} mappings of linear_0, linear_1, … to weights; one is needed")
-    layers = [_layer(file, name, entry) for name, entry in found[0]]
+        names = f" ({', '.join(repr(prefix) for prefix, _ in found)})" if found else ""
+        raise ValueError(f"{file}: holds {len(found)} networks of layers linear_0, linear_1, …{names}; one is needed")
+    ((prefix, numbered),) = found
+    numbers = [number for number, _, _ in numbered]
+    if numbers != list(range(len(numbers))):
+        raise ValueError(f"{file}: the layers of {prefix!r} are numbered {numbers}, not from 0 without a gap")
+    layers = [_layer(file, name, entry) for _, name, entry in numbered]
     named = FEATURE_SETS["paper"]
     sizes = [layers[0][0].shape[1], *(w.shape[0] for w, _ in layers)]
     fits = all(w.shape[1] == size for (w, _), size in zip(layers, sizes, strict=False))
@@ -68,13 +74,16 @@ def convert(file: Path) -> nn.Sequential:
     return nn.Sequential(*modules[:-1])
 
 
-def _networks(content: Any, depth: int) -> Any:
-    """Every mapping in ``content`` that has layers, as a sorted list of (name, entry)."""
+def _networks(content: Any, depth: int) -> Iterator[tuple[str, list[tuple[int, str, Any]]]]:
+    """What may be networks in ``content``: the prefix of the layers' names, and (number, name, entry) in order."""
     if not isinstance(content, dict) or depth == 0:
         return
-    layers = {int(match[1]): (key, content[key]) for key in content if (match := _LAYER.match(str(key)))}
-    if layers:
-        yield [layers[i] for i in sorted(layers)]
+    networks: dict[str, list[tuple[int, str, Any]]] = {}
+    for key, entry in content.items():
+        if match := _LAYER.match(str(key)):
+            networks.setdefault(match[1], []).append((int(match[2]), str(key), entry))
+    for prefix, layers in networks.items():
+        yield prefix, sorted(layers, key=lambda layer: layer[0])
     for value in content.values():
         yield from _networks(value, depth - 1)
 

@@ -31,7 +31,7 @@ from _comparison import best, prepare_torch, text
 from _multi_task_methods import ENERGIES, METHODS, TWO_TASKS, Settings
 from _multi_task_report import SCORES, figure, run_table, score_table, tuning_table, write_results
 from _multi_task_runner import Result, run
-from _output import command_line
+from _output import command_line, counted
 from _tuning import at_edge, nearest, series, tune
 from tqdm import tqdm
 
@@ -237,8 +237,8 @@ def report(comparison: Comparison, options: Options, command: str) -> str:
         parts.append(f"### Validation NLL by learning rate\n\n{tuning_table(comparison.trials)}")
     note = (
         f"Test scores of the ensemble of {options.settings.particles} particles, mean ± standard deviation over "
-        f"{options.seeds} seeds; calibration error in 10 bins. Learning rates are tried on the first seed, in "
-        f"{options.tune_epochs} epoch(s). Seconds are of the clock, for training alone."
+        f"{counted(options.seeds, 'seed')}; calibration error in 10 bins. Learning rates are tried on the first seed, "
+        f"in {counted(options.tune_epochs, 'epoch')}. Seconds are of the clock, for training alone."
     )
     content = f"{note}\n\n" + "\n\n".join(parts)
     (options.out / "table.md").write_text(f"`{command}`\n\n{content}\n")

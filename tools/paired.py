@@ -9,6 +9,8 @@ of another says more than either: three held-out tasks differ by more than ten i
 are drawn from the family under a name that no meta-training uses, and scored on their validation images, never on test
 images: this is the tool to choose weights with. Losses are kept under --out; the same command goes on, and more tasks,
 steps or networks are added to what is there.
+
+--steps counts minibatch gradients: a network of Kinetic-L2E, whose step takes two, does half as many steps.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
+from _cards import blend, check_same_rule
 from _report import markdown
-from ship import blend
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -35,6 +37,7 @@ from meta_tasks.learned_rules import KineticRule, L2ERule, NetworkRule
 from meta_tasks.objectives import BMALoss
 from meta_tasks.process import one_core
 from meta_tasks.random_streams import derive_seed
+from meta_tasks.rules import steps_for
 from meta_tasks.schedule import Horizon, Schedule
 from meta_tasks.task_family import ImageTaskFamily, family_named
 
@@ -51,7 +54,8 @@ class Options:
     family: Literal["paper", "full", "cpu", "small", "digits"] = "cpu"
     # Number of tasks, at least 2.
     tasks: int = 24
-    # Steps of a run, one or several numbers: each task with each of them.
+    # Minibatch gradients of a run, one or several numbers: each task with each of them. A step takes one, of
+    # Kinetic-L2E two.
     steps: tuple[int, ...] = (500,)
     # States collected in the second half of a run.
     samples: int = 10
@@ -109,8 +113,7 @@ def candidates(options: Options) -> list[Candidate]:
     found = [_candidate(name, *each) for name, each in zip(options.networks, loaded)]
     for share in options.shares:
         (_, card), (second, other) = loaded
-        if rule_of(card).specification() != rule_of(other).specification():
-            raise ValueError(f"shares: {options.networks[0]} and {options.networks[1]} are networks of different rules")
+        check_same_rule((f"shares: {options.networks[0]}", options.networks[1]), card, other)
         between = weights.load(weights.find(options.networks[0]))[0]
         key = f"{weights.fingerprint(card)}+{share:g}*{weights.fingerprint(other)}"
         found.append(_candidate(f"share {share:g}", blend(between, second, share), card, key))
@@ -143,14 +146,29 @@ class Losses:
             file.write("\n" * torn + json.dumps({"key": key, "loss": loss}) + "\n")
 
 
-def loss_of(candidate: Candidate, family: ImageTaskFamily, number: int, steps: int, options: Options) -> float:
+def schedule_of(candidate: Candidate, gradients: int, samples: int) -> Schedule:
+    """Of a run of so many minibatch gradients; the last state is that of its last step.
+
+    Raises:
+        ValueError: the second half of its steps are fewer than ``samples``.
+    """
+    steps = steps_for(candidate.rule, gradients)
+    if steps // 2 < samples:
+        raise ValueError(
+            f"steps: {gradients} gradients are {steps} steps of {candidate.name}, whose second half has fewer than "
+            f"samples={samples}"
+        )
+    thinning = steps // 2 // samples
+    return Schedule(steps, steps - samples * thinning, thinning)
+
+
+def loss_of(candidate: Candidate, family: ImageTaskFamily, number: int, gradients: int, options: Options) -> float:
     """The model average's validation loss in nats; infinite if the run became non-finite."""
     config = family.config("paired", options.seed, number)
     config = config if options.lr is None else replace(config, lr=options.lr)
     task = family.make(config, "paired", options.seed, number)
-    thinning = steps // 2 // options.samples
-    schedule = Schedule(steps, steps - options.samples * thinning, thinning)
-    seed = derive_seed("paired", options.seed, number, steps)
+    schedule = schedule_of(candidate, gradients, options.samples)
+    seed = derive_seed("paired", options.seed, number, gradients)
     unroll = Unroll(task, candidate.rule, BMALoss, schedule, [seed], members_per_group=1)
     unroll.advance(candidate.weights[None])
     loss = unroll.losses().item()
@@ -160,14 +178,15 @@ def loss_of(candidate: Candidate, family: ImageTaskFamily, number: int, steps: i
 def table(names: Sequence[str], losses: np.ndarray) -> str:
     """Of losses (networks, tasks): geometric mean, and mean ± standard error and median of the log-ratio to the first.
 
-    A task on which a network became non-finite is lost by it, and left out of the means.
+    A task on which a network became non-finite is lost by it. It is left out of that network's log-ratios, and of the
+    geometric means of all, so that these are over the same tasks.
     """
-    rows = []
+    rows, common = [], losses[:, np.isfinite(losses).all(0)]
     for i, (name, own) in enumerate(zip(names, losses)):
         finite = np.isfinite(own) & np.isfinite(losses[0])
         ratio = np.log(own[finite] / losses[0][finite])
         error = ratio.std(ddof=1) / math.sqrt(len(ratio)) if len(ratio) > 1 else math.nan
-        row = {"network": name, "loss": f"{math.exp(np.log(own[np.isfinite(own)]).mean()):.4f}"}
+        row = {"network": name, "loss": f"{math.exp(np.log(common[i]).mean()):.4f}" if common.size else "–"}
         row["log-ratio to the first"] = f"{ratio.mean():+.4f} ± {error:.4f}" if i and len(ratio) else "–"
         row["median"] = f"{np.median(ratio):+.4f}" if i and len(ratio) else "–"
         row["tasks won"] = f"{int((own < losses[0]).sum())}" if i else "–"
@@ -175,21 +194,31 @@ def table(names: Sequence[str], losses: np.ndarray) -> str:
     return markdown(rows)
 
 
+def key_of(candidate: Candidate, number: int, gradients: int, options: Options) -> tuple[Any, ...]:
+    """What a run is kept under; the steps stand there only where they are fewer than the gradients."""
+    key = (candidate.key, options.family, options.seed, number, gradients, options.samples, options.lr)
+    steps = steps_for(candidate.rule, gradients)
+    return key if steps == gradients else (*key, steps)
+
+
 def run(options: Options) -> dict[int, np.ndarray]:
-    """Losses (networks, tasks) by number of steps."""
+    """Losses (networks, tasks) by number of gradients."""
     entries, family = candidates(options), family_named(options.family, root=options.data)
+    for entry in entries:
+        for gradients in options.steps:
+            schedule_of(entry, gradients, options.samples)  # refuses what cannot be run, before anything is
     store = Losses(options.out / "losses.jsonl")
-    found = {steps: np.full((len(entries), options.tasks), math.nan) for steps in options.steps}
+    found = {gradients: np.full((len(entries), options.tasks), math.nan) for gradients in options.steps}
     total = sum(options.steps) * len(entries) * options.tasks
     with tqdm(total=total, unit="grad", smoothing=0.05) as bar:
         for number in range(options.tasks):
-            for steps in options.steps:
+            for gradients in options.steps:
                 for i, entry in enumerate(entries):
-                    key = (entry.key, options.family, options.seed, number, steps, options.samples, options.lr)
+                    key = key_of(entry, number, gradients, options)
                     if key not in store.known:
-                        store.add(key, loss_of(entry, family, number, steps, options))
-                    found[steps][i, number] = store.known[key]
-                    bar.update(steps)
+                        store.add(key, loss_of(entry, family, number, gradients, options))
+                    found[gradients][i, number] = store.known[key]
+                    bar.update(gradients)
     return found
 
 
@@ -202,10 +231,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
     names = [*options.networks, *(f"share {share:g}" for share in options.shares)]
-    for steps, losses in found.items():
-        print(f"\n{options.tasks} tasks of {options.family}, {steps} steps\n\n{table(names, losses)}")
+    for gradients, losses in found.items():
+        print(f"\n{options.tasks} tasks of {options.family}, {gradients} gradients\n\n{table(names, losses)}")
     print(
-        "\nloss: of the model average on validation images, in nats; ±: standard error over tasks; failed: not finite"
+        "\nloss: of the model average on validation images, in nats, the geometric mean over the tasks that every "
+        "network finished; ±: standard error over tasks; failed: not finite"
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import tyro
 from _comparison import CommonOptions, RunStore, best, prepare_torch, text, validation_nll
 from _methods import METHODS, MethodName
-from _output import command_line
+from _output import command_line, counted
 from _report import figure, markdown, rows, write_json
 from _runner import Result
 from _training import check
@@ -154,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_json(out / "results.json", runs, trials, command)
     figure(out / "results.png", runs, f"{settings.dataset}, {settings.model}, {steps} gradients", out)
     print(f"\n{table}\n")
-    print(f"mean ± standard deviation over {options.seeds} seed(s); ECE in 15 bins; seconds of training alone")
+    seeds = counted(options.seeds, "seed")
+    print(f"mean ± standard deviation over {seeds}; ECE in 15 bins; seconds of training alone")
     for what, name in (("table", "table.md"), ("results", "results.json"), ("figure", "results.png"),
                        ("posterior samples", "samples"), ("predictions", "predictions")):  # fmt: skip
         print(f"{what + ':':20}{out / name}")

@@ -3,9 +3,11 @@
     python tools/ship.py runs/l2e/weights.safetensors l2e              # writes pretrained/l2e.safetensors and .json
     python tools/ship.py runs/l2e/weights.safetensors l2e --out /tmp   # or elsewhere
 
-The card gets a field "law": `check_sampler` on two Gaussians, the violation of Assumption 3.1, and the size of each
-term of a step (`learned_samplers.l2e_report`), at the learning rate that the card recommends. A sampler that claims an
-invariant law (Kinetic-L2E, Meta-SGMCMC) keeps the badge "O(h)" only if its bias was seen to vanish with the step size.
+The card gets a field "law": `check_sampler` on two Gaussians, and of L2E the violation of Assumption 3.1 and what each
+term of a step does (`learned_samplers.l2e_report`), at the learning rate that the card recommends. A sampler that
+claims an invariant law (Kinetic-L2E, Meta-SGMCMC) keeps the badge "O(h)" only if its bias was seen to vanish with the
+step size. Under "meta_training" stands how to get the weights again: "reproduce" is the command of the training, and
+"blend" has the other network's training and the command of this tool.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from typing import Any
 
 import torch
 import tyro
+from _cards import blend, check_same_rule, with_reproduction
 from _meta_law import measure as measure_meta
+from _output import command_line
 from torch import nn
 
-from learned_samplers import L2E, KineticL2E, check_sampler, weights
-from learned_samplers.l2e_report import measure
+from learned_samplers import L2E, KineticL2E, PrecondL2E, weights
+from learned_samplers.l2e_report import gaussian_law, measure
 from meta_tasks.process import one_core
 
 
@@ -47,8 +51,8 @@ class Options:
     energy: float = 0.0
     # Weight file that the meta-training started from; its command and curve go into the card too.
     first_stage: Path | None = None
-    # Another weight file of the same layers, to go towards in a straight line: between the start of a meta-training and
-    # its end the loss can be lower than at both.
+    # Another weight file of the same rule and layers, to go towards in a straight line: between the start of a
+    # meta-training and its end the loss can be lower than at both.
     toward: Path | None = None
     # How far to go: 0 is SOURCE, 1 the other file.
     share: float = 0.5
@@ -58,6 +62,8 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must lie in [0, 1], got {self.share}")
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be positive, got {self.lr}")
 
 
 def law(options: Options, network: nn.Module, card: dict[str, Any], lr: float) -> dict[str, Any]:
@@ -70,34 +76,42 @@ def law(options: Options, network: nn.Module, card: dict[str, Any], lr: float) -
 
 def _law(source: Path, options: Options, card: dict[str, Any], lr: float) -> dict[str, Any]:
     num_data = options.num_data
-    if card["sampler"] == "KineticL2E":
-        report = check_sampler(
-            lambda params: KineticL2E(params, lr, num_data, network=source), stiffness=(0.05, 0.2), refinement=4.0,
-            tolerance=0.05, coordinates=options.coordinates,
-        )  # fmt: skip
-        return {
-            "verdict": report.verdict, "reason": report.reason, "bias": [r.bias for r in report.results],
-            "bias_at_a_quarter_of_lr": [r.refined_bias for r in report.results],
-        }  # fmt: skip
     if card["sampler"] == "MetaSGMCMC":
         return measure_meta(
             source, lr, card["defaults"]["momentum_decay"], num_data=num_data, chains=10 * options.coordinates,
             energy=options.energy,
         )  # fmt: skip
-    if card["sampler"] != "L2E":
+    if card["sampler"] == "L2E":
+        return measure(lambda params: L2E(params, lr, num_data, network=source), coordinates=options.coordinates)
+    others = {"KineticL2E": KineticL2E, "PrecondL2E": PrecondL2E}
+    if card["sampler"] not in others:
         raise ValueError(f"{options.source}: no measure for the law of {card['sampler']}")
-    return measure(lambda params: L2E(params, lr, num_data, network=source), coordinates=options.coordinates)
+    sampler = others[card["sampler"]]
+    return gaussian_law(lambda params: sampler(params, lr, num_data, network=source), coordinates=options.coordinates)
 
 
-def blend(network: nn.Module, other: nn.Module, share: float) -> nn.Module:
-    """(1 − share)·network + share·other, weight by weight, in ``network``."""
-    first, second = list(network.parameters()), list(other.parameters())
-    if [p.shape for p in first] != [p.shape for p in second]:
-        raise ValueError("toward: its layers are not those of the source")
-    with torch.no_grad():
-        for p, q in zip(first, second, strict=True):
-            p.lerp_(q, share)
-    return network
+def blended(
+    options: Options, network: nn.Module, card: dict[str, Any], command: str
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The network on the way to ``options.toward``, and its card.
+
+    The scores of the source are not the blend's and are left out; its curve stays, marked as the source's.
+    """
+    assert options.toward is not None
+    other, other_card = weights.load(options.toward)
+    check_same_rule((f"toward: {options.source}", str(options.toward)), card, other_card)
+    between = {
+        "share": options.share,
+        "from": card["sha256"],
+        "toward": other_card["sha256"],
+        "toward_meta_training": with_reproduction(other_card["meta_training"]),
+        "curve": "the source's, not the blend's",
+        "command": command,
+    }
+    if "blend" in card["meta_training"]:
+        between["from_blend"] = card["meta_training"]["blend"]
+    changed = {"meta_training": {**card["meta_training"], "blend": between}, "metrics": {}}
+    return blend(network, other, options.share), {**card, **changed}
 
 
 def finite(value: Any) -> Any:
@@ -115,20 +129,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = tyro.cli(Options, args=arguments, description=__doc__)
     try:
         network, card = weights.load(options.source)
-        lr = options.lr or card["defaults"]["lr"]
+        lr = card["defaults"]["lr"] if options.lr is None else options.lr
+        card = {**card, "meta_training": with_reproduction(card["meta_training"])}
         if options.toward is not None:
-            other, other_card = weights.load(options.toward)
-            network = blend(network, other, options.share)
-            between = {"share": options.share, "toward": other_card["sha256"], "from": card["sha256"]}
-            card = {**card, "meta_training": {**card["meta_training"], "blend": between}}
+            network, card = blended(options, network, card, command_line("ship", arguments))
         if options.first_stage is not None:
             first = weights.load_card(options.first_stage)
-            stage = {**first["meta_training"], "curve": first["curve"]}
+            stage = {**with_reproduction(first["meta_training"]), "curve": first["curve"]}
             card = {**card, "meta_training": {**card["meta_training"], "first_stage": stage}}
+        options.out.mkdir(parents=True, exist_ok=True)
         found = finite(law(options, network, card, lr))
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    badge = card["badge"] if found["verdict"] == "O(h)" else "heuristic"
+    badge = card["badge"] if found["verdict"] in ("exact", "O(h)") else "heuristic"
     changed = {
         "name": options.name, "badge": badge, "defaults": {**card["defaults"], "lr": lr},
         "law": {"lr": lr, "num_data": options.num_data, "torch": torch.__version__, **found},

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import tyro
 from _kept import kept
-from _output import command_line, settings_of, write_outputs
+from _output import command_line, counted, settings_of, write_outputs
 from _report import markdown, spread
 from _toy_figures import panels_figure, rows_figure
 from _toy_problems import (
@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         sys.exit(f"error: {error}")
     first = {name: results[0].snapshots for name, results in runs.items()}
-    note = f"mean ± standard deviation over {options.seeds} starting points"
+    note = f"mean ± standard deviation over {counted(options.seeds, 'starting point')}"
     if isinstance(options, Mixtures):
         rows_figure(options.out / "figure.png", first)
     else:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
 from torch import nn
 
-from learned_samplers import SGHMC, KineticL2E, check_sampler
-from learned_samplers.kinetic_rule import kinetic_half_step, kinetic_mean, l2e_kinetic_rule
+from learned_samplers import SGHMC, KineticL2E, check_sampler, weights
+from learned_samplers.kinetic_rule import KINETIC_FEATURES, kinetic_half_step, kinetic_mean, l2e_kinetic_rule
 from learned_samplers.l2e_features import Segments
 from learned_samplers.l2e_network import build_network, flatten, layers_of, shapes_of, unflatten
 from tests.harness import closure_for, flat, sghmc_variance, small_data, small_network
@@ -277,6 +278,23 @@ def test_the_badge_is_earned():
     p = torch.zeros(1, requires_grad=True)
     assert report.verdict == KineticL2E([p], 0.1, 100, network=module).badge == "O(h)"
     assert KineticL2E([p], 0.1, 100, network=module, hessian="none").badge == "heuristic"
+
+
+def test_the_badge_is_that_of_the_weights_card(tmp_path):
+    """What was measured with the weights counts, also in a copy; without the Hessian the form has none to keep."""
+    card = {
+        "name": "hot", "sampler": "KineticL2E", "form": "kinetic", "feature_set": "kinetic",
+        "features": list(KINETIC_FEATURES), "scales": {}, "defaults": {"lr": 0.1, "momentum_decay": 0.1},
+        "meta_training": dict.fromkeys(weights.META_TRAINING_FIELDS), "curve": [], "metrics": {}, "licence": "MIT",
+    }  # fmt: skip
+    p = torch.zeros(1, requires_grad=True)
+    for badge in ("heuristic", "O(h)"):
+        file = tmp_path / "weights.safetensors"
+        weights.save(file, network(dtype=torch.float32), {**card, "badge": badge})
+        sampler = KineticL2E([p], num_data=100, network=file)
+        assert sampler.badge == badge
+        assert pickle.loads(pickle.dumps(sampler)).badge == badge
+        assert KineticL2E([p], num_data=100, network=file, hessian="none").badge == "heuristic"
 
 
 def test_gradient_noise_heats_it_as_it_heats_sghmc():

@@ -12,7 +12,7 @@ from learned_samplers import L2E, SGHMC, PrecondL2E, check_sampler
 from learned_samplers.l2e_features import FEATURE_SETS, Segments, TensorScales, update_averages
 from learned_samplers.l2e_measures import assumption_violation, output_grids, term_contributions, term_effects
 from learned_samplers.l2e_network import build_network, layers_of
-from learned_samplers.l2e_report import flat_states, measure
+from learned_samplers.l2e_report import flat_states, gaussian_law, measure
 from learned_samplers.l2e_rule import NetworkOnChain, l2e_paper_rule, l2e_residual_rule
 from tests.harness import closure_for, small_network
 
@@ -248,6 +248,53 @@ def test_the_cards_measurements_of_an_untrained_sampler_are_sghmcs():
     assert found["assumption_violation"] == 0
     assert found["terms"]["alpha"] == 0
     assert found["terms"]["noise"] == pytest.approx(math.sqrt(0.2))
+    effects = found["term_effects"]
+    assert (effects.pop("alpha"), effects.pop("learned_friction")) == (0.0, 0.0)
+    assert 0.3 < effects.pop("noise") < 1
+    assert not effects
+
+
+def by_momentum(form, slope):
+    """Makes an L2E whose β is ``slope`` times r over its root mean square, and α 0."""
+    module = build_network("paper", (2,))
+    with torch.no_grad():
+        module[0].weight.zero_()
+        module[0].weight[:, 2] = torch.tensor([1.0, -1.0])
+        module[-1].weight[1] = torch.tensor([slope, -slope])
+    return lambda p: L2E(p, 0.1, 100, network=module, form=form, beta_scale=1.0)
+
+
+@pytest.mark.parametrize("form", RULES)
+def test_the_cards_effects_are_those_of_taking_a_term_out(form):
+    """Against the optimizer itself: the chain of `measure`, and one whose learned friction is switched off."""
+    make, lr, n, count = by_momentum(form, 0.5), 0.1, 100, 400
+    found = measure(make, coordinates=count, stiffness=(0.2,), seed=4)["term_effects"]
+    assert found["alpha"] == 0
+    torch.manual_seed(4)
+    k = 0.2 * n / lr
+    start, ends = torch.randn(count) * (1 / k) ** 0.5, []
+    for friction_scale in (1.0, 0.0):
+        theta = start.clone().requires_grad_()
+        sampler = make([theta])
+        sampler.param_groups[0]["friction_scale"] = friction_scale
+        torch.manual_seed(4)
+        for _ in range(200):
+            theta.grad = theta.detach() * (k / n)
+            sampler.step()
+        ends.append(theta.detach())
+    expected = (ends[1] - ends[0]).norm() / (ends[0] - start).norm()
+    assert found["learned_friction"] == pytest.approx(expected.item(), rel=1e-3)
+    assert found["learned_friction"] > 0.01
+
+
+def test_the_law_of_any_sampler_for_its_card():
+    """`gaussian_law` of a sampler without terms to look at: biases and temperatures, and nothing else."""
+    found = gaussian_law(lambda p: PrecondL2E(p, 0.1, 100), coordinates=1000, stiffness=(0.2, 0.1))
+    assert json.loads(json.dumps(found)) == found
+    assert found["stiffness"] == [0.2, 0.1]
+    assert abs(found["bias"][0]) < 0.1
+    assert found["kinetic_temperature"] == pytest.approx([4 / (4 - 0.2 - 0.2), 4 / (4 - 0.1 - 0.2)], rel=0.05)
+    assert len(found["bias_at_a_quarter_of_lr"]) == len(found["configurational_temperature"]) == 2
 
 
 def test_the_cards_measurements_of_a_random_network_show_its_bias():

@@ -37,6 +37,27 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, damage):
         assert checkpoints.load()["weights"][0] == 4
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_newest_file_does_not_outlive_the_checkpoint_that_the_run_goes_on_with(tmp_path, keep):
+    for i in (50, 90, 100):
+        Checkpoints(tmp_path).save(i, {"weights": torch.full((100,), float(i))})
+    newest = tmp_path / "checkpoint-00000100.pt"
+    newest.write_bytes(b"cut")
+    checkpoints = Checkpoints(tmp_path, keep)
+    with pytest.warns(UserWarning, match="checkpoint passed over"):
+        assert checkpoints.load()["iteration"] == 90
+    assert newest.exists()  # reading changes nothing
+    message = r"goes on with .*00000095\.pt: checkpoint-00000100\.pt renamed to checkpoint-00000100\.pt\.damaged"
+    with pytest.warns(UserWarning, match=message):
+        written = checkpoints.save(95, {"weights": torch.full((100,), 95.0)})
+    kept = [tmp_path / f"checkpoint-{i:08d}.pt" for i in (50, 90, 95)[-keep:]]
+    assert checkpoints.paths() == kept
+    assert kept[-1] == written
+    assert checkpoints.load()["weights"][0] == 95
+    assert (tmp_path / "checkpoint-00000100.pt.damaged").read_bytes() == b"cut"
+    assert checkpoints.save(100, {}) == newest  # once the run is there again, without a word
+
+
 def test_when_none_can_be_read_that_is_an_error_and_not_a_fresh_start(tmp_path):
     checkpoints = filled(tmp_path, 2)
     for path in checkpoints.paths():

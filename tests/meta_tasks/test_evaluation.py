@@ -1,21 +1,17 @@
-"""Held-out evaluation, logs and figures."""
+"""Held-out evaluation, and what of it and of the rest is logged."""
 
-import math
+from dataclasses import asdict
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from learned_samplers.l2e_features import FEATURE_SETS, Segments
-from learned_samplers.l2e_rule import apply_network
-from learned_samplers.weights import save
 from meta_tasks.estimators import AntitheticES
 from meta_tasks.evaluation import HeldOutEvaluation
-from meta_tasks.figures import output_contours
-from meta_tasks.learned_rules import L2ERule
+from meta_tasks.learned_rules import KineticRule, L2ERule
 from meta_tasks.rules import LearnableSGD, SGHMCRule
 from meta_tasks.schedule import Horizon
-from meta_tasks.task import Hyperparameters
+from meta_tasks.task import ImageTask
 from meta_tasks.task_family import family_named
 from meta_tasks.trainer import Trainer, TrainerSettings
 
@@ -51,25 +47,37 @@ def test_the_best_learning_rate_counts_and_failures_are_the_worst(evaluation):
     assert both.share_failed == 0.5
 
 
-def test_held_out_tasks_are_fixed_and_scored_on_the_test_split(evaluation):
+def test_held_out_tasks_are_fixed_and_have_no_test_image(evaluation):
     again = HeldOutEvaluation(family_named("digits"), 40, samples=4, tasks=1, lrs=(0.05, 0.2))
     assert again.configs == evaluation.configs
-    assert {config.split for config in again.configs} == {"test"}
+    assert {config.split for config in again.configs} == {again.specification()["split"]} == {"val"}
     assert again.score(SGHMCRule()) == evaluation.score(SGHMCRule())
     with pytest.raises(ValueError, match="evaluation needs tasks, chains and lrs"):
         HeldOutEvaluation(family_named("digits"), 40, lrs=())
 
 
-def test_everything_is_logged(tmp_path, evaluation, capsys):
+def trainer(folder, evaluation=None, **settings):
     estimator = AntitheticES(0.03, 2, Horizon(12, 12, samples=3))
-    trainer = Trainer(
-        family_named("digits"), L2ERule("residual"), estimator, TrainerSettings(iterations=4, evaluate_every=2),
-        folder=tmp_path, evaluation=evaluation,
-    )  # fmt: skip
-    trainer.run()
-    trainer.close()
-    log = EventAccumulator(str(tmp_path), size_guidance={"images": 0})
-    log.Reload()
+    settings = TrainerSettings(**settings)
+    return Trainer(
+        family_named("digits"), L2ERule("residual"), estimator, settings, folder=folder, evaluation=evaluation
+    )
+
+
+def run(folder, evaluation=None, **settings):
+    made = trainer(folder, evaluation, **settings)
+    made.run()
+    made.close()
+    return made
+
+
+def logged(folder):
+    return EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
+
+
+def test_everything_is_logged(tmp_path, evaluation, capsys):
+    trainer = run(tmp_path, evaluation, iterations=4, evaluate_every=2)
+    log = logged(tmp_path)
     scalars, images = set(log.Tags()["scalars"]), set(log.Tags()["images"])
     assert scalars >= {
         "meta_loss/all", "gradient/norm", "gradient/mean_loss_difference", "gradient/rms_loss_difference",
@@ -90,87 +98,6 @@ def test_everything_is_logged(tmp_path, evaluation, capsys):
     assert printed[2].startswith(f"iteration 4: held-out NLL {nll:.4f} (sghmc ")
 
 
-@pytest.mark.parametrize("feature_set", ["paper", "scaled", "adaptive"])
-def test_contours_show_what_the_network_puts_out(feature_set):
-    rule = L2ERule("residual", feature_set)
-    torch.manual_seed(0)
-    trained = rule.prepare(rule.initial_weights(0) + 0.1 * torch.randn(rule.num_weights))
-    figure = output_contours(trained, feature_set)
-    assert [axes.get_title() for axes in figure.axes if axes.get_title()] == ["|α|", "|β|"]
-    assert len(figure.axes) == 4  # with a colour bar each
-    assert len(output_contours(rule.prepare(rule.initial_weights(0)), feature_set).axes) == 2  # zero everywhere: none
-
-
-def test_a_rule_says_what_it_is_and_gives_its_network():
-    rule = L2ERule("paper", "scaled", (8, 4), beta_scale=0.5)
-    assert rule.specification() == {
-        "sampler": "l2e", "form": "paper", "feature_set": "scaled", "hidden": [8, 4], "beta_scale": 0.5,
-    }  # fmt: skip
-    weights = torch.randn(rule.num_weights)
-    network = rule.network(weights)
-    assert torch.equal(torch.nn.utils.parameters_to_vector(network.parameters()), weights)
-    (first, bias), *_ = rule.prepare(weights[None])
-    assert torch.equal(first[0], network[0].weight)
-    assert torch.equal(bias[0], network[0].bias)
-    with pytest.raises(ValueError, match="form must be one of 'residual', 'paper', 'preconditioner', got 'new'"):
-        L2ERule("new")
-    with pytest.raises(ValueError, match="feature_set must be one of"):
-        L2ERule("paper", "all")
-
-
-def test_a_start_is_the_feature_itself():
-    """With Adam's direction as the start, a step is that of SGHMC and of Adam (its decays .9 and .99) side by side."""
-    rule = L2ERule("residual", "adaptive", start=("average_0.9_to_rms", 2.0), beta_scale=3.0, friction_scale=0.0)
-    assert rule.specification()["start"] == ["average_0.9_to_rms", 2.0]
-    phi = rule.prepare(rule.initial_weights(0)[None])
-    x = torch.randn(1, 25, 7)
-    alpha, beta = apply_network(phi, x)
-    names = FEATURE_SETS["adaptive"].names
-    torch.testing.assert_close(beta[0], -2.0 * x[0, names.index("average_0.9_to_rms")])
-    assert not alpha.any()
-
-    hyper = Hyperparameters(lr=0.01, num_data=50, temperature=0.0)
-    torch.manual_seed(0)
-    start, sghmc = torch.randn(1, 7), torch.zeros(1, 7)
-    theta = start
-    adam = theta[0].clone().requires_grad_()
-    optimizer = torch.optim.Adam([adam], 3.0 * 2.0 * math.sqrt(0.01 / 50), betas=(0.9, 0.99), eps=0.0)
-    other = theta.clone()
-    state = rule.initial_state(theta)
-    for step in range(5):
-        gradient = torch.randn(1, 7)
-        theta, state = rule.update(phi, theta, gradient, None, state, segments=Segments((7,)), hyper=hyper, step=step)
-        other, (sghmc,) = SGHMCRule().update(
-            None, other, gradient, None, (sghmc,), segments=None, hyper=hyper, step=step
-        )
-        adam.grad = gradient[0]
-        optimizer.step()
-    torch.testing.assert_close(theta[0], adam.detach() + other[0] - start[0], rtol=1e-4, atol=1e-6)
-
-
-def test_a_weight_file_is_a_start(tmp_path):
-    path = tmp_path / "first.safetensors"
-    first = L2ERule("residual", "paper", (4,), beta_scale=3.0)
-    weights = torch.randn(first.num_weights)
-    meta = dict(tasks={}, horizon={}, estimator={}, seed=0, commit="", command="", iterations=0)
-    card = {"name": "first", "meta_training": meta, "curve": [], "metrics": {}, "licence": "MIT"}
-    save(path, first.network(weights), {**first.card(), **card, "defaults": {"lr": 0.1, "momentum_decay": 0.1}})
-    second = L2ERule("residual", "paper", (4,), start=path, beta_scale=3.0)
-    assert torch.equal(second.initial_weights(5), weights)
-    assert "SHA-256" in second.specification()["start"]
-    with pytest.raises(ValueError, match=r"first\.safetensors has form residual, here it is paper"):
-        L2ERule("paper", "paper", (4,), start=path)
-    with pytest.raises(ValueError, match=r"has layers \[\[4, 9\], \[2, 4\]\], here it is \[\[8, 9\], \[2, 8\]\]"):
-        L2ERule("residual", "paper", (8,), start=path)
-
-
-def test_an_impossible_start_is_refused():
-    with pytest.raises(ValueError, match=r"'average_0\.9_to_rms' is not a feature of 'paper'"):
-        L2ERule("residual", "paper", start=("average_0.9_to_rms", 2.0))
-    with pytest.raises(ValueError, match="two units in every hidden layer"):
-        L2ERule("residual", "paper", (8, 1), start=("gradient", 2.0))
-
-
 def test_the_baselines_have_their_own_grid():
     made = [
         HeldOutEvaluation(family_named("digits"), 20, samples=2, tasks=1, chains=1, lrs=(lr,), baseline_lrs=grid)
@@ -179,3 +106,89 @@ def test_the_baselines_have_their_own_grid():
     assert made[0].baselines()["sghmc"] == made[1].baselines()["sghmc"] == made[1].score(SGHMCRule())
     assert made[0].score(SGHMCRule()) != made[1].score(SGHMCRule())
     assert made[0].specification()["baseline_lrs"] == [0.2]
+
+
+@pytest.mark.parametrize("rule", [SGHMCRule(), KineticRule((4,))], ids=["sghmc", "kinetic"])
+def test_every_sampler_takes_the_same_number_of_gradients(rule, evaluation, monkeypatch):
+    taken = []
+    whole = ImageTask.loss_and_gradient
+    monkeypatch.setattr(ImageTask, "loss_and_gradient", lambda *args: taken.append(1) or whole(*args))
+    evaluation.score(rule, 0.1 * torch.randn(rule.num_weights, generator=torch.Generator().manual_seed(0)))
+    assert len(taken) == 40 * len(evaluation.lrs)  # of both chains at once
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule", "message"),
+    [
+        ((20, 8), L2ERule(), r"a sampling phase of 1 steps .* is too short for 2 samples"),
+        ((20, 11), L2ERule(), "samples=11 exceed half of the 20 steps that 'l2e' takes on held-out tasks"),
+        ((40, 4), KineticRule(), None),
+        ((14, 4), KineticRule(), "samples=4 exceed half of the 7 steps that 'kinetic_l2e' takes"),
+    ],
+)
+def test_runs_too_short_for_their_states_are_refused_before_they_start(arguments, rule, message):
+    steps, samples = arguments
+    evaluation = HeldOutEvaluation(family_named("digits"), steps, samples=samples, tasks=1)
+    if message is None:
+        return evaluation.check(rule)
+    with pytest.raises(ValueError, match=message):
+        evaluation.check(rule)
+    estimator = AntitheticES(0.03, 2, Horizon(12, 12, samples=3))
+    with pytest.raises(ValueError, match=message):
+        Trainer(evaluation.family, rule, estimator, TrainerSettings(), evaluation=evaluation)
+    Trainer(evaluation.family, rule, estimator, TrainerSettings(evaluate_every=0), evaluation=evaluation)
+
+
+def test_baselines_are_those_of_the_held_out_tasks_that_the_sampler_is_scored_on(tmp_path, evaluation, capsys):
+    first = run(tmp_path, evaluation, iterations=1, evaluate_every=1)
+    scores = first.scores
+    assert scores["specification"] == evaluation.specification()
+    assert "earlier" not in scores
+    assert run(tmp_path, evaluation, iterations=2, evaluate_every=1).scores["baselines"] == scores["baselines"]
+    assert capsys.readouterr().out.count("scoring the hand-designed samplers") == 1
+
+    other = HeldOutEvaluation(evaluation.family, 40, samples=4, tasks=2, lrs=(0.05, 0.2))
+    resumed = run(tmp_path, other, iterations=3, evaluate_every=1).scores
+    assert "the scores so far are of other held-out tasks: tasks is 1 there and 2 here\n" in capsys.readouterr().out
+    assert resumed["baselines"] == {name: asdict(score) for name, score in other.baselines().items()}
+    assert resumed["baselines"] != scores["baselines"]
+    assert resumed["specification"] == other.specification()
+    assert [score["iteration"] for score in resumed["sampler"]] == [3]
+    (earlier,) = resumed["earlier"]
+    assert earlier["baselines"] == scores["baselines"]
+    assert [score["iteration"] for score in earlier["sampler"]] == [0, 1, 2]
+
+
+def test_baselines_of_a_checkpoint_that_says_not_what_they_are_of_are_scored_anew(evaluation):
+    old = {"baselines": {"sghmc": {"nll": 0.0, "accuracy": 1.0, "share_failed": 0.0}}, "sampler": []}
+    scores = dict(old)
+    evaluation.record(scores, SGHMCRule(), torch.zeros(0), 7)
+    assert scores["earlier"] == [old]
+    assert scores["sampler"][0] == {"iteration": 7, **scores["baselines"]["sghmc"]}
+
+
+def test_figures_have_a_cadence_of_their_own(tmp_path):
+    run(tmp_path / "every", iterations=5, evaluate_every=0, figures_every=2)
+    assert [event.step for event in logged(tmp_path / "every").Images("network/contours")] == [0, 2, 4]
+    run(tmp_path / "never", iterations=2, evaluate_every=0, figures_every=0)
+    assert "network/contours" not in logged(tmp_path / "never").Tags()["images"]
+    # the cadence may change when a run goes on
+    assert trainer(tmp_path / "never", iterations=3, evaluate_every=0, figures_every=1).iteration == 2
+    with pytest.raises(ValueError, match="figures_every must not be negative, got -1"):
+        TrainerSettings(figures_every=-1)
+
+
+def test_a_curve_of_failed_members_alone_is_drawn_without_a_warning(tmp_path, monkeypatch):
+    made = trainer(tmp_path, iterations=1, evaluate_every=0)
+    whole = made.executor.run
+
+    def all_failed(jobs, weights):
+        results = whole(jobs, weights)
+        for result in results:
+            result.curve = [float("nan")] * len(result.curve)
+        return results
+
+    monkeypatch.setattr(made.executor, "run", all_failed)
+    made.run()
+    made.close()
+    assert "inner_loop/curves" in logged(tmp_path).Tags()["images"]

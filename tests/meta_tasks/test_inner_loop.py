@@ -171,6 +171,22 @@ def test_a_member_that_fails_is_reported_and_poisons_nobody(kind):
     assert fine.failed_at == [-1] * 4
 
 
+@pytest.mark.parametrize("stepping", ["loop", "static"])
+def test_a_failed_member_has_no_training_curve_from_its_failure_on(stepping):
+    rule, task = LearnableSGD(), image_task("mlp", {"hidden": (6,)}, lr=0.05)
+    weights = torch.tensor([[0.0, 0.0], [math.nan, 0.0], [0.1, 0.0], [18.0, 0.0]])
+    run = unroll(rule, weights, task=task, schedule=Schedule(12, 6, 2), curve_every=2, stepping=stepping)
+    late = run.failed_at[3]
+    assert run.failed_at == [-1, 1, -1, late]
+    assert 2 < late < 12
+    curves = run.curves()
+    before = (late - 1) // 2  # stretches that were over before the failure
+    assert curves.isfinite().sum(1).tolist() == [6, 0, 6, before]
+    assert curves[3, :before].isfinite().all()
+    alone = unroll(rule, weights[[1, 1, 1, 1]], task=task, curve_every=2, stepping=stepping)
+    assert alone.curves().nanmean(0).isnan().all()
+
+
 def test_a_run_cut_in_two_and_restored_is_the_run_that_was_never_cut():
     rule = L2ERule("residual")
     weights = l2e_weights(rule)

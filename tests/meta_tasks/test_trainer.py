@@ -186,6 +186,70 @@ def test_time_and_signals_end_a_run_and_save_it(tmp_path):
     assert resumed.checkpoints.load()["iteration"] == resumed.iteration > done
 
 
+class Failing(SerialExecutor):
+    """Fails at its fourth call, in the middle of the jobs."""
+
+    calls = 0
+
+    def run(self, jobs, weights):
+        self.calls += 1
+        if self.calls == 4:
+            super().run(jobs[:1], weights)
+            raise RuntimeError("a worker process died")
+        return super().run(jobs, weights)
+
+
+def test_a_failed_iteration_saves_those_before_it(tmp_path):
+    failing = trainer(tmp_path, 6, executor=Failing)
+    with pytest.raises(RuntimeError, match="a worker process died") as failure:
+        failing.run()
+    assert failure.value.__notes__ == ["saved after iteration 3"]
+    failing.close()
+    resumed = trainer(tmp_path, 6)
+    assert resumed.iteration == 3
+    resumed.run()
+    assert torch.equal(resumed.weights, run(iterations=6).weights)
+
+
+def test_nothing_is_saved_that_would_not_go_on_as_it_was(tmp_path):
+    """A failed iteration of noise reuse has moved some of the unrolls; without one done there is nothing to save."""
+    failing = trainer(tmp_path / "nres", 6, nres(), executor=Failing)
+    with pytest.raises(RuntimeError, match="a worker process died") as failure:
+        failing.run()
+    assert failure.value.__notes__[0].startswith("not saved since the last checkpoint: the unrolls")
+    assert failing.checkpoints.paths() == []
+    again = trainer(tmp_path / "es", 6, executor=Failing)
+    again.executor.calls = 3
+    with pytest.raises(RuntimeError, match="a worker process died") as failure:
+        again.run()
+    assert failure.value.__notes__ == ["nothing to save since iteration 0"]
+    assert again.checkpoints.paths() == []
+
+
+def test_a_failure_between_iterations_saves_the_unrolls_too(tmp_path, monkeypatch):
+    failing = trainer(tmp_path, 6, nres(), figures_every=4)
+
+    def full(weights):
+        if failing.iteration:
+            raise OSError(28, "No space left on device")
+        return {}
+
+    monkeypatch.setattr(failing.rule, "figures", full)
+    with pytest.raises(OSError, match="No space left") as failure:
+        failing.run()
+    assert failure.value.__notes__ == ["saved after iteration 4"]
+    resumed = run(folder=tmp_path, iterations=6, estimator=nres())
+    assert torch.equal(resumed.weights, run(iterations=6, estimator=nres()).weights)
+
+
+def test_a_failure_to_save_does_not_hide_the_failure_before_it(tmp_path, monkeypatch):
+    failing = trainer(tmp_path, 6, executor=Failing)
+    monkeypatch.setattr(failing.checkpoints, "save", lambda *_: 1 / 0)
+    with pytest.raises(RuntimeError, match="a worker process died") as failure:
+        failing.run()
+    assert failure.value.__notes__ == ["and the run could not be saved: ZeroDivisionError: division by zero"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

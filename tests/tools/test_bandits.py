@@ -147,6 +147,7 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert run["rounds"][-1] == 60
     assert sum(run["arms"]) == 60
     assert "| wheel, δ = 0.5" in (tmp_path / "table.md").read_text()
+    assert "over 2 seeds; published" in (tmp_path / "table.md").read_text()
     assert "7.54 ± 0.41" in capsys.readouterr().out
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert len(list((tmp_path / "tensorboard").iterdir())) == 16

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import _compare_figures
 import compare
 import numpy as np
 import pytest
@@ -139,6 +141,11 @@ def test_the_numbers_of_a_run_are_those_of_its_samples(whole):
     single = samples.predict_samples(data.test_x)
     assert result.scores == pytest.approx(metrics.summary(single.mean(0), data.test_y), rel=1e-4)
     assert result.pairwise_kld == pytest.approx(metrics.pairwise_kld(single), rel=1e-4)
+    for name in ("accuracy", "nll", "ece", "brier"):
+        wanted = [getattr(metrics, name)(single[: count + 1].mean(0), data.test_y) for count in range(4)]
+        assert getattr(result, f"{name}_curve") == pytest.approx(wanted, rel=1e-4)
+        assert getattr(result, f"{name}_curve")[-1] == pytest.approx(result.scores[name])
+    assert result.kld_curve == pytest.approx([metrics.pairwise_kld(single[:count]) for count in (2, 3, 4)], rel=1e-4)
     assert result.modes == modes(samples, data)
     assert result.ess_per_second == result.ess / result.seconds
     ends = [metrics.nll(single_probs, data.val_y) for single_probs in samples.predict_samples(data.val_x)]
@@ -182,6 +189,54 @@ def test_a_run_from_before_a_setting_is_read_as_one_with_its_default(whole, tmp_
     assert read_result(tmp_path / "old.json", wanted).scores == wanted.scores
     wanted.settings["labels"] = [1, 2]
     assert read_result(tmp_path / "old.json", wanted) is None
+
+
+CURVES = ("accuracy_curve", "nll_curve", "ece_curve", "brier_curve", "kld_curve")
+
+
+def test_runs_from_before_there_were_all_curves_get_them_from_their_samples(whole, tmp_path, monkeypatch):
+    """SGHMC's samples are there; Meta-SGMCMC's are gone, and the figure says that they are missing."""
+    figures, own = [], _compare_figures.new_figure
+    monkeypatch.setattr(_compare_figures, "new_figure", lambda *size: figures.append(own(*size)) or figures[-1])
+    out = tmp_path / "copy"
+    shutil.copytree(whole[0], out)
+    runs = {path: json.loads(path.read_text()) for path in out.glob("steps_40/runs/*.json")}
+    for path, content in runs.items():
+        path.write_text(json.dumps({key: value for key, value in content.items() if key not in CURVES[2:]}))
+        if path.name.startswith("meta_sgmcmc"):
+            (out / "steps_40/samples" / path.with_suffix(".safetensors").name).unlink()
+    compare.main([*whole[1], "--sampler", "sghmc", "meta_sgmcmc", "sgd", "--out", str(out)])
+    for path, before in runs.items():
+        now = json.loads(path.read_text())
+        assert now["scores"] == before["scores"]
+        if before["scores"] and before["method"] in ("sghmc", "sgd"):
+            assert now == {**before, **{name: pytest.approx(before[name], rel=1e-5) for name in CURVES}}
+        if before["method"] == "meta_sgmcmc":
+            assert "ece_curve" not in now
+    first = next(figure for figure in figures if "40 gradients" in figure.get_suptitle())
+    panels = dict(zip(CURVES, first.axes))
+    assert len(first.axes) == 6
+    shown = {name: {line.get_label().split(" [")[0] for line in ax.get_lines()} for name, ax in panels.items()}
+    assert shown["nll_curve"] == {"SGHMC", "Meta-SGMCMC", "SGD"}
+    assert shown["ece_curve"] == shown["brier_curve"] == {"SGHMC", "SGD"}
+    assert shown["kld_curve"] == {"SGHMC"}
+    (line,) = panels["kld_curve"].get_lines()
+    wanted = [runs[out / f"steps_40/runs/{name}.json"]["kld_curve"] for name in names_of(out, "sghmc")]
+    assert line.get_xdata().tolist() == [2, 3, 4]
+    assert line.get_ydata() == pytest.approx(np.mean(wanted, 0), rel=1e-5)
+    (note,) = first.get_suptitle().splitlines()[1:]
+    assert note.startswith("Meta-SGMCMC [meta_sgmcmc]: made before there were curves of ECE, Brier score, KLD (--fresh")
+    bars = [text.get_text() for text in first.axes[5].texts]
+    assert [text.split(":")[0] for text in bars] == ["SGHMC", "Meta-SGMCMC [meta_sgmcmc]", "SGD"]
+    assert "no ESS" in bars[2]
+    assert first.axes[5].patches[0].get_width() == pytest.approx(
+        np.mean([each["ess_per_second"] for each in numbers(out)["40"]["methods"]["sghmc"]["runs"]])
+    )
+
+
+def names_of(out, method):
+    """Stems of the files of a method's final runs."""
+    return [Path(each["file"]).stem for each in numbers(out)["40"]["methods"][method]["runs"]]
 
 
 def test_labels_choose_the_images(tmp_path):

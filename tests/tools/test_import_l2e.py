@@ -255,9 +255,21 @@ def spoil(change):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({}, "holds 0 mappings"),
-        ([published()], "holds 0 mappings"),
-        ({"a": published(), "b": published()}, "holds 2 mappings"),
+        ({}, "holds 0 networks"),
+        ([published()], "holds 0 networks"),
+        ({"a": published(), "b": published()}, "holds 2 networks"),
+        (
+            published() | {name.replace("mlp", "other"): layer for name, layer in published(1).items()},
+            r"holds 2 networks .*\('mlp/~/', 'other/~/'\); one is needed",
+        ),
+        (
+            {"mlp/~/linear_0": published()["mlp/~/linear_0"], "mlp/~/linear_2": published()["mlp/~/linear_2"]},
+            r"the layers of 'mlp/~/' are numbered \[0, 2\], not from 0 without a gap",
+        ),
+        (
+            published() | {"mlp/~/linear_01": published()["mlp/~/linear_1"]},
+            r"the layers of 'mlp/~/' are numbered \[0, 1, 1, 2\]",
+        ),
         (
             published(sizes=[(8, 32), (32, 2)]),
             r"layers of shapes \[\(8, 32\), \(32, 2\)\] are no network of 9 features",
@@ -269,7 +281,7 @@ def spoil(change):
         (spoil(lambda c: c.update({"mlp/~/linear_1": 3})), "linear_1 must map w and b"),
         (spoil(lambda c: c["mlp/~/linear_1"].update(w=np.zeros(32, np.float32))), r"has w of shape \(32,\)"),
         (spoil(lambda c: c["mlp/~/linear_2"]["b"].fill(np.nan)), "linear_2 has values that are not finite"),
-        (spoil(lambda c: c.pop("mlp/~/linear_0")), "are no network"),
+        (spoil(lambda c: c.pop("mlp/~/linear_0")), r"the layers of 'mlp/~/' are numbered \[1, 2\]"),
     ],
 )
 def test_pickles_of_something_else_are_refused(tmp_path, content, reason):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 import meta_train
 import pytest
 import torch
+from _cards import reproducing
 
-from learned_samplers import L2E
+from learned_samplers import L2E, weights
 from meta_tasks.checkpoint import Checkpoints
 from meta_tasks.fused_l2e import FusedL2ERule, triton_installed
 from meta_tasks.learned_rules import L2ERule
@@ -84,6 +86,7 @@ def test_the_weights_of_a_run_load_into_the_sampler(tmp_path):
     assert card["meta_training"]["iterations"] == 2
     assert card["meta_training"]["tasks"]["name"] == "digits"
     assert card["meta_training"]["estimator"]["sigma"] == 0.03
+    assert card["meta_training"]["reproduce"].endswith("--iterations 2")
     assert len(card["curve"]) == 2
     assert sampler.param_groups[0]["lr"] == 0.05
 
@@ -108,6 +111,39 @@ def test_the_last_layer_alone_is_learned_on_the_data_sets_that_are_named(tmp_pat
     assert (saved["weights"][-10:] != start[-10:]).any()
     assert saved["specification"]["estimator"]["learned"] == 10
     assert saved["specification"]["tasks"]["dataset_names"] == ["digits", "digits"]
+
+
+def test_the_card_has_the_command_that_gives_its_weights_again(tmp_path, monkeypatch):
+    """Of a run that the clock ended, in two parts; what repeats it knows nothing of the clock."""
+    arguments = ["--folder", str(tmp_path / "first"), *TINY, "--minutes=0.005", "--iterations", "1000000"]
+    monkeypatch.setattr(sys, "argv", ["tools/meta_train.py", *arguments])
+    for _ in range(2):
+        meta_train.main(meta_train.tyro.cli(meta_train.Options, args=arguments))
+    card = json.loads((tmp_path / "first/weights.json").read_text())["meta_training"]
+    command = shlex.split(card["reproduce"])
+    assert command[:2] == ["python", "tools/meta_train.py"]
+    assert card["iterations"] >= 1
+    assert not any(word.startswith("--minutes") for word in command)
+    again = [word.replace("first", "again") for word in command[2:]]
+    meta_train.main(meta_train.tyro.cli(meta_train.Options, args=again))
+    networks = [weights.load(tmp_path / name / "weights.safetensors")[0] for name in ("first", "again")]
+    assert torch.equal(*(torch.nn.utils.parameters_to_vector(each.parameters()) for each in networks))
+
+
+@pytest.mark.parametrize(
+    ("command", "iterations", "expected"),
+    [
+        (
+            "python a.py --minutes 7 --folder 'a b' --iterations 3000 --fused",
+            19,
+            "--folder 'a b' --fused --iterations 19",
+        ),
+        ("python a.py --iterations=3 --minutes=2 --seed 1", 5, "--seed 1 --iterations 5"),
+        ("python a.py --minutes 7", 0, "--minutes 0"),  # --iterations 0 is refused
+    ],
+)
+def test_limits_of_a_run_become_the_iterations_that_it_did(command, iterations, expected):
+    assert reproducing(command, iterations) == f"python a.py {expected}"
 
 
 def test_ctrl_c_saves_and_exits(tmp_path):
@@ -137,14 +173,40 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--learned", "100000"], "learned=100000 exceeds the [0-9]+ meta-parameters of l2e"),
         (["--datasets", "digits", "nosuch"], "dataset_names has the unknown data set 'nosuch'"),
         (["--datasets", "cifar10"], "dataset_names must not have 'cifar10'"),
-        (["--form", "kinetic", "--beta-scale", "2"], "beta_scale: not of the kinetic form"),
-        (
-            ["--form", "paper", "--reference-data", "9", "--decay-time", "3"],
-            "decay_time, reference_data: of the residual",
-        ),
-        (["--form", "paper", "--fused"], "fused: only the residual form has fused kernels, not 'paper'"),
+        (["--form", "kinetic", "--beta-scale", "2"], "beta_scale=2.0 is for the form .*, not for form='kinetic'"),
+        (["--form", "paper", "--decay-time", "3"], "decay_time=3.0 is for the form 'residual', not for form='paper'"),
+        (["--form", "paper", "--reference-data", "9"], "reference_data=9.0 is for the form 'residual', not"),
+        (["--form", "paper", "--fused"], "fused=True is for the form 'residual', not for form='paper'"),
+        (["--form", "kinetic", "--start-weights", "a.safetensors"], "start_weights=a.safetensors is for the form"),
+        (["--form", "kinetic", "--start-feature", "gradient"], "start_feature=gradient is for the form"),
+        (["--form", "kinetic", "--start-gain", "0"], "start_gain=0.0 is for the form"),
+        (["--form", "kinetic", "--feature-set", "paper"], "feature_set=paper is for the form"),
+        (["--form", "preconditioner", "--start-feature", "gradient"], "start_feature=gradient is for the form 'resid"),
+        (["--start-gain", "2"], "start_gain=2.0 needs a start_feature"),
         (["--start-feature", "gradients"], "'gradients' is not a feature of 'paper'"),
         (["--family", "cpu"], "fashion_mnist: no train-images|mnist: no train-images"),
+        (["--reference-data", "0"], "reference_data must be greater than 0, got 0.0"),
+        (["--reference-data", "-5"], "reference_data must be greater than 0, got -5.0"),
+        (["--decay-time", "0"], "decay_time must be greater than 0, got 0.0"),
+        (["--decay-time", "-5"], "decay_time must be greater than 0, got -5.0"),
+        (["--output-bound", "0"], "output_bound must be greater than 0, got 0.0"),
+        (["--form", "kinetic", "--output-bound", "0"], "output_bound must be greater than 0, got 0.0"),
+        (["--form", "preconditioner", "--output-bound", "0"], "output_bound must be greater than 0, got 0.0"),
+        (["--beta-scale", "-1"], "beta_scale must not be negative, got -1.0"),
+        (["--hidden", "8", "0"], "hidden must be greater than 0, got 0"),
+        (["--labels", "0", "99"], r"labels=\(0, 99\): classes must be .* different labels of digits in \[0, 10\)"),
+        (["--datasets", "photos"], r"datasets=\('photos',\).*photos has no training images"),
+        (["--datasets", "digits", "digits", "digits", "photos"], "photos has no training images"),
+        (["--momentum-decays", "0.1", "3"], "momentum_decays must be greater than 0 and at most 1, got 3.0"),
+        (["--lrs", "0.1", "0"], "lrs must be greater than 0, got 0.0"),
+        (["--default-lr", "-1"], "default_lr must be greater than 0, got -1.0"),
+        (["--default-lr", "0"], "default_lr must be greater than 0, got 0.0"),
+        (["--workers", "0"], "workers must be at least 1, got 0"),
+        (["--workers", "-2"], "workers must be at least 1, got -2"),
+        (
+            ["--horizon", "20", "20", "--samples", "10", "--evaluate-every", "1"],
+            r"evaluation with horizon=\(20, 20\), samples=10: a sampling phase of 1 steps",
+        ),
     ],
 )
 def test_impossible_options_are_refused_in_one_line(tmp_path, more, message):
@@ -153,10 +215,20 @@ def test_impossible_options_are_refused_in_one_line(tmp_path, more, message):
     assert not list(tmp_path.glob("checkpoint*"))
 
 
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_pictures_of_the_network_are_drawn_as_often_as_asked_for(tmp_path, monkeypatch, every):
+    drawn, own = [], L2ERule.figures
+    monkeypatch.setattr(L2ERule, "figures", lambda *each: drawn.append(1) or own(*each))
+    more = ["--iterations", "2", "--figures-every", str(every), "--hidden", "4"]
+    meta_train.main(options(tmp_path, more=more))
+    assert len(drawn) == {0: 0, 1: 3, 2: 2}[every]  # also before the first iteration
+
+
 @pytest.mark.skipif(not triton_installed(), reason="--fused needs Triton")
 def test_how_steps_are_taken_reaches_the_unrolls_and_not_the_specification(tmp_path):
-    plain = meta_train.make_trainer(options(tmp_path / "a"))
-    other = meta_train.make_trainer(options(tmp_path / "b", more=["--no-capture", "--fused", "--evaluate-every", "9"]))
+    plain = meta_train.make_trainer(options(tmp_path / "a", more=["--samples", "2"]))
+    changed = ["--samples", "2", "--no-capture", "--fused", "--evaluate-every", "9"]
+    other = meta_train.make_trainer(options(tmp_path / "b", more=changed))
     assert type(other.rule) is FusedL2ERule
     assert type(plain.rule) is L2ERule
     assert plain.executor.evaluator.stepping is None

@@ -125,7 +125,9 @@ def test_celeba_two_steps(root, tmp_path, monkeypatch, particles, attributes):
     assert result["steps"] == 2
     assert result["diverged"] is None
     assert len(result["scores"]["ece"]) == len(result["weights"]) == len(attributes)
-    assert f"celeba, {attributes[-1]}" in (tmp_path / "table.md").read_text()
+    table = (tmp_path / "table.md").read_text()
+    assert f"celeba, {attributes[-1]}" in table
+    assert "over 1 seed; calibration" in table
 
 
 def test_presets():

@@ -151,7 +151,9 @@ def test_tuning_takes_the_lowest_validation_nll_of_a_grid_around_each_methods_ow
     assert printed.count("diverged") == 2
     assert "edge" not in printed
     sample.main([*TINY, "--tune", "--lr-grid", "1e-3", "1", "--sampler", "sgd", "--seeds", "1", "--out", str(tmp_path)])
-    assert "at the edge of the grid" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "at the edge of the grid" in printed
+    assert "mean ± standard deviation over 1 seed; ECE" in printed
 
 
 def test_with_hmc_the_others_are_compared_with_it(tmp_path, capsys):

@@ -1,13 +1,14 @@
 """tools/ship.py: the card that it writes, and what it refuses."""
 
 import math
+import shlex
 
 import meta_train
 import pytest
 import ship
 import torch
 
-from learned_samplers import weights
+from learned_samplers import KineticL2E, weights
 
 TINY = ["--family", "digits", "--horizon", "12", "12", "--samples", "3", "--pairs", "1", "--evaluate-every", "0"]
 TINY += ["--iterations", "1", "--no-progress"]
@@ -18,7 +19,7 @@ def trained(folder, *more):
     return folder / "weights.safetensors"
 
 
-@pytest.mark.parametrize("form", ["residual", "paper", "kinetic"])
+@pytest.mark.parametrize("form", ["residual", "paper", "kinetic", "preconditioner"])
 def test_the_card_says_what_was_measured(tmp_path, capsys, form):
     source = trained(tmp_path / "run", "--form", form, "--hidden", "4")
     small = ["--coordinates", "60", "--num-data", "500", "--first-stage", str(source)]
@@ -28,14 +29,28 @@ def test_the_card_says_what_was_measured(tmp_path, capsys, form):
     assert all((a == b).all() for a, b in zip(network.state_dict().values(), before.state_dict().values()))
     assert card["name"] == "new"
     assert card["defaults"]["lr"] == card["law"]["lr"] == 0.1
-    assert card["badge"] == ("O(h)" if form == "kinetic" and card["law"]["verdict"] == "O(h)" else "heuristic")
+    kept = form == "kinetic" and card["law"]["verdict"] in ("exact", "O(h)")
+    assert card["badge"] == ("O(h)" if kept else "heuristic")
     assert (card["curve"], card["layers"]) == (old["curve"], old["layers"])
     stage = card["meta_training"].pop("first_stage")
     assert card["meta_training"] == old["meta_training"]
     assert stage == {**old["meta_training"], "curve": old["curve"]}
-    assert len(card["law"]["bias"]) == 2
-    assert ("assumption_violation" in card["law"]) == (form != "kinetic")
+    for name in ("bias", "bias_at_a_quarter_of_lr", "kinetic_temperature", "configurational_temperature"):
+        assert len(card["law"][name]) == len(card["law"]["stiffness"]) == 2
+    for name in ("assumption_violation", "terms", "term_effects"):
+        assert (name in card["law"]) == (form in ("residual", "paper"))
     assert card["law"]["reason"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verdict", ["exact", "O(h)", "biased", "unstable"])
+def test_a_bias_too_small_to_be_seen_keeps_the_badge_too(tmp_path, monkeypatch, verdict):
+    source = trained(tmp_path / "run", "--form", "kinetic", "--hidden", "4")
+    monkeypatch.setattr(ship, "gaussian_law", lambda *_, **__: {"verdict": verdict, "reason": "planted"})
+    ship.main([str(source), "new", "--out", str(tmp_path)])
+    badge = "O(h)" if verdict in ("exact", "O(h)") else "heuristic"
+    assert weights.load_card(tmp_path / "new.safetensors")["badge"] == badge
+    sampler = KineticL2E([torch.zeros(1, requires_grad=True)], num_data=9, network=tmp_path / "new.safetensors")
+    assert sampler.badge == badge
 
 
 def meta_trained(folder):
@@ -102,29 +117,71 @@ def test_a_wrong_correction_loses_the_badge(tmp_path, monkeypatch):
         weight[half, 1], last[1, half] = 1.0, 3.0
     own = {key: value for key, value in card.items() if key not in ("layers", "sha256")}
     weights.save(tmp_path / "own.safetensors", network, own)
-    arguments = [str(tmp_path / "own.safetensors"), "new", "--out", str(tmp_path), "--lr", "0.1"]
+    out = tmp_path / "a folder" / "to be made"
+    arguments = [str(tmp_path / "own.safetensors"), "new", "--out", str(out), "--lr", "0.1"]
     ship.main(arguments)
-    assert weights.load_card(tmp_path / "new.safetensors")["badge"] == "O(h)"
+    assert weights.load_card(out / "new.safetensors")["badge"] == "O(h)"
     monkeypatch.setitem(rule.CORRECTIONS, "autograd", flipped)
     ship.main(arguments)
-    assert weights.load_card(tmp_path / "new.safetensors")["badge"] == "heuristic"
+    assert weights.load_card(out / "new.safetensors")["badge"] == "heuristic"
 
 
 def test_a_blend_lies_between_its_ends(tmp_path):
     flags = ("--hidden", "4", "--start-feature", "gradient", "--start-gain")
     ends = [trained(tmp_path / gain, *flags, gain, "--minutes", "0") for gain in ("1", "3")]
     small = ["--coordinates", "20", "--num-data", "500", "--lr", "0.1", "--out", str(tmp_path)]
-    ship.main([str(ends[0]), "new", "--toward", str(ends[1]), "--share", "0.25", *small])
+    arguments = [str(ends[0]), "new", "--toward", str(ends[1]), "--share", "0.25", *small]
+    ship.main(arguments)
     network, card = weights.load(tmp_path / "new.safetensors")
-    assert card["meta_training"]["iterations"] == 0
-    assert card["meta_training"]["blend"]["share"] == 0.25
+    source, other = (weights.load_card(end) for end in ends)
     assert network[-1].weight[1, :2].tolist() == [-1.5, 1.5]
+    # What the source was is not what the blend is.
+    assert source["metrics"] == {"held_out": {}}
+    assert card["metrics"] == {}
+    blend = card["meta_training"].pop("blend")
+    assert card["meta_training"] == source["meta_training"]
+    assert blend == {
+        "share": 0.25, "from": source["sha256"], "toward": other["sha256"], "curve": "the source's, not the blend's",
+        "toward_meta_training": other["meta_training"],
+        "command": shlex.join(["python", "tools/ship.py", *arguments]),
+    }  # fmt: skip
+    # A blend of a blend keeps how the first was made.
+    ship.main([str(tmp_path / "new.safetensors"), "next", "--toward", str(ends[1]), *small])
+    again = weights.load_card(tmp_path / "next.safetensors")["meta_training"]["blend"]
+    assert again["from_blend"] == blend
+    # A card from before there was a command that repeats it gets one, and one of unknown origin none.
+    network, card = weights.load(ends[0])
+    own = {key: value for key, value in card.items() if key not in ("layers", "sha256")}
+    for command, expected in (("python t.py --minutes 3", "python t.py --minutes 0"), (None, None)):
+        old = {**card["meta_training"], "command": command}
+        del old["reproduce"]
+        weights.save(tmp_path / "old.safetensors", network, {**own, "meta_training": old})
+        ship.main([str(tmp_path / "old.safetensors"), "shipped", *small])
+        assert weights.load_card(tmp_path / "shipped.safetensors")["meta_training"].get("reproduce") == expected
+
+
+def test_networks_of_different_rules_are_not_blended(tmp_path):
+    flags = ("--hidden", "4", "--minutes", "0")
+    ends = [trained(tmp_path / "first", *flags)]
+    small = ["--coordinates", "20", "--num-data", "500", "--lr", "0.1", "--out", str(tmp_path)]
     with pytest.raises(SystemExit):
-        ship.main([str(ends[0]), "bad", "--toward", str(ends[1]), "--share", "1.5", *small])
+        ship.main([str(ends[0]), "bad", "--toward", str(ends[0]), "--share", "1.5", *small])
+    others = {
+        "layers is": ("--hidden", "8"), "scales is": ("--beta-scale", "10"), "form is": ("--form", "paper"),
+        "sampler is": ("--form", "preconditioner"), "feature_set is": ("--feature-set", "scaled"),
+    }  # fmt: skip
+    for reason, more in others.items():
+        other = trained(tmp_path / reason, *flags, *more)
+        with pytest.raises(SystemExit, match=rf"toward: .*are networks of different rules: {reason}"):
+            ship.main([str(ends[0]), "bad", "--toward", str(other), *small])
     assert not (tmp_path / "bad.safetensors").exists()
-    other = trained(tmp_path / "other", "--hidden", "8", "--minutes", "0")
-    with pytest.raises(SystemExit, match="toward: its layers are not those of the source"):
-        ship.main([str(ends[0]), "bad", "--toward", str(other), *small])
+
+
+@pytest.mark.parametrize("lr", ["0", "-1"])
+def test_a_learning_rate_that_is_none_is_not_replaced(tmp_path, capsys, lr):
+    with pytest.raises(SystemExit):
+        ship.main([str(tmp_path / "any.safetensors"), "new", "--lr", lr])
+    assert f"lr must be positive, got {lr}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_is_not_finite_becomes_none():
@@ -134,7 +191,9 @@ def test_what_is_not_finite_becomes_none():
 def test_a_missing_file_and_an_unknown_sampler_are_refused(tmp_path):
     with pytest.raises(SystemExit, match=r"error: .*none\.safetensors"):
         ship.main([str(tmp_path / "none.safetensors"), "new", "--out", str(tmp_path)])
-    source = trained(tmp_path / "run", "--form", "preconditioner", "--hidden", "4")
-    with pytest.raises(SystemExit, match="no measure for the law of PrecondL2E"):
-        ship.main([str(source), "new", "--out", str(tmp_path)])
+    network, card = weights.load(trained(tmp_path / "run", "--hidden", "4"))
+    own = {key: value for key, value in card.items() if key not in ("layers", "sha256")}
+    weights.save(tmp_path / "other.safetensors", network, {**own, "sampler": "SGHMC"})
+    with pytest.raises(SystemExit, match="no measure for the law of SGHMC"):
+        ship.main([str(tmp_path / "other.safetensors"), "new", "--out", str(tmp_path)])
     assert not (tmp_path / "new.safetensors").exists()

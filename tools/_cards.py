@@ -1,0 +1,53 @@
+"""What the tools do with weight cards: whether two networks may be mixed, and the command that repeats a training."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import torch
+from torch import nn
+
+#: The entries of a card that say how a network is used; two networks can be mixed only where all of them agree.
+RULE = ("sampler", "form", "feature_set", "features", "scales", "layers")
+
+
+def check_same_rule(names: tuple[str, str], card: dict[str, Any], other: dict[str, Any]) -> None:
+    """Raise ValueError unless two cards are of networks of one sampler, with the same inputs, scales and layers."""
+    for key in RULE:
+        if card[key] != other[key]:
+            raise ValueError(
+                f"{names[0]} and {names[1]} are networks of different rules: {key} is {card[key]} and {other[key]}"
+            )
+
+
+def blend(network: nn.Module, other: nn.Module, share: float) -> nn.Module:
+    """(1 − share)·network + share·other, weight by weight, in ``network``; for networks of one rule."""
+    with torch.no_grad():
+        for p, q in zip(network.parameters(), other.parameters(), strict=True):
+            p.lerp_(q, share)
+    return network
+
+
+def reproducing(command: str, iterations: int) -> str:
+    """The command that gives a meta-training's weights again, from the one that ended it and the iterations it did.
+
+    It has no limit on the time, which ends a run elsewhere on another machine; but where not one iteration was done, a
+    limit of nothing.
+    """
+    kept, words = [], iter(shlex.split(command))
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in ("--minutes", "--iterations"):
+            kept.append(word)
+        elif not value:
+            next(words)
+    ended = ["--iterations", str(iterations)] if iterations else ["--minutes", "0"]
+    return shlex.join([*kept, *ended])
+
+
+def with_reproduction(meta_training: dict[str, Any]) -> dict[str, Any]:
+    """The ``meta_training`` of a card, with the command that repeats it where the run said how it was made."""
+    if "reproduce" in meta_training or meta_training["command"] is None or "iterations" not in meta_training:
+        return meta_training
+    return {**meta_training, "reproduce": reproducing(meta_training["command"], meta_training["iterations"])}
