@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._ops import scalar_sqrt
-from .l2e_features import FeatureSet, Segments, TensorScales, feature_set_named, update_averages
+from .l2e_features import AVERAGE_DECAYS, FeatureSet, Segments, TensorScales, feature_set_named, update_averages
 from .l2e_rule import NetworkOnChain, Phi, apply_network, decayed, l2e_paper_rule, l2e_residual_rule, velocity_scale
 
 _RULES: dict[str, Callable[..., Any]] = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
@@ -227,20 +227,24 @@ def output_grids(
 ) -> dict[str, Tensor]:
     """|α| and |β| over a grid of the network's normalised inputs, the data of the paper's Figure 4.
 
-    The running averages are equal to the gradient, and what else a feature set has is zero.
+    The running averages, and a feature set's ratios of gradient and averages to the root of the second moment, are
+    equal to the gradient; what else a set has is zero.
 
     Returns:
         "axis" (points,), from −``extent`` to ``extent``; "beta" (len(fixed), points, points) over momentum (rows) and
         gradient (columns), one at each value of θ; "alpha" likewise over θ and gradient, one at each value of r.
     """
     named = feature_set_named(feature_set)
+    # Features 1 and 2 are θ and r.
+    with_gradient = [0, *range(3, 3 + len(AVERAGE_DECAYS))]
+    with_gradient += [i for i, name in enumerate(named.names) if name.endswith("_to_rms")]
     axis = torch.linspace(-extent, extent, points)
     rows, columns = torch.meshgrid(axis, axis, indexing="ij")
     grids: dict[str, list[Tensor]] = {"alpha": [], "beta": []}
     for value in fixed:
         for head, (output, along, held) in enumerate((("alpha", 1, 2), ("beta", 2, 1))):
             x = torch.zeros(named.size, points * points)
-            x[[0, *range(3, 9)]] = columns.flatten()
+            x[with_gradient] = columns.flatten()
             x[along], x[held] = rows.flatten(), value
             with torch.no_grad():
                 like = [(weight.detach().to(x), bias.detach().to(x)) for weight, bias in phi]

@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from learned_samplers.l2e_features import feature_set_named
 from learned_samplers.l2e_measures import output_grids
 from learned_samplers.l2e_rule import Phi
 from learned_samplers.meta_sgmcmc_network import split_meta_network
@@ -44,7 +43,7 @@ def output_contours(
     """
     layers = [(weight.reshape(weight.shape[-2:]), bias.reshape(-1)) for weight, bias in phi]
     grids = output_grids(
-        _joined(layers, feature_set), feature_set, extent=extent, points=_GRID, fixed=_HELD, output_bound=output_bound,
+        layers, feature_set, extent=extent, points=_GRID, fixed=_HELD, output_bound=output_bound,
     )  # fmt: skip
     figure = Figure(figsize=(10, 6), layout="constrained")
     axis, panels = grids["axis"].numpy(), figure.subplots(2, 3, sharex=True, sharey="row")
@@ -64,15 +63,6 @@ def output_contours(
     for axes in panels[-1]:
         axes.set_xlabel("gradient / its RMS")
     return figure
-
-
-def _joined(layers: Phi, feature_set: str) -> Phi:
-    """The same layers, whose first input also does for all that goes along with the gradient beside the averages."""
-    (weight, bias), *rest = layers
-    along = [i for i, name in enumerate(feature_set_named(feature_set).names) if name.endswith("_to_rms")]
-    weight = weight.clone()
-    weight[:, 0] += weight[:, along].sum(1)
-    return [(weight, bias), *rest]
 
 
 def meta_contours(
