@@ -52,6 +52,8 @@ class Options:
     shares: tuple[float, ...] = ()
     # Task family.
     family: Literal["paper", "full", "cpu", "small", "digits"] = "cpu"
+    # Data sets of its tasks, one in so many each; by default the family's own.
+    datasets: tuple[str, ...] | None = None
     # Number of tasks, at least 2.
     tasks: int = 24
     # Minibatch gradients of a run, one or several numbers: each task with each of them. A step takes one, of
@@ -196,7 +198,9 @@ def table(names: Sequence[str], losses: np.ndarray) -> str:
 
 def key_of(candidate: Candidate, number: int, gradients: int, options: Options) -> tuple[Any, ...]:
     """What a run is kept under; the steps stand there only where they are fewer than the gradients."""
+    key: tuple[Any, ...]
     key = (candidate.key, options.family, options.seed, number, gradients, options.samples, options.lr)
+    key = key if options.datasets is None else (*key, *options.datasets)
     steps = steps_for(candidate.rule, gradients)
     return key if steps == gradients else (*key, steps)
 
@@ -204,6 +208,8 @@ def key_of(candidate: Candidate, number: int, gradients: int, options: Options) 
 def run(options: Options) -> dict[int, np.ndarray]:
     """Losses (networks, tasks) by number of gradients."""
     entries, family = candidates(options), family_named(options.family, root=options.data)
+    if options.datasets is not None:
+        family = replace(family, dataset_names=tuple(options.datasets))
     for entry in entries:
         for gradients in options.steps:
             schedule_of(entry, gradients, options.samples)  # refuses what cannot be run, before anything is
@@ -232,7 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {error}")
     names = [*options.networks, *(f"share {share:g}" for share in options.shares)]
     for gradients, losses in found.items():
-        print(f"\n{options.tasks} tasks of {options.family}, {gradients} gradients\n\n{table(names, losses)}")
+        datasets = f" ({', '.join(options.datasets)})" if options.datasets else ""
+        print(f"\n{options.tasks} tasks of {options.family}{datasets}, {gradients} gradients\n\n{table(names, losses)}")
     print(
         "\nloss: of the model average on validation images, in nats, the geometric mean over the tasks that every "
         "network finished; ±: standard error over tasks; failed: not finite"

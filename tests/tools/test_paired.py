@@ -183,3 +183,15 @@ def test_the_file_has_one_json_object_a_line(networks, tmp_path):
     paired.main(options(networks, tmp_path))
     for line in (tmp_path / "losses.jsonl").read_text().splitlines():
         assert set(json.loads(line)) == {"key", "loss"}
+
+
+def test_tasks_of_some_data_sets_alone_are_other_tasks(networks, tmp_path, capsys):
+    """Losses of the family's own data sets are not taken for theirs; CIFAR-10 is refused here as in meta-training."""
+    paired.main(options(networks, tmp_path))
+    before = len((tmp_path / "losses.jsonl").read_text().splitlines())
+    capsys.readouterr()
+    paired.main(options(networks, tmp_path, "--datasets", "digits"))
+    assert "3 tasks of digits (digits), 20 gradients" in capsys.readouterr().out
+    assert len((tmp_path / "losses.jsonl").read_text().splitlines()) == 2 * before
+    with pytest.raises(SystemExit, match="must not have 'cifar10'"):
+        paired.main(options(networks, tmp_path, "--datasets", "cifar10"))
