@@ -63,6 +63,11 @@ def scalar_sqrt(x: Any) -> Any:
     return x.sqrt() if isinstance(x, Tensor) else math.sqrt(x)
 
 
+def scalar_log10(x: Any) -> Any:
+    """Decimal logarithm of a number or of a zero-dimensional tensor."""
+    return x.log10() if isinstance(x, Tensor) else math.log10(x)
+
+
 def _mean_square(x: Tensor, like: Tensor) -> Tensor:
     reduced = [axis for axis in range(x.dim()) if like.shape[axis] == 1]
     return x.square().mean(dim=reduced, keepdim=True) if reduced else x.square()

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._ops import scalar_log10
+
 #: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
 AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 
@@ -123,6 +125,7 @@ _CONTEXT = (
     "log_size",
     *(f"time_{tau}" for tau in _TIME_SCALES),
 )
+_DATA = "log_data"
 _ADAPTIVE = (
     *("gradient_to_rms", *(f"average_{d:g}_to_rms" for d in _RATIO_DECAYS)),
     *(f"log_rms_{d:g}" for d in _SECOND_MOMENT_DECAYS),
@@ -134,6 +137,7 @@ FEATURE_SETS: dict[str, FeatureSet] = {
         FeatureSet("paper"),
         FeatureSet("scaled", context=_CONTEXT),
         FeatureSet("adaptive", _ADAPTIVE, _CONTEXT, _SECOND_MOMENT_DECAYS),
+        FeatureSet("adaptive_data", _ADAPTIVE, (*_CONTEXT, _DATA), _SECOND_MOMENT_DECAYS),
     )
 }
 
@@ -174,6 +178,7 @@ def features(
       log₁₀(size)/3 − 1; t/(t+τ) at τ = 10, 100, 1000; ¼ of log‖r‖ and of log(ε‖r‖/‖θ‖).
     - "adaptive": also, with v̂ the bias-corrected average of g² at d = .99: g/√v̂, m_.9/√v̂ and m_.99/√v̂ (bias-corrected,
       held to ±8), and ¼·log(√v̂/‖√v̂‖) at d = .99 and .999, coordinate by coordinate.
+    - "adaptive_data": also log₁₀(N)/3 − 1, the same everywhere: how much there is to memorise.
 
     Args:
         parameter, momentum, gradient: (..., d), the gradient of the mean minibatch loss.
@@ -188,6 +193,11 @@ def features(
     named = feature_set_named(feature_set)
     scale = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
     return scale.with_momentum(momentum).window(0, segments.total)
+
+
+def data_feature(num_data: Any) -> Any:
+    """The feature "log_data", log₁₀(N)/3 − 1: 0 at a thousand, 1 at a million training points."""
+    return scalar_log10(num_data) / 3 - 1
 
 
 def update_averages(averages: Tensor, gradient: Tensor, feature_set: str | FeatureSet = "paper") -> Tensor:
@@ -287,7 +297,7 @@ class TensorScales:
         return torch.cat([torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs], -2)
 
     def _context(self, momentum: Tensor) -> Tensor:
-        """The rows `_CONTEXT` of every tensor, (..., E, S); ``momentum`` is its mean square (..., 1, S)."""
+        """The rows of the context of every tensor, (..., E, S); ``momentum`` is its mean square (..., 1, S)."""
         gradient, parameter = self.mean_squares[..., :1, :], self.mean_squares[..., 1:2, :]
         lr, num_data, t = self.lr, self.num_data, self.time
         ratios = [
@@ -300,6 +310,9 @@ class TensorScales:
             i = 2 + AVERAGE_DECAYS.index(d)
             ratios.append((self.mean_squares[..., i : i + 1, :] / (1 - d**t) ** 2 + _TINY) / (gradient + _TINY))
         size = torch.log10(_constant(self.segments.lengths, gradient)) / 3 - 1
-        constants = torch.stack([size, *(torch.zeros_like(size) + t / (t + tau) for tau in _TIME_SCALES)], -2)
+        common = [t / (t + tau) for tau in _TIME_SCALES]
+        if _DATA in self.named.context:
+            common.append(data_feature(num_data))
+        constants = torch.stack([size, *(torch.zeros_like(size) + value for value in common)], -2)
         logs = 0.5 * _LOG_SCALE * torch.log(torch.cat(ratios, -2))
         return torch.cat([logs, constants.expand(*gradient.shape[:-2], -1, -1)], -2)

@@ -25,6 +25,7 @@ from learned_samplers.l2e_features import (
     FEATURE_SETS,
     FeatureSet,
     Segments,
+    data_feature,
     feature_set_named,
 )
 from learned_samplers.l2e_rule import Phi, decayed, l2e_residual_rule, velocity_scale
@@ -114,6 +115,10 @@ def fused_residual_rule(
         tensors["noise"] = noise
     members, d = _check(tensors, segments, named)
     checked = decayed(_layers(phi, members, named), step, decay_time)
+    if named.name == "adaptive_data":  # its last feature is one number: a shift of the first layer's bias
+        (weight, bias), *rest = checked
+        checked = [(weight[..., :-1], bias + weight[..., -1] * data_feature(num_data)), *rest]
+        named = FEATURE_SETS["adaptive"]
     layers = [each.contiguous() for layer in checked for each in layer]
 
     from meta_tasks import _fused_kernels as kernels

@@ -77,14 +77,16 @@ class L2ERule(NetworkRule):
             starts at random).
         feature_set: name of what the network sees, see `learned_samplers.l2e_features`.
         hidden: widths of the network's hidden layers.
-        start: the path of a weight file to start from; or (feature, gain): β = −gain·feature exactly, α = 0. With
-            "average_0.9_to_rms", which only "adaptive" has, that is Adam with the learning rate s_β·√(lr/N)·gain beside
+        start: the path of a weight file to start from, whose features and units this rule must have (what it has
+            besides starts without effect); or (feature, gain): β = −gain·feature exactly, α = 0. With
+            "average_0.9_to_rms", of the adaptive sets, that is Adam with the learning rate s_β·√(lr/N)·gain beside
             SGHMC's momentum.
         options: further keyword arguments of the rule, such as ``alpha_scale``, ``beta_scale`` or ``output_bound``.
 
     Raises:
         ValueError: an unknown form or feature set; a ``start`` with a feature that the set has not, without two units
-            in every hidden layer, or of another sampler than this one or one with other scales.
+            in every hidden layer, or of a sampler of another form, with other scales, or with features or units that
+            this one has not.
     """
 
     name = "l2e"
@@ -101,7 +103,7 @@ class L2ERule(NetworkRule):
         self.form, self.feature_set = form, feature_set
         self._num_averages = feature_set_named(feature_set).num_averages
         self.start = start
-        self._started: Tensor | None = None
+        self._started: Phi | None = None
         self._digest = ""
         if isinstance(start, Path):
             self._start_from(start)
@@ -117,16 +119,32 @@ class L2ERule(NetworkRule):
 
     def _start_from(self, path: Path) -> None:
         network, card = load_weights(path)
-        own = {"form": self.form, "feature_set": self.feature_set, "layers": [list(s) for s in self._shapes]}
-        for key, value in own.items():
-            if card[key] != value:
-                raise ValueError(f"start: {path} has {key} {card[key]}, here it is {value}")
+        if card["form"] != self.form:
+            raise ValueError(f"start: {path} has form {card['form']}, here it is {self.form}")
+        names = feature_set_named(self.feature_set).names
+        if missing := [name for name in card["features"] if name not in names]:
+            raise ValueError(f"start: {path} sees {', '.join(missing)}, which {self.feature_set!r} has not")
+        units, own = ([shape[0] for shape in shapes[:-1]] for shapes in (card["layers"], self._shapes))
+        if len(units) != len(own) or any(a > b for a, b in zip(units, own)):
+            raise ValueError(f"start: {path} has hidden layers of {units} units, which do not fit into {own}")
         theirs, here = self._filled(card["scales"]), self._filled(self.options)
         # decay_time is a schedule over the run, not a unit of the outputs: a second stage may add it.
         if other := [n for n in (theirs | here) if theirs.get(n) != here.get(n) and n != "decay_time"]:
             theirs, here = ({name: scales.get(name) for name in other} for scales in (theirs, here))
             raise ValueError(f"start: {path} was trained with the scales {theirs}, here they are {here}")
-        self._digest, self._started = card["sha256"], flatten(layers_of(network)).detach()
+        self._digest = card["sha256"]
+        self._started = [(weight.detach(), bias.detach()) for weight, bias in layers_of(network)]
+        self._started_inputs = [names.index(name) for name in card["features"]]
+
+    def _widened(self, started: Phi, fresh: Tensor) -> Tensor:
+        """The same function with the rule's own inputs and units: the further ones are fresh, and nothing sees them."""
+        inputs, layers = self._started_inputs, [(w.clone(), b.clone()) for w, b in unflatten(fresh, self._shapes)]
+        for (weight, bias), (old_weight, old_bias) in zip(layers, started, strict=True):
+            units = len(old_bias)
+            weight[:units], bias[:units] = 0.0, old_bias
+            weight[:units, inputs] = old_weight
+            inputs = list(range(units))
+        return flatten(layers)
 
     def _filled(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options of the rule, with its own values where they leave one out."""
@@ -134,9 +152,9 @@ class L2ERule(NetworkRule):
         return {each.name: each.default for each in arguments if each.default is not each.empty} | options
 
     def initial_weights(self, seed: int) -> Tensor:
-        if self._started is not None:
-            return self._started.clone()
         weights = super().initial_weights(seed)
+        if self._started is not None:
+            return self._widened(self._started, weights)
         if self.start is None or isinstance(self.start, Path):
             return weights
         feature, gain = self.start

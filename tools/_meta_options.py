@@ -50,8 +50,8 @@ class Options:
     family: Literal["paper", "full", "cpu", "small", "digits", "gaussians", "mnist_mlp"] = "digits"
     # Form of the sampler.
     form: Literal["residual", "paper", "preconditioner", "kinetic", "meta"] = "residual"
-    # What its network sees: paper (the default), scaled or adaptive; the kinetic and the meta form have inputs of their
-    # own.
+    # What its network sees: paper (the default), scaled, adaptive or adaptive_data; the kinetic and the meta form have
+    # inputs of their own.
     feature_set: str | None = None
     # Widths of its hidden layers.
     hidden: tuple[int, ...] = (32, 32)
@@ -71,8 +71,8 @@ class Options:
     start_feature: str | None = None
     # The gain of that start; by default 1.
     start_gain: float | None = None
-    # Or start from a weight file, of this form (not kinetic or meta), feature set and hidden layers: a second stage
-    # with other settings.
+    # Or start from a weight file of this form (not kinetic or meta): a second stage with other settings, or with further
+    # features and units, which start without effect.
     start_weights: Path | None = None
     # Gradient estimator: antithetic ES over whole inner loops, noise-reuse ES over windows of them, or (for
     # --form meta with --objective stein_kl) truncated back-propagation through windows.

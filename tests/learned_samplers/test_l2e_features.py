@@ -79,6 +79,7 @@ def rows_of(state, tensor, name):
             "log_momentum": 0.25 * math.log(rms(r)),
             "log_displacement": 0.25 * math.log(epsilon * rms(r) / rms(theta)),
             "log_size": math.log10(count) / 3 - 1,
+            "log_data": math.log10(NUM_DATA) / 3 - 1,
         }[name]
     )
 
@@ -86,7 +87,7 @@ def rows_of(state, tensor, name):
 @pytest.mark.parametrize("name", FEATURE_SETS)
 def test_every_row_is_what_its_name_says(state, name):
     named = FEATURE_SETS[name]
-    state = {**state, "averages": state["averages"][: named.num_averages]} if name != "adaptive" else state
+    state = {**state, "averages": state["averages"][: named.num_averages]} if not name.startswith("adaptive") else state
     full = {**state, "averages": torch.cat([state["averages"], torch.ones(2, SEGMENTS.total)])[:8]}
     x = features(**state, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
     assert x.shape == (named.size, SEGMENTS.total)
@@ -192,6 +193,14 @@ def test_segments_need_coordinates(lengths):
 
 
 def test_unknown_feature_set_is_named():
-    with pytest.raises(ValueError, match="feature_set must be one of 'paper', 'scaled', 'adaptive', got 'rich'"):
+    with pytest.raises(ValueError, match="one of 'paper', 'scaled', 'adaptive', 'adaptive_data', got 'rich'"):
         feature_set_named("rich")
     assert feature_set_named(FeatureSet("paper")).size == 9
+
+
+def test_the_number_of_data_may_be_a_number_or_a_tensor(state):
+    x, y = (
+        features(**state, segments=SEGMENTS, feature_set="adaptive_data", lr=LR, num_data=n, step=STEP)
+        for n in (NUM_DATA, torch.tensor(NUM_DATA, dtype=torch.float64))
+    )
+    torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)

@@ -54,6 +54,7 @@ CASES = {
     "adaptive": dict(
         feature_set="adaptive", beta_scale=3, friction_scale=0.0, reference_data=2000, step=0, temperature=0.0
     ),
+    "data": dict(feature_set="adaptive_data", step=12, beta_scale=0.5, num_data=3000),
     "late": dict(feature_set="adaptive", step=3000, friction_scale=0.5, momentum_decay=1),
     "decaying": dict(feature_set="scaled", step=torch.tensor(7), decay_time=20.0, reference_data=100.0, beta_scale=9.0),
 }

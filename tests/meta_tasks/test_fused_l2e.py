@@ -69,7 +69,9 @@ def test_what_the_kernels_cannot_do_is_refused():
         call(rule=L2ERule("residual", "paper", (8,)))
     with pytest.raises(ValueError, match="phi takes 20 features, feature set 'paper' has 9"):
         call(rule=L2ERule("residual", "scaled"))
-    with pytest.raises(ValueError, match="feature_set must be one of 'paper', 'scaled', 'adaptive' here"):
+    with pytest.raises(
+        ValueError, match="feature_set must be one of 'paper', 'scaled', 'adaptive', 'adaptive_data' here"
+    ):
         call(feature_set=FeatureSet("paper", context=("log_kick",)))
 
 

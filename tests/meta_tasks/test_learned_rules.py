@@ -81,8 +81,28 @@ def test_a_weight_file_is_a_start(tmp_path):
     assert "SHA-256" in second.specification()["start"]
     with pytest.raises(ValueError, match=r"first\.safetensors has form residual, here it is paper"):
         L2ERule("paper", "paper", (4,), start=path)
-    with pytest.raises(ValueError, match=r"has layers \[\[4, 9\], \[2, 4\]\], here it is \[\[8, 9\], \[2, 8\]\]"):
-        L2ERule("residual", "paper", (8,), start=path)
+    for hidden in ((3,), (8, 8)):
+        with pytest.raises(ValueError, match=r"has hidden layers of \[4\] units, which do not fit into \[[38]"):
+            L2ERule("residual", "paper", hidden, start=path, beta_scale=3.0)
+
+
+def test_a_start_keeps_its_function_in_a_wider_network_that_sees_more(tmp_path):
+    path, weights = weight_file(tmp_path, narrow := L2ERule("paper", "scaled", (4, 3)))
+    wide = L2ERule("paper", "adaptive_data", (6, 5), start=path)
+    x = torch.randn(1, FEATURE_SETS["adaptive_data"].size, 9)
+    own = [FEATURE_SETS["adaptive_data"].names.index(name) for name in FEATURE_SETS["scaled"].names]
+    assert own[-1] > len(own)  # the context does not stand where it stood
+    expected = apply_network(narrow.prepare(weights[None]), x[:, own])
+    started = wide.initial_weights(5)
+    for got, wanted in zip(apply_network(wide.prepare(started[None]), x), expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+    # The further units are there to be learned with: what they see is not zero.
+    (first, _), (second, _), (last, _) = wide.prepare(started[None])
+    assert first[0, 4:].all()
+    assert second[0, 3:].all()
+    assert not last[0, :, 3:].any()
+    with pytest.raises(ValueError, match=r"sees log_kick, .*time_1000, which 'paper' has not"):
+        L2ERule("paper", "paper", (6, 5), start=path)
 
 
 def test_a_start_has_the_scales_that_its_weights_were_trained_with(tmp_path):
