@@ -71,7 +71,7 @@ class Options:
     start_feature: str | None = None
     # The gain of that start; by default 1.
     start_gain: float | None = None
-    # Or start from a weight file of this form (not kinetic or meta): a second stage with other settings, or with further
+    # Or start from a weight file of this form (not kinetic or meta): a second stage with other settings, or with more
     # features and units, which start without effect.
     start_weights: Path | None = None
     # Gradient estimator: antithetic ES over whole inner loops, noise-reuse ES over windows of them, or (for

@@ -1,0 +1,104 @@
+"""tools/distill.py: the mixture that is fitted, the network that comes out, and what is refused."""
+
+import re
+
+import distill
+import pytest
+import torch
+
+import pretrained
+from learned_samplers import L2E, weights
+from learned_samplers.l2e_features import FEATURE_SETS, data_feature
+from learned_samplers.l2e_rule import apply_network
+from meta_tasks.learned_rules import L2ERule
+
+SMALL = ["--family", "digits", "--tasks", "2", "--steps", "40", "--every", "5"]
+SCALES = {"beta_scale": 10.0, "friction_scale": 0.0, "reference_data": 50000.0}
+
+
+def write(folder, name, gain, feature_set="adaptive"):
+    """Weights of Adam's direction with this gain, under the shipped card's other entries."""
+    rule = L2ERule("residual", feature_set, (4, 4), start=("average_0.9_to_rms", gain), **SCALES)
+    card = {**weights.load_card(pretrained.path("l2e")), **rule.card(), "name": name}
+    path = folder / f"{name}.safetensors"
+    weights.save(path, rule.network(rule.initial_weights(0)), card)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("networks")
+    return write(folder, "few", 1.0), write(folder, "many", 3.0)
+
+
+def inputs(num_data, count=200):
+    x = torch.randn(count, FEATURE_SETS["adaptive_data"].size, generator=torch.Generator().manual_seed(1))
+    x[:, -1] = data_feature(num_data)
+    return x
+
+
+@pytest.mark.parametrize(("num_data", "gain"), [(50, 1.0), (100, 1.0), (1000, 2.0), (10_000, 3.0), (60_000, 3.0)])
+def test_the_target_goes_from_one_network_to_the_other_with_the_logarithm_of_n(num_data, gain):
+    rules = [L2ERule("residual", "adaptive", (4, 4), start=("average_0.9_to_rms", each)) for each in (1.0, 3.0)]
+    networks = torch.stack([rule.initial_weights(0) for rule in rules])
+    x = inputs(num_data)
+    y = distill.target(rules[0], networks, x, (100, 10_000))
+    adam = x[:, FEATURE_SETS["adaptive"].names.index("average_0.9_to_rms")]
+    torch.testing.assert_close(y, torch.stack([torch.zeros(len(x)), -gain * adam], -1), rtol=1e-4, atol=1e-5)
+
+
+def test_the_network_is_the_one_at_few_data_and_the_other_at_many(files, tmp_path, capsys):
+    """The digits have fewer than N₀ training images, and the fit starts at the network for many."""
+    distill.main([*files, "--folder", str(tmp_path), *SMALL, "--num-data", "1000", "2000", "--fit-steps", "1500"])
+    assert "unexplained variance" in capsys.readouterr().out
+    network, card = weights.load(tmp_path / "weights.safetensors")
+    assert card["feature_set"] == "adaptive_data"
+    assert card["scales"] == SCALES
+    training = card["meta_training"]
+    assert training["command"].startswith(f"python tools/distill.py {files[0]} {files[1]} --folder")
+    command = weights.load_card(files[0])["meta_training"]["command"]
+    assert training["few"]["command"] == training["many"]["command"] == command
+    assert training["estimator"]["unexplained"][1] < 1e-2
+    assert card["curve"][-1] < card["curve"][0] / 100
+    # What it was fitted on are runs at this N: there it is the network for few data.
+    rule = L2ERule("residual", "adaptive_data", (4, 4), **SCALES)
+    phi = rule.prepare(torch.nn.utils.parameters_to_vector(network.parameters())[None])
+    x = inputs(700)
+    adam = x[:, FEATURE_SETS["adaptive_data"].names.index("average_0.9_to_rms")]
+    beta = apply_network(phi, x.T[None])[1][0]
+    assert (beta + adam).square().mean() < 0.1 * (beta + 3 * adam).square().mean()
+    L2E([torch.zeros(3, requires_grad=True)], 0.01, 700, network=str(tmp_path / "weights.safetensors"))
+
+
+def test_the_same_command_gives_the_same_network(files, tmp_path):
+    for folder in ("a", "b"):
+        distill.main([*files, "--folder", str(tmp_path / folder), *SMALL, "--fit-steps", "5"])
+    first, second = ((tmp_path / folder / "weights.safetensors").read_bytes() for folder in ("a", "b"))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--num-data", "5000", "400"], "num_data must be two positive numbers, the smaller first"),
+        (["--steps", "4"], r"steps must be one number or several, none below every=5, got \(4,\)"),
+        (["--fit-steps", "0"], "fit_steps must be at least 1, got 0"),
+        (["--datasets", "cifar10"], "must not have 'cifar10'"),
+    ],
+)
+def test_impossible_options_are_refused(files, tmp_path, options, message, capsys):
+    with pytest.raises(SystemExit) as refused:
+        distill.main([*files, "--folder", str(tmp_path / "new"), *SMALL, *options])
+    said = " ".join(f"{refused.value} {capsys.readouterr().err}".replace("│", " ").split())
+    assert re.search(message, said)
+    assert not (tmp_path / "new").exists()
+
+
+def test_networks_of_other_rules_are_refused(files, tmp_path):
+    wide = write(tmp_path, "wide", 1.0, "adaptive_data")
+    for pair, message in (
+        ((files[0], wide), "are networks of different rules: feature_set is adaptive and adaptive_data"),
+        ((wide, wide), "with the features 'adaptive' is needed, got L2E, 'residual', 'adaptive_data'"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            distill.main([*pair, "--folder", str(tmp_path / "new"), *SMALL])

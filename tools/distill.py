@@ -1,0 +1,220 @@
+"""Make one network of L2E of two: one that was learned on few training data, one on many.
+
+    python tools/distill.py runs/few/weights.safetensors runs/many/weights.safetensors --folder runs/distilled
+
+What evolution strategies gain on small data sets they lose on large ones, and a network that does not see N cannot do
+both. Here both networks run on tasks of a family; the features x that they meet are kept; and a network with one
+feature more, log₁₀(N)/3 − 1 (feature set "adaptive_data"), is fitted by least squares to
+
+    (1 − w)·many(x) + w·few(x),    w = clamp(log(N₁/N) / log(N₁/N₀), 0, 1),
+
+both outputs, each over the variance of its target (or a hundredth of the other's, if that is more). It takes minutes,
+and no gradient of any task. The folder gets weights.safetensors and its card, as from `tools/meta_train.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from _cards import check_same_rule, with_reproduction
+from _output import command_line
+from torch import Tensor, nn
+from tqdm import tqdm, trange
+
+from learned_samplers import weights
+from learned_samplers.l2e_features import data_feature, features, update_averages
+from learned_samplers.l2e_network import flatten, layers_of
+from learned_samplers.l2e_rule import apply_network
+from meta_tasks.inner_loop import Unroll
+from meta_tasks.learned_rules import L2ERule
+from meta_tasks.objectives import BMALoss
+from meta_tasks.process import one_core
+from meta_tasks.random_streams import derive_seed
+from meta_tasks.schedule import Schedule
+from meta_tasks.task_family import ImageTaskFamily, family_named
+
+_FEATURES = "adaptive_data"
+_BATCH, _LEARNING_RATE, _HELD_OUT = 4096, 2e-3, 0.1
+
+
+@dataclass(frozen=True)
+class Options:
+    """Fit one network to two, one for few training data and one for many."""
+
+    # Weight file or shipped name: the network for few training data.
+    few: tyro.conf.Positional[str]
+    # The one for many; of the same rule.
+    many: tyro.conf.Positional[str]
+    # Folder for weights.safetensors and its card.
+    folder: Path
+    # N₀ and N₁: up to the first the one network holds, from the second on the other, and a mixture between them.
+    num_data: tuple[int, int] = (1400, 8000)
+    # Task family whose states the networks are compared on.
+    family: Literal["paper", "full", "cpu", "small", "digits"] = "cpu"
+    # Data sets of its tasks, one in so many each; by default the family's own.
+    datasets: tuple[str, ...] | None = None
+    # Number of tasks.
+    tasks: int = 48
+    # Steps of a run, one or several numbers in turn.
+    steps: tuple[int, ...] = (500, 1500)
+    # Steps between two states that are kept.
+    every: int = 20
+    # Coordinates kept of each, at random, before and after the momentum's update.
+    coordinates: int = 60
+    # Steps of Adam for the fit.
+    fit_steps: int = 6000
+    # Of the tasks and the fit.
+    seed: int = 0
+    # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.num_data[0] < self.num_data[1]:
+            raise ValueError(f"num_data must be two positive numbers, the smaller first, got {self.num_data}")
+        for name in ("tasks", "every", "coordinates", "fit_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.steps or min(self.steps) < self.every:
+            raise ValueError(f"steps must be one number or several, none below every={self.every}, got {self.steps}")
+
+
+class Recording(L2ERule):
+    """An L2E that keeps some of the features that it meets, with the further one."""
+
+    def __init__(self, *arguments: Any, every: int, coordinates: int, stream: torch.Generator, **scales: Any) -> None:
+        super().__init__(*arguments, **scales)
+        self.every, self.coordinates, self.stream = every, coordinates, stream
+        self.kept: list[Tensor] = []
+
+    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step):
+        after = super().update(prepared, parameter, gradient, noise, state, segments=segments, hyper=hyper, step=step)
+        if int(step) % self.every == 0:
+            averages = update_averages(state[1], gradient, _FEATURES)
+            for momentum in (state[0], after[1][0]):
+                x = features(
+                    parameter, momentum, gradient, averages, segments, _FEATURES,
+                    lr=hyper.lr, num_data=hyper.num_data, step=step,
+                )  # fmt: skip
+                chosen = torch.randint(x.shape[-1], (self.coordinates,), generator=self.stream)
+                self.kept.append(x[..., chosen].transpose(-1, -2).flatten(0, 1))
+        return after
+
+
+def met(rule: Recording, networks: Tensor, family: ImageTaskFamily, options: Options) -> Tensor:
+    """Features of states along both networks' runs, (rows, F); those of a run that became non-finite are left out."""
+    with trange(options.tasks, unit="task") as tasks:
+        for number in tasks:
+            task, steps = family.task("distill", options.seed, number), options.steps[number % len(options.steps)]
+            seed = derive_seed("distill", options.seed, number)
+            unroll = Unroll(task, rule, BMALoss, Schedule(steps, steps - 1, 1), [seed], stepping="loop")
+            unroll.advance(networks)
+    rows = torch.cat(rule.kept)
+    return rows[rows.isfinite().all(1)]
+
+
+def target(rule: L2ERule, networks: Tensor, rows: Tensor, num_data: tuple[int, int]) -> Tensor:
+    """The mixture of both networks' outputs, (rows, 2); ``networks`` is (2, n), few data first."""
+    low, high = (data_feature(n) for n in num_data)
+    share = ((high - rows[:, -1:]) / (high - low)).clamp(0, 1)
+    few, many = (
+        torch.stack(apply_network(rule.prepare(each[None]), rows[None, :, :-1].transpose(-1, -2)), -1)[0]
+        for each in networks
+    )
+    return share * few + (1 - share) * many
+
+
+def fit(network: nn.Module, rows: Tensor, targets: Tensor, steps: int, stream: torch.Generator) -> Iterator[Tensor]:
+    """Least squares by Adam with a rate that goes to zero; after every step the two errors on held-out rows or nothing.
+
+    An error is the mean square of the difference over the variance of the target, or over a hundredth of the other
+    output's where that is more.
+    """
+    held_out = max(1, round(_HELD_OUT * len(rows)))
+    order = torch.randperm(len(rows), generator=stream)
+    test, train = order[:held_out], order[held_out:]
+    variance = targets.var(0)
+    variance = variance.clamp(min=0.01 * variance.max().item())
+    optimizer = torch.optim.Adam(network.parameters(), _LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for step in range(steps):
+        chosen = train[torch.randint(len(train), (_BATCH,), generator=stream)]
+        optimizer.zero_grad()
+        ((network(rows[chosen]) - targets[chosen]).square().mean(0) / variance).sum().backward()
+        optimizer.step()
+        schedule.step()
+        if step % max(1, steps // 20) == 0 or step == steps - 1:
+            with torch.no_grad():
+                yield (network(rows[test]) - targets[test]).square().mean(0) / variance
+
+
+def run(options: Options, command: str) -> Path:
+    """Fit the network and write it; returns its file.
+
+    Raises:
+        ValueError, FileNotFoundError: the networks cannot be loaded or are not two of one L2E, or the data are not
+            there; nothing was written.
+    """
+    loaded = [weights.load(weights.find(name)) for name in (options.few, options.many)]
+    (_, card), (_, other) = loaded
+    check_same_rule((options.few, options.many), card, other)
+    if (card["sampler"], card["form"], card["feature_set"]) != ("L2E", "residual", "adaptive"):
+        raise ValueError(
+            f"{options.few}: a network of L2E in its residual form with the features 'adaptive' is needed, got "
+            f"{card['sampler']}, {card['form']!r}, {card['feature_set']!r}"
+        )
+    hidden = [out for out, _ in card["layers"][:-1]]
+    stream = torch.Generator().manual_seed(options.seed)
+    rule = Recording(
+        card["form"], card["feature_set"], hidden, every=options.every, coordinates=options.coordinates,
+        stream=stream, **card["scales"],
+    )  # fmt: skip
+    family = family_named(options.family, root=options.data)
+    if options.datasets is not None:
+        family = family_named(options.family, root=options.data, dataset_names=tuple(options.datasets))
+    networks = torch.stack([flatten(layers_of(network)).detach() for network, _ in loaded])
+    rows = met(rule, networks, family, options)
+    wide = L2ERule(card["form"], _FEATURES, hidden, start=weights.find(options.many), **card["scales"])
+    network = wide.network(wide.initial_weights(options.seed))
+    targets = target(rule, networks, rows, options.num_data).detach()
+    curve = [error.tolist() for error in tqdm(fit(network, rows, targets, options.fit_steps, stream), unit="look")]
+    print(f"of {len(rows)} states; unexplained variance of α {curve[-1][0]:.1e}, of β {curve[-1][1]:.1e}")
+    training = {
+        "tasks": family.specification(),
+        "horizon": list(options.steps),
+        "estimator": {"name": "distillation", "num_data": list(options.num_data), "unexplained": curve[-1]},
+        "seed": options.seed,
+        "commit": card["meta_training"]["commit"],
+        "command": command,
+        "few": with_reproduction(card["meta_training"]),
+        "many": with_reproduction(other["meta_training"]),
+    }
+    filled = {
+        **other, **wide.card(), "name": options.folder.name, "meta_training": training, "metrics": {},
+        "curve": [beta for _, beta in curve],
+    }  # fmt: skip
+    filled.pop("law", None)
+    path = options.folder / "weights.safetensors"
+    options.folder.mkdir(parents=True, exist_ok=True)
+    weights.save(path, network, filled)
+    return path
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; `arguments` None takes those of the process."""
+    one_core()
+    try:
+        options = tyro.cli(Options, args=arguments, description=__doc__)
+        path = run(options, command_line("distill", arguments))
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
