@@ -53,6 +53,10 @@ class Options:
     many: tyro.conf.Positional[str]
     # Folder for weights.safetensors and its card.
     folder: Path
+    # Two weight files, the start and the end of a meta-training from elsewhere: what it learned is added to MANY.
+    learned: tuple[str, str] | None = None
+    # How much of it.
+    share: float = 1.0
     # N₀ and N₁: up to the first the one network holds, from the second on the other, and a mixture between them.
     num_data: tuple[int, int] = (1400, 8000)
     # Task family whose states the networks are compared on.
@@ -80,6 +84,8 @@ class Options:
         for name in ("tasks", "every", "coordinates", "fit_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.share < float("inf"):
+            raise ValueError(f"share must be positive, got {self.share}")
         if not self.steps or min(self.steps) < self.every:
             raise ValueError(f"steps must be one number or several, none below every={self.every}, got {self.steps}")
 
@@ -160,9 +166,11 @@ def run(options: Options, command: str) -> Path:
         ValueError, FileNotFoundError: the networks cannot be loaded or are not two of one L2E, or the data are not
             there; nothing was written.
     """
-    loaded = [weights.load(weights.find(name)) for name in (options.few, options.many)]
-    (_, card), (_, other) = loaded
-    check_same_rule((options.few, options.many), card, other)
+    names = (options.few, options.many, *(options.learned or ()))
+    loaded = [weights.load(weights.find(name)) for name in names]
+    card, other = loaded[0][1], loaded[1][1]
+    for name, (_, each) in zip(names[1:], loaded[1:]):
+        check_same_rule((options.few, name), card, each)
     if (card["sampler"], card["form"], card["feature_set"]) != ("L2E", "residual", "adaptive"):
         raise ValueError(
             f"{options.few}: a network of L2E in its residual form with the features 'adaptive' is needed, got "
@@ -177,7 +185,10 @@ def run(options: Options, command: str) -> Path:
     family = family_named(options.family, root=options.data)
     if options.datasets is not None:
         family = family_named(options.family, root=options.data, dataset_names=tuple(options.datasets))
-    networks = torch.stack([flatten(layers_of(network)).detach() for network, _ in loaded])
+    few, many, *added = (flatten(layers_of(network)).detach() for network, _ in loaded)
+    if added:
+        many = many + options.share * (added[1] - added[0])
+    networks = torch.stack([few, many])
     rows = met(rule, networks, family, options)
     wide = L2ERule(card["form"], _FEATURES, hidden, start=weights.find(options.many), **card["scales"])
     network = wide.network(wide.initial_weights(options.seed))
@@ -194,6 +205,8 @@ def run(options: Options, command: str) -> Path:
         "few": with_reproduction(card["meta_training"]),
         "many": with_reproduction(other["meta_training"]),
     }
+    if options.learned is not None:
+        training["learned"] = with_reproduction(loaded[3][1]["meta_training"])
     filled = {
         **other, **wide.card(), "name": options.folder.name, "meta_training": training, "metrics": {},
         "curve": [beta for _, beta in curve],

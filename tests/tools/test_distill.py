@@ -102,3 +102,18 @@ def test_networks_of_other_rules_are_refused(files, tmp_path):
     ):
         with pytest.raises(SystemExit, match=message):
             distill.main([*pair, "--folder", str(tmp_path / "new"), *SMALL])
+
+
+def test_what_another_training_learned_is_added_to_the_network_for_many(files, tmp_path):
+    """Weights are added, not outputs: half of what leads from gain 3 to gain 1, on top of gain 3, is gain 2."""
+    options = ["--learned", files[1], files[0], "--share", "0.5", "--num-data", "10", "20", "--fit-steps", "1500"]
+    distill.main([files[1], files[1], "--folder", str(tmp_path), *SMALL, *options])
+    network, card = weights.load(tmp_path / "weights.safetensors")
+    assert card["meta_training"]["learned"]["command"] == weights.load_card(files[0])["meta_training"]["command"]
+    x = inputs(700)
+    adam = x[:, FEATURE_SETS["adaptive_data"].names.index("average_0.9_to_rms")]
+    phi = L2ERule("residual", "adaptive_data", (4, 4)).prepare(
+        torch.nn.utils.parameters_to_vector(network.parameters())[None]
+    )
+    beta = apply_network(phi, x.T[None])[1][0]
+    assert (beta + 2 * adam).square().mean() < 0.1 * (beta + 3 * adam).square().mean()
