@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +29,14 @@ def blend(network: nn.Module, other: nn.Module, share: float) -> nn.Module:
         for p, q in zip(network.parameters(), other.parameters(), strict=True):
             p.lerp_(q, share)
     return network
+
+
+def commit() -> str | None:
+    """The commit that these tools are at, None outside a repository."""
+    found = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or None
 
 
 def reproducing(command: str, iterations: int) -> str:

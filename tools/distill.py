@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from _cards import check_same_rule, with_reproduction
+from _cards import check_same_rule, commit, with_reproduction
 from _output import command_line
 from torch import Tensor, nn
 from tqdm import tqdm, trange
@@ -121,7 +121,12 @@ def met(rule: Recording, networks: Tensor, family: ImageTaskFamily, options: Opt
             unroll = Unroll(task, rule, BMALoss, Schedule(steps, steps - 1, 1), [seed], stepping="loop")
             unroll.advance(networks)
     rows = torch.cat(rule.kept)
-    return rows[rows.isfinite().all(1)]
+    rows = rows[rows.isfinite().all(1)]
+    if not len(rows):
+        raise ValueError(
+            f"tasks={options.tasks}: both networks became non-finite on every one; there is nothing to fit"
+        )
+    return rows
 
 
 def target(rule: L2ERule, networks: Tensor, rows: Tensor, num_data: tuple[int, int]) -> Tensor:
@@ -200,7 +205,7 @@ def run(options: Options, command: str) -> Path:
         "horizon": list(options.steps),
         "estimator": {"name": "distillation", "num_data": list(options.num_data), "unexplained": curve[-1]},
         "seed": options.seed,
-        "commit": card["meta_training"]["commit"],
+        "commit": commit(),
         "command": command,
         "few": with_reproduction(card["meta_training"]),
         "many": with_reproduction(other["meta_training"]),

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
-from _cards import reproducing
+from _cards import commit, reproducing
 from _meta_checks import check_form, check_positive, check_sampler, check_tasks
 from _meta_options import Options
 from _output import command_line
@@ -179,7 +178,7 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
             "horizon": trainer.estimator.specification()["horizon"],
             "estimator": {**trainer.estimator.specification(), **settings.outer_loop},
             "seed": settings.seed,
-            "commit": _commit(),
+            "commit": commit(),
             "command": command,
             "reproduce": reproducing(command, trainer.iteration),
             "iterations": trainer.iteration,
@@ -192,13 +191,6 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
     path = options.folder / "weights.safetensors"
     save_weights(path, rule.network(trainer.averaged), card)
     return path
-
-
-def _commit() -> str | None:
-    found = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or None
 
 
 def main(options: Options) -> None:

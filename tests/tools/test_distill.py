@@ -59,6 +59,7 @@ def test_the_network_is_the_one_at_few_data_and_the_other_at_many(files, tmp_pat
     command = weights.load_card(files[0])["meta_training"]["command"]
     assert training["few"]["command"] == training["many"]["command"] == command
     assert training["estimator"]["unexplained"][1] < 1e-2
+    assert training["commit"] == distill.commit() != weights.load_card(files[0])["meta_training"]["commit"]
     assert card["curve"][-1] < card["curve"][0] / 100
     # What it was fitted on are runs at this N: there it is the network for few data.
     rule = L2ERule("residual", "adaptive_data", (4, 4), **SCALES)
