@@ -72,7 +72,8 @@ class L2E(LearnedSampler):
         reference_data: N₀ > 0 (residual form): s_β is multiplied by √(N/N₀), so that the learned part of a step depends
             on lr alone, as an adaptive optimizer's does; by default the card's, else s_β is as it is.
         decay_time: τ > 0 in steps (residual form): the network's outputs are divided by √(1 + t/τ) after t updates,
-            before any bound, so that the sampler tends to SGHMC; by default the card's, else they are not.
+            before any bound, so that the sampler tends to SGHMC; τ·N₀/N in the place of τ where there is a
+            ``reference_data``. By default the card's, else they are not.
         output_bound: B > 0 holds the network's outputs to B·tanh(·/B); by default the card's, else no bound.
         noise_multiplier, friction: of the paper's form, see `learned_samplers.l2e_rule.l2e_paper_rule`; by default the
             card's, else 1 and "equation6".

@@ -82,7 +82,7 @@ def assumption_violation(
     """
     named = feature_set_named(feature_set)
     beta_scale = velocity_scale(beta_scale, num_data, reference_data)
-    phi = decayed(phi, step, decay_time)
+    phi = decayed(phi, step, decay_time, num_data, reference_data)
     averages = update_averages(averages, gradient, named)
     scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
     network = NetworkOnChain(phi, scales, output_bound)
@@ -139,7 +139,7 @@ def term_contributions(
     common = dict(lr=lr, num_data=num_data, step=step)
     own = {"friction": friction, "noise_multiplier": noise_multiplier} if form == "paper" else {}
     beta_scale = velocity_scale(beta_scale, num_data, reference_data)
-    phi = decayed(phi, step, decay_time)
+    phi = decayed(phi, step, decay_time, num_data, reference_data)
     rule_scales = dict(
         alpha_scale=alpha_scale, beta_scale=beta_scale, friction_scale=friction_scale, output_bound=output_bound
     )  # fmt: skip

@@ -111,10 +111,13 @@ def velocity_scale(beta_scale: Any, num_data: Any, reference_data: Any) -> Any:
     return beta_scale if reference_data is None else beta_scale * scalar_sqrt(num_data / reference_data)
 
 
-def decayed(phi: Phi, step: Any, decay_time: Any) -> Phi:
-    """The network with 1/√(1 + t/τ) times the outputs, τ = ``decay_time``; as it is where that is None."""
+def decayed(phi: Phi, step: Any, decay_time: Any, num_data: Any, reference_data: Any) -> Phi:
+    """The network with 1/√(1 + t/τ) times the outputs, τ = ``decay_time``, or τ = ``decay_time``·N₀/N where there is a
+    reference N₀; as it is where ``decay_time`` is None."""
     if decay_time is None:
         return phi
+    if reference_data is not None:
+        decay_time = decay_time * reference_data / num_data
     passed = step.double() if isinstance(step, Tensor) else step
     factor = 1 / scalar_sqrt(1 + passed / decay_time)
     *hidden, (weight, bias) = phi
@@ -167,7 +170,9 @@ def l2e_residual_rule(
         reference_data: N₀; s_β is then multiplied by √(N/N₀), so that the learned velocity moves θ by √(lr/N₀)·s_β·β
             whatever N is, as an adaptive optimizer's step does. None leaves s_β as it is.
         decay_time: τ in steps; (α, β) are then divided by √(1 + t/τ), t the updates done before, so that the rule tends
-            to `sghmc_rule` and its law to that of SGHMC. None: no decay.
+            to `sghmc_rule` and its law to that of SGHMC. With ``reference_data`` it holds at N = N₀, and is τ·N₀/N at
+            another N: the fewer the data, the longer it is the noise that keeps a chain from memorising them. None: no
+            decay.
         output_bound, feature_set: of the network, see `apply_network` and `features`.
 
     Returns:
@@ -175,7 +180,7 @@ def l2e_residual_rule(
     """
     named = feature_set_named(feature_set)
     beta_scale = velocity_scale(beta_scale, num_data, reference_data)
-    phi = decayed(phi, step, decay_time)
+    phi = decayed(phi, step, decay_time, num_data, reference_data)
     averages = update_averages(averages, gradient, named)
     scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
     network = NetworkOnChain(phi, scales, output_bound)

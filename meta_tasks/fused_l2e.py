@@ -114,7 +114,7 @@ def fused_residual_rule(
     if noise is not None:
         tensors["noise"] = noise
     members, d = _check(tensors, segments, named)
-    checked = decayed(_layers(phi, members, named), step, decay_time)
+    checked = decayed(_layers(phi, members, named), step, decay_time, num_data, reference_data)
     if named.name == "adaptive_data":  # its last feature is one number: a shift of the first layer's bias
         (weight, bias), *rest = checked
         checked = [(weight[..., :-1], bias + weight[..., -1] * data_feature(num_data)), *rest]

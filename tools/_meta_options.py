@@ -65,7 +65,8 @@ class Options:
     friction_scale: float | None = None
     # N₀ at which the factor on β holds; it becomes √(N/N₀) times as large. By default it does not depend on N.
     reference_data: float | None = None
-    # τ in steps (residual form): the network's outputs are divided by √(1 + t/τ) after t updates.
+    # τ in steps (residual form): the network's outputs are divided by √(1 + t/τ) after t updates. With a reference N₀ it
+    # is τ·N₀/N.
     decay_time: float | None = None
     # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
     start_feature: str | None = None

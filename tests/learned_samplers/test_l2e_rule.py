@@ -285,6 +285,20 @@ def test_the_learned_part_decays_with_the_square_root_of_time(step):
         assert (without[0] - found[0]).abs().max() > 1e-3
 
 
+def test_with_a_reference_the_decay_is_as_many_times_slower_as_the_data_are_fewer():
+    theta, g, xi, r, m = chain_state()
+    hyper = {k: v for k, v in HYPER.items() if k != "num_data"}
+    common = dict(phi=weights(), segments=SEGMENTS, step=7, reference_data=50.0, **hyper)
+    found = l2e_residual_rule(theta, g, xi, r, m, **common, num_data=200.0, decay_time=40.0)
+    factor = 1 / np.sqrt(1 + 7 / 10.0)
+    scales = dict(alpha_scale=0.1 * factor, beta_scale=factor)
+    expected = l2e_residual_rule(theta, g, xi, r, m, **common, num_data=200.0, **scales)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    as_if_alone = l2e_residual_rule(theta, g, xi, r, m, **common, num_data=200.0, decay_time=160.0)
+    assert (as_if_alone[0] - found[0]).abs().max() > 1e-3
+
+
 def test_a_decaying_rule_tends_to_sghmc():
     theta, g, xi, r, m = chain_state()
     common = dict(phi=weights(), segments=SEGMENTS, **HYPER)
