@@ -65,8 +65,8 @@ class Options:
     friction_scale: float | None = None
     # N₀ at which the factor on β holds; it becomes √(N/N₀) times as large. By default it does not depend on N.
     reference_data: float | None = None
-    # τ in steps (residual form): the network's outputs are divided by √(1 + t/τ) after t updates. With a reference N₀ it
-    # is τ·N₀/N.
+    # τ in steps (residual form): the network's outputs are divided by √(1 + t/τ) after t updates. With a reference N₀
+    # it is τ·N₀/N.
     decay_time: float | None = None
     # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
     start_feature: str | None = None
@@ -103,6 +103,10 @@ class Options:
     chains: Annotated[ChainOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=ChainOptions)
     # Data sets of an image family, one in so many tasks each (a name may come twice); by default the family's own.
     datasets: tuple[str, ...] | None = None
+    # Sides of its images in pixels, likewise.
+    sizes: tuple[int, ...] | None = None
+    # Share of an image family's tasks that keep only some hundred or thousand images; by default the family's own.
+    small_data_share: float | None = None
     # Labels that the tasks of an image family have; by default all of the data set's.
     labels: tuple[int, ...] | None = None
     # Learning rates that tasks are drawn with; by default the family's.

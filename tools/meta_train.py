@@ -59,19 +59,24 @@ def make_estimator(options: Options) -> Estimator:
     return AntitheticES(options.sigma, options.pairs, horizon, **common)
 
 
+#: Options that change an image family, and the fields that they are.
+_OF_IMAGES = {
+    "datasets": "dataset_names", "labels": "labels", "sizes": "sizes", "small_data_share": "small_data_share",
+}  # fmt: skip
+
+
 def make_family(options: Options) -> ImageTaskFamily | GaussianFamily:
     check_positive("lrs", options.lrs or ())
     check_positive("momentum_decays", options.momentum_decays or (), 1)
     choices = {"lrs": options.lrs, "momentum_decays": options.momentum_decays}
     changes: dict[str, Any] = {name: tuple(chosen) for name, chosen in choices.items() if chosen is not None}
     if options.family == "gaussians":
-        if options.labels is not None or options.datasets is not None:
-            raise ValueError(f"labels={options.labels}, datasets={options.datasets}: family 'gaussians' has none")
+        if given := [name for name in _OF_IMAGES if getattr(options, name) is not None]:
+            raise ValueError(f"{given[0]}={getattr(options, given[0])}: family 'gaussians' has no images")
         return GaussianFamily(**changes)
-    if options.labels is not None:
-        changes["labels"] = tuple(options.labels)
-    if options.datasets is not None:
-        changes["dataset_names"] = tuple(options.datasets)
+    for name, changed in _OF_IMAGES.items():
+        if (chosen := getattr(options, name)) is not None:
+            changes[changed] = tuple(chosen) if isinstance(chosen, list | tuple) else chosen
     return family_named(options.family, root=options.data, device=options.device, **changes)
 
 

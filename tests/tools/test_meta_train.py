@@ -103,6 +103,7 @@ def test_scales_and_start_stand_in_the_card_and_in_the_sampler(tmp_path):
 
 def test_the_last_layer_alone_is_learned_on_the_data_sets_that_are_named(tmp_path):
     more = ["--iterations", "2", "--hidden", "4", "4", "--learned", "10", "--datasets", "digits", "digits"]
+    more += ["--sizes", "6", "--small-data-share", "1"]
     meta_train.main(options(tmp_path, more=more))
     saved = last(tmp_path)
     start = meta_train.make_rule(meta_train.tyro.cli(meta_train.Options, args=["--folder", "x", "--hidden", "4", "4"]))
@@ -110,7 +111,8 @@ def test_the_last_layer_alone_is_learned_on_the_data_sets_that_are_named(tmp_pat
     assert torch.equal(saved["weights"][:-10], start[:-10])
     assert (saved["weights"][-10:] != start[-10:]).any()
     assert saved["specification"]["estimator"]["learned"] == 10
-    assert saved["specification"]["tasks"]["dataset_names"] == ["digits", "digits"]
+    tasks = saved["specification"]["tasks"]
+    assert (tasks["dataset_names"], tasks["sizes"], tasks["small_data_share"]) == (["digits", "digits"], [6], 1.0)
 
 
 def test_the_card_has_the_command_that_gives_its_weights_again(tmp_path, monkeypatch):
@@ -172,6 +174,8 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--learned", "0"], "learned must be at least 1"),
         (["--learned", "100000"], "learned=100000 exceeds the [0-9]+ meta-parameters of l2e"),
         (["--datasets", "digits", "nosuch"], "dataset_names has the unknown data set 'nosuch'"),
+        (["--sizes", "0"], "size must be at least 1, got 0"),
+        (["--small-data-share", "1.5"], r"small_data_share must lie in \[0, 1\], got 1.5"),
         (["--datasets", "cifar10"], "dataset_names must not have 'cifar10'"),
         (["--form", "kinetic", "--beta-scale", "2"], "beta_scale=2.0 is for the form .*, not for form='kinetic'"),
         (["--form", "paper", "--decay-time", "3"], "decay_time=3.0 is for the form 'residual', not for form='paper'"),
