@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from _meta_options import Options
+from _meta_options import ChainOptions, Options
 
 from learned_samplers import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
 from meta_tasks.gaussians import GaussianFamily
@@ -31,6 +31,13 @@ FORMS = {
     "fused": ("residual",),
 }
 
+_EVOLUTION = ("es", "nres")
+#: The estimators that an option of `Options` belongs to, likewise; those of `ChainOptions` belong to "tbptt".
+ESTIMATORS = {
+    **dict.fromkeys(("sigma", "pairs", "pairs_per_task", "shaping", "limit", "learned"), _EVOLUTION),
+    "window": ("nres", "tbptt"),
+}
+
 # Of the samplers: what the card says of a network that their constructors also ask for.
 _SAMPLERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "L2E": (L2E, ("form", "feature_set")),
@@ -47,6 +54,22 @@ def check_form(options: Options) -> None:
         if value is not None and value is not False and options.form not in forms:
             known = " or ".join(map(repr, forms))
             raise ValueError(f"{name}={value} is for the form {known}, not for form={options.form!r}")
+
+
+def check_estimator(options: Options) -> None:
+    """Raise ValueError if the estimator cannot train the form, or has no use for an option with another value than its
+    default."""
+    if (options.form == "meta") != (options.estimator == "tbptt"):
+        raise ValueError(
+            f"form={options.form!r} cannot be trained by estimator={options.estimator!r}; 'meta' by 'tbptt'"
+        )
+    belonging: list[tuple[Any, str, tuple[str, ...]]] = [(options, name, known) for name, known in ESTIMATORS.items()]
+    belonging += [(options.chains, each.name, ("tbptt",)) for each in fields(ChainOptions)]
+    for holder, name, known in belonging:
+        value, default = getattr(holder, name), type(holder).__dataclass_fields__[name].default
+        if value != default and options.estimator not in known:
+            owners = " or ".join(map(repr, known))
+            raise ValueError(f"{name}={value} is for the estimator {owners}, not for estimator={options.estimator!r}")
 
 
 def check_positive(name: str, values: Sequence[float], most: float = math.inf) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import tyro
 from _cards import commit, reproducing
-from _meta_checks import check_form, check_positive, check_sampler, check_tasks
+from _meta_checks import check_estimator, check_form, check_positive, check_sampler, check_tasks
 from _meta_options import Options
 from _output import command_line
 
@@ -47,8 +47,6 @@ def make_estimator(options: Options) -> Estimator:
     shaping = Shaping(options.shaping, options.limit)
     common: dict[str, Any] = dict(pairs_per_task=options.pairs_per_task, shaping=shaping, learned=options.learned)
     if options.estimator == "tbptt":
-        if options.learned is not None:
-            raise ValueError(f"learned={options.learned} is of evolution strategies, not of truncated back-propagation")
         own = options.chains
         return TruncatedBackpropagation(
             horizon, options.window, every=own.loss_every, chains=own.num_chains, slots=own.slots, replay=own.replay,
@@ -102,8 +100,8 @@ def make_trainer(options: Options) -> Trainer:
             return RankExecutor(evaluator)
         return ProcessExecutor(evaluator, options.workers) if options.workers > 1 else SerialExecutor(evaluator)
 
-    family, estimator = make_family(options), make_estimator(options)
-    rule, seed = make_rule(options), options.settings.seed
+    family, rule, estimator = make_family(options), make_rule(options), make_estimator(options)
+    seed = options.settings.seed
     defaults = recommended(options, family)
     check_sampler(rule, seed, defaults["lr"], defaults["momentum_decay"])
     check_tasks(family, seed, every=options.labels is not None or options.datasets is not None)
@@ -131,13 +129,10 @@ def make_trainer(options: Options) -> Trainer:
 
 def make_rule(options: Options) -> NetworkRule:
     check_positive("hidden", options.hidden)
-    if (options.form == "meta") != (options.estimator == "tbptt"):
-        raise ValueError(
-            f"form={options.form!r} cannot be trained by estimator={options.estimator!r}; 'meta' by 'tbptt'"
-        )
     names = ("output_bound", "alpha_scale", "beta_scale", "friction_scale", "reference_data", "decay_time")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     check_form(options)
+    check_estimator(options)
     if options.form == "meta":
         own = options.chains
         return MetaSGMCMCRule(

@@ -174,6 +174,8 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--learned", "0"], "learned must be at least 1"),
         (["--learned", "100000"], "learned=100000 exceeds the [0-9]+ meta-parameters of l2e"),
         (["--datasets", "digits", "nosuch"], "dataset_names has the unknown data set 'nosuch'"),
+        (["--window", "6"], "window=6 is for the estimator 'nres' or 'tbptt', not for estimator='es'"),
+        (["--num-chains", "3"], "num_chains=3 is for the estimator 'tbptt', not for estimator='es'"),
         (["--sizes", "0"], "size must be at least 1, got 0"),
         (["--small-data-share", "1.5"], r"small_data_share must lie in \[0, 1\], got 1.5"),
         (["--datasets", "cifar10"], "dataset_names must not have 'cifar10'"),
