@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import subprocess
 from pathlib import Path
@@ -29,6 +30,15 @@ def blend(network: nn.Module, other: nn.Module, share: float) -> nn.Module:
         for p, q in zip(network.parameters(), other.parameters(), strict=True):
             p.lerp_(q, share)
     return network
+
+
+def without_infinities(value: Any) -> Any:
+    """Plain values with None in the place of NaN and infinities, which JSON has not; a sampler that fails has them."""
+    if isinstance(value, dict):
+        return {key: without_infinities(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_infinities(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def commit() -> str | None:

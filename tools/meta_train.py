@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import tyro
-from _cards import commit, reproducing
+from _cards import commit, reproducing, without_infinities
 from _meta_checks import check_estimator, check_form, check_positive, check_sampler, check_tasks
 from _meta_options import Options
 from _output import command_line
@@ -185,7 +185,7 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
             "hours": trainer.seconds / 3600,
         },
         "curve": [float(f"{loss:.4g}") if math.isfinite(loss) else None for loss in losses],
-        "metrics": {"held_out": trainer.scores},
+        "metrics": {"held_out": without_infinities(trainer.scores)},
         "licence": "MIT",
     }
     path = options.folder / "weights.safetensors"

@@ -250,3 +250,15 @@ def test_another_architecture_in_the_folder_is_refused(tmp_path):
     meta_train.main(options(tmp_path, more=["--iterations", "1"]))
     with pytest.raises(SystemExit, match=r"are of another run: .*sampler\.hidden is \[32, 32\] there and \[16\] here"):
         meta_train.main(options(tmp_path, more=["--hidden", "16"]))
+
+
+def test_a_sampler_that_fails_on_every_held_out_task_still_gets_its_weights_and_card(tmp_path):
+    """Rates at which every chain diverges: the scores are infinite, which JSON has not."""
+    arguments = ["--folder", str(tmp_path), *TINY, "--iterations", "1", "--lrs", "1e12", "--horizon", "40", "40"]
+    meta_train.main(
+        meta_train.tyro.cli(meta_train.Options, args=[*arguments, "--held-out-tasks", "1", "--evaluate-every", "1"])
+    )
+    card = json.loads((tmp_path / "weights.json").read_text())
+    first = card["metrics"]["held_out"]["sampler"][0]
+    assert first["nll"] is None
+    assert (tmp_path / "weights.safetensors").exists()
