@@ -15,9 +15,11 @@ from torch import nn
 RULE = ("sampler", "form", "feature_set", "features", "scales", "layers")
 
 
-def check_same_rule(names: tuple[str, str], card: dict[str, Any], other: dict[str, Any]) -> None:
+def check_same_rule(
+    names: tuple[str, str], card: dict[str, Any], other: dict[str, Any], keys: tuple[str, ...] = RULE
+) -> None:
     """Raise ValueError unless two cards are of networks of one sampler, with the same inputs, scales and layers."""
-    for key in RULE:
+    for key in keys:
         if card[key] != other[key]:
             raise ValueError(
                 f"{names[0]} and {names[1]} are networks of different rules: {key} is {card[key]} and {other[key]}"

@@ -3,8 +3,9 @@
     python tools/distill.py runs/few/weights.safetensors runs/many/weights.safetensors --folder runs/distilled
 
 What evolution strategies gain on small data sets they lose on large ones, and a network that does not see N cannot do
-both. Here both networks run on tasks of a family; the features x that they meet are kept; and a network with one
-feature more, log₁₀(N)/3 − 1 (feature set "adaptive_data"), is fitted by least squares to
+both. Here both networks run on tasks of a family; the features x that they meet are kept; and a network that sees
+log₁₀(N)/3 − 1 (feature set "adaptive_data", "adaptive" and one more; the two may have either) is fitted by least
+squares to
 
     (1 − w)·many(x) + w·few(x),    w = clamp(log(N₁/N) / log(N₁/N₀), 0, 1),
 
@@ -29,7 +30,6 @@ from tqdm import tqdm, trange
 
 from learned_samplers import weights
 from learned_samplers.l2e_features import data_feature, features, update_averages
-from learned_samplers.l2e_network import flatten, layers_of
 from learned_samplers.l2e_rule import apply_network
 from meta_tasks.inner_loop import Unroll
 from meta_tasks.learned_rules import L2ERule
@@ -108,25 +108,27 @@ class Recording(L2ERule):
                     lr=hyper.lr, num_data=hyper.num_data, step=step,
                 )  # fmt: skip
                 chosen = torch.randint(x.shape[-1], (self.coordinates,), generator=self.stream)
-                self.kept.append(x[..., chosen].transpose(-1, -2).flatten(0, 1))
+                self.kept.append(x[..., chosen].transpose(-1, -2))
         return after
 
 
 def met(rule: Recording, networks: Tensor, family: ImageTaskFamily, options: Options) -> Tensor:
-    """Features of states along both networks' runs, (rows, F); those of a run that became non-finite are left out."""
+    """Features of states along both networks' runs, (rows, F), without those of a run that became non-finite."""
+    rows = []
     with trange(options.tasks, unit="task") as tasks:
         for number in tasks:
             task, steps = family.task("distill", options.seed, number), options.steps[number % len(options.steps)]
             seed = derive_seed("distill", options.seed, number)
             unroll = Unroll(task, rule, BMALoss, Schedule(steps, steps - 1, 1), [seed], stepping="loop")
             unroll.advance(networks)
-    rows = torch.cat(rule.kept)
-    rows = rows[rows.isfinite().all(1)]
-    if not len(rows):
+            states = torch.stack(rule.kept, 1)  # (network, state, coordinate, F)
+            rule.kept.clear()
+            rows.append(states[unroll.losses().isfinite()].flatten(0, 2))
+    if not sum(map(len, rows)):
         raise ValueError(
             f"tasks={options.tasks}: both networks became non-finite on every one; there is nothing to fit"
         )
-    return rows
+    return torch.cat(rows)
 
 
 def target(rule: L2ERule, networks: Tensor, rows: Tensor, num_data: tuple[int, int]) -> Tensor:
@@ -134,8 +136,7 @@ def target(rule: L2ERule, networks: Tensor, rows: Tensor, num_data: tuple[int, i
     low, high = (data_feature(n) for n in num_data)
     share = ((high - rows[:, -1:]) / (high - low)).clamp(0, 1)
     few, many = (
-        torch.stack(apply_network(rule.prepare(each[None]), rows[None, :, :-1].transpose(-1, -2)), -1)[0]
-        for each in networks
+        torch.stack(apply_network(rule.prepare(each[None]), rows[None].transpose(-1, -2)), -1)[0] for each in networks
     )
     return share * few + (1 - share) * many
 
@@ -164,6 +165,10 @@ def fit(network: nn.Module, rows: Tensor, targets: Tensor, steps: int, stream: t
                 yield (network(rows[test]) - targets[test]).square().mean(0) / variance
 
 
+def _hidden(card: dict[str, Any]) -> dict[str, Any]:
+    return {"layers": [out for out, _ in card["layers"][:-1]]}
+
+
 def run(options: Options, command: str) -> Path:
     """Fit the network and write it; returns its file.
 
@@ -174,29 +179,32 @@ def run(options: Options, command: str) -> Path:
     names = (options.few, options.many, *(options.learned or ()))
     loaded = [weights.load(weights.find(name)) for name in names]
     card, other = loaded[0][1], loaded[1][1]
-    for name, (_, each) in zip(names[1:], loaded[1:]):
-        check_same_rule((options.few, name), card, each)
-    if (card["sampler"], card["form"], card["feature_set"]) != ("L2E", "residual", "adaptive"):
-        raise ValueError(
-            f"{options.few}: a network of L2E in its residual form with the features 'adaptive' is needed, got "
-            f"{card['sampler']}, {card['form']!r}, {card['feature_set']!r}"
-        )
+    for name, (_, each) in zip(names, loaded):
+        described = each["sampler"], each["form"], each["feature_set"]
+        if described not in {("L2E", "residual", known) for known in ("adaptive", _FEATURES)}:
+            raise ValueError(
+                f"{name}: a network of L2E in its residual form with the features 'adaptive' or {_FEATURES!r} is "
+                "needed, got " + ", ".join(map(repr, described))
+            )
+        check_same_rule((options.few, name), card, each, ("scales",))
+        check_same_rule((options.few, name), _hidden(card), _hidden(each), ("layers",))
     hidden = [out for out, _ in card["layers"][:-1]]
     stream = torch.Generator().manual_seed(options.seed)
     rule = Recording(
-        card["form"], card["feature_set"], hidden, every=options.every, coordinates=options.coordinates,
-        stream=stream, **card["scales"],
+        "residual", _FEATURES, hidden, every=options.every, coordinates=options.coordinates, stream=stream,
+        **card["scales"],
     )  # fmt: skip
     family = family_named(options.family, root=options.data)
     if options.datasets is not None:
         family = family_named(options.family, root=options.data, dataset_names=tuple(options.datasets))
-    few, many, *added = (flatten(layers_of(network)).detach() for network, _ in loaded)
+    wide = [L2ERule("residual", _FEATURES, hidden, start=weights.find(name), **card["scales"]) for name in names]
+    few, many, *added = (each.initial_weights(options.seed) for each in wide)
+    start = many
     if added:
         many = many + options.share * (added[1] - added[0])
     networks = torch.stack([few, many])
     rows = met(rule, networks, family, options)
-    wide = L2ERule(card["form"], _FEATURES, hidden, start=weights.find(options.many), **card["scales"])
-    network = wide.network(wide.initial_weights(options.seed))
+    network = wide[1].network(start)
     targets = target(rule, networks, rows, options.num_data).detach()
     curve = [error.tolist() for error in tqdm(fit(network, rows, targets, options.fit_steps, stream), unit="look")]
     print(f"of {len(rows)} states; unexplained variance of α {curve[-1][0]:.1e}, of β {curve[-1][1]:.1e}")
@@ -213,7 +221,7 @@ def run(options: Options, command: str) -> Path:
     if options.learned is not None:
         training["learned"] = with_reproduction(loaded[3][1]["meta_training"])
     filled = {
-        **other, **wide.card(), "name": options.folder.name, "meta_training": training, "metrics": {},
+        **other, **wide[1].card(), "name": options.folder.name, "meta_training": training, "metrics": {},
         "curve": [beta for _, beta in curve],
     }  # fmt: skip
     filled.pop("law", None)

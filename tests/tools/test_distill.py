@@ -16,9 +16,9 @@ SMALL = ["--family", "digits", "--tasks", "2", "--steps", "40", "--every", "5"]
 SCALES = {"beta_scale": 10.0, "friction_scale": 0.0, "reference_data": 50000.0}
 
 
-def write(folder, name, gain, feature_set="adaptive"):
+def write(folder, name, gain, feature_set="adaptive", hidden=(4, 4), **scales):
     """Weights of Adam's direction with this gain, under the shipped card's other entries."""
-    rule = L2ERule("residual", feature_set, (4, 4), start=("average_0.9_to_rms", gain), **SCALES)
+    rule = L2ERule("residual", feature_set, hidden, start=("average_0.9_to_rms", gain), **SCALES | scales)
     card = {**weights.load_card(pretrained.path("l2e")), **rule.card(), "name": name}
     path = folder / f"{name}.safetensors"
     weights.save(path, rule.network(rule.initial_weights(0)), card)
@@ -39,7 +39,7 @@ def inputs(num_data, count=200):
 
 @pytest.mark.parametrize(("num_data", "gain"), [(50, 1.0), (100, 1.0), (1000, 2.0), (10_000, 3.0), (60_000, 3.0)])
 def test_the_target_goes_from_one_network_to_the_other_with_the_logarithm_of_n(num_data, gain):
-    rules = [L2ERule("residual", "adaptive", (4, 4), start=("average_0.9_to_rms", each)) for each in (1.0, 3.0)]
+    rules = [L2ERule("residual", "adaptive_data", (4, 4), start=("average_0.9_to_rms", each)) for each in (1.0, 3.0)]
     networks = torch.stack([rule.initial_weights(0) for rule in rules])
     x = inputs(num_data)
     y = distill.target(rules[0], networks, x, (100, 10_000))
@@ -96,13 +96,34 @@ def test_impossible_options_are_refused(files, tmp_path, options, message, capsy
 
 
 def test_networks_of_other_rules_are_refused(files, tmp_path):
-    wide = write(tmp_path, "wide", 1.0, "adaptive_data")
+    wide, decaying = write(tmp_path, "wide", 1.0, hidden=(4, 5)), write(tmp_path, "decaying", 1.0, decay_time=9.0)
     for pair, message in (
-        ((files[0], wide), "are networks of different rules: feature_set is adaptive and adaptive_data"),
-        ((wide, wide), "with the features 'adaptive' is needed, got L2E, 'residual', 'adaptive_data'"),
+        ((files[0], wide), r"are networks of different rules: layers is \[4, 4\] and \[4, 5\]"),
+        ((files[0], decaying), "are networks of different rules: scales is .* 'decay_time': 9.0"),
+        ((files[0], "l2e-paper"), "l2e-paper: a network of L2E in its residual form .* got 'L2E', 'paper', 'paper'"),
+        (("kinetic-l2e", files[0]), "kinetic-l2e: a network of L2E in its residual form"),
     ):
         with pytest.raises(SystemExit, match=message):
             distill.main([*pair, "--folder", str(tmp_path / "new"), *SMALL])
+
+
+def test_either_network_may_see_the_number_of_data_already(files, tmp_path):
+    """The one for many is Adam's direction that grows with N: -3 (1 + N's feature)."""
+    wide = write(tmp_path, "wide", 3.0, "adaptive_data")
+    distill.main([files[0], wide, "--folder", str(tmp_path / "a"), *SMALL, "--fit-steps", "50"])
+    distill.main([wide, files[1], "--folder", str(tmp_path / "b"), *SMALL, "--fit-steps", "50"])
+    cards = [weights.load_card(tmp_path / each / "weights.safetensors") for each in "ab"]
+    assert [card["feature_set"] for card in cards] == ["adaptive_data"] * 2
+    # The same function in either feature set, so that the second fit starts where it ends.
+    assert cards[0]["curve"][0] > 0.1
+    assert max(cards[1]["meta_training"]["estimator"]["unexplained"]) < 1e-3
+
+
+def test_networks_that_never_stay_finite_leave_nothing_to_fit(tmp_path):
+    wild = write(tmp_path, "wild", 1e30)
+    with pytest.raises(SystemExit, match="tasks=2: both networks became non-finite on every one"):
+        distill.main([wild, wild, "--folder", str(tmp_path / "new"), *SMALL])
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_another_training_learned_is_added_to_the_network_for_many(files, tmp_path):

@@ -10,8 +10,8 @@ import torch
 
 from learned_samplers import KineticL2E, weights
 
-TINY = ["--family", "digits", "--horizon", "12", "12", "--samples", "3", "--pairs", "1", "--evaluate-every", "0"]
-TINY += ["--iterations", "1", "--no-progress"]
+TINY = ["--family", "digits", "--horizon", "12", "12", "--samples", "3", "--evaluate-every", "0", "--iterations", "1"]
+TINY += ["--no-progress"]
 
 
 def trained(folder, *more):
