@@ -59,6 +59,9 @@ class Options:
     share: float = 1.0
     # N₀ and N₁: up to the first the one network holds, from the second on the other, and a mixture between them.
     num_data: tuple[int, int] = (1400, 8000)
+    # τ of the network that is made, in steps (`L2E`); by default that of MANY. It is a schedule, not a unit of the outputs,
+    # so FEW and MANY may differ in it.
+    decay_time: float | None = None
     # Task family whose states the networks are compared on.
     family: Literal["paper", "full", "cpu", "small", "digits"] = "cpu"
     # Data sets of its tasks, one in so many each; by default the family's own.
@@ -84,8 +87,10 @@ class Options:
         for name in ("tasks", "every", "coordinates", "fit_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.share < float("inf"):
-            raise ValueError(f"share must be positive, got {self.share}")
+        for name in ("share", "decay_time"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be positive, got {value}")
         if not self.steps or min(self.steps) < self.every:
             raise ValueError(f"steps must be one number or several, none below every={self.every}, got {self.steps}")
 
@@ -165,8 +170,10 @@ def fit(network: nn.Module, rows: Tensor, targets: Tensor, steps: int, stream: t
                 yield (network(rows[test]) - targets[test]).square().mean(0) / variance
 
 
-def _hidden(card: dict[str, Any]) -> dict[str, Any]:
-    return {"layers": [out for out, _ in card["layers"][:-1]]}
+def _compared(card: dict[str, Any]) -> dict[str, Any]:
+    """What two cards have to agree in."""
+    scales = {name: value for name, value in card["scales"].items() if name != "decay_time"}
+    return {"scales": scales, "layers": [out for out, _ in card["layers"][:-1]]}
 
 
 def run(options: Options, command: str) -> Path:
@@ -186,18 +193,18 @@ def run(options: Options, command: str) -> Path:
                 f"{name}: a network of L2E in its residual form with the features 'adaptive' or {_FEATURES!r} is "
                 "needed, got " + ", ".join(map(repr, described))
             )
-        check_same_rule((options.few, name), card, each, ("scales",))
-        check_same_rule((options.few, name), _hidden(card), _hidden(each), ("layers",))
+        check_same_rule((options.few, name), _compared(card), _compared(each), ("scales", "layers"))
     hidden = [out for out, _ in card["layers"][:-1]]
+    scales = other["scales"] | ({} if options.decay_time is None else {"decay_time": options.decay_time})
     stream = torch.Generator().manual_seed(options.seed)
     rule = Recording(
         "residual", _FEATURES, hidden, every=options.every, coordinates=options.coordinates, stream=stream,
-        **card["scales"],
+        **scales,
     )  # fmt: skip
     family = family_named(options.family, root=options.data)
     if options.datasets is not None:
         family = family_named(options.family, root=options.data, dataset_names=tuple(options.datasets))
-    wide = [L2ERule("residual", _FEATURES, hidden, start=weights.find(name), **card["scales"]) for name in names]
+    wide = [L2ERule("residual", _FEATURES, hidden, start=weights.find(name), **scales) for name in names]
     few, many, *added = (each.initial_weights(options.seed) for each in wide)
     start = many
     if added:

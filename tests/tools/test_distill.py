@@ -96,10 +96,10 @@ def test_impossible_options_are_refused(files, tmp_path, options, message, capsy
 
 
 def test_networks_of_other_rules_are_refused(files, tmp_path):
-    wide, decaying = write(tmp_path, "wide", 1.0, hidden=(4, 5)), write(tmp_path, "decaying", 1.0, decay_time=9.0)
+    wide, louder = write(tmp_path, "wide", 1.0, hidden=(4, 5)), write(tmp_path, "louder", 1.0, beta_scale=9.0)
     for pair, message in (
         ((files[0], wide), r"are networks of different rules: layers is \[4, 4\] and \[4, 5\]"),
-        ((files[0], decaying), "are networks of different rules: scales is .* 'decay_time': 9.0"),
+        ((files[0], louder), "are networks of different rules: scales is .* 'beta_scale': 9.0"),
         ((files[0], "l2e-paper"), "l2e-paper: a network of L2E in its residual form .* got 'L2E', 'paper', 'paper'"),
         (("kinetic-l2e", files[0]), "kinetic-l2e: a network of L2E in its residual form"),
     ):
@@ -117,6 +117,17 @@ def test_either_network_may_see_the_number_of_data_already(files, tmp_path):
     # The same function in either feature set, so that the second fit starts where it ends.
     assert cards[0]["curve"][0] > 0.1
     assert max(cards[1]["meta_training"]["estimator"]["unexplained"]) < 1e-3
+
+
+def test_the_decay_is_that_of_the_network_for_many_or_the_one_asked_for(files, tmp_path):
+    decaying = write(tmp_path, "decaying", 1.0, decay_time=9.0)
+    found = []
+    for number, pair in enumerate(
+        ((files[0], decaying), (decaying, files[0]), (files[0], decaying, "--decay-time", "7"))
+    ):
+        distill.main([*pair, "--folder", str(tmp_path / str(number)), *SMALL, "--fit-steps", "1"])
+        found.append(weights.load_card(tmp_path / str(number) / "weights.safetensors")["scales"].get("decay_time"))
+    assert found == [9.0, None, 7.0]
 
 
 def test_networks_that_never_stay_finite_leave_nothing_to_fit(tmp_path):
