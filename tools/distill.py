@@ -59,8 +59,8 @@ class Options:
     share: float = 1.0
     # N₀ and N₁: up to the first the one network holds, from the second on the other, and a mixture between them.
     num_data: tuple[int, int] = (1400, 8000)
-    # τ of the network that is made, in steps (`L2E`); by default that of MANY. It is a schedule, not a unit of the outputs,
-    # so FEW and MANY may differ in it.
+    # τ of the network that is made, in steps (see L2E); by default that of MANY. It is a schedule, not a unit of the
+    # outputs, so FEW and MANY may differ in it.
     decay_time: float | None = None
     # Task family whose states the networks are compared on.
     family: Literal["paper", "full", "cpu", "small", "digits"] = "cpu"

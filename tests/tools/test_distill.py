@@ -84,6 +84,7 @@ def test_the_same_command_gives_the_same_network(files, tmp_path):
         (["--num-data", "5000", "400"], "num_data must be two positive numbers, the smaller first"),
         (["--steps", "4"], r"steps must be one number or several, none below every=5, got \(4,\)"),
         (["--fit-steps", "0"], "fit_steps must be at least 1, got 0"),
+        (["--decay-time", "0"], "decay_time must be positive, got 0.0"),
         (["--datasets", "cifar10"], "must not have 'cifar10'"),
     ],
 )
@@ -99,7 +100,7 @@ def test_networks_of_other_rules_are_refused(files, tmp_path):
     wide, louder = write(tmp_path, "wide", 1.0, hidden=(4, 5)), write(tmp_path, "louder", 1.0, beta_scale=9.0)
     for pair, message in (
         ((files[0], wide), r"are networks of different rules: layers is \[4, 4\] and \[4, 5\]"),
-        ((files[0], louder), "are networks of different rules: scales is .* 'beta_scale': 9.0"),
+        ((files[0], louder), "are networks of different rules: scales is .*'beta_scale': 9.0"),
         ((files[0], "l2e-paper"), "l2e-paper: a network of L2E in its residual form .* got 'L2E', 'paper', 'paper'"),
         (("kinetic-l2e", files[0]), "kinetic-l2e: a network of L2E in its residual form"),
     ):
@@ -121,10 +122,8 @@ def test_either_network_may_see_the_number_of_data_already(files, tmp_path):
 
 def test_the_decay_is_that_of_the_network_for_many_or_the_one_asked_for(files, tmp_path):
     decaying = write(tmp_path, "decaying", 1.0, decay_time=9.0)
-    found = []
-    for number, pair in enumerate(
-        ((files[0], decaying), (decaying, files[0]), (files[0], decaying, "--decay-time", "7"))
-    ):
+    found, asked = [], (files[0], decaying, "--decay-time", "7")
+    for number, pair in enumerate(((files[0], decaying), (decaying, files[0]), asked)):
         distill.main([*pair, "--folder", str(tmp_path / str(number)), *SMALL, "--fit-steps", "1"])
         found.append(weights.load_card(tmp_path / str(number) / "weights.safetensors")["scales"].get("decay_time"))
     assert found == [9.0, None, 7.0]
