@@ -18,12 +18,17 @@ RULE = ("sampler", "form", "feature_set", "features", "scales", "layers")
 def check_same_rule(
     names: tuple[str, str], card: dict[str, Any], other: dict[str, Any], keys: tuple[str, ...] = RULE
 ) -> None:
-    """Raise ValueError unless two cards are of networks of one sampler, with the same inputs, scales and layers."""
+    """Raise ValueError unless two cards are of networks of one sampler, with the same inputs, scales and layers.
+
+    They may differ in the decay time, a schedule over the run and not a unit of the outputs.
+    """
     for key in keys:
-        if card[key] != other[key]:
-            raise ValueError(
-                f"{names[0]} and {names[1]} are networks of different rules: {key} is {card[key]} and {other[key]}"
-            )
+        ours, theirs = (
+            {name: value for name, value in each[key].items() if name != "decay_time"} if key == "scales" else each[key]
+            for each in (card, other)
+        )
+        if ours != theirs:
+            raise ValueError(f"{names[0]} and {names[1]} are networks of different rules: {key} is {ours} and {theirs}")
 
 
 def blend(network: nn.Module, other: nn.Module, share: float) -> nn.Module:

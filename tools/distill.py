@@ -172,8 +172,7 @@ def fit(network: nn.Module, rows: Tensor, targets: Tensor, steps: int, stream: t
 
 def _compared(card: dict[str, Any]) -> dict[str, Any]:
     """What two cards have to agree in."""
-    scales = {name: value for name, value in card["scales"].items() if name != "decay_time"}
-    return {"scales": scales, "layers": [out for out, _ in card["layers"][:-1]]}
+    return {"scales": card["scales"], "hidden": [out for out, _ in card["layers"][:-1]]}
 
 
 def run(options: Options, command: str) -> Path:
@@ -193,7 +192,7 @@ def run(options: Options, command: str) -> Path:
                 f"{name}: a network of L2E in its residual form with the features 'adaptive' or {_FEATURES!r} is "
                 "needed, got " + ", ".join(map(repr, described))
             )
-        check_same_rule((options.few, name), _compared(card), _compared(each), ("scales", "layers"))
+        check_same_rule((options.few, name), _compared(card), _compared(each), ("scales", "hidden"))
     hidden = [out for out, _ in card["layers"][:-1]]
     scales = other["scales"] | ({} if options.decay_time is None else {"decay_time": options.decay_time})
     stream = torch.Generator().manual_seed(options.seed)

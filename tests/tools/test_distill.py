@@ -99,7 +99,7 @@ def test_impossible_options_are_refused(files, tmp_path, options, message, capsy
 def test_networks_of_other_rules_are_refused(files, tmp_path):
     wide, louder = write(tmp_path, "wide", 1.0, hidden=(4, 5)), write(tmp_path, "louder", 1.0, beta_scale=9.0)
     for pair, message in (
-        ((files[0], wide), r"are networks of different rules: layers is \[4, 4\] and \[4, 5\]"),
+        ((files[0], wide), r"are networks of different rules: hidden is \[4, 4\] and \[4, 5\]"),
         ((files[0], louder), "are networks of different rules: scales is .*'beta_scale': 9.0"),
         ((files[0], "l2e-paper"), "l2e-paper: a network of L2E in its residual form .* got 'L2E', 'paper', 'paper'"),
         (("kinetic-l2e", files[0]), "kinetic-l2e: a network of L2E in its residual form"),
