@@ -29,7 +29,7 @@ class CommonOptions:
 
     # Data, network, posterior and budget.
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
-    # First seed: of the initial weights, the minibatches and the noise. The split of the data is always the same.
+    # First seed: of the initial weights, the minibatches and the noise. The division of the images is the same for all.
     seed: int = 0
     # Number of seeds, counted up from --seed; the table gives mean ± standard deviation over them.
     seeds: int = 3

@@ -33,6 +33,9 @@ class Settings:
     validation: float | None = None
     # Number of training images to keep (a seeded stratified choice); by default all.
     limit: int | None = None
+    # Division of the images: 0 is the data set's own; n > 0 divides all of them anew, at random by n, into training,
+    # validation and test images of the same numbers.
+    division: int = 0
     # Labels to keep, renumbered in this order; by default all.
     labels: tuple[int, ...] | None = None
     # Network: mlp, cnn (3×3 convolutions, one pooling, two linear layers), lenet (LeNet-5), resnet20_frn.
@@ -101,7 +104,7 @@ class Settings:
                 raise ValueError(f"{argument} must lie in [0, 1), got {getattr(self, argument)}")
         if not 0 < self.momentum_decay <= 1:
             raise ValueError(f"momentum_decay must lie in (0, 1], got {self.momentum_decay}")
-        for argument in ("temperature", "prior_precision"):
+        for argument in ("temperature", "prior_precision", "division"):
             if not getattr(self, argument) >= 0:
                 raise ValueError(f"{argument} must not be negative, got {getattr(self, argument)}")
 
@@ -146,4 +149,6 @@ class Settings:
             limit=self.limit,
             validation=validation,
         )
+        if self.division:
+            data = datasets.divide_anew(data, self.division)
         return data if self.labels is None else datasets.keep_labels(data, self.labels)

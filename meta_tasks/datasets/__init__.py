@@ -1,5 +1,5 @@
-"""Image data sets as tensors: `load`, `names`, `match`, `keep_labels`, `out_of_distribution`; with several labels an
-image: `load_overlaid` (Multi-MNIST and its like) and `load_celeba`.
+"""Image data sets as tensors: `load`, `names`, `match`, `keep_labels`, `divide_anew`, `out_of_distribution`; with
+several labels an image: `load_overlaid` (Multi-MNIST and its like) and `load_celeba`.
 
 Files are looked for in the folder given as `root`, else in the one named by the environment variable
 LEARNED_SAMPLERS_DATA, else in ~/.cache/learned_samplers. torchvision and medmnist download what is missing.
@@ -15,7 +15,15 @@ from torch import Tensor
 
 from meta_tasks.datasets._embedded import read_digits, read_photos
 from meta_tasks.datasets._files import data_root
-from meta_tasks.datasets._image_data import ImageData, RawSplits, keep_labels, match, scale_images, stratified_split
+from meta_tasks.datasets._image_data import (
+    ImageData,
+    RawSplits,
+    divide_anew,
+    keep_labels,
+    match,
+    scale_images,
+    stratified_split,
+)
 from meta_tasks.datasets._multi_task_data import MultiTaskData, scaled
 from meta_tasks.datasets._npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
 from meta_tasks.datasets._torchvision import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
@@ -27,6 +35,7 @@ __all__ = [
     "MultiTaskData",
     "check_name",
     "data_root",
+    "divide_anew",
     "keep_labels",
     "load",
     "load_celeba",

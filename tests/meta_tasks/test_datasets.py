@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from meta_tasks import datasets
 from meta_tasks.datasets import ImageData, load, match
 
+SPLITS = ("train", "val", "test")
+
 
 def test_digits_are_scikit_learns_scaled_to_one():
     data = load("digits")
@@ -31,6 +33,21 @@ def test_the_seed_moves_validation_but_never_the_test_split():
     assert torch.equal(first.val_x, again.val_x)
     assert torch.equal(first.test_x, other.test_x)
     assert not torch.equal(first.val_x, other.val_x)
+
+
+def test_a_new_division_has_the_same_images_and_numbers_and_moves_test_images_too():
+    data = load("digits")
+    first, again, other = (datasets.divide_anew(data, seed) for seed in (1, 1, 2))
+    for split in ("train", "val", "test"):
+        assert torch.equal(getattr(first, f"{split}_x"), getattr(again, f"{split}_x"))
+        assert len(getattr(first, f"{split}_y")) == len(getattr(data, f"{split}_y"))
+    assert not torch.equal(first.test_x, other.test_x)
+    labelled = [
+        torch.cat([torch.cat([getattr(d, f"{s}_x").flatten(1), getattr(d, f"{s}_y")[:, None]], 1) for s in SPLITS])
+        for d in (data, first)
+    ]
+    before, after = (each.unique(dim=0) for each in labelled)
+    assert torch.equal(before, after), "an image lost its label, or was lost itself"
 
 
 @settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine

@@ -343,6 +343,7 @@ def test_the_presets_are_what_they_are_for():
         (["--labels", "3"], "classes must be two or more different labels of digits in [0, 10), got (3,)"),
         (["--tune-seeds", "0"], "tune_seeds must be at least 1, got 0"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["--division", "-1"], "division must not be negative, got -1"),
         (["--extensions", "-1"], "extensions must not be negative, got -1"),
         (["--momentum-decays", "0"], "momentum_decays must lie in (0, 1], got (0.0,)"),
         (["--weight-decays", "-1"], "weight_decays must not be negative, got (-1.0,)"),
