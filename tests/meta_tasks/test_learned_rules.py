@@ -122,9 +122,9 @@ def test_a_start_has_the_scales_that_its_weights_were_trained_with(tmp_path):
 
 def test_the_shipped_weights_are_a_start_with_the_scales_of_their_card():
     shipped = dict(beta_scale=10.0, friction_scale=0.0, reference_data=50_000.0)
-    L2ERule("residual", "adaptive", (16, 16), start=pretrained.path("l2e"), **shipped)
+    L2ERule("residual", "adaptive_data", (16, 16), start=pretrained.path("l2e"), **shipped)
     with pytest.raises(ValueError, match=r"'reference_data': 50000\.0\}, here .*'reference_data': None\}"):
-        L2ERule("residual", "adaptive", (16, 16), start=pretrained.path("l2e"))
+        L2ERule("residual", "adaptive_data", (16, 16), start=pretrained.path("l2e"))
 
 
 def test_an_impossible_start_is_refused():
