@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from _comparison import validation_nll
 from _methods import METHODS
 from _report import finished, label, markdown, mean_and_std, spread
@@ -76,6 +77,20 @@ def pooled(results: Sequence[Result], folder: Path) -> dict[str, float] | None:
     return {**metrics.summary(average, ended[0]["test_labels"]), "chains": len(ended)}
 
 
+def image_error(ours: Sequence[Result], theirs: Sequence[Result], folder: Path) -> float:
+    """Standard error over test images of the difference between two methods' mean NLL, in nats.
+
+    Each image's negative log-probability is the mean over a method's seeds; more seeds do not lessen this error.
+    """
+    images = []
+    for results in (ours, theirs):
+        ended = [predictions(result, folder) for result in finished(results)]
+        true = [each["test"].gather(1, each["test_labels"].long().unsqueeze(1))[:, 0].double() for each in ended]
+        images.append(-torch.stack(true).clamp(min=1e-300).log().mean(0))
+    difference = images[0] - images[1]
+    return float(difference.std() / math.sqrt(len(difference)))
+
+
 def against_baselines(report: BudgetReport) -> dict[str, dict[str, Any]]:
     """Each learned method beside that one of `BASELINES` with the lowest mean NLL; {} if none of these was run.
 
@@ -134,10 +149,14 @@ def content(report: BudgetReport) -> dict[str, Any]:
             ],
         }
     ended = [name for name, results in report.runs.items() if finished(results)]
+    verdicts = against_baselines(report)
+    for name, verdict in verdicts.items():
+        error = image_error(report.runs[name], report.runs[verdict["baseline"]], report.folder)
+        verdict["relative_image_error"] = error / methods[verdict["baseline"]]["mean"]["nll"]
     return {
         "settings": asdict(report.settings),
         "methods": methods,
-        "against_baselines": against_baselines(report),
+        "against_baselines": verdicts,
         "lowest_nll": min(ended, key=lambda name: methods[name]["mean"]["nll"]) if ended else None,
     }
 
@@ -207,10 +226,11 @@ def comparison_line(name: str, verdict: Mapping[str, Any], numbers: Mapping[str,
         True: "more than the standard deviation over seeds",
         False: "within the standard deviation over seeds",
     }[verdict["exceeds_std"]]
+    rivals = ", ".join(METHODS[each].label for each in BASELINES if each in numbers["methods"])
     return (
-        f"- {numbers['methods'][name]['label']}: NLL {100 * verdict['relative_nll']:+.1f} % against {baseline}, the "
-        f"best of the tuned {', '.join(METHODS[each].label for each in BASELINES if each in numbers['methods'])}; "
-        f"{spread_text}; accuracy {verdict['accuracy_difference']:+.4f}."
+        f"- {numbers['methods'][name]['label']}: NLL {100 * verdict['relative_nll']:+.1f} % (± "
+        f"{100 * verdict['relative_image_error']:.1f} % by the choice of test images) against {baseline}, the best of "
+        f"the tuned {rivals}; {spread_text}; accuracy {verdict['accuracy_difference']:+.4f}."
     )
 
 

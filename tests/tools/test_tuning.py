@@ -4,8 +4,10 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from _compare_report import BudgetReport, against_baselines, measured
+import torch
+from _compare_report import BudgetReport, against_baselines, image_error, measured
 from _comparison import ranked
 from _measures import mean_temperatures, overall
 from _methods import METHODS
@@ -16,6 +18,7 @@ from _tuning import Setting, grid, nearest, series, tune
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -116,6 +119,23 @@ def test_a_learned_sampler_is_held_against_the_best_baseline():
     assert noisy["l2e"]["exceeds_std"] is False, "0.05 is less than 0.14"
     assert against_baselines(report({"sghmc": [0.3], "l2e": [0.2]}))["l2e"]["exceeds_std"] is None
     assert against_baselines(report({"l2e": [0.3]})) == {}
+
+
+def test_the_error_of_the_images_is_that_of_their_mean_difference(tmp_path):
+    """Two seeds a method, three images whose log-probabilities are known."""
+    folder = tmp_path / "predictions"
+    folder.mkdir()
+    labels = torch.tensor([0, 1, 0])
+    losses = {"l2e": [[0.1, 0.2, 0.6], [0.3, 0.4, 0.8]], "sghmc": [[0.5, 0.1, 0.2], [0.7, 0.1, 0.2]]}
+    results = {}
+    for name, seeds in losses.items():
+        results[name] = [Result(name, 0.1, seed, {}, {}, scores={"nll": 0.1}) for seed in range(2)]
+        for result, values in zip(results[name], seeds, strict=True):
+            true = torch.tensor(values).neg().exp()
+            test = torch.stack([torch.where(labels == k, true, 1 - true) for k in range(2)], -1)
+            save_file({"test": test, "test_labels": labels}, folder / f"{result.name}.safetensors")
+    expected = np.std([0.2 - 0.6, 0.3 - 0.1, 0.7 - 0.2], ddof=1) / np.sqrt(3)
+    assert image_error(results["l2e"], results["sghmc"], tmp_path) == pytest.approx(expected, rel=1e-5)
 
 
 def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, learned_weights):
