@@ -156,8 +156,9 @@ def divide_anew(data: ImageData, seed: int) -> ImageData:
     x, y = (torch.cat([getattr(data, f"{split}_{each}") for split in ("train", "val", "test")]) for each in "xy")
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
     parts = order.split([len(data.train_y), len(data.val_y), len(data.test_y)])
-    splits = {f"{split}_x": x[part] for split, part in zip(("train", "val", "test"), parts)}
-    splits |= {f"{split}_y": y[part] for split, part in zip(("train", "val", "test"), parts)}
+    splits: dict[str, Any] = {}
+    for split, part in zip(("train", "val", "test"), parts):
+        splits[f"{split}_x"], splits[f"{split}_y"] = x[part], y[part]
     return replace(data, **splits)
 
 
