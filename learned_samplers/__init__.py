@@ -1,21 +1,21 @@
 """Bayesian deep learning as a one-line change: samplers with the interface of ``torch.optim``."""
 
-from . import differentiable as _differentiable  # noqa: F401  (registers the samplers with higher)
-from .check import SamplerReport, check_sampler
-from .conventions import convert
-from .cyclical import CyclicalSchedule, CyclicalSGMCMC
-from .hmc import HMC
-from .kinetic_l2e import KineticL2E
-from .l2e import L2E
-from .meta_sgmcmc import MetaSGMCMC
-from .particles import FSVGD, MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
-from .posterior import PosteriorSamples, SampleCollection, to_arviz
-from .precond_l2e import PrecondL2E
-from .psgld import PSGLD
-from .sampler import Sampler
-from .sghmc import SGHMC
-from .sgld import SGLD
-from .sgnht import SGNHT
+from learned_samplers import differentiable as _differentiable  # noqa: F401  (registers the samplers with higher)
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.checks.check import SamplerReport, check_sampler
+from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
+from learned_samplers.classical.hmc import HMC
+from learned_samplers.classical.psgld import PSGLD
+from learned_samplers.classical.sghmc import SGHMC
+from learned_samplers.classical.sgld import SGLD
+from learned_samplers.classical.sgnht import SGNHT
+from learned_samplers.conventions import convert
+from learned_samplers.learned.kinetic.optimizer import KineticL2E
+from learned_samplers.learned.l2e.optimizer import L2E
+from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
+from learned_samplers.learned.preconditioned.optimizer import PrecondL2E
+from learned_samplers.particles import FSVGD, MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
+from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection, to_arviz
 
 __all__ = [
     "FSVGD",

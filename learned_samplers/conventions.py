@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from . import _validation as check
+from learned_samplers.base import validation as check
 
 #: Names of each parametrisation's quantities; see `convert`.
 PARAMETRISATIONS: dict[str, tuple[str, ...]] = {

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from . import _validation as check
-from ._arviz import import_arviz, to_arviz
-from ._collection import SampleCollection
-from ._prediction import as_inputs, evaluation_mode, normalisation_buffers
-from ._storage import chunks
+from learned_samplers.base import validation as check
+from learned_samplers.posterior.arviz_export import import_arviz, to_arviz
+from learned_samplers.posterior.collection import SampleCollection
+from learned_samplers.posterior.prediction import as_inputs, evaluation_mode, normalisation_buffers
+from learned_samplers.posterior.storage import chunks
 
 MINIMUM_DRAWS = 4
 

@@ -11,16 +11,16 @@ from typing import Any
 import higher
 import torch
 
-from .cyclical import CyclicalSGMCMC
-from .kinetic_l2e import KineticL2E
-from .l2e import L2E
-from .meta_sgmcmc import MetaSGMCMC
-from .precond_l2e import PrecondL2E
-from .psgld import PSGLD
-from .sampler import Sampler
-from .sghmc import SGHMC
-from .sgld import SGLD
-from .sgnht import SGNHT
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.classical.cyclical import CyclicalSGMCMC
+from learned_samplers.classical.psgld import PSGLD
+from learned_samplers.classical.sghmc import SGHMC
+from learned_samplers.classical.sgld import SGLD
+from learned_samplers.classical.sgnht import SGNHT
+from learned_samplers.learned.kinetic.optimizer import KineticL2E
+from learned_samplers.learned.l2e.optimizer import L2E
+from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
+from learned_samplers.learned.preconditioned.optimizer import PrecondL2E
 
 
 class DifferentiableSampler(higher.optim.DifferentiableOptimizer):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _validation as check
+from learned_samplers.base import validation as check
 
 FLOOR = torch.finfo(torch.float32).tiny
 TOLERANCE = 1e-3

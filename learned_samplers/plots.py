@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from . import _validation as check
-from .diagnostics import LossLines
-from .metrics import calibration_bins, ece
+from learned_samplers.base import validation as check
+from learned_samplers.diagnostics import LossLines
+from learned_samplers.metrics import calibration_bins, ece
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

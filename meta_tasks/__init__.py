@@ -1,1 +1,1 @@
-"""Image-classification tasks: data sets (`meta_tasks.datasets`) and networks (`meta_tasks.architectures`)."""
+"""Image-classification tasks: data sets (`meta_tasks.datasets`) and networks (`meta_tasks.networks.architectures`)."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from learned_samplers import weights
+from learned_samplers.learned import weights
 
 __all__ = ["card", "load", "names", "path"]
 

@@ -21,8 +21,8 @@ from learned_samplers import (
     PrecondL2E,
     Sampler,
 )
-from learned_samplers.l2e_network import build_network
-from learned_samplers.meta_sgmcmc_network import build_meta_network
+from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
+from learned_samplers.learned.network import build_network
 
 Make = Callable[..., Sampler]
 

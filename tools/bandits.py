@@ -25,13 +25,13 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from _bandit_posteriors import METHODS, Budget, History, Posterior
-from _bandit_problems import Bandit, mushroom, read_mushrooms, wheel
-from _checks import check_at_least_one
-from _figure import new_figure
-from _kept import kept
-from _output import command_line, counted, write_outputs
-from _report import markdown, spread
+from experiments.bandits.posteriors import METHODS, Budget, History, Posterior
+from experiments.bandits.problems import Bandit, mushroom, read_mushrooms, wheel
+from experiments.common.checks import check_at_least_one
+from experiments.common.figure import new_figure
+from experiments.common.kept import kept
+from experiments.common.output import command_line, counted, write_outputs
+from experiments.images.report import markdown, spread
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm

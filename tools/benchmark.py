@@ -11,10 +11,10 @@ Rounds are interleaved; compare the numbers as ratios, within one run.
 from __future__ import annotations
 
 import tyro
-from _benchmark_inner import InnerBenchmark, benchmark_inner
-from _benchmark_memory import MemoryBenchmark, benchmark_memory
-from _benchmark_particles import ParticleBenchmark, benchmark_particles
-from _benchmark_step import StepBenchmark, benchmark_steps
+from experiments.benchmarks.inner import InnerBenchmark, benchmark_inner
+from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
+from experiments.benchmarks.particles import ParticleBenchmark, benchmark_particles
+from experiments.benchmarks.step import StepBenchmark, benchmark_steps
 
 
 def main() -> None:

@@ -24,18 +24,18 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
-from _checks import check_at_least_one
-from _compare_figures import figure_1, figure_2, temperature_figure, validation_figure
-from _compare_report import BudgetReport, content, tables, write_results
-from _comparison import CommonOptions, RunStore, prepare_torch, ranked, text, validation_nll
-from _measures import modes
-from _methods import METHODS, MethodName
-from _output import command_line
-from _presets import PRESETS
-from _runner import Result, load_samples, write_result
-from _settings import Settings
-from _training import check
-from _tuning import Setting, at_edge, grid, tune
+from experiments.common.checks import check_at_least_one
+from experiments.common.output import command_line
+from experiments.images.compare_figures import figure_1, figure_2, temperature_figure, validation_figure
+from experiments.images.compare_report import BudgetReport, content, tables, write_results
+from experiments.images.comparison import CommonOptions, RunStore, prepare_torch, ranked, text, validation_nll
+from experiments.images.measures import modes
+from experiments.images.methods import METHODS, MethodName
+from experiments.images.presets import PRESETS
+from experiments.images.runner import Result, load_samples, write_result
+from experiments.images.settings import Settings
+from experiments.images.training import check
+from experiments.images.tuning import Setting, at_edge, grid, tune
 from tqdm import tqdm
 
 from meta_tasks.datasets import ImageData

@@ -17,9 +17,9 @@ from pathlib import Path
 import tyro
 from matplotlib.figure import Figure
 
-from learned_samplers import weights
-from learned_samplers.l2e_network import layers_of
-from meta_tasks.figures import meta_contours, output_contours, output_names
+from learned_samplers.learned import weights
+from learned_samplers.learned.network import layers_of
+from meta_tasks.rules.contours import meta_contours, output_contours, output_names
 
 
 @dataclass(frozen=True)

@@ -23,21 +23,21 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from _cards import check_same_rule, commit, with_reproduction
-from _output import command_line
+from experiments.common.output import command_line
+from experiments.meta_training.cards import check_same_rule, commit, with_reproduction
 from torch import Tensor, nn
 from tqdm import tqdm, trange
 
-from learned_samplers import weights
-from learned_samplers.l2e_features import data_feature, features, update_averages
-from learned_samplers.l2e_rule import apply_network
-from meta_tasks.inner_loop import Unroll
-from meta_tasks.learned_rules import L2ERule
-from meta_tasks.objectives import BMALoss
-from meta_tasks.process import one_core
+from learned_samplers.learned import weights
+from learned_samplers.learned.features import data_feature, features, update_averages
+from learned_samplers.learned.l2e.rule import apply_network
+from meta_tasks.inner_loop.schedule import Schedule
+from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.objectives.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
-from meta_tasks.schedule import Schedule
-from meta_tasks.task_family import ImageTaskFamily, family_named
+from meta_tasks.rules.learned import L2ERule
+from meta_tasks.tasks.family import ImageTaskFamily, family_named
+from meta_tasks.training.process import one_core
 
 _FEATURES = "adaptive_data"
 _BATCH, _LEARNING_RATE, _HELD_OUT = 4096, 2e-3, 0.1

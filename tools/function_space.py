@@ -20,18 +20,18 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from _attacks import robust_accuracy, share_without_gradient
-from _function_space_report import accuracy_figure, attack_tables, error_rows, sine_rows
-from _image_ensembles import LABELS as IMAGE_LABELS
-from _image_ensembles import ImageProtocol, ImageRuns
-from _output import command_line, settings_of, write_outputs
-from _report import markdown
-from _sine import LABELS as SINE_LABELS
-from _sine import SineProblem, SineRuns, summary, worst_rhat
-from _sine import figure as sine_figure
-from _uci import LABELS, Protocol
-from _uci_data import NAMES, load
-from _uci_runs import Comparison, OutOfTime, compare, tables
+from experiments.common.output import command_line, settings_of, write_outputs
+from experiments.function_space.attacks import robust_accuracy, share_without_gradient
+from experiments.function_space.image_ensembles import LABELS as IMAGE_LABELS
+from experiments.function_space.image_ensembles import ImageProtocol, ImageRuns
+from experiments.function_space.report import accuracy_figure, attack_tables, error_rows, sine_rows
+from experiments.function_space.sine import LABELS as SINE_LABELS
+from experiments.function_space.sine import SineProblem, SineRuns, summary, worst_rhat
+from experiments.function_space.sine import figure as sine_figure
+from experiments.function_space.uci import LABELS, Protocol
+from experiments.function_space.uci_data import NAMES, load
+from experiments.function_space.uci_runs import Comparison, OutOfTime, compare, tables
+from experiments.images.report import markdown
 
 from meta_tasks.datasets import load as load_images
 

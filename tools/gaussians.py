@@ -18,19 +18,19 @@ from typing import Any
 
 import torch
 import tyro
-from _figure import new_figure
-from _output import command_line, settings_of, write_outputs
-from _report import markdown
+from experiments.common.figure import new_figure
+from experiments.common.output import command_line, settings_of, write_outputs
+from experiments.images.report import markdown
 from torch import Tensor
 
-from learned_samplers import weights
-from learned_samplers.l2e_network import flatten, layers_of
+from learned_samplers.learned import weights
+from learned_samplers.learned.network import flatten, layers_of
 from learned_samplers.plots import PALETTE
-from meta_tasks.gaussians import GaussianFamily, GaussianTask
-from meta_tasks.learned_rules import MetaSGMCMCRule
 from meta_tasks.random_streams import derive_seed, generator
-from meta_tasks.rules import SamplerRule, SGHMCRule
-from meta_tasks.task import Hyperparameters
+from meta_tasks.rules.classical import SamplerRule, SGHMCRule
+from meta_tasks.rules.learned import MetaSGMCMCRule
+from meta_tasks.tasks.gaussians import GaussianFamily, GaussianTask
+from meta_tasks.tasks.task import Hyperparameters
 
 LRS = (0.02, 0.05, 0.1, 0.2, 0.5)
 DECAYS = (0.1, 0.2, 0.3, 0.5, 0.7)

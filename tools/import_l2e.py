@@ -21,11 +21,11 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import tyro
-from _array_pickle import as_array, load
+from experiments.meta_training.array_pickle import as_array, load
 from torch import nn
 
-from learned_samplers import weights
-from learned_samplers.l2e_features import FEATURE_SETS
+from learned_samplers.learned import weights
+from learned_samplers.learned.features import FEATURE_SETS
 
 _LAYER = re.compile(r"((?:.*/)?)linear_(\d+)$")
 _DEPTH = 4

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 import tyro
-from _checks import check_at_least_one
-from _report import markdown
-from _settings import Settings
-from _training import batches, build_network, evaluate
+from experiments.common.checks import check_at_least_one
+from experiments.images.report import markdown
+from experiments.images.settings import Settings
+from experiments.images.training import batches, build_network, evaluate
 from torch.nn.functional import cross_entropy
 
 from learned_samplers import MetaSGMCMC

@@ -20,23 +20,23 @@ from typing import Any
 
 import torch
 import tyro
-from _cards import commit, reproducing, without_infinities
-from _meta_checks import check_estimator, check_form, check_positive, check_sampler, check_tasks
-from _meta_options import Options
-from _output import command_line
+from experiments.common.output import command_line
+from experiments.meta_training.cards import commit, reproducing, without_infinities
+from experiments.meta_training.checks import check_estimator, check_form, check_positive, check_sampler, check_tasks
+from experiments.meta_training.options import Options
 
-from learned_samplers.weights import save as save_weights
-from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping
-from meta_tasks.evaluation import HeldOutEvaluation
-from meta_tasks.fused_l2e import FusedL2ERule
-from meta_tasks.gaussians import GaussianFamily
-from meta_tasks.learned_rules import KineticRule, L2ERule, MetaSGMCMCRule, NetworkRule
-from meta_tasks.process import one_core
-from meta_tasks.schedule import Horizon
-from meta_tasks.task_family import ImageTaskFamily, family_named
-from meta_tasks.trainer import Trainer
-from meta_tasks.truncated import TruncatedBackpropagation
-from meta_tasks.workers import Evaluator, Executor, ProcessExecutor, RankExecutor, SerialExecutor
+from learned_samplers.learned.weights import save as save_weights
+from meta_tasks.estimators.evolution import AntitheticES, Estimator, NoiseReuseES, Shaping
+from meta_tasks.estimators.truncated import TruncatedBackpropagation
+from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule, NetworkRule
+from meta_tasks.rules.triton_l2e import FusedL2ERule
+from meta_tasks.tasks.family import ImageTaskFamily, family_named
+from meta_tasks.tasks.gaussians import GaussianFamily
+from meta_tasks.training.evaluation import HeldOutEvaluation
+from meta_tasks.training.process import one_core
+from meta_tasks.training.trainer import Trainer
+from meta_tasks.training.workers import Evaluator, Executor, ProcessExecutor, RankExecutor, SerialExecutor
 
 #: Learning rates that SGHMC and cyclical SGMCMC get on the held-out tasks (pSGLD a twentieth of each).
 BASELINE_LRS = (0.02, 0.05, 0.1, 0.2)

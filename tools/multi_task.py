@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from _checks import check_at_least_one
-from _comparison import best, prepare_torch, text
-from _multi_task_methods import ENERGIES, METHODS, TWO_TASKS, Settings
-from _multi_task_report import SCORES, figure, run_table, score_table, tuning_table, write_results
-from _multi_task_runner import Result, run
-from _output import command_line, counted
-from _tuning import at_edge, nearest, series, tune
+from experiments.common.checks import check_at_least_one
+from experiments.common.output import command_line, counted
+from experiments.images.comparison import best, prepare_torch, text
+from experiments.images.tuning import at_edge, nearest, series, tune
+from experiments.multi_task.methods import ENERGIES, METHODS, TWO_TASKS, Settings
+from experiments.multi_task.report import SCORES, figure, run_table, score_table, tuning_table, write_results
+from experiments.multi_task.runner import Result, run
 from tqdm import tqdm
 
 from meta_tasks.datasets import MultiTaskData, load_celeba, load_overlaid

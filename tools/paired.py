@@ -25,21 +25,21 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
-from _cards import blend, check_same_rule
-from _report import markdown
+from experiments.images.report import markdown
+from experiments.meta_training.cards import blend, check_same_rule
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from learned_samplers import weights
-from learned_samplers.l2e_network import flatten, layers_of
-from meta_tasks.inner_loop import Unroll
-from meta_tasks.learned_rules import KineticRule, L2ERule, NetworkRule
-from meta_tasks.objectives import BMALoss
-from meta_tasks.process import one_core
+from learned_samplers.learned import weights
+from learned_samplers.learned.network import flatten, layers_of
+from meta_tasks.inner_loop.schedule import Horizon, Schedule
+from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.objectives.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
-from meta_tasks.rules import steps_for
-from meta_tasks.schedule import Horizon, Schedule
-from meta_tasks.task_family import ImageTaskFamily, family_named
+from meta_tasks.rules.classical import steps_for
+from meta_tasks.rules.learned import KineticRule, L2ERule, NetworkRule
+from meta_tasks.tasks.family import ImageTaskFamily, family_named
+from meta_tasks.training.process import one_core
 
 
 @dataclass(frozen=True)

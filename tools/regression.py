@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 import tyro
-from _checks import check_at_least_one
-from _figure import new_figure
-from _output import command_line
+from experiments.common.checks import check_at_least_one
+from experiments.common.figure import new_figure
+from experiments.common.output import command_line
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from learned_samplers import HMC, L2E, SGHMC, PosteriorSamples
-from learned_samplers.posterior import SampleCollection
+from learned_samplers.posterior.collecting import SampleCollection
 
 RANGES = ((-5.0, -1.0), (1.0, 4.0))
 GAP, GRID = (-1.0, 1.0), (-7.0, 6.0)

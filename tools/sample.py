@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tyro
-from _comparison import CommonOptions, RunStore, best, prepare_torch, text, validation_nll
-from _methods import METHODS, MethodName
-from _output import command_line, counted
-from _report import figure, markdown, rows, write_json
-from _runner import Result
-from _training import check
+from experiments.common.output import command_line, counted
+from experiments.images.comparison import CommonOptions, RunStore, best, prepare_torch, text, validation_nll
+from experiments.images.methods import METHODS, MethodName
+from experiments.images.report import figure, markdown, rows, write_json
+from experiments.images.runner import Result
+from experiments.images.training import check
 
 from meta_tasks.datasets import ImageData
 

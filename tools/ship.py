@@ -4,7 +4,8 @@
     python tools/ship.py runs/l2e/weights.safetensors l2e --out /tmp   # or elsewhere
 
 The card gets a field "law": `check_sampler` on two Gaussians, and of L2E the violation of Assumption 3.1 and what each
-term of a step does (`learned_samplers.l2e_report`), at the learning rate that the card recommends. A sampler that
+term of a step does (`learned_samplers.learned.l2e.report`), at the learning rate that the card recommends. A sampler
+that
 claims an invariant law (Kinetic-L2E, Meta-SGMCMC) keeps the badge "O(h)" only if its bias was seen to vanish with the
 step size. Under "meta_training" stands how to get the weights again: "reproduce" is the command of the training, and
 "blend" has the other network's training and the command of this tool.
@@ -22,14 +23,15 @@ from typing import Any
 
 import torch
 import tyro
-from _cards import blend, check_same_rule, with_reproduction
-from _meta_law import measure as measure_meta
-from _output import command_line
+from experiments.common.output import command_line
+from experiments.meta_training.cards import blend, check_same_rule, with_reproduction
+from experiments.meta_training.law import measure as measure_meta
 from torch import nn
 
-from learned_samplers import L2E, KineticL2E, PrecondL2E, weights
-from learned_samplers.l2e_report import gaussian_law, measure
-from meta_tasks.process import one_core
+from learned_samplers import L2E, KineticL2E, PrecondL2E
+from learned_samplers.learned import weights
+from learned_samplers.learned.l2e.report import gaussian_law, measure
+from meta_tasks.training.process import one_core
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 import tyro
-from _kept import kept
-from _output import command_line, counted, settings_of, write_outputs
-from _report import markdown, spread
-from _toy_figures import panels_figure, rows_figure
-from _toy_problems import (
+from experiments.common.kept import kept
+from experiments.common.output import command_line, counted, settings_of, write_outputs
+from experiments.images.report import markdown, spread
+from experiments.toys.figures import panels_figure, rows_figure
+from experiments.toys.problems import (
     REFERENCE,
     SEGMENTS,
     hypervolume,

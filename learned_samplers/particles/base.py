@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _validation as check
-from ..sampler import Sampler, _as_number
-from ._gradients import all_finite, check_losses, check_names, gather, task_gradients
+from learned_samplers.base import validation as check
+from learned_samplers.base.sampler import Sampler, _as_number
+from learned_samplers.particles.gradients import all_finite, check_losses, check_names, gather, task_gradients
 
 BaseOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .kernels import KernelMatrix, coordinate_blocks
-from .simplex_qp import min_norm_weights
+from learned_samplers.particles.kernels import KernelMatrix, coordinate_blocks
+from learned_samplers.particles.simplex_qp import min_norm_weights
 
 #: How the gradients of a target may be normalised; see `normalise`.
 NORMALISATIONS = ("none", "particle", "coordinate")

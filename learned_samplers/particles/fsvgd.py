@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _validation as check
-from ..sampler import _as_number
-from ._gradients import check_losses, checked_gradient, gather
-from .base import BaseOptimizer, Part, ParticleSampler
-from .directions import repulsion, svgd_direction
-from .kernels import RBF, Kernel, check_kernel
+from learned_samplers.base import validation as check
+from learned_samplers.base.sampler import _as_number
+from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
+from learned_samplers.particles.directions import repulsion, svgd_direction
+from learned_samplers.particles.gradients import check_losses, checked_gradient, gather
+from learned_samplers.particles.kernels import RBF, Kernel, check_kernel
 
 
 class FSVGD(ParticleSampler):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .. import _validation as check
+from learned_samplers.base import validation as check
 
 #: Names of the bandwidth rules of `RBF` and `IMQ`.
 BANDWIDTHS = ("full_median", "off_diagonal_median")

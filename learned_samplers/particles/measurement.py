@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .. import _validation as check
+from learned_samplers.base import validation as check
 
 #: (inputs (n, ...), inputs (m, ...)) → covariance (n, m).
 Covariance = Callable[[Tensor, Tensor], Tensor]

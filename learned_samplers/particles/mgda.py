@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._weights import check_weights, fixed_weights
-from .base import BaseOptimizer, Part, ParticleSampler
-from .directions import weighted
-from .multi_gradient import mgda_weights
+from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
+from learned_samplers.particles.directions import weighted
+from learned_samplers.particles.multi_gradient import mgda_weights
+from learned_samplers.particles.target_weights import check_weights, fixed_weights
 
 
 class IndependentSampler(ParticleSampler):

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _validation as check
-from .base import BaseOptimizer, Part, ParticleSampler
-from .directions import repulsion, svgd_direction, weighted
-from .kernels import RBF, Kernel, KernelMatrix, check_kernel
-from .multi_gradient import mgda_weights
+from learned_samplers.base import validation as check
+from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
+from learned_samplers.particles.directions import repulsion, svgd_direction, weighted
+from learned_samplers.particles.kernels import RBF, Kernel, KernelMatrix, check_kernel
+from learned_samplers.particles.multi_gradient import mgda_weights
 
 
 class MOOSVGD(ParticleSampler):

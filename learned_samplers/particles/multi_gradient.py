@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .simplex_qp import min_norm_weights, shortest_combination
+from learned_samplers.particles.simplex_qp import min_norm_weights, shortest_combination
 
 
 def particle_grams(gradients: Tensor) -> Tensor:

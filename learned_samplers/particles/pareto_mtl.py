@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import BaseOptimizer, Part
-from .mgda import IndependentSampler
-from .multi_gradient import circle_preferences, pareto_weights
+from learned_samplers.particles.base import BaseOptimizer, Part
+from learned_samplers.particles.mgda import IndependentSampler
+from learned_samplers.particles.multi_gradient import circle_preferences, pareto_weights
 
 
 class ParetoMTL(IndependentSampler):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from .._collection import SampleCollection
+from learned_samplers.posterior.collection import SampleCollection
 
 
 def particle_samples(model: nn.Module, parameters: Mapping[str, Tensor]) -> SampleCollection:

@@ -7,11 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _validation as check
-from ._weights import check_weights, fixed_weights
-from .base import BaseOptimizer, Part, ParticleSampler
-from .directions import NORMALISATIONS, WEIGHTINGS, normalise, repulsion, svgd_direction, target_weights, weighted
-from .kernels import RBF, Kernel, KernelMatrix, check_kernel
+from learned_samplers.base import validation as check
+from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
+from learned_samplers.particles.directions import (
+    NORMALISATIONS,
+    WEIGHTINGS,
+    normalise,
+    repulsion,
+    svgd_direction,
+    target_weights,
+    weighted,
+)
+from learned_samplers.particles.kernels import RBF, Kernel, KernelMatrix, check_kernel
+from learned_samplers.particles.target_weights import check_weights, fixed_weights
 
 
 class SteinSampler(ParticleSampler):

@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from meta_tasks.datasets._embedded import read_digits, read_photos
-from meta_tasks.datasets._files import data_root
-from meta_tasks.datasets._image_data import (
+from meta_tasks.datasets.celeba import load_celeba
+from meta_tasks.datasets.embedded import read_digits, read_photos
+from meta_tasks.datasets.files import data_root
+from meta_tasks.datasets.image_data import (
     ImageData,
     RawSplits,
     divide_anew,
@@ -24,11 +25,10 @@ from meta_tasks.datasets._image_data import (
     scale_images,
     stratified_split,
 )
-from meta_tasks.datasets._multi_task_data import MultiTaskData, scaled
-from meta_tasks.datasets._npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
-from meta_tasks.datasets._torchvision import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
-from meta_tasks.datasets.celeba import load_celeba
+from meta_tasks.datasets.multi_task_data import MultiTaskData, scaled
+from meta_tasks.datasets.npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
 from meta_tasks.datasets.overlaid import load_overlaid
+from meta_tasks.datasets.torchvision_sets import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
 
 __all__ = [
     "ImageData",

@@ -20,9 +20,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from meta_tasks.datasets._files import data_root, fetch, find
-from meta_tasks.datasets._image_data import resize
-from meta_tasks.datasets._multi_task_data import MultiTaskData, check_count
+from meta_tasks.datasets.files import data_root, fetch, find
+from meta_tasks.datasets.image_data import resize
+from meta_tasks.datasets.multi_task_data import MultiTaskData, check_count
 
 #: The first ten attributes of the list, the tasks of the MT-SGD paper.
 FIRST_TEN = (

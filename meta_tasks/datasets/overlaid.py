@@ -11,10 +11,10 @@ import os
 import torch
 from torch import Tensor
 
-from meta_tasks.datasets._files import data_root
-from meta_tasks.datasets._image_data import CHUNK, RawSplits, resize
-from meta_tasks.datasets._multi_task_data import MultiTaskData, check_choice, check_count
-from meta_tasks.datasets._torchvision import read_idx_family
+from meta_tasks.datasets.files import data_root
+from meta_tasks.datasets.image_data import CHUNK, RawSplits, resize
+from meta_tasks.datasets.multi_task_data import MultiTaskData, check_choice, check_count
+from meta_tasks.datasets.torchvision_sets import read_idx_family
 
 #: Name → what lies in the top-left corner, and what in the bottom-right one.
 OVERLAID = {

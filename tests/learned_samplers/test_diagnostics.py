@@ -7,7 +7,7 @@ from scipy import signal
 from torch import nn
 
 from learned_samplers import diagnostics
-from learned_samplers.posterior import SampleCollection
+from learned_samplers.posterior.collecting import SampleCollection
 
 
 def autoregressive(rho, chains=4, draws=4000, coordinates=20, seed=0):

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from learned_samplers.l2e_features import Segments
+from learned_samplers.learned.features import Segments
 from meta_tasks.datasets import ImageData
 from meta_tasks.random_streams import derive_seed, generator
-from meta_tasks.task import Hyperparameters, ImageTask, TaskConfig
+from meta_tasks.tasks.task import Hyperparameters, ImageTask, TaskConfig
 
 
 class QuadraticTask:

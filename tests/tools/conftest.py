@@ -6,18 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from learned_samplers import weights
-from learned_samplers.kinetic_rule import KINETIC_FEATURES
-from learned_samplers.l2e_features import FEATURE_SETS
-from learned_samplers.l2e_network import build_network
-from learned_samplers.meta_sgmcmc_network import META_FEATURES, build_meta_network
+from learned_samplers.learned import weights
+from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES
+from learned_samplers.learned.meta_sgmcmc.network import META_FEATURES, build_meta_network
+from learned_samplers.learned.network import build_network
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 
 @pytest.fixture(scope="session")
 def learned_weights(tmp_path_factory):
-    """The settings of `tools/_settings.py` that name weights, each with a small untrained network of its form."""
+    """The settings of `tools/experiments/images/settings.py` that name weights, each with a small untrained network of
+    its form."""
     folder, files = tmp_path_factory.mktemp("weights"), {}
     paper, kinetic = ("paper", FEATURE_SETS["paper"].names), ("kinetic", KINETIC_FEATURES)
     forms = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from _attacks import attack, loss_gradient, robust_accuracy, share_without_gradient
+from experiments.function_space.attacks import attack, loss_gradient, robust_accuracy, share_without_gradient
 
 WEIGHTS = torch.tensor([[1.0, -2.0, 0.5], [-1.0, 2.0, -0.5]])
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from _bandit_problems import Bandit, mushroom, read_mushrooms, wheel
+from experiments.bandits.problems import Bandit, mushroom, read_mushrooms, wheel
 
 from meta_tasks.datasets import data_root
 

@@ -8,9 +8,19 @@ from dataclasses import replace
 import bandits
 import pytest
 import torch
-from _bandit_posteriors import METHODS, Bootstrap, Budget, Chains, FunctionSpace, History, Uniform, forward, prior_draw
-from _bandit_problems import wheel
 from bandits import main, play
+from experiments.bandits.posteriors import (
+    METHODS,
+    Bootstrap,
+    Budget,
+    Chains,
+    FunctionSpace,
+    History,
+    Uniform,
+    forward,
+    prior_draw,
+)
+from experiments.bandits.problems import wheel
 
 SMALL = Budget(contexts=300, members=4, hidden=(16,), steps=10, batch_size=32, measurement_points=8)
 LEARNING = [FunctionSpace, Bootstrap, Chains]

@@ -2,20 +2,20 @@
 
 import sys
 
-import _benchmark_forms
-import _benchmark_inner
-import _benchmark_protocol
 import pytest
 import torch
-from _benchmark_forms import FORMS, make_kernel, variant_rule, variant_stepping, variants_on
-from _benchmark_inner import InnerBenchmark, gflop, make_unroll, peer_speed
-from _benchmark_protocol import Protocol, load_data, make_trainer
+from experiments.benchmarks import forms as _benchmark_forms
+from experiments.benchmarks import inner as _benchmark_inner
+from experiments.benchmarks import protocol as _benchmark_protocol
+from experiments.benchmarks.forms import FORMS, make_kernel, variant_rule, variant_stepping, variants_on
+from experiments.benchmarks.inner import InnerBenchmark, gflop, make_unroll, peer_speed
+from experiments.benchmarks.protocol import Protocol, load_data, make_trainer
 
-from meta_tasks.fused_l2e import FusedL2ERule
-from meta_tasks.kernels import kernel_for
-from meta_tasks.learned_rules import L2ERule
-from meta_tasks.schedule import Schedule
-from meta_tasks.task_family import family_named
+from meta_tasks.inner_loop.schedule import Schedule
+from meta_tasks.networks.batched import kernel_for
+from meta_tasks.rules.learned import L2ERule
+from meta_tasks.rules.triton_l2e import FusedL2ERule
+from meta_tasks.tasks.family import family_named
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "compiled"])

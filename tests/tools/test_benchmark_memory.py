@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _benchmark_memory
 import pytest
-from _benchmark_memory import MemoryBenchmark, benchmark_memory, in_its_own_process
+from experiments.benchmarks import memory as _benchmark_memory
+from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory, in_its_own_process
 
 
 def test_a_step_needs_some_times_the_particles():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import _benchmark_particles
 import pytest
 import torch
-from _benchmark_particles import (
+from experiments.benchmarks import particles as _benchmark_particles
+from experiments.benchmarks.particles import (
     ParticleBenchmark,
     Problem,
     benchmark_particles,

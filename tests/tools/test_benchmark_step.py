@@ -1,8 +1,8 @@
 """tools/benchmark.py step: the contestants really step, and the training table says what was measured."""
 
-import _benchmark_step
 import torch
-from _benchmark_step import StepBenchmark, training_steps
+from experiments.benchmarks import step as _benchmark_step
+from experiments.benchmarks.step import StepBenchmark, training_steps
 
 
 def test_every_training_step_moves_a_network_of_its_own():

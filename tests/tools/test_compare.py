@@ -11,22 +11,22 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import _compare_figures
 import compare
 import numpy as np
 import pytest
 import torch
-from _comparison import RunStore
-from _measures import modes
-from _presets import PRESETS
-from _runner import Result, load_samples, read_result
-from _settings import Settings
+from experiments.images import compare_figures as _compare_figures
+from experiments.images.comparison import RunStore
+from experiments.images.measures import modes
+from experiments.images.presets import PRESETS
+from experiments.images.runner import Result, load_samples, read_result
+from experiments.images.settings import Settings
 from safetensors.torch import load_file
 from tqdm import tqdm
 
 from learned_samplers import metrics
-from meta_tasks import architectures
-from meta_tasks.task_family import FAMILIES
+from meta_tasks.networks import architectures
+from meta_tasks.tasks.family import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 NETWORK = ["--model", "mlp", "--hidden", "8", "--limit", "320", "--batch-size", "32", "--num-samples", "4"]

@@ -4,7 +4,7 @@ import contours
 import pytest
 import torch
 
-from learned_samplers import weights
+from learned_samplers.learned import weights
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import pretrained
-from learned_samplers import L2E, weights
-from learned_samplers.l2e_features import FEATURE_SETS, data_feature
-from learned_samplers.l2e_rule import apply_network
-from meta_tasks.learned_rules import L2ERule
+from learned_samplers import L2E
+from learned_samplers.learned import weights
+from learned_samplers.learned.features import FEATURE_SETS, data_feature
+from learned_samplers.learned.l2e.rule import apply_network
+from meta_tasks.rules.learned import L2ERule
 
 SMALL = ["--family", "digits", "--tasks", "2", "--steps", "40", "--every", "5"]
 SCALES = {"beta_scale": 10.0, "friction_scale": 0.0, "reference_data": 50000.0}

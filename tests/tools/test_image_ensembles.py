@@ -6,11 +6,19 @@ import json
 import re
 from dataclasses import replace
 
-import _image_ensembles
 import pytest
 import torch
-from _image_ensembles import LABELS, PRIOR_VARIANCE, Classifiers, ImageProtocol, ImageRuns, infinite_width, train
-from _stacked_mlp import StackedMLP
+from experiments.function_space import image_ensembles as _image_ensembles
+from experiments.function_space.image_ensembles import (
+    LABELS,
+    PRIOR_VARIANCE,
+    Classifiers,
+    ImageProtocol,
+    ImageRuns,
+    infinite_width,
+    train,
+)
+from experiments.function_space.stacked_mlp import StackedMLP
 from function_space import main
 
 from meta_tasks.datasets import load

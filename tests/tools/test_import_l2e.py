@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from _array_pickle import as_array, load
+from experiments.meta_training.array_pickle import as_array, load
 from import_l2e import convert
 
-from learned_samplers import L2E, weights
+from learned_samplers import L2E
+from learned_samplers.learned import weights
 
 ROOT = Path(__file__).parents[2]
 SIZES = [(9, 32), (32, 32), (32, 2)]

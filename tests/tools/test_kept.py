@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from _kept import kept
+from experiments.common.kept import kept
 
 
 def test_a_run_is_made_once_for_the_same_settings(tmp_path):

@@ -12,12 +12,13 @@ from pathlib import Path
 import meta_train
 import pytest
 import torch
-from _cards import reproducing
+from experiments.meta_training.cards import reproducing
 
-from learned_samplers import L2E, weights
-from meta_tasks.checkpoint import Checkpoints
-from meta_tasks.fused_l2e import FusedL2ERule, triton_installed
-from meta_tasks.learned_rules import L2ERule
+from learned_samplers import L2E
+from learned_samplers.learned import weights
+from meta_tasks.rules.learned import L2ERule
+from meta_tasks.rules.triton_l2e import FusedL2ERule, triton_installed
+from meta_tasks.training.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[2]
 TINY = [

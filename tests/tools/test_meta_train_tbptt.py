@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from learned_samplers import MetaSGMCMC
-from meta_tasks.checkpoint import Checkpoints
+from meta_tasks.training.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[2]
 TINY = [

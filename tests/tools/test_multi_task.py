@@ -10,13 +10,13 @@ import multi_task
 import numpy as np
 import pytest
 import torch
-from _multi_task_methods import METHODS
-from _multi_task_networks import ResNet18
-from _multi_task_runner import Result
+from experiments.multi_task.methods import METHODS
+from experiments.multi_task.networks import ResNet18
+from experiments.multi_task.runner import Result
 from torch import nn
 
 from meta_tasks.datasets.celeba import FIRST_TEN
-from tests.meta_tasks.celeba_archive import write_celeba
+from tests.meta_tasks.datasets.celeba_archive import write_celeba
 
 EVERY = tuple(METHODS)
 

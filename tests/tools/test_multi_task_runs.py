@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from _multi_task_forms import Forms, contestants
-from _multi_task_forms import Options as FormOptions
-from _multi_task_methods import METHODS, Settings, make_sampler, uses_features
-from _multi_task_networks import LeNet, ResNet18
-from _multi_task_report import overconfidence, score_table
-from _multi_task_runner import bins, closure, new_result, run, schedule, score
+from experiments.multi_task.forms import Forms, contestants
+from experiments.multi_task.forms import Options as FormOptions
+from experiments.multi_task.methods import METHODS, Settings, make_sampler, uses_features
+from experiments.multi_task.networks import LeNet, ResNet18
+from experiments.multi_task.report import overconfidence, score_table
+from experiments.multi_task.runner import bins, closure, new_result, run, schedule, score
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F

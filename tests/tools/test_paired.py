@@ -8,8 +8,8 @@ import paired
 import pytest
 import torch
 
-from learned_samplers import weights
-from learned_samplers.l2e_network import build_network
+from learned_samplers.learned import weights
+from learned_samplers.learned.network import build_network
 
 TINY = ["--family", "digits", "--tasks", "3", "--steps", "20", "--samples", "2"]
 

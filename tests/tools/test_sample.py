@@ -11,19 +11,19 @@ from typing import get_args
 import pytest
 import sample
 import torch
-from _methods import METHODS
-from _report import markdown, mean_and_std, rows, spread
-from _runner import Result, load_samples, predictions, run
-from _settings import Settings
-from _training import batches, collection, cyclical_collection, parameter_groups
+from experiments.images.methods import METHODS
+from experiments.images.report import markdown, mean_and_std, rows, spread
+from experiments.images.runner import Result, load_samples, predictions, run
+from experiments.images.settings import Settings
+from experiments.images.training import batches, collection, cyclical_collection, parameter_groups
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from learned_samplers import metrics
-from learned_samplers.cyclical import cyclical_phase
-from meta_tasks import architectures
+from learned_samplers.classical.cyclical import cyclical_phase
+from meta_tasks.networks import architectures
 
 ROOT = Path(__file__).parents[2]
 HAVE_MOMENTUM = ("sghmc", "sgnht", "cyclical")

@@ -8,7 +8,8 @@ import pytest
 import ship
 import torch
 
-from learned_samplers import KineticL2E, weights
+from learned_samplers import KineticL2E
+from learned_samplers.learned import weights
 
 TINY = ["--family", "digits", "--horizon", "12", "12", "--samples", "3", "--evaluate-every", "0", "--iterations", "1"]
 TINY += ["--no-progress"]
@@ -83,7 +84,7 @@ def test_the_card_of_meta_sgmcmc_has_its_bias_at_constant_friction(tmp_path, cap
 )
 def test_the_badge_wants_a_bias_that_vanishes_beyond_its_error(monkeypatch, biases, verdict):
     """Two coordinates of opposite biases, which a mean over coordinates would hide."""
-    import _meta_law
+    from experiments.meta_training import law as _meta_law
 
     runs = iter(biases)
 
@@ -99,8 +100,8 @@ def test_the_badge_wants_a_bias_that_vanishes_beyond_its_error(monkeypatch, bias
 
 def test_a_wrong_correction_loses_the_badge(tmp_path, monkeypatch):
     """∂A/∂r times minus one: the law of the dynamics is another one, and the bias stays."""
-    from learned_samplers import meta_sgmcmc_rule as rule
-    from learned_samplers.l2e_network import layers_of
+    from learned_samplers.learned.meta_sgmcmc import rule
+    from learned_samplers.learned.network import layers_of
 
     def flipped(fields, momentum, probe_size, *, position):
         right = rule.slopes_by_autograd(fields, momentum, probe_size, position=position)

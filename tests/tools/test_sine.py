@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from _sine import LABELS, REGIONS, SineProblem, SineRuns, regions, summary, worst_rhat
+from experiments.function_space.sine import LABELS, REGIONS, SineProblem, SineRuns, regions, summary, worst_rhat
 from function_space import main
 
 LINEAR = SineProblem(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from _stacked_mlp import SeparateGroups, StackedMLP
+from experiments.function_space.stacked_mlp import SeparateGroups, StackedMLP
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 import toy
-from _toy_problems import (
+from experiments.toys.problems import (
     LEAST,
     REFERENCE,
     SEGMENTS,

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from _compare_report import BudgetReport, against_baselines, image_error, measured
-from _comparison import ranked
-from _measures import mean_temperatures, overall
-from _methods import METHODS
-from _runner import Result, run
-from _settings import Settings
-from _training import Log, sampler_run
-from _tuning import Setting, grid, nearest, series, tune
+from experiments.images.compare_report import BudgetReport, against_baselines, image_error, measured
+from experiments.images.comparison import ranked
+from experiments.images.measures import mean_temperatures, overall
+from experiments.images.methods import METHODS
+from experiments.images.runner import Result, run
+from experiments.images.settings import Settings
+from experiments.images.training import Log, sampler_run
+from experiments.images.tuning import Setting, grid, nearest, series, tune
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from learned_samplers.cyclical import cyclical_phase
+from learned_samplers.classical.cyclical import cyclical_phase
 
 
 def test_the_series_and_the_grids():

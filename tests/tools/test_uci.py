@@ -7,12 +7,12 @@ import json
 import math
 import re
 
-import _uci_runs
 import pytest
 import torch
-from _uci import LABELS, RATES, Fit, Networks, Protocol, fit, prior_by_group, scores
-from _uci_data import RegressionData, load, standardise
-from _uci_runs import Comparison, Run, tables, with_error
+from experiments.function_space import uci_runs as _uci_runs
+from experiments.function_space.uci import LABELS, RATES, Fit, Networks, Protocol, fit, prior_by_group, scores
+from experiments.function_space.uci_data import RegressionData, load, standardise
+from experiments.function_space.uci_runs import Comparison, Run, tables, with_error
 from function_space import MNIST, UCI, Attack, Sine, main
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 

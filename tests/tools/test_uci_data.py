@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from _uci_data import NAMES, load, standardise, validation_folds
+from experiments.function_space.uci_data import NAMES, load, standardise, validation_folds
 
 from meta_tasks.datasets import data_root
 

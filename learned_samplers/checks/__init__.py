@@ -1,0 +1,1 @@
+"""Does a sampler leave the law that it should leave?"""

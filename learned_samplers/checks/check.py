@@ -1,0 +1,219 @@
+"""`check_sampler`: does a sampler leave the law that it should leave?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base import validation as check
+from learned_samplers.base.sampler import _as_number
+from learned_samplers.checks.linear import read_linear_step
+from learned_samplers.checks.simulation import Simulation
+from learned_samplers.classical.hmc import HMC
+
+Factory = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class CurvatureResult:
+    """What was found on one Gaussian: variances in units of θ², temperatures in units of the target's T."""
+
+    curvature: float
+    target_variance: float
+    #: Stationary variance of the real step from the discrete Lyapunov equation; nan if the step is not linear.
+    expected_variance: float
+    measured_variance: float
+    standard_error: float
+    measured_mean: float
+    kinetic_temperature: float
+    configurational_temperature: float
+    #: Relative error of the variance at this lr, and at a lr ``refinement`` times smaller.
+    bias: float
+    refined_bias: float
+
+
+@dataclass(frozen=True)
+class SamplerReport:
+    """The answer of `check_sampler`; ``print`` it, or read its fields. ``bool(report)`` is `passed`."""
+
+    sampler: str
+    lr: float
+    temperature: float
+    linear: bool
+    refinement: float
+    tolerance: float
+    results: tuple[CurvatureResult, ...]
+    #: "exact", "O(h)", "biased" or "unstable".
+    verdict: str
+    passed: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        how = "linear step, Lyapunov equation" if self.linear else "nonlinear step, simulated"
+        head = f"{'curvature':>10} {'target':>10} {'expected':>10} {'measured':>10} {'± se':>8} {'bias':>8} "
+        head += f"{f'at lr/{self.refinement:g}':>9} {'kinetic':>8} {'config.':>8}"
+        lines = [
+            f"{self.sampler} at lr {self.lr:g}, temperature {self.temperature:g} ({how})",
+            f"verdict: {self.verdict} — {'passed' if self.passed else 'FAILED'}: {self.reason}",
+            "variances of θ on Gaussians; temperatures in units of T",
+            head,
+        ]
+        for r in self.results:
+            variances = f"{r.target_variance:10.4g} {r.expected_variance:10.4g} {r.measured_variance:10.4g}"
+            biases = f"{r.bias:+8.2%} {r.refined_bias:+9.2%}"
+            heat = f"{r.kinetic_temperature:8.4f} {r.configurational_temperature:8.4f}"
+            lines.append(f"{r.curvature:10.4g} {variances} {r.standard_error:8.1e} {biases} {heat}")
+        return "\n".join(lines)
+
+
+@torch.random.fork_rng(devices=[])
+def check_sampler(
+    factory: Factory,
+    *,
+    stiffness: Sequence[float] = (0.05, 0.2, 0.5),
+    curvature: Sequence[float] | None = None,
+    gradient_noise: float = 0.0,
+    coordinates: int = 20_000,
+    steps: int | None = None,
+    tolerance: float = 0.02,
+    refinement: float = 16.0,
+    per_chain: bool | None = None,
+    num_data: float | None = None,
+    temperature: float | None = None,
+    prior_precision: float | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> SamplerReport:
+    """Run a sampler on Gaussians whose law is known, and report how far its stationary law is from theirs.
+
+    The potential is U(θ) = ½kθ² for every coordinate, so that the target variance is T/(k + λ). It asks:
+
+    1. *What law does the step leave?* If the step is linear in (θ, state), its matrices A and B are read off the real
+       ``step`` and the stationary covariance solves Σ = AΣAᵀ + BBᵀ; otherwise it is simulated from exact draws.
+    2. *Does the bias vanish with the step size?* The same at a lr ``refinement`` times smaller (4 times at most where
+       it has to be simulated). An error in the noise, the friction or N does not vanish; discretisation does.
+
+    Then ``coordinates`` independent coordinates are run, and their measured variance must equal the expected one
+    within ``tolerance``. Everything random follows from ``seed``; torch's global generator is left as it was.
+
+    Verdict: "exact" (no bias at either lr), "O(h)" (a bias that vanishes with lr), "biased", "unstable".
+
+    Args:
+        factory: makes the sampler from a list of parameters, as ``lambda params: SGHMC(params, lr=0.1, num_data=100)``.
+            Schedules must not change it between steps.
+        stiffness: dimensionless lr·k/N of the Gaussians to try, each its own parameter tensor.
+        curvature: the k themselves, in place of ``stiffness``.
+        gradient_noise: V ≥ 0, variance of Gaussian noise added to ∇U, in units of (∇U)²: minibatch noise.
+        coordinates: independent coordinates in each tensor.
+        steps: measured steps of the simulation; as many again for burn-in. The default is 10 relaxation times of the
+            softest coordinate under plain Langevin dynamics, at least 500.
+        tolerance: relative, for measured against expected variance and for bias that a simulation cannot resolve.
+        refinement: factor by which lr is lowered for the second question.
+        per_chain: give ``step`` a closure that returns losses of shape (coordinates,), each coordinate one chain;
+            the default is what `HMC` needs, and no other.
+        num_data, temperature, prior_precision: N, T, λ of the target, where the groups of the sampler do not have them.
+        dtype: of the simulation.
+        seed: of the simulation.
+
+    Returns:
+        A `SamplerReport`.
+
+    Raises:
+        TypeError, ValueError: an argument is out of range, or the sampler has no N or T and none was given.
+    """
+    _validate(coordinates, tolerance, refinement, gradient_noise)
+    if not (stiffness if curvature is None else curvature):
+        raise ValueError("stiffness or curvature must have at least one value")
+    if steps is not None:
+        check.whole("steps", steps)
+    probe = factory([torch.zeros(1, requires_grad=True)])
+    if not isinstance(probe, torch.optim.Optimizer):
+        raise TypeError(f"factory must return an optimizer, got {type(probe).__name__}")
+    if per_chain is None:
+        per_chain = isinstance(probe, HMC)
+    group = probe.param_groups[0]
+
+    def of_target(name: str, given: float | None, default: float | None) -> float:
+        value = _as_number(group.get(name, default)) if given is None else given
+        if value is None:
+            raise ValueError(f"{name} must be given: the sampler's parameter group has none")
+        return check.number(name, value)
+
+    n = of_target("num_data", num_data, None)
+    t = of_target("temperature", temperature, 1.0)
+    prior = of_target("prior_precision", prior_precision, 0.0)
+    lr = check.number("lr", group["lr"])
+    check.positive("temperature", t)
+    curvatures = [s * n / lr for s in stiffness] if curvature is None else list(curvature)
+    for k in curvatures:
+        check.positive("curvature", k)
+    targets = [t / (k + prior) for k in curvatures]
+
+    refine = refinement
+    push = math.sqrt(gradient_noise) / n
+    maps = [[read_linear_step(factory, k / n, push, 1 / r, per_chain) for k in curvatures] for r in (1.0, refinement)]
+    linear = all(m is not None for row in maps for m in row)
+    if not linear:
+        refine = min(refinement, 4.0)
+    softest = min(k * lr / n for k in curvatures)
+    run = Simulation(factory, curvatures, targets, n, t, push, coordinates, per_chain, dtype, seed)
+    steps = steps or max(500, math.ceil(10 / softest))
+    measured = run(steps, 1.0, maps[0] if linear else None)
+    refined = None if linear else run(math.ceil(steps * refine), 1 / refine, None)
+
+    results, unstable = [], not all(math.isfinite(m["variance"]) for m in measured)
+    for i, (k, target, m) in enumerate(zip(curvatures, targets, measured, strict=True)):
+        expected, fine = float("nan"), float("nan")
+        if linear:
+            expected, fine = (float(row[i].stationary_covariance()[0, 0]) for row in maps)  # type: ignore[union-attr]
+            unstable |= not math.isfinite(expected)
+        elif refined is not None:
+            fine = refined[i]["variance"]
+        bias = (expected if linear else m["variance"]) / target - 1
+        results.append(
+            CurvatureResult(k, target, expected, m["variance"], m["error"], m["mean"], m["kinetic"],
+                            m["configurational"], bias, fine / target - 1)
+        )  # fmt: skip
+    verdict, passed, reason = _judge(results, linear, unstable, tolerance, refine)
+    name = type(probe).__name__
+    return SamplerReport(name, float(lr), float(t), linear, refine, tolerance, tuple(results), verdict, passed, reason)
+
+
+def _validate(coordinates: Any, tolerance: Any, refinement: Any, gradient_noise: Any) -> None:
+    check.whole("coordinates", coordinates, least=2)
+    check.positive("tolerance", tolerance)
+    check.non_negative("gradient_noise", gradient_noise)
+    if check.number("refinement", refinement) <= 1:
+        raise ValueError(f"refinement must be greater than 1, got {refinement}")
+
+
+def _judge(
+    results: list[CurvatureResult], linear: bool, unstable: bool, tolerance: float, refine: float
+) -> tuple[str, bool, str]:
+    if unstable:
+        return "unstable", False, "the chain grows without bound at this lr"
+    # A simulation resolves the bias only to its tolerance, linear algebra to rounding.
+    resolution = 1e-6 if linear else tolerance
+    coarse, fine = max(abs(r.bias) for r in results), max(abs(r.refined_bias) for r in results)
+    if max(coarse, fine) <= resolution:
+        verdict = "exact"
+    elif all(abs(r.refined_bias) <= max(resolution, 2 * abs(r.bias) / refine) for r in results):
+        verdict = "O(h)"
+    else:
+        return "biased", False, f"the bias does not vanish with lr: {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
+    if linear:
+        worst = max(abs(r.measured_variance / r.expected_variance - 1) for r in results)
+        if worst > tolerance:
+            return verdict, False, f"measured variances are off the Lyapunov solution by {worst:.2%}"
+    drift = max(abs(r.measured_mean) / math.sqrt(r.target_variance) for r in results)
+    if drift > tolerance:
+        return verdict, False, f"the mean is off by {drift:.2%} of a standard deviation"
+    return verdict, True, f"bias {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"

@@ -1,0 +1,171 @@
+"""Cyclical stochastic gradient MCMC: the cosine schedule, on its own and as a sampler."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from learned_samplers.base import validation as check
+from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.classical.sghmc import SGHMC, sghmc_rule
+from learned_samplers.classical.sgld import sgld_rule
+
+
+def cyclical_phase(step: Any, cycle_length: int, exploration_ratio: float) -> tuple[Any, Any]:
+    """Factor on the peak learning rate, and whether to sample, in step k = 1, 2, … of the chain.
+
+    lr_k/lr₀ = ½(cos(π·mod(k−1, K)/K) + 1); a cycle's first ``exploration_ratio`` runs without noise. The step is an
+    integer, or a tensor (then so are the answers).
+    """
+    position = ((step - 1) % cycle_length) / cycle_length
+    cosine = torch.cos(math.pi * position) if isinstance(position, torch.Tensor) else math.cos(math.pi * position)
+    return 0.5 * (cosine + 1), position >= exploration_ratio
+
+
+def _validate_schedule(cycle_length: Any, exploration_ratio: Any) -> None:
+    check.whole("cycle_length", cycle_length)
+    check.fraction("exploration_ratio", exploration_ratio, open_right=True)
+    if not cyclical_phase(cycle_length, cycle_length, exploration_ratio)[1]:
+        raise ValueError(
+            f"exploration_ratio {exploration_ratio} leaves no sampling step in a cycle_length of {cycle_length}"
+        )
+
+
+class CyclicalSchedule:
+    """The cyclical schedule for any `Sampler`: call ``schedule.step()`` after every ``sampler.step()``.
+
+    In step k of the chain, with K = ``cycle_length``:
+
+        lr_k = lr₀/2·(cos(π·mod(k−1, K)/K) + 1);    T_k = 0 if mod(k−1, K)/K < exploration_ratio, else T
+
+    (Zhang et al., ICLR 2020.) The peak lr₀ and T are those the groups have when the schedule is made; they are kept in
+    the groups as ``peak_lr`` and ``sampling_temperature``, and the position in the cycle is the sampler's own
+    `step_count`, so a resumed sampler needs only a new schedule with the same arguments. While it is attached the
+    sampler's `is_sampling` and `cycle` answer for it.
+
+    Args:
+        sampler: whose groups' ``lr`` and ``temperature`` the schedule writes.
+        cycle_length: K, in steps.
+        exploration_ratio: share of a cycle without noise, in [0, 1).
+
+    Raises:
+        TypeError, ValueError: no sampler, or a schedule without a sampling step.
+    """
+
+    def __init__(self, sampler: Sampler, cycle_length: int, exploration_ratio: float = 0.8):
+        if not isinstance(sampler, Sampler):
+            raise TypeError(f"sampler must be a Sampler, got {type(sampler).__name__}")
+        _validate_schedule(cycle_length, exploration_ratio)
+        self.sampler, self.cycle_length, self.exploration_ratio = sampler, cycle_length, exploration_ratio
+        sampler._schedule = self  # type: ignore[attr-defined]
+        self.step()
+
+    def step(self) -> None:
+        """Write the learning rate and the temperature of the sampler's next step."""
+        factor, sampling = cyclical_phase(self.sampler.step_count + 1, self.cycle_length, self.exploration_ratio)
+        for group in self.sampler.param_groups:
+            peak, temperature = (
+                group.setdefault(kept, group[name])
+                for kept, name in (("peak_lr", "lr"), ("sampling_temperature", "temperature"))
+            )
+            group["lr"], group["temperature"] = peak * factor, temperature if sampling else 0.0
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the sampler's last step was one of a sampling phase."""
+        count = self.sampler.step_count
+        return count > 0 and cyclical_phase(count, self.cycle_length, self.exploration_ratio)[1]
+
+    @property
+    def cycle(self) -> int:
+        """Index of the cycle that the sampler's last step belonged to."""
+        return max(self.sampler.step_count - 1, 0) // self.cycle_length
+
+
+class CyclicalSGMCMC(SGHMC):
+    """Cyclical SGMCMC (Zhang, Li, Zhang, Chen and Wilson, ICLR 2020) over `SGHMC` or `SGLD`.
+
+    Step k = 1, 2, … is a step of the base sampler with
+
+        lr_k = lr/2·(cos(π·mod(k−1, K)/K) + 1);    T_k = 0 if mod(k−1, K)/K < exploration_ratio, else T
+
+    so that each cycle of K steps first moves to a new mode as an optimizer does, then samples around it. ``lr`` in the
+    parameter groups stays the peak (a scheduler may change it); `is_sampling` tells whether the last step belonged to a
+    sampling phase. The momentum keeps variance ≈ T across the jump of lr between cycles (see `SGHMC`).
+
+    Invariant law: that of the base sampler within a sampling phase at its small learning rate; the union over cycles
+    weighs modes by how often exploration finds them, which nothing guarantees. Hence the badge.
+
+    Args:
+        params, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator: as for
+            `SGHMC`; the momentum's are without effect for base="sgld".
+        lr: peak learning rate.
+        cycle_length: K > 0, in steps.
+        exploration_ratio: share of each cycle without noise, in [0, 1); at least one step must be left.
+        base: "sghmc" or "sgld".
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
+    """
+
+    badge = "heuristic"
+    structural = ("base",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        num_data: float,
+        *,
+        cycle_length: int,
+        exploration_ratio: float = 0.8,
+        base: str = "sghmc",
+        momentum_decay: float = 0.1,
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        momentum_init: str = "zero",
+        foreach: bool | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        Sampler.__init__(self, params, arguments(locals()), generator=generator)
+
+    def _validate(self, group: dict[str, Any]) -> None:
+        super()._validate(group)
+        _validate_schedule(group["cycle_length"], group["exploration_ratio"])
+        check.one_of("base", group["base"], ("sghmc", "sgld"))
+        base = self.defaults["base"] if hasattr(self, "defaults") else group["base"]
+        if group["base"] != base:
+            raise ValueError(f"base must be the same in every group, got {group['base']!r} beside {base!r}")
+
+    @property
+    def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("momentum",) if self.defaults["base"] == "sghmc" else ()
+
+    @property
+    def hyperparameters(self) -> tuple[str, ...]:  # type: ignore[override]
+        return SGHMC.hyperparameters if self.defaults["base"] == "sghmc" else Sampler.hyperparameters
+
+    @property
+    def rule(self) -> Any:  # type: ignore[override]
+        return sghmc_rule if self.defaults["base"] == "sghmc" else sgld_rule
+
+    def _hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
+        hyper = super()._hyper(group, keep_tensors=keep_tensors)
+        step = group["step"] + 1
+        if torch.compiler.is_compiling():  # a tensor keeps one graph for every step: the noise is drawn and weighted
+            step = torch.full((), step, dtype=torch.float64)
+        factor, sampling = cyclical_phase(step, group["cycle_length"], group["exploration_ratio"])
+        return {**hyper, "lr": hyper["lr"] * factor, "temperature": hyper["temperature"] * sampling}
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the last step belonged to the sampling phase of its cycle."""
+        group = self.param_groups[0]
+        return group["step"] > 0 and cyclical_phase(group["step"], group["cycle_length"], group["exploration_ratio"])[1]
+
+    @property
+    def cycle(self) -> int:
+        """Index of the cycle that the last step belonged to, from 0."""
+        return max(self.step_count - 1, 0) // self.param_groups[0]["cycle_length"]

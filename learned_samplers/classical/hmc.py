@@ -1,0 +1,222 @@
+"""Hamiltonian Monte Carlo on the full data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base import saved_state as _saved_state
+from learned_samplers.base import validation as check
+from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
+from learned_samplers.base.sampler import Sampler, _as_number, _finite, arguments
+
+
+def hmc_kick(
+    parameter: Any, gradient: Any, momentum: Any, *, step_size: Any, num_data: Any, prior_precision: Any,
+    ops: Operations = FUNCTIONAL,
+) -> Any:  # fmt: skip
+    """r ← r − ε·(N·g + λθ); half a kick has half the ``step_size``."""
+    momentum = ops.add(momentum, gradient, -step_size * num_data)
+    return ops.add(momentum, parameter, -step_size * prior_precision) if prior_precision else momentum
+
+
+def hmc_drift(parameter: Any, momentum: Any, *, step_size: Any, ops: Operations = FUNCTIONAL) -> Any:
+    """θ ← θ + ε·r."""
+    return ops.add(parameter, momentum, step_size)
+
+
+class HMC(Sampler):
+    """Hamiltonian Monte Carlo (Neal, 2011) with leapfrog steps and the Metropolis test.
+
+    ``step(closure)`` draws one state: with ε = √(lr/N), r ~ N(0, T·I) and L = ``leapfrog_steps``,
+
+        r ← r − (ε/2)·∇U(θ);  L × [θ ← θ + ε·r;  r ← r − ε·∇U(θ)] (the last kick halved)
+
+    and the new θ is accepted with probability min(1, exp(−ΔH/T)), H = U(θ) + ½‖r‖². The closure must be deterministic
+    and over the *full* data: mean loss, ``backward``, return the loss. A step costs L + 1 of its evaluations.
+
+    Invariant law: exp(−U/T), exactly.
+
+    Several chains run side by side when the closure returns losses of shape (M,) and calls ``losses.sum().backward()``
+    on parameters with a leading axis of length M; each chain is accepted on its own.
+
+    Args:
+        params, num_data, prior_precision, foreach, generator: as for `SGLD`.
+        lr: N·ε², so that ε = √(lr/N) as in `SGHMC`.
+        leapfrog_steps: L ≥ 1.
+        step_jitter: j in [0, 1); each trajectory's ε is multiplied by a uniform number in [1−j, 1+j], which keeps
+            trajectories from closing on themselves.
+        adapt_steps: number of first steps in which lr is adapted to ``target_acceptance`` by dual averaging (Hoffman
+            and Gelman, 2014). Their draws are burn-in.
+        target_acceptance: wanted mean acceptance probability, in (0, 1).
+        temperature: T > 0.
+
+    Attributes:
+        acceptance_rate: share of proposals accepted since the end of adaptation (nan before the first).
+        divergences: trajectories, since then, whose energy became non-finite; they count as rejected.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or of a wrong type; a step without a closure; losses whose
+            shape is neither () nor the parameters' leading axis.
+        FloatingPointError: loss or gradient not finite at the current state, which stays as it was.
+    """
+
+    badge = "exact"
+    needs_closure = True
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        num_data: float,
+        *,
+        leapfrog_steps: int = 10,
+        step_jitter: float = 0.2,
+        adapt_steps: int = 0,
+        target_acceptance: float = 0.8,
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        foreach: bool | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__(params, arguments(locals()), generator=generator)
+        # Plain numbers in the first group, so that they are saved and resumed with it.
+        self.param_groups[0].setdefault(
+            "tally", {"proposed": 0.0, "accepted": 0.0, "divergent": 0, "error": 0.0, "log_scale": 0.0, "average": 0.0}
+        )
+
+    def _validate(self, group: dict[str, Any]) -> None:
+        super()._validate(group)
+        check.positive("temperature", group["temperature"])
+        check.whole("leapfrog_steps", group["leapfrog_steps"])
+        check.fraction("step_jitter", group["step_jitter"], open_right=True)
+        check.whole("adapt_steps", group["adapt_steps"], least=0)
+        check.fraction("target_acceptance", group["target_acceptance"], open_left=True, open_right=True)
+        whole_trajectory = ("leapfrog_steps", "adapt_steps", "step_jitter", "target_acceptance")
+        for key in ("num_data", "temperature", "prior_precision", *whole_trajectory):
+            first = (self.param_groups[0] if getattr(self, "param_groups", None) else group)[key]
+            if group[key] != first:
+                raise ValueError(f"{key} must be the same in every group of HMC, got {group[key]} beside {first}")
+
+    # ---------------------------------------------------------------- one trajectory
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Draw one state; returns the mean loss there, of the closure's shape."""
+        loss = self._evaluate(closure)
+        assert closure is not None
+        gradients = [self._gradients(group) for group in self.param_groups]
+        self._check_finite(gradients)
+        groups = list(zip(self.param_groups, (params for params, _ in gradients), strict=True))
+        params = [p for _, ps in groups for p in ps]
+        loss = torch.as_tensor(loss)
+        chains = self._chains(loss, params)
+        temperature = _as_number(self.param_groups[0]["temperature"])
+        start, rng = [p.clone() for p in params], _saved_state.rng_state(self)
+        momentum = {p: self._noise(p).mul_(temperature**0.5) for p in params}
+        before = self._hamiltonian(loss, groups, momentum, chains)
+        jitter = self.param_groups[0]["step_jitter"] * (2 * self._uniform(loss.new_empty(())).item() - 1)
+        try:
+            after, end_loss = self._trajectory(closure, groups, momentum, chains, 1 + jitter)
+        except BaseException:
+            for p, value in zip(params, start, strict=True):
+                p.copy_(value)
+            _saved_state.set_rng_state(self, rng)
+            raise
+        divergent = ~after.isfinite()
+        probability = torch.where(divergent, 0.0, ((before - after) / temperature).exp().clamp(max=1.0))
+        accept = self._uniform(probability) < probability
+        for p, value in zip(params, start, strict=True):
+            p.copy_(torch.where(accept.to(p.device).view(accept.shape + (1,) * (p.dim() - accept.dim())), p, value))
+        self._record(probability, accept, divergent)
+        for group in self.param_groups:
+            group["step"] += 1
+        return torch.where(accept.to(loss.device), end_loss, loss)
+
+    def _trajectory(self, closure, groups, momentum, chains, scale) -> tuple[Tensor, Tensor]:
+        def kick(share: float) -> None:
+            for group, params in groups:
+                for p in params:
+                    hmc_kick([p], [p.grad], [momentum[p]], ops=FOREACH, **self._leapfrog(group, scale * share))
+
+        kick(0.5)
+        steps = self.param_groups[0]["leapfrog_steps"]
+        loss = torch.as_tensor(float("nan"))
+        for i in range(steps):
+            for group, params in groups:
+                if params:
+                    size = self._leapfrog(group, scale)["step_size"]
+                    hmc_drift(params, [momentum[p] for p in params], step_size=size, ops=FOREACH)
+            with torch.enable_grad():
+                loss = torch.as_tensor(closure())
+            if not chains and not _finite(loss):  # with one chain there is nothing to go on for
+                break
+            kick(1.0 if i < steps - 1 else 0.5)
+        return self._hamiltonian(loss, groups, momentum, chains), loss
+
+    def _leapfrog(self, group: dict[str, Any], scale: float) -> dict[str, Any]:
+        hyper = self._hyper(group)
+        del hyper["temperature"]
+        return {"step_size": scalar_sqrt(hyper.pop("lr") / hyper["num_data"]) * scale, **hyper}
+
+    def _hamiltonian(self, loss: Tensor, groups, momentum: dict[Tensor, Tensor], chains: int) -> Tensor:
+        """N·loss + ½λ‖θ‖² + ½‖r‖² in double precision, of shape (M,) or ()."""
+        total = self.param_groups[0]["num_data"] * loss.detach().double().cpu()
+        for group, params in groups:
+            for p in params:
+                energy = momentum[p].double().square() + group["prior_precision"] * p.double().square()
+                total = total + 0.5 * (energy.reshape(chains, -1).sum(1) if chains else energy.sum()).cpu()
+        return total
+
+    def _chains(self, loss: Tensor, params: list[Tensor]) -> int:
+        """Number of chains in a leading axis; 0 for a scalar loss."""
+        if loss.dim() == 0:
+            return 0
+        if loss.dim() == 1 and all(p.dim() and p.shape[0] == loss.shape[0] for p in params):
+            return loss.shape[0]
+        shapes = sorted({tuple(p.shape) for p in params})
+        raise ValueError(
+            f"closure returned losses of shape {tuple(loss.shape)}; expected () or the leading axis of the parameters, "
+            f"whose shapes are {shapes}"
+        )
+
+    def _uniform(self, like: Tensor) -> Tensor:
+        if self.generator is None:
+            return torch.rand_like(like)
+        device = self.generator.device
+        return torch.rand(like.shape, generator=self.generator, dtype=like.dtype, device=device).to(like.device)
+
+    # ---------------------------------------------------------------- acceptance and adaptation
+
+    def _record(self, probability: Tensor, accept: Tensor, divergent: Tensor) -> None:
+        group = self.param_groups[0]
+        tally = group["tally"] = dict(group["tally"])  # a state dict taken before keeps its own
+        if group["step"] >= group["adapt_steps"]:
+            tally["proposed"] += accept.numel()
+            tally["accepted"] += accept.sum().item()
+            tally["divergent"] += int(divergent.sum().item())
+            return
+        # Dual averaging on log ε relative to the first ε, with Hoffman and Gelman's constants.
+        m = group["step"] + 1
+        weight = 1 / (m + 10)
+        tally["error"] += weight * (group["target_acceptance"] - probability.mean().item() - tally["error"])
+        old = tally["log_scale"]
+        tally["log_scale"] = math.log(10) - math.sqrt(m) / 0.05 * tally["error"]
+        tally["average"] += m**-0.75 * (tally["log_scale"] - tally["average"])
+        if m == group["adapt_steps"]:
+            tally["log_scale"] = tally["average"]
+        for g in self.param_groups:
+            g["lr"] = g["lr"] * math.exp(2 * (tally["log_scale"] - old))
+
+    @property
+    def acceptance_rate(self) -> float:
+        tally = self.param_groups[0]["tally"]
+        return tally["accepted"] / tally["proposed"] if tally["proposed"] else float("nan")
+
+    @property
+    def divergences(self) -> int:
+        return self.param_groups[0]["tally"]["divergent"]

@@ -1,0 +1,116 @@
+"""Stochastic gradient Nosé–Hoover thermostat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base import validation as check
+from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
+from learned_samplers.base.sampler import Sampler, arguments
+
+
+def sgnht_rule(
+    parameter: Any,
+    gradient: Any,
+    noise: Any,
+    momentum: Any,
+    thermostat: Any,
+    *,
+    lr: Any,
+    num_data: Any,
+    temperature: Any,
+    prior_precision: Any,
+    momentum_decay: Any,
+    thermostat_rate: Any,
+    ops: Operations = FUNCTIONAL,
+) -> tuple[Any, Any, Any]:
+    """r ← (1−ζ)r − ε(Ng + λθ) + √(2aT)ξ;  θ ← θ + εr;  ζ ← ζ + κ((1−ζ/2)·mean r² − T).
+
+    The thermostat ζ has length 1 along the axes that share it and the batch's length along leading batch axes.
+    """
+    step_size = scalar_sqrt(lr / num_data)
+    momentum = ops.add_product(momentum, momentum, thermostat, -1.0)
+    momentum = ops.add(momentum, gradient, -step_size * num_data)
+    pull = step_size * prior_precision
+    if isinstance(pull, Tensor) or pull != 0:
+        momentum = ops.add(momentum, parameter, -pull)
+    if noise is not None:
+        momentum = ops.add(momentum, noise, scalar_sqrt(2 * momentum_decay * temperature))
+    parameter = ops.add(parameter, momentum, step_size)
+    heat = ops.mean_square(momentum, thermostat)
+    heat = ops.add_product(heat, heat, thermostat, -0.5)
+    thermostat = ops.add(thermostat, heat, thermostat_rate)
+    return parameter, momentum, ops.shift(thermostat, -thermostat_rate * temperature)
+
+
+class SGNHT(Sampler):
+    """Stochastic gradient Nosé–Hoover thermostat (Ding et al., NeurIPS 2014), one thermostat a tensor.
+
+    Update, with ε = √(lr/N), a = ``momentum_decay``, κ = ``thermostat_rate``, ξ ~ N(0, I) and d the tensor's size:
+
+        r ← (1−ζ)·r − ε·∇Ũ + √(2aT)·ξ,    ∇Ũ = N·g + λθ
+        θ ← θ + ε·r
+        ζ ← ζ + κ·((1−ζ/2)·‖r‖²/d − T)
+
+    The friction ζ (it starts at a) rises until the momentum has the right temperature, so that gradient noise of
+    unknown variance V on ∇Ũ is absorbed: it settles where (2aT + ηV)(2−ζ) = Tζ(4−2ζ−ηk), η = lr/N, near a + ηV/2T, and
+    Var θ = T/k on quadratics of curvature k *whatever* V and lr. The factor 1 − ζ/2 is ours: in the semi-implicit step
+    Var θ = T/k goes with Var r = T/(1 − ζ/2), and without the factor Var θ would be low by ζ/2. A tensor with several
+    curvatures has the right temperature on average over its coordinates.
+
+    Args:
+        params, lr, num_data, temperature, prior_precision, foreach, generator: as for `SGLD`; temperature > 0.
+        momentum_decay: a in (0, 1], noise injected and first friction.
+        momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
+        thermostat_rate: κ > 0, change of the friction per step and unit of excess temperature. Ding et al. have κ =
+            lr/N, very slow for large N. At equilibrium ζ fluctuates with standard deviation about √(κ/d).
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
+    """
+
+    badge = "O(h)"
+    state_names = ("momentum", "thermostat")
+    hyperparameters = (
+        "lr",
+        "num_data",
+        "temperature",
+        "prior_precision",
+        "momentum_decay",
+        "thermostat_rate",
+    )
+    rule = staticmethod(sgnht_rule)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        num_data: float,
+        *,
+        momentum_decay: float = 0.1,
+        thermostat_rate: float = 0.01,
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        momentum_init: str = "zero",
+        foreach: bool | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__(params, arguments(locals()), generator=generator)
+
+    def _validate(self, group: dict[str, Any]) -> None:
+        super()._validate(group)
+        check.positive("temperature", group["temperature"])
+        check.fraction("momentum_decay", group["momentum_decay"], open_left=True)
+        check.positive("thermostat_rate", group["thermostat_rate"])
+        check.one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
+
+    def _initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        if name == "thermostat":
+            return p.new_full(self._state_shape(name, p), check.number("momentum_decay", group["momentum_decay"]))
+        return super()._initial_state(group, p, name)
+
+    def _state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        return (1,) * p.dim() if name == "thermostat" else super()._state_shape(name, p)

@@ -1,0 +1,1 @@
+"""Learned samplers: what they share, and a folder for each."""

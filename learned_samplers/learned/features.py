@@ -1,0 +1,318 @@
+"""What L2E's network sees of each coordinate: named feature sets over flat buffers with any leading batch axes.
+
+Feature-major layout, (..., F, d): a tensor's mean square is a reduction along the last axis, and a layer of the network
+is one batched product W·X without a transpose.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.operations import scalar_log10
+
+#: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
+AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
+
+# Logarithms are flat below these mean squares, so that a dead tensor gives a finite feature: of gradients, whose scale
+# nobody knows, and of dimensionless quantities and parameters.
+_TINY, _SMALL = 1e-16, 1e-8
+# Brings natural logarithms of magnitudes to the scale of the other features.
+_LOG_SCALE = 0.25
+_RATIO_BOUND = 8.0
+_LOG_RATIO_FLOOR = 1e-10
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The tensors of a model laid end to end in one flat axis.
+
+    Args:
+        lengths: number of coordinates of each tensor, in order.
+
+    Raises:
+        ValueError: there is no tensor, or one is empty.
+    """
+
+    lengths: tuple[int, ...]
+    #: d, the length of the flat axis.
+    total: int = field(init=False, compare=False)
+    #: Where each tensor begins, and d at the end.
+    edges: tuple[int, ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        lengths = tuple(int(n) for n in self.lengths)
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"lengths of Segments must be positive, at least one, got {self.lengths}")
+        edges = tuple(accumulate(lengths, initial=0))
+        for name, value in (("lengths", lengths), ("edges", edges), ("total", edges[-1])):
+            object.__setattr__(self, name, value)
+
+    def mean_square(self, x: Tensor) -> Tensor:
+        """Mean of x² over each tensor, (..., d) → (..., S)."""
+        # Norms, because they need no copy of x² the size of the model.
+        norms = [torch.linalg.vector_norm(piece, dim=-1) for piece in x.split(self.lengths, -1)]
+        return torch.stack(norms, -1).square() / _constant(self.lengths, x)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean over each tensor, (..., d) → (..., S)."""
+        return torch.stack([piece.mean(-1) for piece in x.split(self.lengths, -1)], -1)
+
+    def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """Each tensor's value (..., S) at its coordinates: (..., stop − start), or (..., 1) if one tensor has all."""
+        stop = self.total if stop is None else stop
+        first, last = self._holder(start), self._holder(stop - 1)
+        if first == last:
+            return x[..., first : first + 1]
+        pieces = []
+        for i in range(first, last + 1):
+            width = min(self.edges[i + 1], stop) - max(self.edges[i], start)
+            pieces.append(x[..., i : i + 1].expand(*x.shape[:-1], width))
+        return torch.cat(pieces, -1)
+
+    def _holder(self, position: int) -> int:
+        """The tensor that a position belongs to; a search that ``torch.compile`` can follow, which it cannot bisect."""
+        low, high = 0, len(self.lengths)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.edges[middle] <= position else (low, middle)
+        return low
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """A named choice of features; weights are bound to the name, so a name's meaning never changes.
+
+    The rows are: g, θ, r, the six running averages of g, each divided by its root mean square over the tensor; then
+    ``adaptive`` (one value a coordinate); then ``context`` (one value a tensor).
+    """
+
+    name: str
+    adaptive: tuple[str, ...] = ()
+    context: tuple[str, ...] = ()
+    #: d of the running averages v ← d·v + (1−d)·g², kept after the six averages of g.
+    second_moment_decays: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """F, the number of features."""
+        return 3 + len(AVERAGE_DECAYS) + len(self.adaptive) + len(self.context)
+
+    @property
+    def num_averages(self) -> int:
+        """Running averages that the rule keeps for each coordinate."""
+        return len(AVERAGE_DECAYS) + len(self.second_moment_decays)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each feature, in order."""
+        averages = (f"average_{decay:g}" for decay in AVERAGE_DECAYS)
+        return ("gradient", "parameter", "momentum", *averages, *self.adaptive, *self.context)
+
+
+_COHERENCE_DECAYS = (0.9, 0.99, 0.999)
+_TIME_SCALES = (10, 100, 1000)
+_RATIO_DECAYS = (0.9, 0.99)
+_SECOND_MOMENT_DECAYS = (0.99, 0.999)
+_CONTEXT = (
+    *("log_kick", "log_parameter", "log_momentum", "log_displacement"),
+    *(f"log_coherence_{d:g}" for d in _COHERENCE_DECAYS),
+    "log_size",
+    *(f"time_{tau}" for tau in _TIME_SCALES),
+)
+_DATA = "log_data"
+_ADAPTIVE = (
+    *("gradient_to_rms", *(f"average_{d:g}_to_rms" for d in _RATIO_DECAYS)),
+    *(f"log_rms_{d:g}" for d in _SECOND_MOMENT_DECAYS),
+)
+
+FEATURE_SETS: dict[str, FeatureSet] = {
+    each.name: each
+    for each in (
+        FeatureSet("paper"),
+        FeatureSet("scaled", context=_CONTEXT),
+        FeatureSet("adaptive", _ADAPTIVE, _CONTEXT, _SECOND_MOMENT_DECAYS),
+        FeatureSet("adaptive_data", _ADAPTIVE, (*_CONTEXT, _DATA), _SECOND_MOMENT_DECAYS),
+    )
+}
+
+
+def feature_set_named(name: str | FeatureSet) -> FeatureSet:
+    """The feature set of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if isinstance(name, FeatureSet):
+        return name
+    if name not in FEATURE_SETS:
+        raise ValueError(f"feature_set must be one of {', '.join(map(repr, FEATURE_SETS))}, got {name!r}")
+    return FEATURE_SETS[name]
+
+
+def features(
+    parameter: Tensor,
+    momentum: Tensor,
+    gradient: Tensor,
+    averages: Tensor,
+    segments: Segments,
+    feature_set: str | FeatureSet = "paper",
+    *,
+    lr: Any = None,
+    num_data: Any = None,
+    step: Any = 0,
+) -> Tensor:
+    """The features of every coordinate, (..., F, d).
+
+    "paper": g, θ, r and six running averages of g, each x·rsqrt(1e-5 + mean x²) with the mean over the tensor (the
+    paper says "l2 norm 1"; the published code does this). The magnitudes are lost. The richer sets give them back as
+    logarithms, constant over a tensor (t = step + 1, ε = √(lr/N), ‖·‖ root mean square over the tensor):
+
+    - "scaled": the nine, and ¼ of log‖ε·N·g‖ (the kick, in units of the momentum), of log‖θ‖, and of the coherence
+      log(‖m_d‖/((1−dᵗ)·‖g‖)) at d = .9, .99, .999 (½·log((1−d)/(1+d)) means pure noise: the gradient-to-noise ratio);
+      log₁₀(size)/3 − 1; t/(t+τ) at τ = 10, 100, 1000; ¼ of log‖r‖ and of log(ε‖r‖/‖θ‖).
+    - "adaptive": also, with v̂ the bias-corrected average of g² at d = .99: g/√v̂, m_.9/√v̂ and m_.99/√v̂ (bias-corrected,
+      held to ±8), and ¼·log(√v̂/‖√v̂‖) at d = .99 and .999, coordinate by coordinate.
+    - "adaptive_data": also log₁₀(N)/3 − 1, the same everywhere: how much there is to memorise.
+
+    Args:
+        parameter, momentum, gradient: (..., d), the gradient of the mean minibatch loss.
+        averages: (..., K, d), already updated with ``gradient`` (`update_averages`).
+        segments: the tensors in the flat axis.
+        feature_set: a set, or its name.
+        lr, num_data, step: learning rate, N, and updates done before this one; the paper's set uses none of them.
+
+    Raises:
+        ValueError: there is no feature set of that name.
+    """
+    named = feature_set_named(feature_set)
+    scale = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
+    return scale.with_momentum(momentum).window(0, segments.total)
+
+
+def data_feature(num_data: Any) -> Any:
+    """The feature "log_data", log₁₀(N)/3 − 1: 0 at a thousand, 1 at a million training points."""
+    return scalar_log10(num_data) / 3 - 1
+
+
+def update_averages(averages: Tensor, gradient: Tensor, feature_set: str | FeatureSet = "paper") -> Tensor:
+    """m_d ← d·m_d + (1−d)·g, and v_d ← d·v_d + (1−d)·g² where the set keeps any; no bias correction.
+
+    ``averages`` is (..., K, d) with the six m first, ``gradient`` (..., d).
+    """
+    named, k = feature_set_named(feature_set), len(AVERAGE_DECAYS)
+    weights = 1 - _constant(AVERAGE_DECAYS + named.second_moment_decays, gradient).unsqueeze(-1)
+    gradient = gradient.unsqueeze(-2)
+    first = torch.lerp(averages[..., :k, :], gradient, weights[:k])
+    if not named.second_moment_decays:
+        return first
+    return torch.cat([first, torch.lerp(averages[..., k:, :], gradient.square(), weights[k:])], -2)
+
+
+# Constants made once a device: copying one to the device at every step would break the capture of CUDA graphs.
+_constants: dict[Any, Tensor] = {}
+
+
+def _constant(values: tuple[float, ...], like: Tensor) -> Tensor:
+    key = (values, like.dtype, like.device)
+    if key not in _constants:
+        _constants[key] = torch.tensor(values, dtype=like.dtype, device=like.device)
+    return _constants[key]
+
+
+class TensorScales:
+    """What the features of a coordinate need to know of its whole tensor; gives the features window by window.
+
+    A window of a few hundred coordinates stays in the processor's cache, from the raw values to the network's output.
+    """
+
+    def __init__(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        averages: Tensor,
+        segments: Segments,
+        named: FeatureSet,
+        *,
+        lr: Any,
+        num_data: Any,
+        step: Any,
+    ):
+        self.parameter, self.gradient, self.averages = parameter, gradient, averages
+        self.segments, self.named = segments, named
+        # In double precision, for 1 − dᵗ is a small difference; as a scalar it leaves the features' dtype alone.
+        self.time = (step.double() if isinstance(step, Tensor) else step) + 1
+        self.lr, self.num_data = lr, num_data
+        k = len(AVERAGE_DECAYS)
+        squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
+        self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :])], -2)
+        if named.second_moment_decays:
+            self.adaptive = self._adaptive_rows()
+
+    def with_momentum(self, momentum: Tensor) -> TensorScales:
+        """The same with this momentum (each of the two passes has its own)."""
+        self.momentum = momentum
+        square = self.segments.mean_square(momentum).unsqueeze(-2)
+        gradient_parameter, averages = self.mean_squares[..., :2, :], self.mean_squares[..., 2:, :]
+        self.factors = torch.rsqrt(torch.cat([gradient_parameter, square, averages], -2) + 1e-5)
+        if self.named.context:
+            self.context = self._context(square)
+        return self
+
+    def held(self, parameter: Tensor, momentum: Tensor) -> TensorScales:
+        """The features of other θ and r at these scales: for derivatives coordinate by coordinate."""
+        other = copy.copy(self)
+        other.parameter, other.momentum = parameter, momentum
+        return other
+
+    def window(self, start: int, stop: int) -> Tensor:
+        """The features of the coordinates from ``start`` to ``stop``, (..., F, stop − start)."""
+        part, k = slice(start, stop), len(AVERAGE_DECAYS)
+        three = [x[..., part].unsqueeze(-2) for x in (self.gradient, self.parameter, self.momentum)]
+        rows = torch.cat([*three, self.averages[..., :k, part]], -2) * self.segments.expand(self.factors, start, stop)
+        more = []
+        if self.named.adaptive:
+            more.append(self.adaptive[..., part])
+        if self.named.context:
+            context = self.segments.expand(self.context, start, stop)
+            more.append(context.expand(*context.shape[:-1], stop - start))
+        return torch.cat([rows, *more], -2) if more else rows
+
+    def _adaptive_rows(self) -> Tensor:
+        """The rows `_ADAPTIVE`, (..., 5, d); made once, for many small operations cost more than the memory does."""
+        k, t = len(AVERAGE_DECAYS), self.time
+        seconds = self.averages[..., k:, :]
+        inverse = torch.rsqrt(seconds[..., 0, :] / (1 - self.named.second_moment_decays[0] ** t) + _TINY)
+        ratios = [self.gradient * inverse]
+        for d in _RATIO_DECAYS:
+            ratios.append(self.averages[..., AVERAGE_DECAYS.index(d), :] * (inverse / (1 - d**t)))
+        # The bias correction drops out of a ratio of two averages at one d.
+        relative = seconds * self.segments.expand(1 / (self.segments.mean(seconds) + _TINY))
+        logs = 0.5 * _LOG_SCALE * torch.log(relative + _LOG_RATIO_FLOOR)
+        return torch.cat([torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs], -2)
+
+    def _context(self, momentum: Tensor) -> Tensor:
+        """The rows of the context of every tensor, (..., E, S); ``momentum`` is its mean square (..., 1, S)."""
+        gradient, parameter = self.mean_squares[..., :1, :], self.mean_squares[..., 1:2, :]
+        lr, num_data, t = self.lr, self.num_data, self.time
+        ratios = [
+            gradient * (lr * num_data) + _SMALL,
+            parameter + _SMALL,
+            momentum + _SMALL,
+            (momentum * (lr / num_data) + _SMALL**2) / (parameter + _SMALL),
+        ]
+        for d in _COHERENCE_DECAYS:
+            i = 2 + AVERAGE_DECAYS.index(d)
+            ratios.append((self.mean_squares[..., i : i + 1, :] / (1 - d**t) ** 2 + _TINY) / (gradient + _TINY))
+        size = torch.log10(_constant(self.segments.lengths, gradient)) / 3 - 1
+        common = [t / (t + tau) for tau in _TIME_SCALES]
+        if _DATA in self.named.context:
+            common.append(data_feature(num_data))
+        constants = torch.stack([size, *(torch.zeros_like(size) + value for value in common)], -2)
+        logs = 0.5 * _LOG_SCALE * torch.log(torch.cat(ratios, -2))
+        return torch.cat([logs, constants.expand(*gradient.shape[:-2], -1, -1)], -2)

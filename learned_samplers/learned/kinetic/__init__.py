@@ -1,0 +1,1 @@
+"""Kinetic-L2E, a learned mean of the momentum."""

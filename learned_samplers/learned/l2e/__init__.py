@@ -1,0 +1,1 @@
+"""L2E, the learned correction of SGHMC."""

@@ -1,0 +1,269 @@
+"""What a trained L2E does, in numbers: how far it is from its own theory, and which of its terms matter.
+
+Pure functions of flat buffers with any leading batch axes, like the rules;
+`learned_samplers.learned.l2e.report.flat_states`
+gives their arguments for an optimizer in mid-run: ``for state in flat_states(sampler): term_contributions(**state)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.operations import scalar_sqrt
+from learned_samplers.learned.features import (
+    AVERAGE_DECAYS,
+    FeatureSet,
+    Segments,
+    TensorScales,
+    feature_set_named,
+    update_averages,
+)
+from learned_samplers.learned.l2e.rule import (
+    NetworkOnChain,
+    Phi,
+    apply_network,
+    decayed,
+    l2e_paper_rule,
+    l2e_residual_rule,
+    velocity_scale,
+)
+
+_RULES: dict[str, Callable[..., Any]] = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
+
+
+@dataclass(frozen=True)
+class AssumptionViolation:
+    """∂α/∂r and ∂β/∂θ of every coordinate, (..., d), per step: both times ε, hence dimensionless.
+
+    Where Assumption 3.1 holds they are the mixed second derivative of one function g(θ, r), and equal.
+    """
+
+    alpha_by_momentum: Tensor
+    beta_by_parameter: Tensor
+
+    @property
+    def violation(self) -> Tensor:
+        """|∂α/∂r − ∂β/∂θ| of every coordinate, (..., d)."""
+        return (self.alpha_by_momentum - self.beta_by_parameter).abs()
+
+    @property
+    def relative(self) -> Tensor:
+        """‖∂α/∂r − ∂β/∂θ‖ / (‖∂α/∂r‖ + ‖∂β/∂θ‖) over the coordinates, (...): 0 holds, 1 fails as far as it can."""
+        sizes = self.alpha_by_momentum.norm(dim=-1) + self.beta_by_parameter.norm(dim=-1)
+        return torch.where(sizes > 0, self.violation.norm(dim=-1) / sizes.clamp(min=1e-300), 0.0)
+
+
+def assumption_violation(
+    parameter: Tensor,
+    gradient: Tensor,
+    momentum: Tensor,
+    averages: Tensor,
+    *,
+    phi: Phi,
+    segments: Segments,
+    lr: Any,
+    num_data: Any,
+    form: str = "residual",
+    step: Any = 0,
+    alpha_scale: Any,
+    beta_scale: Any,
+    friction_scale: Any = 1.0,
+    reference_data: Any = None,
+    decay_time: Any = None,
+    momentum_decay: Any = 0.0,
+    friction: str = "equation6",
+    output_bound: float | None = None,
+    feature_set: str | FeatureSet = "paper",
+    **_: Any,
+) -> AssumptionViolation:
+    """By how much (α, β) fail to be the gradient of one kinetic energy g(θ, r), coordinate by coordinate.
+
+    Assumption 3.1 of the paper needs ∂α/∂r = ∂β/∂θ, with α = ∂g/∂θ and β = ∂g/∂r in the units of Eq. 6. There
+    ε·α = s_α·network and β = r + s_β·network in the residual form, α = s·network and β = s·network in the paper's;
+    where the learned friction is scaled by f ≠ 1, −a·(1−f)·s_β·network is a part of ε·α. The derivatives are those
+    through the network's inputs r and θ, with the gradient, its averages and the root mean squares of the tensors
+    held fixed.
+
+    Args:
+        parameter, gradient, momentum, averages: the state before a step, see `learned_samplers.learned.l2e.rule`.
+        form: "residual" or "paper".
+        phi, segments, lr, num_data, step, alpha_scale, beta_scale, friction_scale, reference_data, decay_time,
+            momentum_decay, friction, output_bound, feature_set: as for the rules, whose further arguments are taken and
+            have no say.
+    """
+    named = feature_set_named(feature_set)
+    beta_scale = velocity_scale(beta_scale, num_data, reference_data)
+    phi = decayed(phi, step, decay_time, num_data, reference_data)
+    averages = update_averages(averages, gradient, named)
+    scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
+    network = NetworkOnChain(phi, scales, output_bound)
+    network(momentum)
+    pull = torch.func.vjp(network.held, parameter, momentum)[1]
+    ones, zeros = torch.ones_like(parameter), torch.zeros_like(parameter)
+    (_, by_momentum), (by_parameter, beta_by_momentum) = pull((ones, zeros)), pull((zeros, ones))
+    step_size = scalar_sqrt(lr / num_data)
+    per_step = 1.0 if form == "residual" else step_size
+    unfelt = _damping(form, friction, momentum_decay, step_size) * (1 - friction_scale) * beta_scale
+    by_momentum = by_momentum * (alpha_scale * per_step) - beta_by_momentum * unfelt
+    return AssumptionViolation(by_momentum, by_parameter * (beta_scale * step_size))
+
+
+def _damping(form: str, friction: str, momentum_decay: Any, step_size: Any) -> Any:
+    """What multiplies β in the learned friction of one step: ε·C."""
+    return step_size * momentum_decay if form == "paper" and friction == "algorithm2" else momentum_decay
+
+
+def term_contributions(
+    parameter: Tensor,
+    gradient: Tensor,
+    momentum: Tensor,
+    averages: Tensor,
+    *,
+    phi: Phi,
+    segments: Segments,
+    lr: Any,
+    num_data: Any,
+    temperature: Any,
+    prior_precision: Any,
+    momentum_decay: Any,
+    form: str = "residual",
+    step: Any = 0,
+    alpha_scale: Any,
+    beta_scale: Any,
+    friction_scale: Any = 1.0,
+    reference_data: Any = None,
+    decay_time: Any = None,
+    output_bound: float | None = None,
+    feature_set: str | FeatureSet = "paper",
+    noise_multiplier: Any = 1.0,
+    friction: str = "equation6",
+) -> dict[str, Tensor]:
+    """Root mean square over the coordinates, (...), of every term of one step, in units of the momentum.
+
+    The terms that change r: "gradient" ε·N·g, "prior" ε·λθ, "friction" a·r (residual form), "alpha", "learned_friction"
+    and "noise" (its standard deviation). Those that change θ, over ε: "momentum" r (residual form) and
+    "learned_velocity", both at the new r without its noise.
+
+    Arguments are those of the rules, and ``form``.
+    """
+    named = feature_set_named(feature_set)
+    common = dict(lr=lr, num_data=num_data, step=step)
+    own = {"friction": friction, "noise_multiplier": noise_multiplier} if form == "paper" else {}
+    beta_scale = velocity_scale(beta_scale, num_data, reference_data)
+    phi = decayed(phi, step, decay_time, num_data, reference_data)
+    rule_scales = dict(
+        alpha_scale=alpha_scale, beta_scale=beta_scale, friction_scale=friction_scale, output_bound=output_bound
+    )  # fmt: skip
+    _, moved, updated = _RULES[form](
+        parameter, gradient, None, momentum, averages, phi=phi, segments=segments, feature_set=named,
+        temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay,
+        **common, **rule_scales, **own,
+    )  # fmt: skip
+    network = NetworkOnChain(phi, TensorScales(parameter, gradient, updated, segments, named, **common), output_bound)
+    alpha, beta = network(momentum)
+    step_size = scalar_sqrt(lr / num_data)
+    residual = form == "residual"
+    damping = _damping(form, friction, momentum_decay, step_size) * friction_scale
+    terms = {
+        "gradient": gradient * (step_size * num_data),
+        "prior": parameter * (step_size * prior_precision),
+        "alpha": alpha * (alpha_scale if residual else step_size * alpha_scale),
+        "learned_friction": beta * (damping * beta_scale),
+        "learned_velocity": network(moved)[1] * beta_scale,
+    }
+    if residual:
+        terms |= {"friction": momentum * momentum_decay, "momentum": moved}
+    report = {name: term.square().mean(-1).sqrt() for name, term in terms.items()}
+    spread = scalar_sqrt(2 * momentum_decay * temperature * (1.0 if residual else noise_multiplier))
+    report["noise"] = torch.ones_like(report["alpha"]) * spread
+    return report
+
+
+def term_effects(
+    gradient_of: Callable[[Tensor], Tensor],
+    parameter: Tensor,
+    steps: int,
+    *,
+    segments: Segments,
+    form: str = "residual",
+    feature_set: str | FeatureSet = "paper",
+    alpha_scale: Any,
+    seed: int = 0,
+    **settings: Any,
+) -> dict[str, float]:
+    """How far each of α, the learned friction C·β and the noise moves the trajectory, all else equal.
+
+    Runs the chain as it is and with one term taken out, with the same draws, and compares the ends:
+    ‖θ_without − θ‖ / ‖θ − θ₀‖. (Chaos makes any difference grow with ``steps``: compare values, not with 0.)
+
+    Args:
+        gradient_of: θ (d,) ↦ gradient of the mean loss.
+        parameter: θ₀, (d,); the momentum starts at zero.
+        steps: length of the chains.
+        seed: of the noise.
+        segments, form, feature_set, alpha_scale, settings: of the rule.
+
+    Returns:
+        {"alpha": …, "learned_friction": …, "noise": …}.
+    """
+    rows = feature_set_named(feature_set).num_averages
+    rule = _RULES[form]
+
+    def end(*, noisy: bool = True, **changed: Any) -> Tensor:
+        generator = torch.Generator(parameter.device).manual_seed(seed)
+        theta, momentum = parameter, torch.zeros_like(parameter)
+        averages = parameter.new_zeros(rows, parameter.shape[-1])
+        for step in range(steps):
+            noise = torch.randn(theta.shape, generator=generator, dtype=theta.dtype, device=theta.device)
+            theta, momentum, averages = rule(
+                theta, gradient_of(theta), noise if noisy else None, momentum, averages, segments=segments, step=step,
+                feature_set=feature_set, **{**settings, "alpha_scale": alpha_scale, **changed},
+            )  # fmt: skip
+        return theta
+
+    whole = end()
+    length = (whole - parameter).norm().item()
+    without = {"alpha": end(alpha_scale=0.0), "learned_friction": end(friction_scale=0.0), "noise": end(noisy=False)}
+    return {name: (theta - whole).norm().item() / length for name, theta in without.items()}
+
+
+def output_grids(
+    phi: Phi,
+    feature_set: str | FeatureSet = "paper",
+    *,
+    extent: float = 3.0,
+    points: int = 41,
+    fixed: Sequence[float] = (-1.0, 0.0, 1.0),
+    output_bound: float | None = None,
+) -> dict[str, Tensor]:
+    """|α| and |β| over a grid of the network's normalised inputs, the data of the paper's Figure 4.
+
+    The running averages, and a feature set's ratios of gradient and averages to the root of the second moment, are
+    equal to the gradient; what else a set has is zero.
+
+    Returns:
+        "axis" (points,), from −``extent`` to ``extent``; "beta" (len(fixed), points, points) over momentum (rows) and
+        gradient (columns), one at each value of θ; "alpha" likewise over θ and gradient, one at each value of r.
+    """
+    named = feature_set_named(feature_set)
+    # Features 1 and 2 are θ and r.
+    with_gradient = [0, *range(3, 3 + len(AVERAGE_DECAYS))]
+    with_gradient += [i for i, name in enumerate(named.names) if name.endswith("_to_rms")]
+    axis = torch.linspace(-extent, extent, points)
+    rows, columns = torch.meshgrid(axis, axis, indexing="ij")
+    grids: dict[str, list[Tensor]] = {"alpha": [], "beta": []}
+    for value in fixed:
+        for head, (output, along, held) in enumerate((("alpha", 1, 2), ("beta", 2, 1))):
+            x = torch.zeros(named.size, points * points)
+            x[with_gradient] = columns.flatten()
+            x[along], x[held] = rows.flatten(), value
+            with torch.no_grad():
+                like = [(weight.detach().to(x), bias.detach().to(x)) for weight, bias in phi]
+                (y,) = apply_network(like, x, output_bound=output_bound, heads=(head,))
+            grids[output].append(y.abs().view(points, points))
+    return {"axis": axis, **{name: torch.stack(grid) for name, grid in grids.items()}}

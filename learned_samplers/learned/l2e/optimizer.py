@@ -1,0 +1,180 @@
+"""L2E, the learned sampler: one network, applied to every coordinate, inside stochastic gradient HMC."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.base import validation as check
+from learned_samplers.learned.features import feature_set_named
+from learned_samplers.learned.l2e.rule import l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.network import build_network
+from learned_samplers.learned.sampler import LearnedSampler, settings_from
+from learned_samplers.learned.weights import resolve
+
+#: What the published code does where it differs from the paper: ``L2E(params, lr, **PUBLISHED_CODE, network=...)``,
+#: with lr its ``step_mult`` (its step size h is lr/50,000).
+PUBLISHED_CODE: dict[str, Any] = {
+    "form": "paper",
+    "num_data": 50_000,
+    "friction": "algorithm2",
+    "noise_multiplier": 1e-3,
+    "momentum_init": "zero",
+}
+
+
+class L2E(LearnedSampler):
+    """Learning to Explore (Kim, Jung, Kim and Lee, ICML 2024): SGHMC with a learned kinetic energy gradient.
+
+    With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), m the running averages of g, and
+    (α, β) = network(features(θ, r, g, m)), coordinate by coordinate:
+
+    ``form="residual"`` (default): the network corrects SGHMC; with a last layer of zeros it is `SGHMC`, bit for bit:
+
+        r ← (1−a)·r − ε·∇Ũ + √(2aT)·ξ − s_α·α(θ, r) − a·s_β·β(θ, r)
+        θ ← θ + ε·(r + s_β·β(θ, r_new))
+
+    ``form="paper"``: Eq. 6, with both outputs times s = 10⁻³:
+
+        r ← r − ε·[∇Ũ + s·α(θ, r) + C·s·β(θ, r)] + √(2aT)·ξ,    C = a/ε
+        θ ← θ + ε·s·β(θ, r_new)
+
+    Where paper and published code disagree the paper's rule is the default, and `PUBLISHED_CODE` holds the options
+    that reproduce the code: C = a (as in the paper's Algorithm 2), noise of variance 2a·10⁻³, N = 50,000, momentum from
+    zero. (The paper also says that features have "l2 norm 1"; root mean square 1 over the tensor is what the code does,
+    and what is done here. Momentum starts from N(0, I) in the paper: ``momentum_init="normal"``.)
+
+    Invariant law: none is claimed. Eq. 6 leaves the posterior invariant if α and β are the gradients of one function of
+    (θ, r) alone (Assumption 3.1); the network sees running averages and minibatch gradients and is not constrained to
+    that. With random weights variances on Gaussians are off by up to 70 % (residual form), whatever the step size;
+    hence the badge. `learned_samplers.learned.l2e.report.measure` says how far given weights stray, and
+    `learned_samplers.learned.l2e.measures.assumption_violation` by how much the assumption fails.
+
+    Args:
+        params: parameters, named parameters or parameter groups.
+        lr: learning rate of ordinary training; by default what the network's card recommends.
+        num_data: N, the number of training points.
+        network: name of shipped weights, path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the
+            network, or None for fresh weights (last layer zero in the residual form). "default" is the shipped "l2e",
+            or "l2e-paper" with ``form="paper"``.
+        form: "residual" or "paper"; by default the card's, else "residual".
+        feature_set: name of the features the network sees (`learned_samplers.learned.features.FEATURE_SETS`); by
+        default
+            the card's, else "paper".
+        momentum_decay: a in (0, 1]; by default the card's, else 0.1.
+        alpha_scale, beta_scale: s_α and s_β; by default the card's, else 0.1 and 1 (residual) or 10⁻³ (paper).
+        friction_scale: a further factor on β in the friction alone; by default the card's, else 1. With 0 the friction
+            acts on r only: Eq. 6 still, with C·s_β·β taken out of α, but a β that lasts is not cancelled by the
+            momentum that friction builds up against it (at 1, r → −s_β·β within 1/a steps unless α undoes it).
+        reference_data: N₀ > 0 (residual form): s_β is multiplied by √(N/N₀), so that the learned part of a step depends
+            on lr alone, as an adaptive optimizer's does; by default the card's, else s_β is as it is.
+        decay_time: τ > 0 in steps (residual form): the network's outputs are divided by √(1 + t/τ) after t updates,
+            before any bound, so that the sampler tends to SGHMC; τ·N₀/N in the place of τ where there is a
+            ``reference_data``. By default the card's, else they are not.
+        output_bound: B > 0 holds the network's outputs to B·tanh(·/B); by default the card's, else no bound.
+        noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_paper_rule`; by
+            default the card's, else 1 and "equation6".
+        temperature, prior_precision, generator: as for `SGLD`.
+        momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
+        foreach: as every sampler takes it; here a group's tensors are always updated as one buffer.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a weight
+            file that cannot be used is named with the reason. See `Sampler.step` for the errors of a step.
+    """
+
+    state_names = ("momentum", "averages")
+    _rules: ClassVar[dict[str, Callable[..., Any]]] = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
+    _scales: ClassVar[dict[str, dict[str, Any]]] = {
+        "residual": {
+            **{"alpha_scale": 0.1, "beta_scale": 1.0, "friction_scale": 1.0},
+            **{"reference_data": None, "decay_time": None, "output_bound": None},
+        },
+        "paper": {
+            **{"alpha_scale": 1e-3, "beta_scale": 1e-3, "output_bound": None},
+            **{"friction_scale": 1.0, "noise_multiplier": 1.0, "friction": "equation6"},
+        },
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | None = None,
+        num_data: float | None = None,
+        *,
+        network: str | os.PathLike[str] | nn.Module | None = "default",
+        form: str | None = None,
+        feature_set: str | None = None,
+        momentum_decay: float | None = None,
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        alpha_scale: float | None = None,
+        beta_scale: float | None = None,
+        friction_scale: float | None = None,
+        reference_data: float | None = None,
+        decay_time: float | None = None,
+        output_bound: float | None = None,
+        noise_multiplier: float | None = None,
+        friction: str | None = None,
+        momentum_init: str = "zero",
+        foreach: bool | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        if isinstance(network, str) and network == "default":
+            network = "l2e-paper" if form == "paper" else "l2e"
+        if form is not None:
+            check.one_of("form", form, self._rules)
+        module, card = resolve(
+            network, "L2E", form=form, feature_set=feature_set, features_of=lambda name: feature_set_named(name).names
+        )
+        self.form = form or card.get("form", "residual")
+        self.feature_set = feature_set_named(feature_set or card.get("feature_set", "paper"))
+        if module is None:
+            module = build_network(
+                self.feature_set, zero_last=self.form != "paper", generator=torch.Generator().manual_seed(0)
+            )
+        given = dict(lr=lr, momentum_decay=momentum_decay, alpha_scale=alpha_scale, beta_scale=beta_scale)
+        given.update(friction_scale=friction_scale, reference_data=reference_data, decay_time=decay_time)
+        given.update(output_bound=output_bound, noise_multiplier=noise_multiplier)
+        defaults = dict(
+            **settings_from(card, self._scales[self.form], {**given, "friction": friction}),
+            num_data=num_data,
+            temperature=temperature,
+            prior_precision=prior_precision,
+            momentum_init=momentum_init,
+            foreach=foreach,
+        )
+        super().__init__(
+            params,
+            defaults,
+            network=module,
+            inputs=self.feature_set.size,
+            outputs=2,
+            rows={"averages": self.feature_set.num_averages},
+            identity={"form": self.form, "feature_set": self.feature_set.name},
+            generator=generator,
+        )
+
+    def _validate(self, group: dict[str, Any]) -> None:
+        super()._validate(group)
+        for name in ("reference_data", "decay_time"):
+            if group.get(name) is not None:
+                check.positive(name, group[name])
+        if "friction" in group:
+            check.one_of("friction", group["friction"], ("equation6", "algorithm2"))
+            check.non_negative("noise_multiplier", group["noise_multiplier"])
+
+    @property
+    def hyperparameters(self) -> tuple[str, ...]:  # type: ignore[override]
+        base = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay", "step")
+        return (*base, *self._scales[self.form])
+
+    def flat_rule(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
+        return self._rules[self.form](*tensors, feature_set=self.feature_set, **hyper)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "form": self.form, "feature_set": self.feature_set}

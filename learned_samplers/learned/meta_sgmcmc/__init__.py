@@ -1,0 +1,1 @@
+"""Meta-SGMCMC, a learned curl and diffusion."""

@@ -1,0 +1,90 @@
+"""The two small networks of Meta-SGMCMC in one stack of layers, and how they lie in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from learned_samplers.learned.l2e.rule import Phi
+from learned_samplers.learned.network import build_network, layers_of
+
+#: The inputs: s_u·Ũ/N, the momentum pᵢ, s_g·∂ᵢŨ/N. The curl sees the first two, the friction all three.
+META_FEATURES = ("energy", "momentum", "energy_gradient")
+
+#: By name: as they are; or momentum and gradient divided by their root mean squares over the tensor, for networks that
+#: meet many tasks. The energy has one value a chain, which its own root mean square would turn into a sign.
+META_FEATURE_SETS = {"energy": META_FEATURES, "energy_rms": ("energy", "momentum_to_rms", "energy_gradient_to_rms")}
+
+
+def meta_features(name: str) -> tuple[str, ...]:
+    """The inputs under that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in META_FEATURE_SETS:
+        raise ValueError(f"feature_set must be one of {', '.join(map(repr, META_FEATURE_SETS))}, got {name!r}")
+    return META_FEATURE_SETS[name]
+
+
+def build_meta_network(
+    hidden: Sequence[int] = (10,),
+    *,
+    zero_last: bool = True,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Sequential:
+    """Fresh f_Q(Ũ, pᵢ) and f_D(Ũ, pᵢ, ∂ᵢŨ), side by side in one stack with ReLU between the layers.
+
+    The first half of every layer's units is f_Q, the second f_D; the weights from one half to the other, and from the
+    gradient to f_Q, are zero and no rule reads them. One stack is what weight files, fingerprints and the meta-trainer
+    take.
+
+    Args:
+        hidden: units of each of the two networks, layer by layer.
+        zero_last: the last layers are zero, so that the untrained sampler is SGHMC.
+        generator, dtype: of the weights, N(0, 1/fan_in) within each network; biases are 0.
+    """
+    parts = [
+        build_network(inputs, hidden, 1, zero_last=zero_last, generator=generator, dtype=dtype) for inputs in (2, 3)
+    ]
+    joined = build_network(3, [2 * width for width in hidden], 2, dtype=dtype)
+    pairs = zip(layers_of(joined), *(layers_of(part) for part in parts), strict=True)
+    with torch.no_grad():
+        for (weight, bias), *own in pairs:
+            weight.zero_()
+            half = weight.shape[0] // 2
+            for i, (part, shift) in enumerate(own):
+                rows = slice(i * half, (i + 1) * half)
+                # Behind the first layer each network reads its own half; in the first both read from the start.
+                start = i * part.shape[1] if weight.shape[1] != len(META_FEATURES) else 0
+                weight[rows, start : start + part.shape[1]] = part
+                bias[rows] = shift
+    return joined
+
+
+def split_meta_network(phi: Phi) -> tuple[Phi, Phi]:
+    """The layers of f_Q and of f_D, views of the joint ones; leading axes stay."""
+    curl, friction = [], []
+    for i, (weight, bias) in enumerate(phi):
+        half, width = weight.shape[-2] // 2, weight.shape[-1]
+        left, right = (slice(0, 2), slice(0, 3)) if i == 0 else (slice(0, width // 2), slice(width // 2, width))
+        curl.append((weight[..., :half, left], bias[..., :half]))
+        friction.append((weight[..., half:, right], bias[..., half:]))
+    return curl, friction
+
+
+def check_meta_network(phi: Phi) -> None:
+    """Raise ValueError unless the stack is two networks side by side, as `build_meta_network` makes it."""
+    shapes = [tuple(weight.shape) for weight, _ in phi]
+    if shapes[0][1] != len(META_FEATURES) or shapes[-1][0] != 2:
+        raise ValueError(f"network must take {len(META_FEATURES)} features and give 2 outputs, its layers are {shapes}")
+    if len(phi) < 2 or any(out % 2 for out, _ in shapes):
+        raise ValueError(f"network must have hidden layers of even width, f_Q and f_D, its layers are {shapes}")
+    own = sum(weight.count_nonzero() for part in split_meta_network(phi) for weight, _ in part)
+    if sum(weight.count_nonzero() for weight, _ in phi) != own:
+        raise ValueError(
+            "network must keep f_Q and f_D apart: weights between the halves, or from the gradient to f_Q, are not zero"
+        )

@@ -1,0 +1,1 @@
+"""Precond-L2E, a learned preconditioner and friction."""

@@ -1,0 +1,87 @@
+"""The Precond-L2E update: a pure function of flat buffers, with any leading batch axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
+from learned_samplers.learned.features import FeatureSet, Segments, TensorScales, feature_set_named, update_averages
+from learned_samplers.learned.l2e.rule import NetworkOnChain, Phi
+
+
+def l2e_precond_rule(
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Tensor | None,
+    momentum: Tensor,
+    averages: Tensor,
+    *,
+    phi: Phi,
+    segments: Segments,
+    lr: Any,
+    num_data: Any,
+    temperature: Any,
+    prior_precision: Any,
+    momentum_decay: Any,
+    step: Any = 0,
+    curl_scale: Any = 1.0,
+    friction_scale: Any = 1.0,
+    curl_clip: float = 5.0,
+    friction_clip: float = 100.0,
+    output_bound: float | None = None,
+    correction: str = "none",
+    feature_set: str | FeatureSet = "paper",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """SGHMC with a learned preconditioner Q and friction D, both diagonal and positive, in place of 1.
+
+    With ε = √(lr/N), momentum decay a, (q, d) = network(features(θ, r)), Q = exp(s_q·q) held to [1/c_q, c_q] and
+    D = exp(s_d·d) held to [1/c_d, min(c_d, 1/a)] (so that a·D ≤ 1):
+
+        r ← (1 − aD)·r − εQ·(N·g + λθ) + √(2aDT)·ξ  [+ εT·∂Q/∂θ + aT·∂D/∂r]
+        θ ← θ + εQ(θ, r_new)·r_new  [− εT·∂Q/∂r]
+
+    The terms in brackets are Γ of the complete recipe (Ma, Chen and Fox, 2015), Γ_θ = −∂Q/∂r, Γ_r = ∂Q/∂θ + ∂D/∂r,
+    without which a state-dependent Q or D moves the law. ``correction="network"`` adds them coordinate by coordinate
+    through the network's inputs θ and r, with the gradient, its averages and the scales of the tensors held fixed: that
+    is all of Γ only where the network looks at θ and r alone. ``"none"``, the ablation of the paper, leaves them out.
+
+    Arguments and returns are those of `learned_samplers.learned.l2e.rule.l2e_residual_rule`; with a last layer of
+    zeros it is
+    `sghmc_rule` to rounding.
+    """
+    named = feature_set_named(feature_set)
+    averages = update_averages(averages, gradient, named)
+    scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
+    network = NetworkOnChain(phi, scales, output_bound)
+    heat = temperature if correction == "network" and noise is not None else None
+
+    def positive(outputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        q, d = outputs
+        curl = torch.exp(q * curl_scale).clamp(1 / curl_clip, curl_clip)
+        # a·D ≤ 1: with more friction than that the explicit step overshoots.
+        friction = torch.exp(d * friction_scale).clamp(1 / friction_clip, friction_clip)
+        return curl, friction.minimum(torch.ones_like(friction) / momentum_decay)
+
+    def derivatives(r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """∂Q/∂θ, ∂Q/∂r and ∂D/∂r of each coordinate, at the scales of the last call."""
+        (curl, friction), pull = torch.func.vjp(lambda *at: positive(network.held(*at)), parameter, r)[:2]
+        ones, zeros = torch.ones_like(curl), torch.zeros_like(friction)
+        return (*pull((ones, zeros)), pull((zeros, ones))[1])
+
+    step_size = scalar_sqrt(lr / num_data)
+    curl, friction = positive(network(momentum))
+    slope = gradient * num_data + parameter * prior_precision
+    moved = momentum - momentum_decay * friction * momentum - step_size * curl * slope
+    if noise is not None:
+        moved = moved + torch.sqrt(friction * (2 * momentum_decay * temperature)) * noise
+    if heat is not None:
+        by_theta, _, by_momentum = derivatives(momentum)
+        moved = moved + heat * (step_size * by_theta + momentum_decay * by_momentum)
+    curl, _ = positive(network(moved))
+    velocity = curl * moved
+    if heat is not None:
+        velocity = velocity - heat * derivatives(moved)[1]
+    return FUNCTIONAL.add(parameter, velocity, step_size), moved, averages

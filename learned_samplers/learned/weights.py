@@ -1,0 +1,262 @@
+"""Weight files of learned samplers: safetensors with a JSON card beside them.
+
+``NAME.safetensors`` holds ``linear_0.weight`` (out, in), ``linear_0.bias`` (out,), … of a network with ReLU between
+its layers; ``NAME.json``, the card, says which sampler and features they belong to, how they were trained and what they
+reach. The card carries the SHA-256 of the weights: a truncated, changed or swapped file is refused. Nothing is ever
+unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from learned_samplers.learned.network import layers_of, shapes_of
+from learned_samplers.posterior.storage import write_atomically
+
+FORMAT = "learned-samplers network weights"
+VERSION = 1
+
+#: What a card must say, and of what type. ``form`` and ``feature_set`` name the update and the features; ``features``
+#: are the network's inputs in order; ``scales`` are the sampler's arguments that the weights were trained with,
+#: ``defaults`` those that are recommended with them.
+CARD_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "sampler": str,
+    "form": str,
+    "feature_set": str,
+    "features": list,
+    "scales": dict,
+    "defaults": dict,
+    "badge": str,
+    "meta_training": dict,
+    "curve": list,
+    "metrics": dict,
+    "licence": str,
+}
+#: What ``meta_training`` must say: None where it is not known.
+META_TRAINING_FIELDS = ("tasks", "horizon", "estimator", "seed", "commit", "command")
+_VERSION_MARK = ", version "
+_FILLED_IN = ("format", "version", "layers", "sha256")
+
+
+def card_path(path: str | os.PathLike[str]) -> Path:
+    """Where the card of a weight file lies: the same name with ``.json``."""
+    return Path(path).with_suffix(".json")
+
+
+def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any]) -> None:
+    """Write a network and its card, each file whole or not at all.
+
+    Args:
+        path: of the weights, ending in ``.safetensors``; the card is written beside it.
+        network: its ``nn.Linear`` layers in order are saved, in float32.
+        card: the fields of `CARD_FIELDS`; format, version, layers and checksum are filled in.
+
+    Raises:
+        ValueError, TypeError: the card misses a field or has a wrong one, or a weight is not finite.
+        OSError: a file cannot be written.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"path must end in .safetensors, got {str(path)!r}")
+    from safetensors.torch import save as to_bytes
+
+    tensors = {}
+    for i, (weight, bias) in enumerate(layers_of(network)):
+        tensors[f"linear_{i}.weight"] = weight.detach().to("cpu", torch.float32).contiguous()
+        tensors[f"linear_{i}.bias"] = bias.detach().to("cpu", torch.float32).contiguous()
+    broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if broken:
+        raise ValueError(f"network must have finite weights, {broken[0]} has not")
+    # One entry: safetensors writes several in random order, and the same network must give the same file.
+    data = to_bytes(tensors, metadata={"format": f"{FORMAT}{_VERSION_MARK}{VERSION}"})
+    filled = {
+        "format": FORMAT,
+        "version": VERSION,
+        **card,
+        "layers": [list(shape) for shape in shapes_of(layers_of(network))],
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    _check_card("card", filled)
+    text = json.dumps(filled, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_atomically(path, data)
+    write_atomically(card_path(path), text.encode())
+
+
+def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
+    """Read a weight file and its card: the network (float32, CPU) and the card.
+
+    Raises:
+        FileNotFoundError: the weights or the card are not there.
+        ValueError: a file is truncated, changed, of another format or no weight file; the message names it and why.
+    """
+    path = Path(path)
+    card = load_card(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no such weight file: {path}")
+    data = path.read_bytes()
+    tensors = _tensors(path, data)
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != card["sha256"]:
+        raise ValueError(
+            f"{path}: not the weights that {card_path(path).name} describes "
+            f"(their SHA-256 is {digest[:12]}…, the card's {card['sha256'][:12]}…)"
+        )
+    modules: OrderedDict[str, nn.Module] = OrderedDict()
+    expected = {}
+    for i, (out, into) in enumerate(card["layers"]):
+        if i:
+            modules[f"relu_{i - 1}"] = nn.ReLU()
+        modules[f"linear_{i}"] = nn.utils.skip_init(nn.Linear, into, out)
+        expected.update({f"linear_{i}.weight": (out, into), f"linear_{i}.bias": (out,)})
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if found != expected:
+        raise ValueError(f"{path}: holds {found}, the card's layers need {expected}")
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32 or not tensor.isfinite().all():
+            raise ValueError(f"{path}: {name} must be finite and float32, got {tensor.dtype}")
+    network = nn.Sequential(modules)
+    network.load_state_dict(tensors)
+    return network, card
+
+
+def load_card(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the card of the weight file ``path``.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `load`.
+    """
+    file = card_path(path)
+    if not file.is_file():
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no such weight file: {path}")
+        raise FileNotFoundError(f"no such card: {file} (it belongs beside {Path(path).name})")
+    try:
+        card = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: truncated or not JSON ({error})") from error
+    try:
+        _check_card(str(file), card)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return card
+
+
+def find(name: str | os.PathLike[str]) -> Path:
+    """The weight file that ``network=`` means: the name of shipped weights, or a path.
+
+    Raises:
+        ValueError: it is a bare name and no shipped weights have it.
+    """
+    import pretrained
+
+    if isinstance(name, str) and not name.endswith(".safetensors") and os.path.basename(name) == name:
+        return pretrained.path(name)
+    return Path(name)
+
+
+def fingerprint(card: dict[str, Any]) -> str:
+    """A SHA-256 of all that a sampler with this card computes with: weights, rule, features, scales and defaults.
+
+    The card's own ``sha256`` is that of the weights alone, and two cards with other scales may share it.
+    """
+    keys = ("sha256", "sampler", "form", "feature_set", "features", "scales", "defaults")
+    return hashlib.sha256(json.dumps({key: card[key] for key in keys}, sort_keys=True).encode()).hexdigest()
+
+
+def resolve(
+    network: str | os.PathLike[str] | nn.Module | None,
+    sampler: str,
+    *,
+    form: str | None,
+    feature_set: str | None,
+    features_of: Callable[[str], Sequence[str]],
+) -> tuple[nn.Module | None, dict[str, Any]]:
+    """The module and the card that a sampler's ``network=`` means; no card ({}) for a module or None.
+
+    Raises:
+        TypeError: ``network`` is of another type.
+        ValueError: the card is of another sampler, form or feature set than asked for, or its feature set has changed
+            its meaning since.
+        FileNotFoundError, ValueError: as for `load` and `find`.
+    """
+    if network is None or isinstance(network, nn.Module):
+        return network, {}
+    if not isinstance(network, str | os.PathLike):
+        raise TypeError(
+            f"network must be a name, a path, an nn.Module or None, got {network!r} of type {type(network).__name__}"
+        )
+    path = find(network)
+    module, card = load(path)
+    asked = {"sampler": sampler, "form": form, "feature_set": feature_set}
+    for key, value in asked.items():
+        if value is not None and card[key] != value:
+            raise ValueError(f"{path}: weights for {key} {card[key]!r}, asked for {value!r}")
+    try:
+        meaning = list(features_of(card["feature_set"]))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if meaning != card["features"]:
+        raise ValueError(f"{path}: its features {card['features']} are not what {card['feature_set']!r} means here")
+    return module, card
+
+
+def _tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load as from_bytes
+
+    try:
+        tensors = from_bytes(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    size = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+    name, _, version = metadata.get("format", "").partition(_VERSION_MARK)
+    version = version or metadata.get("version")  # an entry of its own in older files
+    if name != FORMAT:
+        raise ValueError(f"{path}: not a file of {FORMAT} (its format is {metadata.get('format')!r})")
+    if version != str(VERSION):
+        raise ValueError(f"{path}: version {version!r} cannot be read, only {VERSION}")
+    return tensors
+
+
+def _check_card(where: str, card: Any) -> None:
+    if not isinstance(card, dict):
+        raise TypeError(f"{where}: a card must be a JSON object, got {type(card).__name__}")
+    if card.get("format") != FORMAT:
+        raise ValueError(f"{where}: not a card of {FORMAT} (its format is {card.get('format')!r})")
+    if card.get("version") != VERSION:
+        raise ValueError(f"{where}: version {card.get('version')!r} cannot be read, only {VERSION}")
+    missing = [key for key in (*CARD_FIELDS, *_FILLED_IN) if key not in card]
+    if missing:
+        raise ValueError(f"{where}: the card lacks {', '.join(missing)}")
+    for key, kind in CARD_FIELDS.items():
+        if not isinstance(card[key], kind):
+            raise TypeError(f"{where}: the card's {key} must be of type {kind}, got {card[key]!r}")
+    missing = [key for key in META_TRAINING_FIELDS if key not in card["meta_training"]]
+    if missing:
+        raise ValueError(f"{where}: the card's meta_training lacks {', '.join(missing)}")
+    layers = card["layers"]
+    whole = isinstance(layers, list) and layers and all(_is_shape(shape) for shape in layers)
+    if not whole or any(a[0] != b[1] for a, b in pairwise(layers)):
+        raise ValueError(f"{where}: the card's layers must be [out, in] pairs that fit each other, got {layers!r}")
+    if len(card["features"]) != layers[0][1]:
+        raise ValueError(
+            f"{where}: the card names {len(card['features'])} features, the first layer takes {layers[0][1]}"
+        )
+    if not isinstance(card["sha256"], str):
+        raise TypeError(f"{where}: the card's sha256 must be a string, got {card['sha256']!r}")
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 0 < n < 10_000 for n in value)

@@ -1,0 +1,90 @@
+"""From collections of samples to ArviZ."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from learned_samplers.base import validation as check
+
+if TYPE_CHECKING:
+    import arviz
+
+    from learned_samplers.posterior.collection import SampleCollection
+
+
+def import_arviz() -> Any:
+    """ArviZ, without the notice about its future that it prints once a day."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
+    return arviz
+
+
+def to_arviz(
+    chains: Sequence[SampleCollection],
+    *,
+    parameters: Sequence[str] | None = None,
+    max_parameters: int | None = 1000,
+) -> arviz.InferenceData:
+    """Several chains of weights as one ArviZ ``InferenceData``.
+
+    Group ``posterior`` holds one float64 variable, ``weights``, with dimensions (chain, draw, parameter); the
+    coordinate ``parameter`` says which, as in ``"0.weight[3,1]"``. Group ``sample_stats`` holds ``step`` and ``cycle``.
+
+    Args:
+        chains: collections over the same network with the same number of samples.
+        parameters: names of the parameter tensors to take; None for all.
+        max_parameters: take so many evenly spaced coordinates of them, for a network has more than anyone can look
+            at; None for all.
+
+    Raises:
+        ValueError: no chain or no sample, chains that differ in length or parameters, or an unknown name.
+    """
+    if not chains or not len(chains[0]):
+        raise ValueError(f"chains must hold at least one sample each, got {list(chains)}")
+    lengths = [len(chain) for chain in chains]
+    if len(set(lengths)) != 1:
+        raise ValueError(f"chains must hold the same number of samples, got {lengths}")
+    shapes = {name: tuple(tensor.shape) for name, tensor in chains[0][0].items()}
+    for number, chain in enumerate(chains):
+        other = {name: tuple(tensor.shape) for name, tensor in chain[0].items()}
+        if other != shapes:
+            raise ValueError(f"chains[{number}] has other parameters than chains[0]: {other} instead of {shapes}")
+    names = list(shapes) if parameters is None else list(parameters)
+    unknown = [name for name in names if name not in shapes]
+    if unknown or not names:
+        raise ValueError(f"parameters must be among {list(shapes)}, got {names}")
+
+    sizes = [int(np.prod(shapes[name], dtype=np.int64)) for name in names]
+    total = sum(sizes)
+    if max_parameters is not None:
+        check.whole("max_parameters", max_parameters)
+    count = total if max_parameters is None else min(total, max_parameters)
+    chosen = (np.arange(count) * total) // count
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    values = np.empty((len(chains), lengths[0], count))
+    labels: list[str] = []
+    picks = []
+    for name, start, stop in zip(names, starts[:-1], starts[1:], strict=True):
+        inside = chosen[(chosen >= start) & (chosen < stop)] - start
+        picks.append((name, inside))
+        for flat in inside:
+            where = ",".join(str(int(i)) for i in np.unravel_index(int(flat), shapes[name]))
+            labels.append(f"{name}[{where}]" if where else name)
+    for c, chain in enumerate(chains):
+        for k, sample in enumerate(chain):
+            parts = [sample[name].double().cpu().numpy().ravel()[inside] for name, inside in picks]
+            values[c, k] = np.concatenate(parts)
+    return import_arviz().from_dict(
+        posterior={"weights": values},
+        sample_stats={
+            "step": np.array([chain.steps for chain in chains]),
+            "cycle": np.array([chain.cycles for chain in chains]),
+        },
+        coords={"parameter": labels},
+        dims={"weights": ["parameter"]},
+    )

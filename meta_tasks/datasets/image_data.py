@@ -1,0 +1,179 @@
+"""The containers that every source fills, and the operations on images that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torchvision.transforms.functional import rgb_to_grayscale
+
+from meta_tasks.datasets.labels import renumber
+
+CHUNK = 8192  # images converted at a time, which bounds the memory of the intermediate float copies
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """Images and labels of one data set, as tensors.
+
+    `train_x`, `val_x`, `test_x` are float32 of shape (n, C, H, W) in [0, 1]; `train_y`, `val_y`, `test_y` are int64 of
+    shape (n,) in [0, num_classes). A split that the data set does not have is empty (n = 0).
+
+    Raises:
+        TypeError: a tensor has another dtype.
+        ValueError: a tensor has another shape, or a label is outside [0, num_classes).
+    """
+
+    name: str
+    num_classes: int
+    train_x: Tensor
+    train_y: Tensor
+    val_x: Tensor
+    val_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    def __post_init__(self) -> None:
+        for split in ("train", "val", "test"):
+            x, y = getattr(self, f"{split}_x"), getattr(self, f"{split}_y")
+            if x.dtype != torch.float32 or y.dtype != torch.int64:
+                raise TypeError(f"{split}_x must be float32 and {split}_y int64, got {x.dtype} and {y.dtype}")
+            if x.ndim != 4 or y.shape != x.shape[:1] or x.shape[1:] != self.test_x.shape[1:]:
+                raise ValueError(
+                    f"{split}_x must be (n, C, H, W) as test_x {tuple(self.test_x.shape)} and {split}_y (n,), "
+                    f"got {tuple(x.shape)} and {tuple(y.shape)}"
+                )
+            if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.num_classes:
+                raise ValueError(
+                    f"{split}_y must lie in [0, num_classes={self.num_classes}), "
+                    f"got labels from {int(y.min())} to {int(y.max())}"
+                )
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        channels, height, width = self.test_x.shape[1:]
+        return channels, height, width
+
+    @property
+    def num_data(self) -> int:
+        """N, the number of training images."""
+        return len(self.train_y)
+
+    def to(self, device: torch.device | str) -> ImageData:
+        """The same data with every tensor on `device`."""
+        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name[-2:] in ("_x", "_y")}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, eq=False)
+class RawSplits:
+    """What a source reads: pixel tensors (n, C, H, W) of any dtype in [0, maximum], int64 labels (n,).
+
+    `train` or `val` is None where the source has no such split of its own.
+    """
+
+    num_classes: int
+    maximum: float
+    test: tuple[Tensor, Tensor]
+    train: tuple[Tensor, Tensor] | None = None
+    val: tuple[Tensor, Tensor] | None = None
+
+
+def scale_images(x: Tensor, maximum: float, size: int | None, grayscale: bool) -> Tensor:
+    """Pixels (n, C, H, W) in [0, maximum] as float32 in [0, 1], in grey and resized to size × size where asked."""
+    chunks = [
+        resize(to_grayscale(part.float() / maximum) if grayscale else part.float() / maximum, size)
+        for part in x.split(CHUNK)
+    ]
+    return torch.cat(chunks)
+
+
+def to_grayscale(x: Tensor) -> Tensor:
+    """Luma (ITU-R BT.601) of images (n, 3, H, W) as (n, 1, H, W); one-channel images are returned as they are."""
+    return x if x.shape[1] == 1 else rgb_to_grayscale(x)
+
+
+def resize(x: Tensor, size: int | tuple[int, int] | None) -> Tensor:
+    """Images (n, C, H, W) at size × size (or height × width) pixels: bilinear with antialiasing."""
+    height_width = (size, size) if isinstance(size, int) else size
+    if height_width is None or tuple(x.shape[-2:]) == height_width:
+        return x
+    if not len(x):  # interpolate refuses an empty batch
+        return x.new_empty(0, x.shape[1], *height_width)
+    return interpolate(x, height_width, mode="bilinear", antialias=True, align_corners=False).clamp(0, 1)
+
+
+def match(data: ImageData, like: ImageData | Sequence[int]) -> ImageData:
+    """`data` with its images resized and its channels changed to fit a network made for `like`.
+
+    Colour becomes luma, grey is repeated over the channels. Labels and num_classes stay those of `data`.
+
+    Args:
+        data: the images to change, for instance an out-of-distribution set.
+        like: the data whose image shape to take, or that shape (C, H, W).
+
+    Raises:
+        ValueError: `like` has a number of channels other than 1 or 3.
+    """
+    channels, height, width = like.input_shape if isinstance(like, ImageData) else tuple(like)
+    if channels not in (1, 3):
+        raise ValueError(f"like must have 1 or 3 channels, got {channels}")
+
+    def fit(x: Tensor) -> Tensor:
+        parts = []
+        for part in x.split(CHUNK):
+            grey_or_colour = to_grayscale(part) if channels == 1 else part.expand(-1, 3, -1, -1)
+            parts.append(resize(grey_or_colour, (height, width)))
+        return torch.cat(parts)
+
+    return replace(data, train_x=fit(data.train_x), val_x=fit(data.val_x), test_x=fit(data.test_x))
+
+
+def keep_labels(data: ImageData, labels: Sequence[int]) -> ImageData:
+    """The images of these classes alone, renumbered in the order of ``labels``.
+
+    Raises:
+        ValueError: as `meta_tasks.datasets.labels.renumber`.
+    """
+    splits: dict[str, Any] = {}
+    for split in ("train", "val", "test"):
+        x, y = getattr(data, f"{split}_x"), getattr(data, f"{split}_y")
+        splits[f"{split}_x"], splits[f"{split}_y"] = renumber(x, y, labels, data.num_classes, data.name)
+    return replace(data, num_classes=len(labels), **splits)
+
+
+def divide_anew(data: ImageData, seed: int) -> ImageData:
+    """All images of the three splits, divided at random into training, validation and test images of the same numbers.
+
+    What one division says of two methods has the error of its few test images, which no number of seeds averages away.
+    """
+    x, y = (torch.cat([getattr(data, f"{split}_{each}") for split in ("train", "val", "test")]) for each in "xy")
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
+    parts = order.split([len(data.train_y), len(data.val_y), len(data.test_y)])
+    splits: dict[str, Any] = {}
+    for split, part in zip(("train", "val", "test"), parts):
+        splits[f"{split}_x"], splits[f"{split}_y"] = x[part], y[part]
+    return replace(data, **splits)
+
+
+def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> tuple[Tensor, Tensor]:
+    """Indices of a seeded random subset of `count` labels, with the classes in proportion, and of the rest.
+
+    Raises:
+        ValueError: `count` is too small or too large to have every class on both sides; names `argument`.
+    """
+    if count == 0:
+        return torch.arange(0), torch.arange(len(y))
+    if count == len(y):
+        return torch.arange(len(y)), torch.arange(0)
+    try:
+        chosen, rest = train_test_split(torch.arange(len(y)).numpy(), train_size=count, stratify=y, random_state=seed)
+    except ValueError as error:
+        raise ValueError(f"{argument}={count} does not split {len(y)} images by class: {error}") from error
+    return torch.from_numpy(chosen), torch.from_numpy(rest)

@@ -1,0 +1,1 @@
+"""Estimators of the gradient of a meta-loss."""

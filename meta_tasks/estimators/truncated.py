@@ -1,0 +1,173 @@
+"""Truncated back-propagation through a sampler, as one more estimator of the meta-gradient.
+
+Source: Gong, Li and Hernández-Lobato, "Meta-Learning for Stochastic Gradient MCMC", ICLR 2019.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meta_tasks.estimators.evolution import Episodes, Estimator, Job
+from meta_tasks.inner_loop.chains import ChainUnroll
+from meta_tasks.inner_loop.schedule import Horizon, Schedule
+from meta_tasks.objectives.objectives import SteinKL, objective_named
+from meta_tasks.random_streams import derive_seed, generator
+from meta_tasks.rules.classical import SamplerRule
+from meta_tasks.tasks.family import TaskFamily
+from meta_tasks.training.workers import Evaluator, JobResult
+
+__all__ = ["ChainEvaluator", "TruncatedBackpropagation"]
+
+
+class TruncatedBackpropagation(Estimator):
+    """∂KL[q_t‖p]/∂φ by back-propagation through the last W steps of parallel chains.
+
+    Each slot (a task with its C chains) runs one inner loop after the other, W steps an iteration; what lies before a
+    window is a constant to it. A new inner loop starts at states that an earlier one reached, with probability ½ once
+    there are some (replay), so that training sees late states as often as early ones.
+
+    Args:
+        horizon: of an inner loop, rounded up to whole windows. Its samples are those of the in-chain loss.
+        window: W, steps that gradients flow through.
+        every: steps between two terms of the cross-chain loss.
+        chains: C.
+        slots: tasks at a time.
+        replay: ensembles of states kept in each slot to start from; 0: always at the task's initial states.
+        ridge: of the Stein gradient estimator.
+        in_chain: weight of the in-chain loss.
+        curvature: whether gradients flow through ∇Ũ, at the price of a second gradient a step.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    name = "truncated_backpropagation"
+
+    def __init__(
+        self, horizon: Horizon, window: int = 15, *, every: int = 3, chains: int = 20, slots: int = 1, replay: int = 10,
+        ridge: float = 0.05, in_chain: float = 1.0, curvature: bool = True,
+    ) -> None:  # fmt: skip
+        SteinKL(ridge, in_chain)  # says what is wrong with them
+        for name, value, least in (("chains", chains, 1), ("slots", slots, 1), ("replay", replay, 0)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if window < 1 or window > horizon.shortest:
+            raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
+        if not 1 <= every <= window:
+            raise ValueError(f"every must lie in [1, {window}], the window, got {every}")
+        if chains < SteinKL.least and not in_chain:
+            raise ValueError(f"chains={chains} are too few for a cross-chain loss, and in_chain=0 leaves out the other")
+        self.horizon, self.window, self.every, self.chains, self.slots = horizon, window, every, chains, slots
+        self.replay, self.ridge, self.in_chain, self.curvature = replay, ridge, in_chain, curvature
+        self._episodes = Episodes(horizon, window, slots, self._schedule)
+
+    def _schedule(self, steps: int) -> Schedule:
+        window = steps - round(steps * self.horizon.burn_in)
+        thinning = window // self.horizon.samples
+        return Schedule(steps, steps - thinning * self.horizon.samples, thinning)
+
+    def specification(self) -> dict[str, Any]:
+        names = ("window", "every", "chains", "slots", "replay", "ridge", "in_chain", "curvature")
+        own = {name: getattr(self, name) for name in names}
+        return {"estimator": self.name, **own, "horizon": vars(self.horizon).copy()}
+
+    def jobs(self, seed: int, iteration: int) -> list[Job]:
+        return [self._episodes.job(seed, iteration, slot, 1) for slot in range(self.slots)]
+
+    def evaluator(self, family: TaskFamily, rule: SamplerRule, objective: str, seed: int) -> ChainEvaluator:
+        if not objective_named(objective).reads_states:
+            raise ValueError(f"objective must be 'stein_kl' for {self.name}, got {objective!r}")
+        if rule.num_weights == 0 or rule.needs_hessian:
+            raise ValueError(f"{self.name} cannot train the rule {rule.name!r}")
+        return ChainEvaluator(family, rule, objective, 0.0, seed, settings=self)
+
+    def estimate(self, seed: int, jobs: Sequence[Job], results: Sequence[JobResult], size: int) -> Tensor:
+        gradients = [result.gradient.double() for result in results if result.gradient is not None]
+        return torch.stack(gradients).mean(0) if gradients else torch.zeros(size, dtype=torch.float64)
+
+
+@dataclass
+class ChainEvaluator(Evaluator):
+    """Runs windows of chains; keeps the chains, and the states to start from, between iterations."""
+
+    settings: TruncatedBackpropagation = field(kw_only=True)
+    #: slot → ensembles, each the parameters (C, d) and then the state.
+    pools: dict[int, list[list[Tensor]]] = field(default_factory=dict)
+
+    def run(self, job: Job, weights: Tensor) -> JobResult:
+        started = time.perf_counter()
+        unroll = self._unroll(job)
+        assert isinstance(unroll, ChainUnroll)
+        failed_before = int((~unroll.counts).sum())
+        chains = len(unroll.parameter)
+        unroll.advance(weights.expand(chains, -1), job.skip)
+        gradient = unroll.backpropagate(weights, job.steps, self.settings.every)
+        failed = int((~unroll.counts).sum())
+        losses = unroll.losses()
+        assert job.slot is not None
+        # Chains that have run away are nothing to start from.
+        if not failed and losses.mean() <= unroll.initial_loss:
+            self._remember(job, unroll)
+        if unroll.finished:
+            del self.slots[job.slot]
+        return JobResult(
+            losses=losses.nanmean().view(1, 1),
+            kind=unroll.task.kind,
+            failed=failed - failed_before,
+            member_steps=chains * (job.skip + job.steps),
+            seconds=time.perf_counter() - started,
+            curve=unroll.curves().nanmean(0).tolist(),
+            gradient=gradient,
+        )
+
+    def make(self, job: Job) -> ChainUnroll:
+        settings = self.settings
+        task = self.family.task(self.seed, *job.task)
+        seeds = [derive_seed(self.seed, *job.pairs[0], chain, "chain") for chain in range(settings.chains)]
+        return ChainUnroll(
+            task, self.rule, lambda: SteinKL(settings.ridge, settings.in_chain), job.schedule, seeds,
+            curve_every=max(1, job.schedule.steps // self.curve_points), curvature=settings.curvature,
+        )  # fmt: skip
+
+    def _unroll(self, job: Job) -> ChainUnroll:
+        unroll = super()._unroll(job)
+        assert isinstance(unroll, ChainUnroll)
+        if job.start and job.slot is not None:
+            fits = [e for e in self.pools.get(job.slot, []) if e[0].shape == unroll.parameter.shape]
+            stream = generator(self.seed, "replay", *job.pairs[0])
+            if fits and torch.rand((), generator=stream) < 0.5:
+                parameter, *state = fits[int(torch.randint(len(fits), (), generator=stream))]
+                unroll.replace_states(parameter, tuple(state))
+        return unroll
+
+    def _remember(self, job: Job, unroll: ChainUnroll) -> None:
+        """Keep the states of a window's end; once there are enough, in place of others at random."""
+        assert job.slot is not None
+        pool = self.pools.setdefault(job.slot, [])
+        entry = [each.clone() for each in (unroll.parameter, *unroll.state)]
+        if len(pool) < self.settings.replay:
+            pool.append(entry)
+        elif pool:
+            stream = generator(self.seed, "replay", *job.pairs[0], unroll.step)
+            pool[int(torch.randint(len(pool), (), generator=stream))] = entry
+
+    def state_dict(self) -> dict[int, Any]:
+        unrolls = super().state_dict()
+        return {slot: {"unroll": unrolls.get(slot), "pool": pool} for slot, pool in self._every_pool(unrolls).items()}
+
+    def _every_pool(self, unrolls: dict[int, Any]) -> dict[int, list[list[Tensor]]]:
+        return {slot: self.pools.get(slot, []) for slot in sorted({*unrolls, *self.pools})}
+
+    def load_state_dict(self, state: dict[int, Any], jobs: Sequence[Job]) -> None:
+        slots = {job.slot for job in jobs}
+        super().load_state_dict(
+            {slot: each["unroll"] for slot, each in state.items() if each["unroll"] is not None}, jobs
+        )
+        # Lists of their own: the state may be shared with whoever holds it.
+        self.pools = {slot: [list(entry) for entry in each["pool"]] for slot, each in state.items() if slot in slots}

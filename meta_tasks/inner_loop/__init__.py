@@ -1,0 +1,1 @@
+"""Running P samplers side by side on one task."""

@@ -1,0 +1,148 @@
+"""Parallel chains of one sampler, and the gradient of a loss of their states by back-propagation through time.
+
+The chains run the pure rule on one buffer (C, d), on the autograd tape. `higher`'s twin of the optimizer runs the same
+rule; it is not used here because a task's gradients come from kernels that are written out by hand and build no graph,
+each chain has its own minibatch, and the tape of C networks over 15 steps would hold all of their activations.
+`MeanLoss` gives the tape what it needs of a task: a gradient whose own derivative is a Hessian-vector product. A test
+holds the two gradients equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meta_tasks.inner_loop.schedule import Schedule
+from meta_tasks.inner_loop.step import hessian_product
+from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.objectives.objectives import SteinKL
+from meta_tasks.rules.classical import SamplerRule, State
+from meta_tasks.tasks.task import Task
+
+__all__ = ["ChainUnroll", "MeanLoss"]
+
+
+class MeanLoss(torch.autograd.Function):
+    """Mean minibatch loss (C,) and its gradient (C, d), differentiable in the parameters:
+
+        (L, g) = (L(θ), ∇L(θ)),    backward(l, w) = l·g + ∂²L/∂θ²·w
+
+    the Hessian-vector product by a finite difference of gradients, at the price of one more gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, task: Task, indices: Tensor, curvature: bool) -> Any:
+        loss, gradient = task.loss_and_gradient(parameter, indices)
+        ctx.save_for_backward(parameter, indices, gradient)
+        ctx.task, ctx.curvature = task, curvature
+        return loss, gradient
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Any) -> Any:
+        by_loss, by_gradient = outputs
+        parameter, indices, gradient = ctx.saved_tensors
+        pulled = by_loss.unsqueeze(-1) * gradient
+        if ctx.curvature:
+            pulled = pulled + hessian_product(ctx.task, parameter, indices, gradient, by_gradient)
+        return pulled, None, None, None
+
+
+class ChainUnroll(Unroll):
+    """C chains of one task with the same meta-parameters, and all else of their own.
+
+    Args:
+        task, rule, schedule: as for `Unroll`; the states that the schedule collects are the in-chain samples.
+        objective: makes the `SteinKL`.
+        seeds: one a chain.
+        curve_every: as for `Unroll`.
+        curvature: whether gradients flow through ∇Ũ, that is whether the energy's curvature is accounted for.
+    """
+
+    objective: SteinKL
+
+    def __init__(
+        self, task: Task, rule: SamplerRule, objective: Callable[[], SteinKL], schedule: Schedule,
+        seeds: Sequence[int], *, curve_every: int = 0, curvature: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every, stepping="loop"
+        )
+        self.curvature = curvature
+        #: Mean loss at the task's initial states.
+        self.initial_loss = task.loss_and_gradient(self.parameter, self._indices())[0].mean().item()
+        self._on_tape = False
+        # Whether the state that was just reached is one of the cross-chain loss, and a sample of its chain: known when
+        # the next step has evaluated ∇Ũ there.
+        self._due = (False, False)
+
+    def replace_states(self, parameter: Tensor, state: State) -> None:
+        """Begin at other states than the task's initial ones."""
+        self.parameter, self.state = parameter.clone(), tuple(each.clone() for each in state)
+
+    def backpropagate(self, weights: Tensor, steps: int, every: int) -> Tensor | None:
+        """Take ``steps`` steps with meta-parameters (n,), and return the gradient (n,) of the objective over them.
+
+        The cross-chain loss reads the states after every ``every`` steps, the in-chain loss those that the schedule
+        collects. No gradient flows into the states at the start.
+
+        Returns:
+            The gradient; None if a chain became non-finite in these steps, or nothing could be read.
+
+        Raises:
+            ValueError: fewer steps remain.
+        """
+        if steps > self.schedule.steps - self.step:
+            raise ValueError(f"steps={steps} of a run that has {self.schedule.steps - self.step} left")
+        leaf = weights.detach().clone().to(self.task.device).requires_grad_()
+        failed = len(self.seeds) - int(self.counts.sum())
+        self.objective.start_window()
+        self._on_tape = True
+        with torch.enable_grad():
+            prepared = self.rule.prepare(leaf)
+            for taken in range(1, steps + 1):
+                self._step(prepared)
+                self._due = taken % every == 0, self.schedule.collects(self.step)
+            loss, gradient = self.task.loss_and_gradient(self.parameter.detach(), self._indices())
+            self._read(loss, gradient)
+            total = self.objective.close_window(self.task.hyperparameters.num_data, self.counts)
+        self._on_tape = False
+        self.parameter, self.state = self.parameter.detach(), tuple(each.detach() for each in self.state)
+        self._retire(loss)
+        if total is None or not total.requires_grad or len(self.seeds) - int(self.counts.sum()) > failed:
+            return None
+        (by_weights,) = torch.autograd.grad(total, leaf)
+        return by_weights.cpu() if bool(by_weights.isfinite().all()) else None
+
+    @property
+    def counts(self) -> Tensor:
+        """Which chains have not failed, (C,)."""
+        return torch.tensor([step < 0 for step in self.failed_at], device=self.task.device)
+
+    def _loss_and_gradient(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        loss, gradient = MeanLoss.apply(self.parameter, self.task, indices, self.curvature)
+        self._read(loss, gradient)
+        return loss, gradient
+
+    def _read(self, loss: Tensor, gradient: Tensor) -> None:
+        cross_chain, in_chain = self._due
+        self._due = (False, False)
+        if not (cross_chain or in_chain):
+            return
+        hyper, theta = self.task.hyperparameters, self.parameter.detach()
+        slope = hyper.num_data * gradient.detach() + hyper.prior_precision * theta
+        energy = hyper.num_data * loss.detach() + 0.5 * hyper.prior_precision * theta.square().sum(-1)
+        if cross_chain:
+            finite = (theta + slope).isfinite().all(-1) & energy.isfinite()
+            self.objective.cross_chain(self.parameter, slope, energy, hyper.num_data, self.counts & finite)
+        if in_chain:
+            self.objective.collect(self.parameter, slope)
+
+    def _collect(self) -> None:
+        self._due = (False, True)
+
+    def _retire(self, loss: Tensor) -> None:
+        if not self._on_tape:  # nothing on the tape may be changed in place: a window ends with this
+            super()._retire(loss)

@@ -1,0 +1,263 @@
+"""The inner loop: P samplers run side by side on one task, and what the states they collect are worth.
+
+The members' parameters lie in one buffer (P, d). Members come in groups (the antithetic pairs) that share initial
+parameters, minibatches, validation images and noise: common random numbers, so that a difference within a pair comes
+from the meta-parameters alone. Collected states are never kept; the meta-objective accumulates what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meta_tasks.inner_loop.schedule import Schedule
+from meta_tasks.inner_loop.step import CapturedStep, StaticStep, stepping_for, update
+from meta_tasks.objectives.objectives import Objective
+from meta_tasks.random_streams import Minibatches, derive_seed, generator
+from meta_tasks.rules.classical import SamplerRule, State
+from meta_tasks.tasks.task import Task
+
+__all__ = ["Unroll"]
+
+
+class Unroll:
+    """P = ``members_per_group`` × groups members of one task, at some step of their inner loop.
+
+    Args:
+        task: the task of all members.
+        rule: the sampler.
+        objective: makes the meta-objective; its class, for one.
+        schedule: how many steps, and after which ones a state is collected.
+        seeds: one a group; fixes the group's initial parameters, minibatches, validation images and noise.
+        members_per_group: 2 for antithetic pairs.
+        curve_every: record the mean minibatch loss of each member over stretches of so many steps; 0 records nothing.
+        stepping: one of `meta_tasks.inner_loop.step.STEPPINGS`; None takes a CUDA graph where there is a GPU and the
+        rule can be
+            captured, and else the loop. On a CPU all give the same numbers.
+
+    Raises:
+        ValueError: there is no member; or as `meta_tasks.inner_loop.step.stepping_for`.
+
+    A member whose loss or parameters stop being finite stops counting: its loss and its curve are NaN from then on,
+    `failed_at` says at which step it happened, and its rows of every buffer are set to zero so that nothing non-finite
+    is computed with.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        rule: SamplerRule,
+        objective: Callable[[], Objective],
+        schedule: Schedule,
+        seeds: Sequence[int],
+        *,
+        members_per_group: int = 2,
+        curve_every: int = 0,
+        stepping: str | None = None,
+    ) -> None:
+        self.task, self.rule, self.schedule = task, rule, schedule
+        self.stepping = stepping_for(stepping, rule, task.device)
+        self.objective = objective()
+        self.seeds, self.members_per_group, self.curve_every = list(seeds), members_per_group, curve_every
+        if not self.seeds or members_per_group < 1:
+            raise ValueError(
+                f"an unroll needs at least one member, got {len(self.seeds)} groups of {members_per_group}"
+            )
+        initial = torch.stack([task.initial(derive_seed(seed, "initial")) for seed in self.seeds])
+        self.parameter = initial.repeat_interleave(members_per_group, 0)
+        self.state = rule.initial_state(self.parameter)
+        self.step = 0
+        self.failed_at = [-1] * len(self.parameter)
+        self.output_scales: dict[str, Tensor] = {}
+        self._curve: list[Tensor] = []
+        self._stretch = torch.zeros(len(self.parameter), device=task.device)
+        self._minibatches = [
+            Minibatches(derive_seed(seed, "minibatches"), task.hyperparameters.num_data, task.batch_size, task.device)
+            for seed in self.seeds
+        ]
+        self._noise = [generator(seed, "noise", device=task.device) for seed in self.seeds]
+        self._validation = torch.stack([self._draw_validation(seed) for seed in self.seeds])
+        self._static: StaticStep | None = None
+        self._captured: CapturedStep | None = None
+
+    def _draw_validation(self, seed: int) -> Tensor:
+        stream = generator(seed, "validation", device=self.task.device)
+        held_out = self.task.num_held_out
+        return torch.randperm(held_out, generator=stream, device=self.task.device)[: self.task.num_validation]
+
+    # ---------------------------------------------------------------- running
+
+    @torch.no_grad()
+    def advance(self, weights: Tensor, steps: int | None = None) -> None:
+        """Take ``steps`` steps (None: all that remain) with meta-parameters ``weights`` (P, n).
+
+        Raises:
+            ValueError: ``weights`` has another shape, or fewer steps remain.
+        """
+        members, remaining = len(self.parameter), self.schedule.steps - self.step
+        steps = remaining if steps is None else steps
+        if tuple(weights.shape) != (members, self.rule.num_weights):
+            raise ValueError(
+                f"weights must be ({members}, {self.rule.num_weights}), a row for each member, "
+                f"got {tuple(weights.shape)}"
+            )
+        if not 0 <= steps <= remaining:
+            raise ValueError(f"steps={steps} of a run that has {remaining} left of {self.schedule.steps}")
+        if not steps:
+            return
+        prepared = self.rule.prepare(weights.to(self.task.device))
+        take = self._loop if self.stepping == "loop" else self._replay
+        parameter, gradient, state = take(prepared, steps)
+        self.output_scales = self.rule.output_scales(
+            prepared, parameter, gradient, state, segments=self.task.segments, hyper=self.task.hyperparameters,
+            step=self.step - 1,
+        )  # fmt: skip
+
+    def _loop(self, prepared: Any, steps: int) -> tuple[Tensor, Tensor, State]:
+        """Take the steps; returns parameters, gradient and state before the last one."""
+        for _ in range(steps):
+            last = self._step(prepared)
+            if self.schedule.collects(self.step):
+                self._collect()
+        return last
+
+    def _replay(self, prepared: Any, steps: int) -> tuple[Tensor, Tensor, State]:
+        """The same through the static step, which is captured at its first use; the host reads nothing back but curves
+        and what `_collect` needs."""
+        static = self._static_step(prepared)
+        static.load(
+            self.parameter, self.state, prepared, step=self.step, failed_at=self.failed_at, stretch=self._stretch
+        )
+        self.parameter, self.state = static.parameter, static.state
+        try:
+            for taken in range(1, steps + 1):
+                static.draw([each.indices(self.step) for each in self._minibatches], self._noise)
+                if self.stepping == "graph" and self._captured is None:
+                    self._captured = CapturedStep(static)
+                if taken == steps:
+                    before = static.parameter.clone(), tuple(each.clone() for each in static.state)
+                (self._captured or static)()
+                self.step += 1
+                if self.curve_every and self.step % self.curve_every == 0:
+                    self._curve.append(static.stretch.to("cpu", copy=True))
+                    static.stretch.zero_()
+                if self.schedule.collects(self.step):
+                    self._collect()
+        finally:  # the members must not share memory with the buffers, whatever happened
+            self.parameter, self.state = static.parameter.clone(), tuple(each.clone() for each in static.state)
+            self._stretch, self.failed_at = static.stretch.clone(), static.failed_at.tolist()
+        gradient = static.gradient.clone()
+        if self.finished:
+            self._static = self._captured = None  # a graph keeps the memory of its step
+        return before[0], gradient, before[1]
+
+    def _static_step(self, prepared: Any) -> StaticStep:
+        if self._static is None:
+            self._static = StaticStep(
+                self.task, self.rule, self.parameter, self.state, prepared, groups=len(self.seeds),
+                draws_noise=self.rule.draws_noise(self.task.hyperparameters, self.step), curve_every=self.curve_every,
+            )  # fmt: skip
+        return self._static
+
+    def _step(self, prepared: Any) -> tuple[Tensor, Tensor, State]:
+        """One step of all members; returns parameters, gradient and state before it."""
+        indices = self._indices()
+        loss, gradient = self._loss_and_gradient(indices)
+        before = self.parameter, gradient, self.state
+        self.parameter, self.state = update(
+            self.task, self.rule, prepared, self.parameter, self.state, indices=indices, loss=loss, gradient=gradient,
+            noise=self._draw_noise(), step=self.step,
+        )  # fmt: skip
+        self.step += 1
+        self._record(loss.detach())
+        self._retire(loss.detach())
+        return before
+
+    def _indices(self) -> Tensor:
+        """The minibatch of the next step, (groups, batch size)."""
+        return torch.stack([each.indices(self.step) for each in self._minibatches])
+
+    def _loss_and_gradient(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.task.loss_and_gradient(self.parameter, indices)
+
+    def _collect(self) -> None:
+        self.objective.add(*self.task.log_probabilities(self.parameter, self._validation))
+
+    def _draw_noise(self) -> Tensor | None:
+        if not self.rule.draws_noise(self.task.hyperparameters, self.step):
+            return None
+        d, device = self.task.segments.total, self.task.device
+        noise = torch.stack([torch.randn(d, generator=stream, device=device) for stream in self._noise])
+        return noise.repeat_interleave(self.members_per_group, 0)
+
+    def _record(self, loss: Tensor) -> None:
+        if not self.curve_every:
+            return
+        self._stretch += loss / self.curve_every
+        if self.step % self.curve_every == 0:
+            self._curve.append(self._stretch.cpu())
+            self._stretch = torch.zeros_like(self._stretch)
+
+    def _retire(self, loss: Tensor) -> None:
+        finite = torch.isfinite(torch.linalg.vector_norm(self.parameter, dim=-1) + loss)
+        if bool(finite.all()):
+            return
+        for tensor in (self.parameter, *self.state):
+            tensor[~finite] = 0.0
+        for member in (~finite).nonzero().flatten().tolist():
+            if self.failed_at[member] < 0:
+                self.failed_at[member] = self.step
+
+    # ---------------------------------------------------------------- results
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps of the schedule are done."""
+        return self.step == self.schedule.steps
+
+    def losses(self) -> Tensor:
+        """The meta-loss of each member so far (P,), on the CPU in double precision; NaN for a member that failed."""
+        loss = self.objective.loss().double().cpu()
+        failed = torch.tensor([step >= 0 for step in self.failed_at])
+        return torch.where(failed | ~torch.isfinite(loss), torch.nan, loss)
+
+    def curves(self) -> Tensor:
+        """Mean minibatch loss of each member over each stretch of ``curve_every`` steps so far, (P, stretches).
+
+        NaN from the stretch on in which a member failed.
+        """
+        if not self._curve:
+            return torch.zeros(len(self.parameter), 0)
+        failed_at, last = torch.tensor(self.failed_at)[:, None], self.curve_every * (1 + torch.arange(len(self._curve)))
+        return torch.stack(self._curve, 1).masked_fill((failed_at >= 0) & (last >= failed_at), torch.nan)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that `load_state_dict` needs to continue bit for bit, loadable with ``weights_only=True``."""
+        return {
+            "step": self.step, "parameter": self.parameter, "state": list(self.state),
+            "failed_at": list(self.failed_at), "objective": self.objective.state_dict(),
+            "noise": [stream.get_state() for stream in self._noise], "curve": list(self._curve),
+            "stretch": self._stretch,
+        }  # fmt: skip
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken from an unroll with the same arguments.
+
+        Raises:
+            ValueError: the saved members are of another number or size.
+        """
+        if saved["parameter"].shape != self.parameter.shape or len(saved["state"]) != len(self.state):
+            raise ValueError(
+                f"the saved unroll has parameters {tuple(saved['parameter'].shape)}, "
+                f"this one {tuple(self.parameter.shape)}"
+            )
+        device = self.task.device
+        self.step, self.failed_at = saved["step"], list(saved["failed_at"])
+        self.parameter, self.state = saved["parameter"].to(device), tuple(s.to(device) for s in saved["state"])
+        self.objective.load_state_dict(saved["objective"])
+        for stream, state in zip(self._noise, saved["noise"], strict=True):
+            stream.set_state(state)
+        self._curve, self._stretch = list(saved["curve"]), saved["stretch"].to(device)

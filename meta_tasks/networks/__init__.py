@@ -1,0 +1,1 @@
+"""Image classifiers by name, and the gradients of many copies of one network at once."""

@@ -1,0 +1,76 @@
+"""The base class of the kernels: the layout of the flat buffer, and what the hand-written ones share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.learned.features import Segments
+
+__all__ = ["Kernel", "cross_entropy", "linear", "linear_gradients"]
+
+
+class Kernel:
+    """Base class: the layout of the flat buffer, the loss, and the initial weights.
+
+    Args:
+        build: makes a freshly initialised network from torch's global random state.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        self._build = build
+        with torch.random.fork_rng(devices=[]):
+            module = build()
+        if next(module.buffers(), None) is not None:
+            raise ValueError(f"{type(module).__name__} keeps buffers; the inner loop runs networks of parameters only")
+        self.names, shapes = zip(*((name, tuple(p.shape)) for name, p in module.named_parameters()), strict=True)
+        self.shapes: dict[str, tuple[int, ...]] = dict(zip(self.names, shapes, strict=True))
+        self.segments = Segments(tuple(math.prod(shape) for shape in shapes))
+
+    def initial(self, seed: int) -> Tensor:
+        """Weights (d,) as the network's constructor draws them after ``torch.manual_seed(seed)``."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return torch.cat([p.detach().reshape(-1) for p in self._build().parameters()])
+
+    def views(self, weights: Tensor) -> dict[str, Tensor]:
+        """The tensors of the members, name → (P, *shape), as views of ``weights`` (P, d)."""
+        pieces = weights.split(self.segments.lengths, -1)
+        return {
+            name: piece.view(len(weights), *self.shapes[name]) for name, piece in zip(self.names, pieces, strict=True)
+        }
+
+    def logits(self, weights: Tensor, x: Tensor) -> Tensor:
+        """Logits (P, n, classes) of weights (P, d) on images (G, n, C, H, W)."""
+        raise NotImplementedError
+
+    def loss_and_gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean negative log-likelihood (P,) in nats on x (G, n, C, H, W) and y (G, n), and its gradient (P, d)."""
+        raise NotImplementedError
+
+    def log_probabilities(self, weights: Tensor, x: Tensor) -> Tensor:
+        """Log of the predictive probabilities (P, n, classes)."""
+        return self.logits(weights, x).log_softmax(-1)
+
+
+def cross_entropy(logits: Tensor, y: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """Cross-entropy, summed over n and divided by ``batch``, (P,), of logits (P, n, classes) and labels (G, n); and its
+    gradient, like ``logits``."""
+    labels = y.repeat_interleave(len(logits) // len(y), 0).unsqueeze(-1)
+    log_p = logits.log_softmax(-1)
+    gradient = log_p.exp().div_(batch)
+    gradient.scatter_add_(-1, labels, gradient.new_full((1, 1, 1), -1 / batch).expand(labels.shape))
+    return -log_p.gather(-1, labels).sum((1, 2)) / batch, gradient
+
+
+def linear(layer_input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """(P, n, in) × (P, out, in) + (P, out) → (P, n, out)."""
+    return torch.baddbmm(bias.unsqueeze(1), layer_input, weight.transpose(1, 2))
+
+
+def linear_gradients(out: dict[str, Tensor], name: str, layer_input: Tensor, gradient: Tensor) -> None:
+    torch.sum(gradient, 1, out=out[f"{name}.bias"])
+    out[f"{name}.weight"].copy_(torch.bmm(gradient.transpose(1, 2), layer_input))

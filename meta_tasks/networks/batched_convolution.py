@@ -1,0 +1,157 @@
+"""The kernel of the convolutional networks, written out forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meta_tasks.networks.batched_base import Kernel, cross_entropy, linear, linear_gradients
+
+__all__ = ["ConvolutionKernel"]
+
+_aten = torch.ops.aten
+
+# Measured for networks of 4 to 16 channels on images of 14×14 and 28×28 pixels, see docs/inner_loop.md.
+_MEMBERS_ON_CPU = 4
+_SMALL_IMAGE = 100  # pixels
+_ACTIVATION_BYTES = 3 << 20
+
+
+class ConvolutionKernel(Kernel):
+    """`architectures.ConvNet`, plain and residual, as grouped convolutions on channels-last activations.
+
+    A convolution call works on some members (a group of channels for each) and some images; the gradients of the pieces
+    add up. What pieces are fastest was measured, see docs/inner_loop.md.
+
+    Args:
+        build: makes the network.
+        members_per_call, images_per_call: size of the pieces; None takes what was fastest on this kind of device.
+    """
+
+    def __init__(
+        self, build: Callable[[], nn.Module], members_per_call: int | None = None, images_per_call: int | None = None
+    ) -> None:
+        super().__init__(build)
+        self.depth = sum(name.startswith("convolutions.") for name in self.names) // 2
+        self.channels, self.in_channels = self.shapes["convolutions.0.weight"][:2]
+        self.residual = "shortcut.weight" in self.shapes
+        self.linear = [name.removesuffix(".weight") for name in self.names if name.startswith("linear.")][::2]
+        for name, value in (("members_per_call", members_per_call), ("images_per_call", images_per_call)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.members_per_call, self.images_per_call = members_per_call, images_per_call
+
+    def _member_pieces(self, members: int, x: Tensor) -> list[tuple[slice, slice]]:
+        """Which members go into one call, and which groups of images they need."""
+        per_group = members // len(x)
+        size = min(self.members_per_call or self._fastest_members(members, x), members)
+        if size < per_group:
+            size = max(n for n in range(1, size + 1) if per_group % n == 0)
+        else:
+            size -= size % per_group
+        starts = range(0, members, size)
+        stops = [min(start + size, members) for start in starts]
+        return [(slice(a, b), slice(a // per_group, (b - 1) // per_group + 1)) for a, b in zip(starts, stops)]
+
+    def _fastest_members(self, members: int, x: Tensor) -> int:
+        if x.device.type != "cpu" or x.shape[-1] * x.shape[-2] <= _SMALL_IMAGE:
+            return members  # small images: the time goes into calls, not into arithmetic
+        return _MEMBERS_ON_CPU
+
+    def _images(self, members: int, x: Tensor) -> int:
+        """Images in one call: as many as keep a layer's activations in the processor's cache."""
+        if self.images_per_call is not None or x.device.type != "cpu":
+            return self.images_per_call or x.shape[1]
+        bytes_per_image = members * self.channels * x.shape[-1] * x.shape[-2] * x.element_size()
+        return max(_ACTIVATION_BYTES // bytes_per_image, 1)
+
+    def _forward(self, w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
+        """Logits, convolution inputs, max-pool input and indices, inputs of the linear layers."""
+        members, (groups, n, in_channels, height, width) = len(w["convolutions.0.bias"]), x.shape
+        channels = members * self.channels
+        image = x.transpose(0, 1).reshape(n, groups * in_channels, height, width)
+        hidden = [image.contiguous(memory_format=torch.channels_last)]
+        for i in range(self.depth):
+            weight = w[f"convolutions.{i}.weight"].reshape(channels, -1, 3, 3)
+            weight = weight.contiguous(memory_format=torch.channels_last)
+            bias = w[f"convolutions.{i}.bias"].reshape(channels)
+            h = torch.conv2d(hidden[-1], weight, bias, padding=1, groups=groups if i == 0 else members)
+            if i < self.depth - 1:
+                hidden.append(h.relu_())
+        if self.residual:
+            weight = w["shortcut.weight"].reshape(channels, -1, 1, 1)
+            h += torch.conv2d(hidden[0], weight, w["shortcut.bias"].reshape(channels), groups=groups)
+        pooled, indices = nn.functional.max_pool2d_with_indices(h, [2, 2])
+        # max(relu(h)) = relu(max(h)), and where it is zero neither passes a gradient on.
+        features = torch.empty(members, n, self.channels, height // 2, width // 2, dtype=h.dtype, device=h.device)
+        features.copy_(pooled.relu_().view(n, members, self.channels, height // 2, width // 2).transpose(0, 1))
+        linear_inputs = [features.flatten(2)]
+        for name in self.linear:
+            linear_inputs.append(linear(linear_inputs[-1], w[f"{name}.weight"], w[f"{name}.bias"]))
+        return linear_inputs.pop(), [*hidden, h], indices, linear_inputs
+
+    def logits(self, weights: Tensor, x: Tensor) -> Tensor:
+        rows = []
+        for members, groups in self._member_pieces(len(weights), x):
+            w, images = self.views(weights[members]), x[groups]
+            pieces = images.split(self._images(members.stop - members.start, x), 1)
+            rows.append(torch.cat([self._forward(w, piece)[0] for piece in pieces], 1))
+        return torch.cat(rows)
+
+    def loss_and_gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        gradient, losses = torch.empty_like(weights), []
+        for members, groups in self._member_pieces(len(weights), x):
+            w, total, images = self.views(weights[members]), gradient[members], self._images(len(weights[members]), x)
+            for start in range(0, x.shape[1], images):
+                part = slice(start, start + images)
+                piece = total if start == 0 else torch.empty_like(total)
+                loss = self._backward(w, self.views(piece), x[groups, part], y[groups, part], x.shape[1])
+                if start == 0:
+                    losses.append(loss)
+                else:
+                    losses[-1] = losses[-1] + loss
+                    total += piece
+        return torch.cat(losses), gradient
+
+    def _backward(self, w: dict[str, Tensor], out: dict[str, Tensor], x: Tensor, y: Tensor, batch: int) -> Tensor:
+        """The part of the loss that these images add; writes their part of the gradient to ``out``."""
+        logits, hidden, indices, linear_inputs = self._forward(w, x)
+        loss, g = cross_entropy(logits, y, batch)
+        for name, layer_input in zip(reversed(self.linear), reversed(linear_inputs), strict=True):
+            linear_gradients(out, name, layer_input, g)
+            g = torch.bmm(g, w[f"{name}.weight"])
+        g = _aten.threshold_backward(g, linear_inputs[0], 0)
+        *hidden, before_pool = hidden
+        members, n = len(logits), x.shape[1]
+        pooled = torch.empty_like(indices, dtype=g.dtype)  # channels-last, as the indices are
+        pooled.view(n, members, self.channels, *pooled.shape[2:]).copy_(
+            g.view(members, n, self.channels, *pooled.shape[2:]).transpose(0, 1)
+        )
+        g = _aten.max_pool2d_with_indices_backward(pooled, before_pool, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+        if self.residual:
+            _convolution_gradients(out, "shortcut", hidden[0], g, w["shortcut.weight"], len(x), False, 0)
+        for i in reversed(range(self.depth)):
+            name = f"convolutions.{i}"
+            groups = len(x) if i == 0 else members
+            g = _convolution_gradients(out, name, hidden[i], g, w[f"{name}.weight"], groups, i > 0, 1)
+            if i > 0:
+                _aten.threshold_backward.grad_input(g, hidden[i], 0, grad_input=g)
+        return loss
+
+
+def _convolution_gradients(
+    out: dict[str, Tensor], name: str, layer_input: Tensor, gradient: Tensor, weight: Tensor, groups: int,
+    needs_input: bool, padding: int,
+) -> Any:  # fmt: skip
+    """Writes the gradients of weight and bias to ``out``; returns that of the input, or None if it is not needed."""
+    flat = weight.reshape(-1, *weight.shape[2:]).contiguous(memory_format=torch.channels_last)
+    g_input, g_weight, g_bias = _aten.convolution_backward(
+        gradient, layer_input, flat, [len(flat)], [1, 1], [padding, padding], [1, 1], False, [0, 0], groups,
+        [needs_input, True, True],
+    )  # fmt: skip
+    out[f"{name}.weight"].copy_(g_weight.view(weight.shape))
+    out[f"{name}.bias"].copy_(g_bias.view(weight.shape[:2]))
+    return g_input

@@ -1,0 +1,1 @@
+"""What the states that an inner loop collects are worth."""

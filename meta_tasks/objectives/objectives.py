@@ -1,0 +1,211 @@
+"""Meta-objectives: what the states that an inner loop collects are worth.
+
+`BMALoss` and `CELoss` ask it of validation data: they accumulate the log-probabilities of one collected state after
+another and never keep the states. `SteinKL` asks it of the posterior itself, and has a gradient only.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from meta_tasks.objectives.stein import stein_score
+
+__all__ = ["OBJECTIVES", "BMALoss", "CELoss", "Objective", "SteinKL", "objective_named"]
+
+
+class Objective:
+    """Base class; a subclass says what to accumulate and how to read the loss off it."""
+
+    name: str
+    #: Whether it takes states and the energy's gradient there (`SteinKL`) instead of log-probabilities.
+    reads_states = False
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total: Tensor | None = None
+
+    def add(self, log_probabilities: Tensor, y: Tensor) -> None:
+        """Account for one state of each member.
+
+        Args:
+            log_probabilities: log p(·|x, θ) on the validation images, (P, V, classes).
+            y: labels (P, V).
+        """
+        raise NotImplementedError
+
+    def loss(self) -> Tensor:
+        """The meta-loss of each member (P,), in nats.
+
+        Raises:
+            ValueError: no state was added.
+        """
+        raise NotImplementedError
+
+    def _collected(self) -> Tensor:
+        if self.total is None:
+            raise ValueError("the meta-objective has no collected state; the schedule collected none so far")
+        return self.total
+
+    def state_dict(self) -> dict[str, object]:
+        return {"count": self.count, "total": self.total}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.count, self.total = state["count"], state["total"]  # type: ignore[assignment]
+
+
+class BMALoss(Objective):
+    """The Bayesian-model-average loss (Eq. 7 of the L2E paper), mean over validation points v:
+
+        L = −(1/V) Σ_v log (1/K) Σ_k p(y_v | x_v, θ_k)
+
+    Summed in logarithms, so that a probability that underflows in single precision still has a finite loss.
+    """
+
+    name = "bma"
+
+    def add(self, log_probabilities: Tensor, y: Tensor) -> None:
+        new = log_probabilities
+        self.total = new if self.total is None else torch.logaddexp(self.total, new)
+        self.count, self._y = self.count + 1, y
+
+    def log_probabilities(self) -> Tensor:
+        """log of the model average (P, V, classes) of the states so far."""
+        return self._collected() - math.log(self.count)
+
+    def loss(self) -> Tensor:
+        return -self.log_probabilities().gather(-1, self._y.unsqueeze(-1)).mean((1, 2))
+
+    def accuracy(self) -> Tensor:
+        """Share of the validation points (P,) whose most probable class under the model average is the true one."""
+        return (self._collected().argmax(-1) == self._y).double().mean(-1)
+
+    def state_dict(self) -> dict[str, object]:
+        return {**super().state_dict(), "y": self._y if self.count else None}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        super().load_state_dict(state)
+        self._y = state["y"]  # type: ignore[assignment]
+
+
+class CELoss(Objective):
+    """The cross-entropy loss (the paper's ablation), the mean loss of the single states:
+
+    L = −(1/VK) Σ_v Σ_k log p(y_v | x_v, θ_k)
+    """
+
+    name = "ce"
+
+    def add(self, log_probabilities: Tensor, y: Tensor) -> None:
+        true = log_probabilities.gather(-1, y.unsqueeze(-1)).squeeze(-1).mean(-1)
+        self.total = true if self.total is None else self.total + true
+        self.count += 1
+
+    def loss(self) -> Tensor:
+        return -self._collected() / self.count
+
+
+class SteinKL(Objective):
+    """KL[q‖p] of a sampler's law q to the posterior p ∝ exp(−U), whose gradient can be estimated but not its value:
+
+        ∂KL/∂φ = E[(∇ log q(θ) + ∇U(θ))·∂θ/∂φ],    ∇ log q by `stein_score`
+
+    *Cross-chain*: the samples of q are all chains' states at one time. *In-chain*: the states that one chain has
+    collected so far, of which those of the current window carry the gradient. Both are divided by N, the number of
+    training points. A minibatch's ∇Ũ stands for ∇U, of which it is an unbiased estimate.
+
+    Source: Gong, Li and Hernández-Lobato, "Meta-Learning for Stochastic Gradient MCMC", ICLR 2019.
+
+    Args:
+        ridge: of `stein_score`.
+        in_chain: weight of the in-chain loss, beside 1 of the cross-chain loss; 0 leaves it out.
+
+    Attributes:
+        kept: states of earlier windows, (C, d) each.
+    """
+
+    name = "stein_kl"
+    reads_states = True
+    #: Fewer samples than these say nothing of a law.
+    least = 3
+
+    def __init__(self, ridge: float = 0.05, in_chain: float = 1.0) -> None:
+        super().__init__()
+        if not ridge > 0:
+            raise ValueError(f"ridge must be positive, got {ridge}")
+        if not 0 <= in_chain < math.inf:
+            raise ValueError(f"in_chain must be finite and not negative, got {in_chain}")
+        self.ridge, self.in_chain = ridge, in_chain
+        self.kept: list[Tensor] = []
+        self._terms: list[Tensor] = []
+        self._window: list[tuple[Tensor, Tensor]] = []
+
+    def cross_chain(self, parameter: Tensor, slope: Tensor, energy: Tensor, num_data: float, counts: Tensor) -> None:
+        """Add the loss of all chains' states at one time.
+
+        Args:
+            parameter, slope: θ and ∇Ũ(θ), (C, d); gradients flow through θ alone.
+            energy: Ũ(θ), (C,).
+            num_data: N.
+            counts: (C,) booleans: the chains that count.
+        """
+        mean = energy.detach() / num_data
+        self.total, self.count = mean if self.total is None else self.total + mean, self.count + 1
+        chosen, slope = parameter[counts], slope[counts]
+        if len(chosen) >= self.least:
+            self._terms.append(_kl_term(chosen, stein_score(chosen, self.ridge) + slope, num_data))
+
+    def collect(self, parameter: Tensor, slope: Tensor) -> None:
+        """Keep the states (C, d), with ∇Ũ there, as samples of each chain."""
+        self._window.append((parameter, slope))
+
+    def close_window(self, num_data: float, counts: Tensor) -> Tensor | None:
+        """A scalar whose gradient is that of the mean cross-chain loss and the in-chain loss; None if none can be read.
+
+        The states that were collected in the window are without gradient from now on.
+        """
+        parts = [torch.stack(self._terms).mean()] if self._terms else []
+        samples = [*self.kept, *(each.detach() for each, _ in self._window)]
+        if self._window and self.in_chain and bool(counts.any()) and len(samples) >= self.least:
+            new, slope = (torch.stack(each, 1)[counts] for each in zip(*self._window, strict=True))
+            score = stein_score(torch.stack(samples, 1)[counts], self.ridge)[:, len(self.kept) :]
+            parts.append(self.in_chain * _kl_term(new, score + slope, num_data))
+        self.kept, self._terms, self._window = samples, [], []
+        return torch.stack(parts).sum() if parts else None
+
+    def start_window(self) -> None:
+        """Begin a new mean of the energy; what was collected before is kept, without gradient."""
+        self.total, self.count = None, 0
+        self.kept, self._window = [*self.kept, *(each.detach() for each, _ in self._window)], []
+
+    def loss(self) -> Tensor:
+        """The part of KL/N that is known: Ũ/N of each chain (C,), in nats, mean over the window."""
+        return self._collected() / self.count
+
+    def state_dict(self) -> dict[str, object]:
+        return {**super().state_dict(), "kept": list(self.kept)}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        super().load_state_dict(state)
+        self.kept = list(state["kept"])  # type: ignore[call-overload]
+
+
+def _kl_term(parameter: Tensor, direction: Tensor, num_data: float) -> Tensor:
+    """A scalar with the gradient ``direction``/N in the mean of θ (..., d)."""
+    return (direction.detach() * parameter).sum(-1).mean() / num_data
+
+
+OBJECTIVES: dict[str, type[Objective]] = {each.name: each for each in (BMALoss, CELoss, SteinKL)}
+
+
+def objective_named(name: str) -> type[Objective]:
+    """The objective of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in OBJECTIVES:
+        raise ValueError(f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, got {name!r}")
+    return OBJECTIVES[name]

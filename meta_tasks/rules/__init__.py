@@ -1,0 +1,1 @@
+"""Update rules as the inner loop runs them: P members, each with its own weights of the learned network."""

@@ -1,0 +1,109 @@
+"""Figures of what a learned sampler's network has become."""
+
+from __future__ import annotations
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from learned_samplers.learned.l2e.measures import output_grids
+from learned_samplers.learned.l2e.rule import Phi
+from learned_samplers.learned.meta_sgmcmc.network import split_meta_network
+from learned_samplers.learned.meta_sgmcmc.rule import Fields
+
+__all__ = ["meta_contours", "output_contours", "output_names"]
+
+_GRID = 41
+_RANGE = 3.0
+_HELD = (-1.0, 0.0, 1.0)
+
+
+def output_names(form: str) -> tuple[str, str]:
+    """What the two outputs of L2E's network stand for in that form."""
+    return ("log Q", "log D") if form == "preconditioner" else ("α", "β")
+
+
+def output_contours(
+    phi: Phi, feature_set: str, output_bound: float | None = None, *, extent: float = 3.0,
+    names: tuple[str, str] = ("α", "β"),
+) -> Figure:  # fmt: skip
+    """Contours of the sizes of L2E's two outputs (Figure 4 of the L2E paper), over and at normalised inputs.
+
+    |α| over gradient and parameter at three values of the momentum, |β| over gradient and momentum at three of the
+    parameter, each in units of its root mean square over the tensor. The running averages, and what a feature set has
+    of gradient and averages over the root of the second moment, move along with the gradient; all else is zero.
+
+    Args:
+        phi: layers of one network, without leading axes or with one of length 1.
+        feature_set: name of its features.
+        output_bound: as of the sampler.
+        extent: end of the axes.
+        names: of the outputs.
+    """
+    layers = [(weight.reshape(weight.shape[-2:]), bias.reshape(-1)) for weight, bias in phi]
+    grids = output_grids(
+        layers, feature_set, extent=extent, points=_GRID, fixed=_HELD, output_bound=output_bound,
+    )  # fmt: skip
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axis, panels = grids["axis"].numpy(), figure.subplots(2, 3, sharex=True, sharey="row")
+    rows = (("alpha", "parameter", "momentum"), ("beta", "momentum", "parameter"))
+    for name, row, (key, along, held) in zip(names, panels, rows, strict=True):
+        values, largest = grids[key].numpy(), grids[key].max().item()
+        levels = MaxNLocator(15).tick_values(0, largest)
+        for axes, value, at in zip(row, values, _HELD, strict=True):
+            axes.set_title(f"|{name}| at {held} {at:g}".replace("-", "−"))
+            if largest > 0:
+                drawn = axes.contourf(axis, axis, value, levels=levels)
+            else:  # an untrained residual network
+                axes.text(0.5, 0.5, "0 everywhere", transform=axes.transAxes, ha="center", va="center")
+        row[0].set_ylabel(f"{along} / its RMS")
+        if largest > 0:
+            figure.colorbar(drawn, ax=row, label=f"|{name}|")
+    for axes in panels[-1]:
+        axes.set_xlabel("gradient / its RMS")
+    return figure
+
+
+def meta_contours(
+    phi: Phi, *, largest_energy: float = 5.0, largest_gradient: float = 3.0, curl_clip: float = 5.0,
+    friction_scale: float = 1.0, absolute: bool = False,
+) -> Figure:  # fmt: skip
+    """Contours of what Meta-SGMCMC's networks make of energy, momentum and gradient, for β = s_Q = 1 and κ = 0.
+
+    Left: the curl Q = 1 + f_Q over the energy u and the momentum r. Middle: the friction in units of SGHMC's,
+    A/a = Q² + s_D·f_D, over the same at gradient 0. Right: A/a over r and the gradient γ, at a tenth of the largest
+    energy. SGHMC has 1 everywhere. A is shown before it is clipped at c_A.
+
+    Args:
+        phi: layers of the two networks side by side, without leading axes.
+        largest_energy, largest_gradient: ends of the axes, in the units of the networks' inputs.
+        curl_clip, friction_scale: c_Q and s_D of the sampler.
+        absolute: whether its form is "absolute".
+    """
+    curl_phi, friction_phi = split_meta_network(phi)
+    momentum, energy = torch.linspace(-_RANGE, _RANGE, _GRID), torch.linspace(0, largest_energy, _GRID)
+    gradient = torch.linspace(-largest_gradient, largest_gradient, _GRID)
+
+    def at(u: Tensor, r: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+        """Q and A/a where the three axes are broadcast, (grid, grid)."""
+        u, r, slope = (x.flatten() for x in torch.broadcast_tensors(u, r, slope))
+        fields = Fields(curl_phi, friction_phi, u, slope, torch.inf, absolute)
+        curl = (1 + fields.curl(u, r)[0]).clamp(-curl_clip, curl_clip)
+        friction = (curl.square() + friction_scale * fields.friction(r)[0]).clamp(min=0.0)
+        return curl.view(_GRID, _GRID), friction.view(_GRID, _GRID)
+
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    with torch.no_grad():
+        curl, friction = at(energy[None], momentum[:, None], torch.zeros(1, 1))
+        compared = at(torch.full((1, 1), largest_energy / 10), momentum[:, None], gradient[None])[1]
+    panels = (
+        ("curl Q", energy, curl, "energy u"),
+        ("friction A/a, gradient 0", energy, friction, "energy u"),
+        (f"friction A/a, u = {largest_energy / 10:g}", gradient, compared, "energy gradient γ"),
+    )
+    for place, (title, axis, values, label) in enumerate(panels, 1):
+        axes = figure.add_subplot(1, 3, place, title=title, xlabel=label, ylabel="momentum r")
+        if values.max() > values.min():  # an untrained network changes nothing anywhere
+            figure.colorbar(axes.contourf(axis.numpy(), momentum.numpy(), values.numpy(), levels=20), ax=axes)
+    return figure

@@ -1,0 +1,1 @@
+"""Tasks (data, network, settings) and the distributions that they are drawn from."""

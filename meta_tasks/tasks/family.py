@@ -1,0 +1,283 @@
+"""Distributions over tasks: what a sampler is meta-trained on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from meta_tasks import datasets
+from meta_tasks.datasets import ImageData
+from meta_tasks.random_streams import generator, log_uniform
+from meta_tasks.tasks.task import ImageTask, Task, TaskConfig
+
+__all__ = ["FAMILIES", "ImageTaskFamily", "TaskFamily", "family_named"]
+
+_T = TypeVar("_T")
+Architecture = tuple[str, Mapping[str, Any]]
+
+
+class TaskFamily(Protocol):
+    """What the trainer needs of a distribution over tasks."""
+
+    name: str
+
+    def task(self, *labels: int | str) -> Task:
+        """The task that the labels draw, for instance (seed, iteration, pair); always the same one for the same."""
+
+    def specification(self) -> dict[str, Any]:
+        """Plain values that name the family in checkpoints and weight cards."""
+
+
+@dataclass(frozen=True)
+class ImageTaskFamily:
+    """Random image-classification tasks; most fields are sets of equally likely choices.
+
+    Args:
+        name: of the family.
+        dataset_names, sizes, architectures, batch_sizes, lrs, temperatures, prior_precisions, momentum_decays: choices
+            for the fields of `TaskConfig`; a choice that stands twice is twice as likely.
+        grayscale: whether colour images become grey.
+        validation_size: of `TaskConfig`.
+        labels: the classes that every task has, or chooses from; None takes all of the data set's.
+        label_subset_share: share of the tasks that keep a random subset of 2 to C−1 of the C classes.
+        small_data_share: share of the tasks that keep only N images, log-uniform in ``small_data``.
+        small_data: the range of N there; a run memorises so few images unless the sampler prevents it.
+        weight_scale_spreads: choices for `TaskConfig.weight_scale_spread`.
+        root: data folder, as in `meta_tasks.datasets.load`.
+        device: where tasks live.
+
+    Raises:
+        ValueError: an unknown data set, CIFAR-10 (kept unseen, as the test of what was learned), or an empty choice.
+    """
+
+    name: str
+    dataset_names: tuple[str, ...]
+    architectures: tuple[Architecture, ...]
+    sizes: tuple[int | None, ...] = (None,)
+    batch_sizes: tuple[int, ...] = (128,)
+    lrs: tuple[float, ...] = (0.05, 0.1, 0.2)
+    temperatures: tuple[float, ...] = (1.0,)
+    prior_precisions: tuple[float, ...] = (20.0,)
+    momentum_decays: tuple[float, ...] = (0.1,)
+    weight_scale_spreads: tuple[float, ...] = (0.0,)
+    grayscale: bool = False
+    validation_size: int = 512
+    labels: tuple[int, ...] | None = None
+    label_subset_share: float = 0.0
+    small_data_share: float = 0.0
+    small_data: tuple[int, int] = (200, 2000)
+    root: str | None = None
+    device: str = "cpu"
+    _loaded: dict[tuple[str, int | None], ImageData] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("dataset_names", "architectures", "sizes", "batch_sizes", "lrs", "temperatures",
+                     "prior_precisions", "momentum_decays", "weight_scale_spreads"):  # fmt: skip
+            if not getattr(self, name):
+                raise ValueError(f"{name} of task family {self.name!r} must have at least one choice")
+        for name in self.dataset_names:
+            if name == "cifar10":
+                raise ValueError("dataset_names must not have 'cifar10': it is the unseen test of what was learned")
+            if name not in datasets.names() and not name.startswith("npz:"):
+                raise ValueError(
+                    f"dataset_names has the unknown data set {name!r}; known: {', '.join(datasets.names())}"
+                )
+        for lr in self.lrs:
+            if not 0 < lr < float("inf"):
+                raise ValueError(f"lrs of task family {self.name!r} must be positive, got {lr}")
+        for name in ("label_subset_share", "small_data_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if self.labels is not None and (len(set(self.labels)) < len(self.labels) or len(self.labels) < 2):
+            raise ValueError(f"labels must be two or more different ones, got {self.labels}")
+        if not 1 <= self.small_data[0] <= self.small_data[1]:
+            raise ValueError(f"small_data must be a range of positive numbers, got {self.small_data}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": {}}  # another process loads its own data
+
+    def config(self, *labels: int | str) -> TaskConfig:
+        """The configuration that the labels draw; loads the data set to know its classes."""
+        stream = generator(*labels, "task")
+        dataset, size = _choose(self.dataset_names, stream), _choose(self.sizes, stream)
+        data = self._data(dataset, size)
+        architecture, options = _choose(self.architectures, stream)
+        return TaskConfig(
+            dataset=dataset,
+            architecture=architecture,
+            options=options,
+            size=size,
+            grayscale=self.grayscale,
+            classes=self._classes(data.num_classes if self.labels is None else len(self.labels), stream),
+            num_data=self._num_data(data.num_data, stream),
+            batch_size=_choose(self.batch_sizes, stream),
+            validation_size=self.validation_size,
+            weight_scale_spread=_choose(self.weight_scale_spreads, stream),
+            lr=_choose(self.lrs, stream),
+            temperature=_choose(self.temperatures, stream),
+            prior_precision=_choose(self.prior_precisions, stream),
+            momentum_decay=_choose(self.momentum_decays, stream),
+        )
+
+    def task(self, *labels: int | str) -> Task:
+        return self.make(self.config(*labels), *labels)
+
+    def make(self, config: TaskConfig, *labels: int | str) -> ImageTask:
+        """The task of a configuration; ``labels`` fix its random parts (which images, which scales)."""
+        seed = torch.randint(2**62, (), generator=generator(*labels, "task data")).item()
+        return ImageTask(config, self._data(config.dataset, config.size), int(seed), self.device)
+
+    def specification(self) -> dict[str, Any]:
+        hidden = {"_loaded", "root", "device"}  # where the data lies and what runs it change nothing
+        if self.labels is None:  # runs that began before there was a choice of labels go on
+            hidden.add("labels")
+        return {key: _plain(getattr(self, key)) for key in self.__dataclass_fields__ if key not in hidden}
+
+    def _data(self, dataset: str, size: int | None) -> ImageData:
+        key = (dataset, size)
+        if key not in self._loaded:
+            data = datasets.load(dataset, self.root, size=size, grayscale=self.grayscale)
+            self._loaded[key] = data.to(self.device)
+        return self._loaded[key]
+
+    def _classes(self, num_classes: int, stream: torch.Generator) -> tuple[int, ...] | None:
+        chosen, order = torch.rand((), generator=stream), torch.randperm(num_classes, generator=stream)
+        count = int(torch.randint(2, max(num_classes, 3), (), generator=stream))
+        if not (chosen < self.label_subset_share and num_classes > 2):
+            return self.labels
+        subset = order[:count].tolist()
+        return tuple(subset if self.labels is None else (self.labels[i] for i in subset))
+
+    def _num_data(self, num_data: int, stream: torch.Generator) -> int | None:
+        chosen, count = torch.rand((), generator=stream), round(log_uniform(*self.small_data, stream))
+        return min(count, num_data) if chosen < self.small_data_share else None
+
+
+def _choose(choices: tuple[_T, ...], stream: torch.Generator) -> _T:
+    return choices[int(torch.randint(len(choices), (), generator=stream))]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return value
+
+
+def _cnns(channels: tuple[int, ...], depths: tuple[int, ...], residual: tuple[bool, ...]) -> tuple[Architecture, ...]:
+    return tuple(
+        ("cnn", {"channels": c, "depth": l, "residual": r}) for c, l, r in itertools.product(channels, depths, residual)
+    )
+
+
+def _mlps(*hidden: tuple[int, ...], activations: tuple[str, ...]) -> tuple[Architecture, ...]:
+    return tuple(("mlp", {"hidden": h, "activation": a}) for h, a in itertools.product(hidden, activations))
+
+
+_CPU_ARCHITECTURES = (
+    *_cnns((4, 8), (1, 2), (False, True)),
+    *_mlps((20,), (30, 20), activations=("relu", "tanh")),
+)
+
+
+def _paper() -> ImageTaskFamily:
+    return ImageTaskFamily(
+        "paper",
+        ("mnist", "fashion_mnist", "emnist", "bloodmnist"),
+        _cnns((4, 8, 16), (1, 2, 3, 4, 5), (False, True)),
+    )
+
+
+def _full() -> ImageTaskFamily:
+    return ImageTaskFamily(
+        "full",
+        ("mnist", "fashion_mnist", "fashion_mnist", "bloodmnist", "pathmnist", "organamnist", "digits"),
+        (
+            *_cnns((4, 8, 16), (1, 2, 3, 4, 5), (False, True)),
+            *_mlps((20,), (100, 50), activations=("relu", "tanh", "gelu")),
+        ),
+        sizes=(None, None, 14, 20),
+        batch_sizes=(32, 64, 128),
+        lrs=(0.02, 0.05, 0.1, 0.2),
+        weight_scale_spreads=(0.0, 0.0, 0.5),
+        grayscale=True,
+        label_subset_share=0.25,
+        small_data_share=0.3,
+    )
+
+
+def _cpu() -> ImageTaskFamily:
+    return ImageTaskFamily(
+        "cpu",
+        (*("mnist", "fashion_mnist", "fashion_mnist") * 2, "digits", "pneumoniamnist", "retinamnist", "breastmnist"),
+        (*_cnns((4, 8), (1, 2), (False, True)), *_mlps((20,), (30, 20), activations=("relu", "tanh"))),
+        sizes=(8, 8, 10, 14, 14, 20),
+        batch_sizes=(32, 64),
+        lrs=(0.001, 0.002, 0.005, 0.01),
+        prior_precisions=(1.0, 5.0, 20.0),
+        weight_scale_spreads=(0.0, 0.0, 0.5),
+        grayscale=True,
+        label_subset_share=0.25,
+        small_data_share=0.25,
+    )
+
+
+def _small() -> ImageTaskFamily:
+    return ImageTaskFamily(
+        "small",
+        ("fashion_mnist",),
+        _cnns((4,), (1, 2), (False,)),
+        sizes=(8, 14),
+        batch_sizes=(64,),
+        lrs=(0.001, 0.002, 0.005, 0.01),
+        grayscale=True,
+    )
+
+
+def _digits() -> ImageTaskFamily:
+    return ImageTaskFamily(
+        "digits",
+        ("digits",),
+        (*_cnns((4,), (1,), (False, True)), *_mlps((20,), activations=("relu",))),
+        batch_sizes=(32,),
+        validation_size=256,
+    )
+
+
+def _mnist_mlp() -> ImageTaskFamily:
+    return ImageTaskFamily(
+        "mnist_mlp",
+        ("mnist",),
+        _mlps((20,), activations=("relu",)),
+        batch_sizes=(500,),
+        lrs=(0.02,),
+        prior_precisions=(1.0,),
+    )
+
+
+#: Named presets. "paper": the 120 configurations of the L2E paper (Section 5 and Appendix I.2) with BloodMNIST as its
+#: MedMNIST set and EMNIST in its 10-class split. "full": those networks and what generalisation wants besides,
+#: for GPUs. "cpu": the same at 8 to 20 pixels. "small": Fashion-MNIST and 4 channels alone, the paper's Small-L2E.
+#: "mnist_mlp": the one network that Meta-SGMCMC was trained on, 784-20-10 at a batch of 500. "digits": needs no file,
+#: for a first try.
+FAMILIES: dict[str, Callable[[], ImageTaskFamily]] = {
+    "paper": _paper, "full": _full, "cpu": _cpu, "small": _small, "mnist_mlp": _mnist_mlp, "digits": _digits,
+}  # fmt: skip
+
+
+def family_named(name: str, **changes: Any) -> ImageTaskFamily:
+    """The preset of that name, with other values for the fields in ``changes``.
+
+    Raises:
+        ValueError: there is no such preset; or as `ImageTaskFamily`.
+    """
+    if name not in FAMILIES:
+        raise ValueError(f"task family must be one of {', '.join(map(repr, FAMILIES))}, got {name!r}")
+    return replace(FAMILIES[name](), **changes)

@@ -1,0 +1,176 @@
+"""A task: a data set, a network and the settings of a sampler, on which an inner loop runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from learned_samplers.learned.l2e.rule import Segments
+from meta_tasks.datasets.labels import renumber
+from meta_tasks.networks.batched import Kernel, kernel_for
+from meta_tasks.random_streams import generator
+
+if TYPE_CHECKING:  # the data sets' libraries are slow to import, and a worker process may not need them
+    from meta_tasks.datasets import ImageData
+
+__all__ = ["Hyperparameters", "ImageTask", "Task", "TaskConfig"]
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What a sampler's rule takes by keyword: lr, N, T, λ and a, with the meaning of the library's conventions."""
+
+    lr: float = 0.1
+    num_data: int = 1
+    temperature: float = 1.0
+    prior_precision: float = 0.0
+    momentum_decay: float = 0.1
+
+
+class Task(Protocol):
+    """What an inner loop needs of a task. Groups of members see the same data (see `meta_tasks.networks.batched`)."""
+
+    kind: str
+    segments: Segments
+    hyperparameters: Hyperparameters
+    batch_size: int
+    num_validation: int
+    num_held_out: int
+    device: torch.device
+
+    def initial(self, seed: int) -> Tensor:
+        """Initial parameter vector (d,)."""
+
+    def loss_and_gradient(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean minibatch NLL (P,) of parameters (P, d) on the training points (G, B), and its gradient (P, d)."""
+
+    def log_probabilities(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(·|x, θ) (P, V, classes) on the validation points (G, V), and their labels (P, V)."""
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """One configuration of a task; with a seed it fixes the task.
+
+    Args:
+        dataset: a name of `meta_tasks.datasets`.
+        architecture, options: of `meta_tasks.networks.architectures.build`.
+        size: side of the images in pixels; None keeps their own.
+        grayscale: turn colour into one channel.
+        classes: the labels to keep, renumbered in this order; None keeps all.
+        num_data: N, training images to keep, chosen at random; None keeps all.
+        batch_size: images in a minibatch.
+        validation_size: images on which the meta-loss is computed, drawn anew for each run.
+        weight_scale_spread: s ≥ 0. The network runs on c∘θ with one factor c = exp(s·z), z ~ N(0, 1), for each tensor,
+            and θ starts at the usual initial weights divided by c: the same function, other scales of θ and of its
+            gradient, as other initialisations or parametrisations would have.
+        lr, temperature, prior_precision, momentum_decay: of the sampler.
+        split: "val", or "test" for evaluation on tasks that meta-training never sees.
+    """
+
+    dataset: str
+    architecture: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    size: int | None = None
+    grayscale: bool = False
+    classes: tuple[int, ...] | None = None
+    num_data: int | None = None
+    batch_size: int = 128
+    validation_size: int = 512
+    weight_scale_spread: float = 0.0
+    lr: float = 0.1
+    temperature: float = 1.0
+    prior_precision: float = 0.0
+    momentum_decay: float = 0.1
+    split: str = "val"
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "validation_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_data is not None and self.num_data < 1:
+            raise ValueError(f"num_data must be at least 1 or None, got {self.num_data}")
+        if self.split not in ("val", "test"):
+            raise ValueError(f"split must be 'val' or 'test', got {self.split!r}")
+
+    @property
+    def kind(self) -> str:
+        """Under which name losses are logged: data set, architecture, and whether the training set is small."""
+        small = "-small" if self.num_data is not None and self.num_data <= 2000 else ""
+        return f"{self.dataset}-{self.architecture}{small}"
+
+
+class ImageTask:
+    """Image classification, as a `TaskConfig` describes it.
+
+    Args:
+        config: the configuration.
+        data: the data set it names, at its size.
+        seed: of the choice of training images and of the weight scales.
+        device: where the data sits and the members run.
+
+    Raises:
+        ValueError: the data set has no image of a class, fewer than two classes remain, or the architecture refuses
+            the images.
+    """
+
+    def __init__(self, config: TaskConfig, data: ImageData, seed: int, device: torch.device | str = "cpu") -> None:
+        self.config, self.kind, self.device = config, config.kind, torch.device(device)
+        self.batch_size = config.batch_size
+        num_classes, train, held_out = _restrict(config, data, seed)
+        self._train = tuple(t.to(self.device) for t in train)
+        self._held_out = tuple(t.to(self.device) for t in held_out)
+        self.num_held_out = len(self._held_out[1])
+        self.num_validation = min(config.validation_size, self.num_held_out)
+        self.num_classes = num_classes
+        self.kernel: Kernel = kernel_for(config.architecture, data.input_shape, num_classes, **config.options)
+        self.segments = self.kernel.segments
+        self.hyperparameters = Hyperparameters(
+            config.lr, len(train[1]), config.temperature, config.prior_precision, config.momentum_decay
+        )
+        self._scale: Tensor | None = None
+        if config.weight_scale_spread:
+            z = torch.randn(len(self.segments.lengths), generator=generator(seed, "weight scale"))
+            self._scale = self.segments.expand((z * config.weight_scale_spread).exp()).to(self.device)
+
+    def initial(self, seed: int) -> Tensor:
+        weights = self.kernel.initial(seed).to(self.device)
+        return weights if self._scale is None else weights / self._scale
+
+    def loss_and_gradient(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self._train[0][indices], self._train[1][indices]
+        if self._scale is None:
+            return self.kernel.loss_and_gradient(parameter, x, y)
+        loss, gradient = self.kernel.loss_and_gradient(parameter * self._scale, x, y)
+        return loss, gradient.mul_(self._scale)
+
+    def log_probabilities(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self._held_out[0][indices], self._held_out[1][indices]
+        weights = parameter if self._scale is None else parameter * self._scale
+        log_p = self.kernel.log_probabilities(weights, x)
+        return log_p, y.repeat_interleave(len(log_p) // len(y), 0)
+
+
+def _restrict(
+    config: TaskConfig, data: ImageData, seed: int
+) -> tuple[int, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Number of classes, training and held-out images and labels of the configuration."""
+    train = (data.train_x, data.train_y)
+    held_out = (data.val_x, data.val_y) if config.split == "val" else (data.test_x, data.test_y)
+    num_classes = data.num_classes
+    if config.classes is not None:
+        num_classes = len(config.classes)
+        train, held_out = (
+            renumber(*split, config.classes, data.num_classes, config.dataset) for split in (train, held_out)
+        )
+    for name, (_, y) in (("training", train), (config.split, held_out)):
+        if not len(y):
+            raise ValueError(f"{config.dataset} has no {name} images for the task {config}")
+    if config.num_data is not None and config.num_data < len(train[1]):
+        chosen = torch.randperm(len(train[1]), generator=generator(seed, "subset"))[: config.num_data]
+        train = (train[0][chosen], train[1][chosen])
+    return num_classes, train, held_out

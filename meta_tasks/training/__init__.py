@@ -1,0 +1,1 @@
+"""Meta-training: the trainer, its workers, checkpoints, evaluation and logs."""

@@ -1,0 +1,125 @@
+"""Checkpoints of a meta-training run: written whole or not at all, the last few kept, a damaged one passed over."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learned_samplers.posterior.storage import write_atomically
+
+__all__ = ["Checkpoints", "check_same", "differences"]
+
+_PATTERN = re.compile(r"checkpoint-(\d{8})\.pt")
+_FORMAT = "learned-samplers meta-training"
+_VERSION = 1
+
+
+class Checkpoints:
+    """The checkpoint files of a run folder.
+
+    Args:
+        folder: of the run; made if it is not there.
+        keep: how many checkpoints to keep.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self.folder, self.keep = Path(folder), keep
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def paths(self) -> list[Path]:
+        """The checkpoints there are, oldest first."""
+        return sorted(path for path in self.folder.iterdir() if _PATTERN.fullmatch(path.name))
+
+    def save(self, iteration: int, payload: dict[str, Any]) -> Path:
+        """Write a checkpoint after ``iteration`` iterations and drop the oldest ones beyond ``keep``.
+
+        The file is complete on the disk before it takes its name, and older ones go only after that: a run killed at
+        any moment finds its last checkpoint whole. Files of later iterations, which `load` passed over, are renamed to
+        ``*.damaged`` with a warning, lest the next `load` meets them first again.
+        """
+        buffer = io.BytesIO()
+        torch.save({"format": _FORMAT, "version": _VERSION, "iteration": iteration, **payload}, buffer)
+        path = self.folder / f"checkpoint-{iteration:08d}.pt"
+        write_atomically(path, buffer.getvalue())
+        paths = self.paths()
+        place = paths.index(path) + 1
+        for old in paths[:place][: -self.keep]:
+            old.unlink(missing_ok=True)
+        for newer in paths[place:]:
+            aside = newer.with_name(f"{newer.name}.damaged")
+            newer.replace(aside)
+            warnings.warn(f"the run goes on with {path}: {newer.name} renamed to {aside.name}", stacklevel=2)
+        return path
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest checkpoint that can be read, or None if the folder has none; unpickles nothing but tensors.
+
+        Warns of every checkpoint passed over.
+
+        Raises:
+            ValueError: there are checkpoints and none can be read.
+        """
+        paths = self.paths()
+        for path in reversed(paths):
+            try:
+                return self.read(path)
+            except ValueError as error:
+                warnings.warn(f"checkpoint passed over: {error}", stacklevel=2)
+        if paths:
+            raise ValueError(f"none of the {len(paths)} checkpoints in {self.folder} can be read")
+        return None
+
+    @staticmethod
+    def read(path: Path) -> dict[str, Any]:
+        """One checkpoint file.
+
+        Raises:
+            ValueError: it is damaged or something else; names the file and the reason.
+        """
+        try:
+            payload = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch.load raises many types, according to where the damage lies
+            raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+        if not isinstance(payload, dict) or payload.get("format") != _FORMAT:
+            raise ValueError(f"{path} is not a checkpoint of a meta-training run")
+        if payload.get("version") != _VERSION:
+            raise ValueError(f"{path} has version {payload.get('version')!r}, this program reads {_VERSION}")
+        return payload
+
+
+def check_same(saved: Any, own: Any, folder: str) -> None:
+    """Refuse a checkpoint whose specification differs from the run's own.
+
+    Raises:
+        ValueError: it differs; says where, and what the values are.
+    """
+    found = differences(saved, own)
+    if found:
+        raise ValueError(
+            f"the checkpoints in {folder} are of another run: {found}. "
+            "Choose another folder, or the settings they were made with"
+        )
+
+
+def differences(saved: Any, own: Any) -> str:
+    """Where two specifications differ and what they have there, in words; nothing if they do not."""
+    return "; ".join(_differences("", saved, own))
+
+
+def _differences(path: str, saved: Any, own: Any) -> Iterator[str]:
+    if isinstance(saved, dict) and isinstance(own, dict):
+        for key in sorted({*saved, *own}):
+            if key not in saved or key not in own:
+                yield f"{path}{key} is {'here' if key in own else 'there'} only"
+            else:
+                yield from _differences(f"{path}{key}.", saved[key], own[key])
+    elif saved != own:
+        yield f"{path.rstrip('.')} is {saved!r} there and {own!r} here"

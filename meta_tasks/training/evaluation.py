@@ -1,0 +1,183 @@
+"""Evaluation during meta-training: fixed held-out tasks, against hand-designed samplers at the same budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meta_tasks.inner_loop.schedule import Schedule
+from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.random_streams import derive_seed
+from meta_tasks.rules.classical import CyclicalRule, PSGLDRule, SamplerRule, SGHMCRule, steps_for
+from meta_tasks.tasks.family import ImageTaskFamily
+from meta_tasks.tasks.task import TaskConfig
+from meta_tasks.training.checkpoint import differences
+
+__all__ = ["HeldOutEvaluation", "Score"]
+
+_EXPLORATION = 0.8
+_SPLIT = "val"
+
+
+@dataclass(frozen=True)
+class Score:
+    """BMA negative log-likelihood in nats and accuracy, means over tasks and chains, at each task's best lr.
+
+    ``share_failed``: of all runs, at any lr, those that became non-finite.
+    """
+
+    nll: float
+    accuracy: float
+    share_failed: float
+
+
+class HeldOutEvaluation:
+    """Runs a sampler on tasks that meta-training never draws, and the baselines once.
+
+    The tasks come from the family under a name that no iteration has, their training images are of the training split
+    and their loss is computed on the validation split: no test image has a say in what is meta-trained. Every sampler
+    takes the same number of gradients (one whose step costs two takes half as many steps), collects the same number of
+    states, and gets the same grid of learning rates, of which each task's best counts.
+
+    Args:
+        family: to draw the tasks from.
+        steps: gradients each run takes.
+        samples: states collected, in the second half of the run, or for the cyclical sampler at the end of cycles.
+        tasks: number of tasks.
+        chains: runs of each, with other seeds.
+        lrs: the grid.
+        baseline_lrs: that of the hand-designed samplers; by default the same.
+        seed: of tasks and runs; the same through a whole meta-training.
+        stepping: of the unrolls, see `meta_tasks.inner_loop.unroll.Unroll`.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self, family: ImageTaskFamily, steps: int, *, samples: int = 10, tasks: int = 3, chains: int = 2,
+        lrs: Sequence[float] = (0.02, 0.05, 0.1, 0.2), baseline_lrs: Sequence[float] | None = None, seed: int = 0,
+        stepping: str | None = None,
+    ) -> None:  # fmt: skip
+        if tasks < 1 or chains < 1 or not lrs:
+            raise ValueError(f"evaluation needs tasks, chains and lrs, got {tasks}, {chains} and {tuple(lrs)}")
+        self.family, self.steps, self.samples, self.lrs = family, steps, samples, tuple(lrs)
+        self.baseline_lrs = self.lrs if baseline_lrs is None else tuple(baseline_lrs)
+        self.chains, self.seed, self.stepping = chains, seed, stepping
+        self.configs = [self._config(i) for i in range(tasks)]
+
+    def _config(self, number: int) -> TaskConfig:
+        drawn = self.family.config("held-out", self.seed, number)
+        return replace(drawn, split=_SPLIT, validation_size=1000, weight_scale_spread=0.0)
+
+    def check(self, rule: SamplerRule) -> None:
+        """Say now what `record` would only say in mid-run.
+
+        Raises:
+            ValueError: the gradients do not pay for the states of the rule or of a baseline.
+        """
+        self._schedule(rule)
+        self._cyclical()
+
+    def _schedule(self, rule: SamplerRule) -> Schedule:
+        steps = steps_for(rule, self.steps)
+        thinning = steps // 2 // self.samples
+        if not thinning:
+            raise ValueError(
+                f"samples={self.samples} exceed half of the {steps} steps that {rule.name!r} takes on held-out tasks"
+            )
+        return Schedule(steps, steps - self.samples * thinning, thinning)
+
+    def _cyclical(self) -> Schedule:
+        cycles = self.samples // 2 if self.samples % 2 == 0 else 1
+        return Schedule.cyclical(self.steps, cycles, self.samples, _EXPLORATION)
+
+    def record(self, scores: dict[str, Any], rule: SamplerRule, weights: Tensor, iteration: int) -> Score:
+        """Score a sampler, print the score, and write it into the scores of a whole meta-training.
+
+        Args:
+            scores: plain values, kept in checkpoints: "specification", "baselines" (scored here if there are none),
+                "sampler" (a list, by "iteration"). Where they are of other held-out tasks they go as they are into the
+                list "earlier", and the baselines are scored anew.
+            rule, weights: the sampler.
+            iteration: of the meta-training.
+        """
+        from tqdm import tqdm
+
+        own = self.specification()
+        if "baselines" in scores and (other := differences(scores.get("specification", {}), own)):
+            before = {key: scores.pop(key) for key in list(scores) if key != "earlier"}
+            scores.setdefault("earlier", []).append(before)
+            tqdm.write(f"the scores so far are of other held-out tasks: {other}")
+        if "baselines" not in scores:
+            tqdm.write("scoring the hand-designed samplers on held-out tasks, once")
+            scores["baselines"] = {name: asdict(each) for name, each in self.baselines().items()}
+            scores["specification"] = own
+        score = self.score(rule, weights)
+        scores.setdefault("sampler", []).append({"iteration": iteration, **asdict(score)})
+        others = ", ".join(f"{name} {each['nll']:.4f}" for name, each in scores["baselines"].items())
+        tqdm.write(f"iteration {iteration}: held-out NLL {score.nll:.4f} ({others})")
+        return score
+
+    def score(
+        self, rule: SamplerRule, weights: Tensor | None = None, schedule: Schedule | None = None,
+        lrs: Sequence[float] | None = None,
+    ) -> Score:  # fmt: skip
+        """The score of a sampler with meta-parameters (n,), over its own grid of learning rates or another.
+
+        Raises:
+            ValueError: the gradients do not pay for the states.
+        """
+        lrs = self.lrs if lrs is None else lrs
+        schedule = schedule or self._schedule(rule)
+        weights = torch.zeros(0) if weights is None else weights
+        best, failed = [], 0
+        for number, config in enumerate(self.configs):
+            runs = [self._run(rule, weights, schedule, number, replace(config, lr=lr)) for lr in lrs]
+            failed += sum(int(nll.isnan().sum()) for nll, _ in runs)
+            best.append(min(self._mean(*run) for run in runs))
+        nll, error = torch.tensor(best).mean(0).tolist()
+        return Score(nll, 1 - error, failed / (len(self.configs) * len(lrs) * self.chains))
+
+    def _run(
+        self, rule: SamplerRule, weights: Tensor, schedule: Schedule, number: int, config: TaskConfig
+    ) -> tuple[Tensor, Tensor]:
+        task = self.family.make(config, "held-out", self.seed, number)
+        seeds = [derive_seed("held-out", self.seed, number, chain) for chain in range(self.chains)]
+        unroll = Unroll(task, rule, BMALoss, schedule, seeds, members_per_group=1, stepping=self.stepping)
+        unroll.advance(weights.expand(self.chains, -1))
+        objective = unroll.objective
+        assert isinstance(objective, BMALoss)
+        return unroll.losses(), objective.accuracy().cpu()
+
+    def _mean(self, nll: Tensor, accuracy: Tensor) -> tuple[float, float]:
+        """Mean NLL and error of the chains; a failed chain makes the run the worst there is."""
+        if nll.isnan().any():
+            return float("inf"), 1.0
+        return nll.mean().item(), 1 - accuracy.mean().item()
+
+    def baselines(self) -> dict[str, Score]:
+        """SGHMC, pSGLD and cyclical SGMCMC (over SGHMC, exploration ratio 0.8, two states of each of samples/2 cycles).
+
+        The grid of pSGLD, whose learning rates are on the scale of RMSprop's, is a twentieth of the others'.
+        """
+        schedule, lrs = self._cyclical(), self.baseline_lrs
+        assert schedule.cycle_length is not None
+        cyclical = CyclicalRule(schedule.cycle_length, _EXPLORATION)
+        return {
+            "sghmc": self.score(SGHMCRule(), lrs=lrs),
+            "psgld": self.score(PSGLDRule(), lrs=lrs),
+            "cyclical": self.score(cyclical, schedule=schedule, lrs=lrs),
+        }
+
+    def specification(self) -> dict[str, Any]:
+        """Plain values that fix the scores, for checkpoints."""
+        return {
+            "steps": self.steps, "samples": self.samples, "tasks": len(self.configs), "chains": self.chains,
+            "lrs": list(self.lrs), "baseline_lrs": list(self.baseline_lrs), "seed": self.seed, "split": _SPLIT,
+        }  # fmt: skip

@@ -1,0 +1,76 @@
+"""TensorBoard logs of a meta-training run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from meta_tasks.training.evaluation import Score
+
+if TYPE_CHECKING:
+    from meta_tasks.training.trainer import Iteration
+
+__all__ = ["Monitor"]
+
+
+class Monitor:
+    """Writes what the trainer reports to TensorBoard files in a folder.
+
+    Args:
+        folder: of the run.
+        start: iteration at which the run starts or is resumed; what an earlier process logged beyond it is dropped.
+    """
+
+    def __init__(self, folder: Path, start: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        self._writer = SummaryWriter(str(folder), purge_step=start + 1)
+
+    def iteration(self, done: Iteration) -> None:
+        """Losses (overall and by kind of task), gradient, failures, speed, output scales and inner curves."""
+        add, number = self._writer.add_scalar, done.number
+        add("meta_loss/all", done.loss, number)
+        add("meta_loss/median", done.median_loss, number)
+        add("gradient/norm", done.gradient_norm, number)
+        add("gradient/mean_loss_difference", done.mean_difference, number)
+        add("gradient/rms_loss_difference", done.rms_difference, number)
+        add("inner_loop/failed_members", done.failed, number)
+        add("inner_loop/member_steps_per_second", done.member_steps_per_second, number)
+        kinds, scales = defaultdict(list), defaultdict(list)
+        for result in done.results:
+            kinds[result.kind].append(result.losses.nanmean())
+            for name, value in result.scales.items():
+                scales[name].append(torch.tensor(value))
+        for kind, losses in kinds.items():
+            add(f"meta_loss/{kind}", torch.stack(losses).nanmean(), number)
+        for name, values in scales.items():
+            add(f"output_scale/{name}", torch.stack(values).nanmean(), number)
+        if done.number % 10 == 1 and done.results[0].curve:
+            from matplotlib.figure import Figure
+
+            figure = Figure(figsize=(5, 3), layout="constrained")
+            axes = figure.add_subplot(xlabel="stretch of the inner loop", ylabel="minibatch NLL (nats)", yscale="log")
+            for result in done.results:
+                axes.plot(result.curve, label=result.kind)
+            axes.legend(fontsize="x-small")
+            self._writer.add_figure("inner_loop/curves", figure, number)
+
+    def evaluation(self, iteration: int, score: Score, baselines: dict[str, Score]) -> None:
+        """The held-out score beside the baselines'."""
+        for name, each in {"sampler": score, **baselines}.items():
+            self._writer.add_scalar(f"held_out_nll/{name}", each.nll, iteration)
+            self._writer.add_scalar(f"held_out_accuracy/{name}", each.accuracy, iteration)
+        self._writer.add_scalar("held_out_nll/failed_share", score.share_failed, iteration)
+        self._writer.flush()
+
+    def figures(self, iteration: int, figures: dict[str, Any]) -> None:
+        """matplotlib figures of what the rule has become, by name."""
+        for name, figure in figures.items():
+            self._writer.add_figure(f"network/{name}", figure, iteration)
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._writer.close()

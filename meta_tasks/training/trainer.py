@@ -1,0 +1,316 @@
+"""Meta-training: composes a task family, a rule, an objective and an estimator, and owns everything around them.
+
+The trainer knows no sampler and no task by name. All of its state is the meta-parameters, Adam's moments, the number
+of iterations, the log, and the unrolls that an estimator keeps; everything random follows from (seed, iteration, pair).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meta_tasks.estimators.evolution import Estimator, Job
+from meta_tasks.objectives.objectives import objective_named
+from meta_tasks.rules.classical import SamplerRule
+from meta_tasks.tasks.family import TaskFamily
+from meta_tasks.training.checkpoint import Checkpoints, check_same
+from meta_tasks.training.evaluation import HeldOutEvaluation, Score
+from meta_tasks.training.monitoring import Monitor
+from meta_tasks.training.process import of_first_rank, stop_signals
+from meta_tasks.training.workers import Evaluator, Executor, JobResult, SerialExecutor
+
+__all__ = ["Iteration", "Trainer", "TrainerSettings"]
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Settings of the outer loop; the defaults are the paper's where it states them.
+
+    Args:
+        iterations: outer iterations in all.
+        learning_rate, beta1, beta2: of Adam on the meta-parameters.
+        averaging: d of the running average of the meta-parameters, φ̄ ← d·φ̄ + (1−d)·φ after each iteration, which is
+            what is evaluated and written out: it takes away most of the noise that the steps leave in φ. 0: φ itself.
+        max_gradient_norm: the meta-gradient is scaled down to this Euclidean norm; None leaves it.
+        seed: of everything.
+        objective: "bma", "ce", or "stein_kl" for truncated back-propagation.
+        checkpoint_minutes: minutes between checkpoints (0: after every iteration).
+        keep_checkpoints: how many to keep.
+        evaluate_every: iterations between evaluations on held-out tasks; 0 for none.
+        figures_every: iterations between figures of the network in the log; 0 for none.
+
+    Raises:
+        ValueError: a value is out of range, or an unknown objective.
+    """
+
+    iterations: int = 1000
+    learning_rate: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    averaging: float = 0.98
+    max_gradient_norm: float | None = 1.0
+    seed: int = 0
+    objective: str = "bma"
+    checkpoint_minutes: float = 5.0
+    keep_checkpoints: int = 3
+    evaluate_every: int = 50
+    figures_every: int = 25
+
+    def __post_init__(self) -> None:
+        objective_named(self.objective)
+        if self.iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
+            raise ValueError(f"max_gradient_norm must be positive or None, got {self.max_gradient_norm}")
+        if not 0 <= self.averaging < 1:
+            raise ValueError(f"averaging must lie in [0, 1), got {self.averaging}")
+        for name in ("checkpoint_minutes", "evaluate_every", "figures_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+    @property
+    def outer_loop(self) -> dict[str, Any]:
+        """The settings that change the result, which a resumed run must share (it may run longer)."""
+        free = ("iterations", "checkpoint_minutes", "keep_checkpoints", "evaluate_every", "figures_every")
+        return {key: value for key, value in asdict(self).items() if key not in free}
+
+
+@dataclass
+class Iteration:
+    """What one iteration showed: ``number`` of iterations done, mean and median finite meta-loss, norm of the raw
+    gradient, mean and root mean square of L₊ − L₋, failed members, member-steps a second, and the jobs' results."""
+
+    number: int
+    loss: float
+    median_loss: float
+    gradient_norm: float
+    mean_difference: float
+    rms_difference: float
+    failed: int
+    member_steps_per_second: float
+    results: list[JobResult]
+
+
+class Trainer:
+    """One meta-training run.
+
+    Args:
+        family, rule, estimator: what to train on, what to train, how to estimate its gradient.
+        settings: of the outer loop.
+        folder: of the run: checkpoints and TensorBoard logs; None keeps nothing. Checkpoints found there are resumed;
+            of several ranks, all continue from what the first one finds, for another machine's folder may be its own.
+        make_executor: makes what evaluates the jobs; one after the other in this process by default.
+        evaluation: on held-out tasks; None leaves it out.
+        main: whether this process writes checkpoints and logs (of several ranks, one does).
+
+    Raises:
+        ValueError: the folder's checkpoints are of another sampler, family, estimator or setting (says which and how
+            they differ), or the held-out runs are too short for their states.
+    """
+
+    def __init__(
+        self, family: TaskFamily, rule: SamplerRule, estimator: Estimator, settings: TrainerSettings, *,
+        folder: Path | None = None, make_executor: Callable[[Evaluator], Executor] = SerialExecutor,
+        evaluation: HeldOutEvaluation | None = None, main: bool = True,
+    ) -> None:  # fmt: skip
+        self.family, self.rule, self.estimator, self.settings = family, rule, estimator, settings
+        self.evaluation, self.main = evaluation, main
+        self.weights = torch.nn.Parameter(rule.initial_weights(settings.seed))
+        self.averaged = self.weights.detach().clone()
+        self.optimizer = torch.optim.Adam(
+            [self.weights], lr=settings.learning_rate, betas=(settings.beta1, settings.beta2)
+        )
+        self.iteration, self.seconds = 0, 0.0
+        self.history: dict[str, list[float]] = {}
+        self.scores: dict[str, Any] = {}
+        # Whether weights and unrolls are those of one and the same iteration, and which iteration was saved last.
+        self._whole, self._saved_at = True, 0
+        if evaluation is not None and settings.evaluate_every:
+            evaluation.check(rule)
+        checkpoints = Checkpoints(folder, settings.keep_checkpoints) if folder is not None else None
+        self.checkpoints = checkpoints
+        saved = of_first_rank(lambda: checkpoints.load() if checkpoints is not None else None)
+        evaluator = estimator.evaluator(family, rule, settings.objective, settings.seed)
+        if saved is not None:
+            self._restore(saved)  # before any process is started, so that a wrong folder costs nothing
+        self.executor = make_executor(evaluator)
+        if saved is not None:
+            self.executor.load_state_dict(saved["unrolls"], self._jobs())
+        self.monitor = Monitor(folder, self.iteration) if folder is not None and main else None
+
+    def specification(self) -> dict[str, Any]:
+        """Plain values that fix the result of the run: sampler, family, estimator, outer loop."""
+        return {
+            "sampler": self.rule.specification(), "tasks": self.family.specification(),
+            "estimator": self.estimator.specification(), "outer_loop": self.settings.outer_loop,
+        }  # fmt: skip
+
+    def _jobs(self) -> list[Job]:
+        return self.estimator.jobs(self.settings.seed, self.iteration)
+
+    # ---------------------------------------------------------------- running
+
+    def run(self, minutes: float | None = None, progress: bool = False) -> str:
+        """Iterate until all iterations are done, the time is up, or Ctrl-C (or SIGTERM); saves at the end.
+
+        Where an iteration fails, those before it are saved, if nothing that they need was lost with it; the error says.
+
+        Args:
+            minutes: bound on the time of this call; the iteration that is running is finished.
+            progress: whether to show a progress bar.
+
+        Returns:
+            "finished", "time is up" or "interrupted".
+        """
+        from tqdm import tqdm
+
+        bar = tqdm(total=self.settings.iterations, initial=self.iteration, disable=not progress, unit="it")
+        with stop_signals() as stopped, bar:
+            try:
+                return self._iterate(minutes, stopped, bar)
+            except Exception as failure:
+                failure.add_note(self._save_after_failure())
+                raise
+
+    def _iterate(self, minutes: float | None, stopped: Callable[[], bool], bar: Any) -> str:
+        started = saved = time.monotonic()
+        while self.iteration < self.settings.iterations:
+            now = time.monotonic()
+            # The clocks and signals of several ranks differ; all do what the first one decides.
+            interrupted, over, save = self.executor.agree(
+                (
+                    stopped(),
+                    minutes is not None and now - started > 60 * minutes,
+                    self.iteration > self._saved_at and now - saved > 60 * self.settings.checkpoint_minutes,
+                )
+            )
+            if interrupted or over:
+                self._save()
+                return "interrupted" if interrupted else "time is up"
+            if save:
+                self._save()
+                saved = now
+            if self.iteration == 0:
+                self._look()
+            done = self.step()
+            bar.set_postfix(loss=f"{done.loss:.3f}", steps_per_s=f"{done.member_steps_per_second:.0f}")
+            bar.update()
+            self._look()
+        self._save()
+        return "finished"
+
+    def step(self) -> Iteration:
+        """One outer iteration: estimate the meta-gradient, clip it, let Adam move the meta-parameters."""
+        started = time.monotonic()
+        jobs = self._jobs()
+        # Unrolls that continue move with the jobs: if these fail, what is left of them belongs to no iteration.
+        self._whole = not _keeps_unrolls(jobs)
+        results = self.executor.run(jobs, self.weights.detach())
+        losses = torch.cat([result.losses for result in results])
+        gradient = self.estimator.estimate(self.settings.seed, jobs, results, len(self.weights))
+        norm = gradient.norm().item()
+        self._whole = False
+        if norm > 0:  # no pair counted, or the rule has no effect yet: Adam's moments stay as they are
+            limit = self.settings.max_gradient_norm
+            if limit is not None and norm > limit:
+                gradient = gradient * (limit / norm)
+            self.weights.grad = gradient.to(self.weights.dtype)
+            self.optimizer.step()
+        self.averaged.lerp_(self.weights.detach(), 1 - self.settings.averaging)
+        self.iteration += 1
+        elapsed = time.monotonic() - started
+        self.seconds += elapsed
+        # Only perturbations come in pairs.
+        differences = losses[losses.isfinite().all(1)].diff(dim=1).neg().flatten()
+        done = Iteration(
+            number=self.iteration,
+            loss=losses.nanmean().item(),
+            median_loss=losses.nanmedian().item(),
+            gradient_norm=norm,
+            mean_difference=differences.mean().item() if len(differences) else math.nan,
+            rms_difference=differences.square().mean().sqrt().item() if len(differences) else math.nan,
+            failed=sum(result.failed for result in results),
+            member_steps_per_second=sum(result.member_steps for result in results) / elapsed,
+            results=results,
+        )
+        for key in ("loss", "median_loss", "gradient_norm", "rms_difference", "failed", "member_steps_per_second"):
+            self.history.setdefault(key, []).append(float(getattr(done, key)))
+        self._whole = True
+        if self.monitor is not None:
+            self.monitor.iteration(done)
+        return done
+
+    def _look(self) -> None:
+        """Held-out score and figures, each where it is due."""
+        evaluate, draw = self.settings.evaluate_every, self.settings.figures_every
+        if self.evaluation is not None and self.main and evaluate and self.iteration % evaluate == 0:
+            score = self.evaluation.record(self.scores, self.rule, self.averaged, self.iteration)
+            if self.monitor is not None:
+                baselines = {name: Score(**each) for name, each in self.scores["baselines"].items()}
+                self.monitor.evaluation(self.iteration, score, baselines)
+        if self.monitor is not None and draw and self.iteration % draw == 0:
+            self.monitor.figures(self.iteration, self.rule.figures(self.averaged))
+
+    def close(self) -> None:
+        """End worker processes and the log."""
+        self.executor.close()
+        if self.monitor is not None:
+            self.monitor.close()
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _save(self) -> None:
+        self._write(self.executor.state_dict())  # every rank takes part in this one
+
+    def _save_after_failure(self) -> str:
+        """Save the last completed iteration if its state is whole; says in words what was done."""
+        if self.checkpoints is None or not self.main:
+            return "this process keeps no checkpoints"
+        keeps = _keeps_unrolls(self._jobs())
+        # An executor that has failed may have other answers waiting, and the other ranks do not answer at all.
+        if not self._whole or (keeps and self.executor.collective):
+            return "not saved since the last checkpoint: the unrolls that it would go on with are gone"
+        if self.iteration == self._saved_at:
+            return f"nothing to save since iteration {self.iteration}"
+        try:
+            self._write(self.executor.state_dict() if keeps else {})
+        except Exception as error:
+            return f"and the run could not be saved: {type(error).__name__}: {error}"
+        return f"saved after iteration {self.iteration}"
+
+    def _write(self, unrolls: dict[int, Any]) -> None:
+        if self.checkpoints is None or not self.main:
+            return
+        self.checkpoints.save(
+            self.iteration,
+            {
+                "specification": self.specification(), "weights": self.weights.detach(), "averaged": self.averaged,
+                "optimizer": self.optimizer.state_dict(), "seconds": self.seconds, "history": self.history,
+                "scores": self.scores, "unrolls": unrolls,
+            },
+        )  # fmt: skip
+        self._saved_at = self.iteration
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        folder = "the first rank's folder" if self.checkpoints is None else str(self.checkpoints.folder)
+        check_same(saved["specification"], self.specification(), folder)
+        with torch.no_grad():
+            self.weights.copy_(saved["weights"])
+            self.averaged.copy_(saved["averaged"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.iteration, self.seconds = saved["iteration"], saved["seconds"]
+        self.history, self.scores = saved["history"], saved["scores"]
+        self._saved_at = self.iteration
+
+
+def _keeps_unrolls(jobs: Iterable[Job]) -> bool:
+    """Whether any of the jobs is a part of an unroll that later ones continue."""
+    return any(job.slot is not None for job in jobs)

@@ -1,0 +1,373 @@
+"""What every sampler promises as a torch optimizer."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from learned_samplers import HMC, PSGLD, SGHMC, SGLD, SGNHT
+from tests.harness import LEARNED, NEED_CLOSURE, SAMPLERS, STOCHASTIC, closure_for, flat, small_network
+
+EVERY = pytest.mark.parametrize("name", SAMPLERS)
+
+
+def run(name, steps, *, seed=1, **settings):
+    model = small_network()
+    sampler = SAMPLERS[name](model.parameters(), **settings)
+    torch.manual_seed(seed)
+    closure = closure_for(model, sampler)
+    losses = [sampler.step(closure) for _ in range(steps)]
+    return model, sampler, losses
+
+
+@EVERY
+def test_foreach_equals_the_loop_bit_for_bit(name):
+    settings = dict(prior_precision=2.0, temperature=0.7)
+    one = flat(run(name, 12, foreach=True, **settings)[0])
+    other = flat(run(name, 12, foreach=False, **settings)[0])
+    assert torch.equal(one, other)
+
+
+@EVERY
+def test_blocks_do_not_change_the_chain(name, monkeypatch):
+    whole = flat(run(name, 5)[0])
+    monkeypatch.setattr("learned_samplers.base.sampler._BLOCK_ON_CPU", 6)
+    assert torch.equal(whole, flat(run(name, 5)[0]))
+
+
+@EVERY
+def test_step_returns_the_loss_and_counts(name):
+    _, sampler, losses = run(name, 4)
+    assert all(torch.isfinite(loss) for loss in losses)
+    assert sampler.step_count == 4
+    assert sampler.badge in ("exact", "O(h)", "heuristic")
+
+
+@EVERY
+def test_the_seed_fixes_the_chain_and_another_seed_changes_it(name):
+    assert torch.equal(flat(run(name, 6)[0]), flat(run(name, 6)[0]))
+    assert not torch.equal(flat(run(name, 6)[0]), flat(run(name, 6, seed=2)[0]))
+
+
+@EVERY
+def test_a_generator_of_its_own_leaves_the_global_one_alone(name):
+    model = small_network()
+    sampler = SAMPLERS[name](model.parameters(), generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    for _ in range(3):
+        sampler.step(closure_for(model, sampler))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_gradients_are_read_and_never_written(name):
+    model, sampler, _ = run(name, 1, prior_precision=3.0)
+    before = [p.grad.clone() for p in model.parameters()]
+    sampler.step()
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before, strict=True))
+
+
+@EVERY
+def test_groups_have_their_own_settings_and_names(name):
+    model = small_network()
+    first, second = list(model.named_parameters())[:2], list(model.named_parameters())[2:]
+    make = SAMPLERS[name]
+    sampler = make([{"params": first, "lr": 0.01}, {"params": second}])
+    assert sampler.param_groups[0]["lr"] == 0.01
+    assert sampler.param_groups[0]["param_names"] == ["0.weight", "0.bias"]
+    before = flat(model)
+    sampler.step(closure_for(model, sampler))
+    assert sampler.step_count == 1
+    assert (flat(model) != before).any() or name == "HMC"
+
+
+@EVERY
+def test_a_learning_rate_scheduler_drives_it(name):
+    model = small_network()
+    sampler = SAMPLERS[name](model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(sampler, T_max=5)
+    rates = []
+    for _ in range(5):
+        sampler.step(closure_for(model, sampler))
+        scheduler.step()
+        rates.append(scheduler.get_last_lr()[0])
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(0, abs=1e-9)
+    before = flat(model)
+    sampler.step(closure_for(model, sampler))  # at lr 0 nothing moves, and nothing breaks
+    assert torch.allclose(flat(model), before, atol=1e-5)
+
+
+@EVERY
+def test_frozen_parameters_stay(name):
+    model = small_network()
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    sampler = SAMPLERS[name](model.parameters())
+    sampler.step(closure_for(model, sampler))
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("name", [n for n in STOCHASTIC if n != "SGNHT"])
+def test_nothing_is_drawn_at_temperature_zero(name):
+    model = small_network()
+    sampler = SAMPLERS[name](model.parameters(), temperature=0.0)
+    state = torch.get_rng_state()
+    for _ in range(6):
+        sampler.step(closure_for(model, sampler))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@EVERY
+def test_copies_and_pickles_continue_alike(name):
+    import pickle
+
+    _, sampler, _ = run(name, 3)
+    clone = copy.deepcopy(sampler)
+    again = pickle.loads(pickle.dumps(sampler))
+    assert clone.step_count == again.step_count == 3
+    for other in (clone, again):
+        assert other.state_dict()["sampler"]["name"] == type(sampler).__name__
+
+
+# ---------------------------------------------------------------- exact resumption
+
+_RESUME = """
+import sys, torch
+torch.set_num_threads(int(sys.argv[3]))  # the order of the sums in a matrix product depends on it
+from tests.harness import SAMPLERS, closure_for, flat, small_network
+out = {}
+for name, saved in torch.load(sys.argv[1], weights_only=True).items():
+    model = small_network(seed=99)
+    sampler = SAMPLERS[name](model.parameters(), lr=1.0)
+    model.load_state_dict(saved["model"])
+    sampler.load_state_dict(saved["sampler"])
+    for _ in range(7):
+        sampler.step(closure_for(model, sampler))
+    out[name] = {"theta": flat(model), "noise": torch.randn(3), "count": sampler.step_count}
+torch.save(out, sys.argv[2])
+"""
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """Every sampler, saved after 8 steps: 7 steps more in this process, and 7 in another that loads the file."""
+    folder = tmp_path_factory.mktemp("resumed")
+    saved, here = {}, {}
+    for name in SAMPLERS:
+        model, sampler, _ = run(name, 8)
+        saved[name] = copy.deepcopy({"model": model.state_dict(), "sampler": sampler.state_dict()})
+        for _ in range(7):
+            sampler.step(closure_for(model, sampler))
+        here[name] = {"theta": flat(model), "noise": torch.randn(3), "count": sampler.step_count}
+    torch.save(saved, folder / "saved.pt")
+    arguments = [str(folder / "saved.pt"), str(folder / "out.pt"), str(torch.get_num_threads())]
+    command = [sys.executable, "-c", _RESUME, *arguments]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, timeout=300)
+    return here, torch.load(folder / "out.pt", weights_only=True)
+
+
+@EVERY
+def test_resumes_bit_for_bit_in_another_process(name, resumed):
+    here, there = resumed
+    assert torch.equal(there[name]["theta"], here[name]["theta"])
+    assert torch.equal(there[name]["noise"], here[name]["noise"])
+    assert there[name]["count"] == here[name]["count"] == 15
+
+
+@EVERY
+def test_resumes_with_a_generator_of_its_own(name):
+    model = small_network()
+    sampler = SAMPLERS[name](model.parameters(), generator=torch.Generator().manual_seed(5))
+    for _ in range(4):
+        sampler.step(closure_for(model, sampler))
+    buffer = io.BytesIO()
+    torch.save([model.state_dict(), sampler.state_dict()], buffer)
+    for _ in range(4):
+        sampler.step(closure_for(model, sampler))
+    buffer.seek(0)
+    weights, state = torch.load(buffer, weights_only=True)
+    twin = small_network(seed=4)
+    twin.load_state_dict(weights)
+    resumed = SAMPLERS[name](twin.parameters(), generator=torch.Generator())
+    resumed.load_state_dict(state)
+    for _ in range(4):
+        resumed.step(closure_for(twin, resumed))
+    assert torch.equal(flat(twin), flat(model))
+
+
+# ---------------------------------------------------------------- temperature 0 is the torch optimizer
+
+
+def _beside(sampler_of, optimizer_of, steps=30):
+    ours, theirs = small_network(), small_network()
+    a, b = sampler_of(ours.parameters()), optimizer_of(theirs.parameters())
+    for _ in range(steps):
+        closure_for(ours, a)(), closure_for(theirs, b)()
+        a.step(), b.step()
+    return flat(ours), flat(theirs)
+
+
+def test_cold_sgld_is_sgd_bit_for_bit():
+    ours, theirs = _beside(lambda p: SGLD(p, 0.3, 100, temperature=0), lambda p: torch.optim.SGD(p, 0.3))
+    assert torch.equal(ours, theirs)
+
+
+def test_cold_psgld_is_rmsprop_bit_for_bit():
+    ours, theirs = _beside(
+        lambda p: PSGLD(p, 0.01, 100, temperature=0, decay=0.9, eps=1e-6),
+        lambda p: torch.optim.RMSprop(p, 0.01, alpha=0.9, eps=1e-6),
+    )
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("decay", [0.05, 0.5, 1.0])
+def test_cold_sghmc_is_sgd_with_momentum(decay):
+    ours, theirs = _beside(
+        lambda p: SGHMC(p, 0.1, 5000, temperature=0, momentum_decay=decay),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=1 - decay),
+    )
+    assert torch.allclose(ours, theirs, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cls", [SGLD, SGHMC])
+def test_the_prior_is_weight_decay_over_num_data(cls):
+    momentum = {"momentum": 0.9} if cls is SGHMC else {}
+    ours, theirs = _beside(
+        lambda p: cls(p, 0.1, 50, temperature=0, prior_precision=2.0),
+        lambda p: torch.optim.SGD(p, 0.1, weight_decay=2.0 / 50, **momentum),
+    )
+    assert torch.allclose(ours, theirs, atol=2e-6, rtol=1e-5)
+
+
+def test_sghmc_without_memory_is_sgld():
+    ours, theirs = _beside(lambda p: SGLD(p, 0.1, 50, temperature=0), lambda p: SGHMC(p, 0.1, 50, momentum_decay=1.0,
+                                                                                      temperature=0))  # fmt: skip
+    assert torch.allclose(ours, theirs, atol=1e-6)
+    one = flat(_noisy(lambda p: SGLD(p, 0.1, 50)))
+    other = flat(_noisy(lambda p: SGHMC(p, 0.1, 50, momentum_decay=1.0)))
+    assert torch.allclose(one, other, atol=1e-5)
+
+
+def _noisy(make):
+    model = small_network()
+    sampler = make(model.parameters())
+    torch.manual_seed(2)
+    for _ in range(5):
+        sampler.step(closure_for(model, sampler))
+    return model
+
+
+# ---------------------------------------------------------------- shapes, dtypes, groups
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from(sorted(STOCHASTIC)),
+    shapes=st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=4),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    foreach=st.booleans(),
+)
+def test_any_shapes_and_dtypes(name, shapes, dtype, foreach):
+    params = [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+    sampler = STOCHASTIC[name](params, foreach=foreach)
+    for _ in range(3):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        sampler.step()
+    for p, shape in zip(params, shapes, strict=True):
+        assert p.shape == tuple(shape)
+        assert p.dtype == dtype
+        assert p.isfinite().all()
+        assert all(s.dtype == dtype for s in sampler.state[p].values())
+
+
+@settings(max_examples=15, deadline=None)
+@given(name=st.sampled_from(sorted(set(STOCHASTIC) - LEARNED)), members=st.integers(1, 3), width=st.integers(1, 5))
+def test_the_rule_works_with_leading_batch_axes(name, members, width):
+    """The pure function on a stack of members is the pure function on each member."""
+    sampler = STOCHASTIC[name]([torch.zeros(width, requires_grad=True)])
+    hyper = sampler._hyper(sampler.param_groups[0])
+    x, g, noise = torch.randn(3, members, width)
+    shapes = {"thermostat": (members, 1)}
+    state = [torch.rand(shapes.get(n, (members, width))) for n in sampler.state_names]
+    stacked = sampler.rule(x, g, noise, *state, **hyper)
+    for i in range(members):
+        alone = sampler.rule(x[i], g[i], noise[i], *(s[i] for s in state), **hyper)
+        for a, b in zip(stacked, alone, strict=True):
+            assert torch.allclose(a[i], b, atol=1e-6)
+
+
+def test_a_momentum_drawn_at_the_start_has_the_temperature():
+    p = torch.zeros(20_000, requires_grad=True)
+    sampler = SGHMC([p], 1e-9, 100, momentum_init="normal", temperature=0.25, momentum_decay=1e-9)
+    p.grad = torch.zeros_like(p)
+    sampler.step()
+    assert sampler.temperatures()[0]["kinetic"] == pytest.approx(0.25, rel=0.05)
+
+
+def test_temperatures_of_exact_draws():
+    k, n = 40.0, 100
+    p = (torch.randn(50_000) / k**0.5).requires_grad_()
+    q = (torch.randn(50_000) / k**0.5).requires_grad_()
+    sampler = SGNHT([{"params": [p]}, {"params": [q]}], 0.01, n, momentum_init="normal")
+    for _ in range(3):
+        for x in (p, q):
+            x.grad = k * x.detach() / n
+        reports = sampler.temperatures()
+        sampler.step()
+    assert len(reports) == 2
+    for report in reports:
+        assert report["kinetic"] == pytest.approx(1, rel=0.05)
+        assert report["configurational"] == pytest.approx(1, rel=0.05)
+
+
+def test_hooks_and_named_parameters():
+    model = small_network()
+    sampler = SGHMC(model.named_parameters(), 0.1, 100)
+    seen = []
+    handle = sampler.register_step_post_hook(lambda opt, args, kwargs: seen.append(opt.step_count))
+    for _ in range(3):
+        sampler.step(closure_for(model, sampler))
+    handle.remove()
+    sampler.step(closure_for(model, sampler))
+    assert seen == [1, 2, 3]
+
+
+def test_a_group_added_later_joins_the_count():
+    model = small_network()
+    sampler = SGLD(model[0].parameters(), 0.1, 100)
+    model[2].requires_grad_(False)
+    sampler.step(closure_for(model, sampler))
+    model[2].requires_grad_(True)
+    sampler.add_param_group({"params": model[2].parameters(), "lr": 0.01})
+    sampler.step(closure_for(model, sampler))
+    assert [g["step"] for g in sampler.param_groups] == [2, 2]
+
+
+def test_a_gradient_scaler_drives_it():
+    model = small_network()
+    sampler = SGHMC(model.parameters(), 0.1, 100)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    loss = nn.functional.cross_entropy(model(torch.randn(4, 3)), torch.tensor([0, 1, 0, 1]))
+    scaler.scale(loss).backward()
+    scaler.step(sampler)
+    scaler.update()
+    assert sampler.step_count == 1
+
+
+def test_only_those_that_evaluate_the_loss_again_need_a_closure():
+    asking = {n for n, make in SAMPLERS.items() if make([torch.zeros(1, requires_grad=True)]).needs_closure}
+    assert asking == NEED_CLOSURE
+    with pytest.raises(ValueError, match=r"HMC\.step needs a closure"):
+        HMC([torch.zeros(1, requires_grad=True)], 0.1, 10).step()

@@ -1,0 +1,320 @@
+"""Kinetic-L2E: its forces are the gradients of the energy that it claims, and its law is the posterior."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers import SGHMC, KineticL2E, check_sampler
+from learned_samplers.learned import weights
+from learned_samplers.learned.features import Segments
+from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES, kinetic_half_step, kinetic_mean, l2e_kinetic_rule
+from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
+from tests.harness import closure_for, flat, sghmc_variance, small_data, small_network
+
+SEGMENTS = Segments((4, 3))
+N, PRIOR = 50.0, 2.0
+
+
+def network(seed=0, scale=1.0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    module = build_network(2, (8, 8), 1, zero_last=False, generator=generator, dtype=dtype)
+    with torch.no_grad():
+        module[-1].weight.mul_(scale)
+    return module
+
+
+MIX = torch.randn(7, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def mean_loss(theta):
+    """A loss of seven coupled coordinates that is not quadratic."""
+    return (torch.cos(theta @ MIX) + 0.3 * theta**2).sum() / N
+
+
+def gradient_of(theta):
+    return torch.func.grad(mean_loss)(theta)
+
+
+def hessian_product_at(theta):
+    """w ↦ ∂²L/∂θ²·w, by differentiating ∇L·w."""
+    return lambda w: torch.func.grad(lambda t: gradient_of(t) @ w)(theta)
+
+
+def state(seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(7, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+SETTINGS = dict(segments=SEGMENTS, num_data=N, prior_precision=PRIOR, mean_scale=0.7)
+
+
+def kinetic_energy(phi, theta, r):
+    """½‖r − f(θ)‖², f through the gradient of the loss as well."""
+    return 0.5 * (r - kinetic_mean(theta, gradient_of(theta), phi=phi, **SETTINGS)).square().sum()
+
+
+def force_of(phi, theta, r, hessian_product):
+    """Jᵀ(r − f), read off the rule with a tiny step: no friction worth the name, no noise, no gradient of U."""
+    parts = kinetic_half_step(
+        theta, gradient_of(theta), None, r, phi=phi, lr=1e-40, temperature=0.0, momentum_decay=1e-20, **SETTINGS
+    )
+    return parts[2] + hessian_product(parts[3])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_forces_are_minus_the_gradients_of_the_energy(seed):
+    phi = [(w.detach(), b.detach()) for w, b in layers_of(network(seed))]
+    theta, r, _ = state(seed)
+    exact = hessian_product_at(theta)
+    by_theta = torch.func.grad(lambda t: kinetic_energy(phi, t, r))(theta)
+    by_momentum = torch.func.grad(lambda x: kinetic_energy(phi, theta, x))(r)
+    mean = kinetic_mean(theta, gradient_of(theta), phi=phi, **SETTINGS)
+    torch.testing.assert_close(force_of(phi, theta, r, exact), -by_theta, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(r - mean, by_momentum, rtol=1e-12, atol=1e-14)
+    # Planted: the Hessian left out, and the gradient as the paper prints it.
+    size = by_theta.norm()
+    assert (force_of(phi, theta, r, torch.zeros_like) + by_theta).norm() > 0.05 * size
+    printed = torch.func.vjp(lambda t: kinetic_mean(t, gradient_of(t), phi=phi, **SETTINGS), theta)[1](mean)[0]
+    assert (printed - by_theta).norm() > 0.5 * size
+
+
+def test_the_rule_is_its_equations():
+    phi = [(w.detach(), b.detach()) for w, b in layers_of(network())]
+    theta, r, xi = state()
+    g, a, lr, heat = gradient_of(theta), 0.2, 0.4, 0.5
+    eps = math.sqrt(lr / N)
+    product = hessian_product_at(theta)
+    new = l2e_kinetic_rule(
+        theta, g, xi, r, hessian_product=product, phi=phi, lr=lr, temperature=heat, momentum_decay=a, **SETTINGS
+    )
+    f = kinetic_mean(theta, g, phi=phi, **SETTINGS)
+    half = (1 - a) * r + a * f - eps * (N * g + PRIOR * theta) + math.sqrt(2 * a * heat) * xi
+    force = -torch.func.grad(lambda t: kinetic_energy(phi, t, half))(theta)
+    torch.testing.assert_close(new[0], theta + eps * (half - f), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(new[1], half + eps * force, rtol=1e-10, atol=1e-12)
+
+
+def test_members_do_not_see_each_other():
+    phi = layers_of(network())
+    vector = flatten(phi).detach()
+    members = unflatten(vector + 0.1 * torch.randn(3, len(vector), dtype=torch.float64), shapes_of(phi))
+    theta, r, xi = (torch.stack([x, 2 * x, -x]) for x in state())
+    g = torch.func.vmap(gradient_of)(theta)
+    hessian = 0.3
+
+    def step(theta, g, xi, r, phi):
+        settings = dict(lr=0.3, temperature=1.0, momentum_decay=0.1, **SETTINGS)
+        return l2e_kinetic_rule(theta, g, xi, r, hessian_product=lambda w: hessian * w, phi=phi, **settings)
+
+    both = step(theta, g, xi, r, members)
+    for i in range(3):
+        one = step(theta[i], g[i], xi[i], r[i], [(w[i], b[i]) for w, b in members])
+        for a, b in zip(both, one, strict=True):
+            torch.testing.assert_close(a[i], b, rtol=1e-11, atol=1e-13)
+
+
+# ------------------------------------------------------------------ the optimizer
+
+
+def run(make, steps=12, backward=True, groups=False):
+    model = small_network().double()
+    params = list(model.parameters())
+    sampler = make([{"params": params[:1]}, {"params": params[1:]}] if groups else params)
+    torch.manual_seed(1)
+    x, y = small_data()
+
+    def closure():
+        sampler.zero_grad()
+        loss = nn.functional.cross_entropy(model(x.double()), y)
+        if backward:
+            loss.backward()
+        return loss
+
+    for _ in range(steps):
+        sampler.step(closure)
+    return flat(model), sampler, model
+
+
+@pytest.mark.parametrize("hessian", ["finite_difference", "double_backward", "none"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0, "prior_precision": 2.0}, {"momentum_init": "normal"}])
+def test_untrained_it_is_sghmc_bit_for_bit(hessian, options):
+    backward = hessian != "double_backward"
+    ours, *_ = run(lambda p: KineticL2E(p, 0.2, 100, network=None, hessian=hessian, **options), backward=backward)
+    theirs, *_ = run(lambda p: SGHMC(p, 0.2, 100, **options))
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_the_two_hessian_products_agree_and_the_third_differs(groups):
+    def make(hessian):
+        return lambda p: KineticL2E(
+            p, 0.2, 100, network=network(), hessian=hessian, probe_size=1e-6, prior_precision=1.0
+        )
+
+    exact, *_ = run(make("double_backward"), backward=False, groups=groups)
+    finite, *_ = run(make("finite_difference"), groups=groups)
+    none, *_ = run(make("none"), groups=groups)
+    torch.testing.assert_close(finite, exact, rtol=0, atol=1e-5)
+    assert (none - exact).abs().max() > 1e-3
+
+
+def test_the_hessian_couples_the_groups():
+    """Two groups hold the same network's weights; one buffer for all of them must give the same chain."""
+    module = network()
+
+    def make(p):
+        return KineticL2E(p, 0.2, 100, network=module, hessian="double_backward")
+
+    one, *_ = run(make, backward=False)
+    two, *_ = run(make, backward=False, groups=True)
+    torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-11)
+
+
+def test_the_chain_of_the_optimizer_is_that_of_the_pure_rule():
+    module = network()
+    theta = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    start = theta.detach().clone()
+    sampler = KineticL2E(
+        [theta], 0.2, N, network=module, hessian="double_backward", prior_precision=PRIOR, mean_scale=0.7
+    )
+    torch.manual_seed(5)
+    for _ in range(6):
+        sampler.step(lambda: mean_loss(theta))
+    settings = dict(lr=0.2, temperature=1.0, momentum_decay=0.1, **{**SETTINGS, "segments": Segments((7,))})
+    torch.manual_seed(5)
+    x, r, phi = start, torch.zeros_like(start), [(w.detach(), b.detach()) for w, b in layers_of(module)]
+    for _ in range(6):
+        x, r = l2e_kinetic_rule(
+            x, gradient_of(x), torch.randn_like(x), r, hessian_product=hessian_product_at(x), phi=phi, **settings
+        )
+    torch.testing.assert_close(theta.detach(), x, rtol=1e-9, atol=1e-11)
+
+
+def test_the_probe_restores_what_it_touched():
+    model = small_network()
+    sampler = KineticL2E(model.parameters(), 0.1, 100, network=network(dtype=torch.float32))
+    usual = closure_for(model, sampler)
+    calls = []
+
+    def closure():
+        loss = usual()
+        calls.append([p.detach().clone() for p in model.parameters()])
+        if len(calls) == 2:
+            raise RuntimeError("the second evaluation fails")
+        return loss
+
+    before = flat(model)
+    with pytest.raises(RuntimeError, match="the second evaluation fails"):
+        sampler.step(closure)
+    assert torch.equal(flat(model), before)
+    assert sampler.step_count == 0
+    moved = torch.cat([(a - b).flatten() for a, b in zip(calls[1], calls[0], strict=True)])
+    assert moved.square().mean().sqrt().item() == pytest.approx(1e-3, rel=1e-3)  # probe_size
+
+
+def test_closures_that_do_not_fit_are_refused():
+    model = small_network()
+    sampler = KineticL2E(model.parameters(), 0.1, 100, network=None, hessian="double_backward")
+    before, saved = flat(model), copy.deepcopy(sampler.state_dict()["state"])
+    with pytest.raises(ValueError, match="must return the loss and not call backward"):
+        sampler.step(closure_for(model, sampler))
+    with pytest.raises(ValueError, match="must return the loss and not call backward"):
+        sampler.step(lambda: 3.0)
+    with pytest.raises(ValueError, match=r"KineticL2E\.step needs a closure"):
+        sampler.step()
+    assert torch.equal(flat(model), before)
+    assert sampler.state_dict()["state"] == saved == {}
+
+
+# ------------------------------------------------------------------ the law
+
+
+def stationary(lr, hessian, a=0.1, k=100.0, seed=0, noise=0.0, chains=2000, steps=500):
+    """k·Var θ and Var(r − f) on a Gaussian, T = 1, by the pure rule, started from exact draws."""
+    n = 100.0
+    phi = [(w.detach().float(), b.detach().float()) for w, b in layers_of(network(seed, 0.5))]
+    common = dict(phi=phi, segments=Segments((chains,)), num_data=n, prior_precision=0.0)
+    generator = torch.Generator().manual_seed(1)
+    theta = torch.randn(chains, generator=generator) / math.sqrt(k)
+    r = torch.randn(chains, generator=generator) + kinetic_mean(theta, theta * (k / n), **common)
+    product = (lambda w: w * (k / n)) if hessian else None
+    total = torch.zeros(2, dtype=torch.float64)
+    for i in range(steps):
+        slope = theta * (k / n) + math.sqrt(noise) / n * torch.randn(chains, generator=generator)
+        xi = torch.randn(chains, generator=generator)
+        theta, r = l2e_kinetic_rule(
+            theta, slope, xi, r, hessian_product=product, lr=lr, temperature=1.0, momentum_decay=a, **common
+        )
+        if i >= steps // 4:
+            f = kinetic_mean(theta, theta * (k / n), **common)
+            total += torch.stack([k * theta.square().mean(), (r - f).square().mean()]).double()
+    return (total / (steps - steps // 4)).tolist()
+
+
+def test_the_posterior_is_its_law_and_without_the_hessian_it_is_not():
+    # Friction C = a/ε is kept as ε shrinks: the limit is the dynamics in continuous time.
+    for seed in (0, 1):
+        coarse, _ = stationary(0.1, True, 0.1, seed=seed)
+        fine, heat = stationary(0.1 / 16, True, 0.1 / 4, seed=seed)
+        wrong, _ = stationary(0.1 / 16, False, 0.1 / 4, seed=seed)
+        assert abs(fine - 1) < 0.02
+        assert abs(fine - 1) < max(0.5 * abs(coarse - 1), 0.01)
+        assert heat == pytest.approx(1, abs=0.03)
+        assert abs(wrong - 1) > 0.05
+
+
+def test_the_badge_is_earned():
+    module = network(1, scale=0.3, dtype=torch.float32)
+    report = check_sampler(
+        lambda p: KineticL2E(p, 0.1, 100, network=module), stiffness=(0.3,), coordinates=1000, steps=250,
+        refinement=4, tolerance=0.03,
+    )  # fmt: skip
+    assert report.passed, report
+    p = torch.zeros(1, requires_grad=True)
+    assert report.verdict == KineticL2E([p], 0.1, 100, network=module).badge == "O(h)"
+    assert KineticL2E([p], 0.1, 100, network=module, hessian="none").badge == "heuristic"
+
+
+def test_the_badge_is_that_of_the_weights_card(tmp_path):
+    """What was measured with the weights counts, also in a copy; without the Hessian the form has none to keep."""
+    card = {
+        "name": "hot", "sampler": "KineticL2E", "form": "kinetic", "feature_set": "kinetic",
+        "features": list(KINETIC_FEATURES), "scales": {}, "defaults": {"lr": 0.1, "momentum_decay": 0.1},
+        "meta_training": dict.fromkeys(weights.META_TRAINING_FIELDS), "curve": [], "metrics": {}, "licence": "MIT",
+    }  # fmt: skip
+    p = torch.zeros(1, requires_grad=True)
+    for badge in ("heuristic", "O(h)"):
+        file = tmp_path / "weights.safetensors"
+        weights.save(file, network(dtype=torch.float32), {**card, "badge": badge})
+        sampler = KineticL2E([p], num_data=100, network=file)
+        assert sampler.badge == badge
+        assert pickle.loads(pickle.dumps(sampler)).badge == badge
+        assert KineticL2E([p], num_data=100, network=file, hessian="none").badge == "heuristic"
+
+
+def test_gradient_noise_heats_it_as_it_heats_sghmc():
+    lr, a, noise = 0.1 / 16, 0.1 / 4, 30.0
+    for seed in (0, 1):
+        variance, _ = stationary(lr, True, a, seed=seed, noise=noise)
+        assert variance == pytest.approx(100.0 * sghmc_variance(100.0, lr / 100, a, gradient_noise=noise), rel=0.03)
+
+
+def test_its_kinetic_temperature_is_that_of_r_minus_f():
+    module = network(scale=2.0)
+    theta = torch.zeros(3000, dtype=torch.float64, requires_grad=True)
+    sampler = KineticL2E([theta], 0.01, 100, network=module, hessian="none", momentum_init="normal")
+    theta.grad = torch.randn(3000, dtype=torch.float64)
+    sampler.step()
+    phi = [(w.detach(), b.detach()) for w, b in layers_of(module)]
+    settings = dict(segments=Segments((3000,)), num_data=100, prior_precision=0.0)
+    f = kinetic_mean(theta.detach(), theta.grad, phi=phi, **settings)
+    expected = (sampler.state[theta]["momentum"] - f).square().mean().item()
+    report = sampler.temperatures()[0]
+    assert report["kinetic"] == pytest.approx(expected, rel=1e-9)
+    assert abs(sampler.state[theta]["momentum"].square().mean().item() - expected) > 0.05

@@ -1,0 +1,323 @@
+"""L2E as an optimizer: SGHMC when untrained, its own rule when trained, and its network's place in the sampler."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import higher
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers import L2E, SGHMC, KineticL2E, PrecondL2E
+from learned_samplers.learned.features import FEATURE_SETS, Segments
+from learned_samplers.learned.l2e.optimizer import PUBLISHED_CODE
+from learned_samplers.learned.l2e.rule import l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.network import build_network, layers_of
+from tests.harness import closure_for, flat, small_data, small_network
+
+
+def network(feature_set="paper", seed=0, outputs=2, **options):
+    generator = torch.Generator().manual_seed(seed)
+    return build_network(feature_set, (8, 8), outputs, zero_last=False, generator=generator, **options)
+
+
+def chain(make, steps=15, seed=1, dtype=torch.float32):
+    model = small_network().to(dtype)
+    sampler = make(model.parameters())
+    torch.manual_seed(seed)
+    x, y = small_data()
+    for _ in range(steps):
+        sampler.zero_grad()
+        nn.functional.cross_entropy(model(x.to(dtype)), y).backward()
+        sampler.step()
+    return flat(model), sampler
+
+
+# ------------------------------------------------------------------ untrained
+
+
+@pytest.mark.parametrize("feature_set", FEATURE_SETS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"prior_precision": 3.0, "temperature": 0.5, "momentum_decay": 0.4},
+        {"momentum_init": "normal"},
+        {"temperature": 0.0},
+    ],
+)
+def test_untrained_it_is_sghmc_bit_for_bit(feature_set, options):
+    ours, a = chain(lambda p: L2E(p, 0.2, 100, network=None, feature_set=feature_set, **options))
+    theirs, b = chain(lambda p: SGHMC(p, 0.2, 100, **options))
+    assert torch.equal(ours, theirs)
+    for p, q in zip(a.param_groups[0]["params"], b.param_groups[0]["params"], strict=True):
+        assert torch.equal(a.state[p]["momentum"], b.state[q]["momentum"])
+    trained, _ = chain(lambda p: L2E(p, 0.2, 100, network=network(feature_set), feature_set=feature_set, **options))
+    assert not torch.allclose(trained, theirs, atol=1e-3)
+
+
+def test_making_one_draws_nothing_from_the_global_generator():
+    before = torch.get_rng_state()
+    for cls in (L2E, KineticL2E, PrecondL2E):
+        cls([torch.zeros(2, requires_grad=True)], 0.1, 10, network=None)
+    L2E([torch.zeros(2, requires_grad=True)], 0.1, 10, network=None, form="paper")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_untrained_in_the_papers_form_it_moves():
+    """There β is the velocity itself: a last layer of zeros would never move θ."""
+    ours, _ = chain(lambda p: L2E(p, 0.2, 100, network=None, form="paper", beta_scale=1.0))
+    assert not torch.equal(ours, flat(small_network()))
+
+
+# ------------------------------------------------------------------ the rule of the optimizer is the pure rule
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "extra"),
+    [
+        ({"beta_scale": 0.5, "alpha_scale": 0.2, "friction_scale": 0.3, "reference_data": 40.0}, l2e_residual_rule, {}),
+        ({"beta_scale": 0.5, "decay_time": 2.0}, l2e_residual_rule, {}),
+        ({"form": "paper", "output_bound": 2.0}, l2e_paper_rule, {}),
+        (PUBLISHED_CODE, l2e_paper_rule, {"friction": "algorithm2", "noise_multiplier": 1e-3}),
+    ],
+)
+def test_the_chain_is_that_of_the_pure_rule(options, rule, extra):
+    module = network(dtype=torch.float64)
+    options = {"num_data": 100, **options}
+    settings = dict(lr=0.3, num_data=options["num_data"], temperature=1.0, prior_precision=2.0, momentum_decay=0.2)
+    ours, _ = chain(
+        lambda p: L2E(p, network=module, **{**options, "lr": 0.3, "prior_precision": 2.0, "momentum_decay": 0.2}),
+        dtype=torch.float64,
+    )
+
+    model = small_network().double()
+    torch.manual_seed(1)
+    x, y = small_data()
+    params = list(model.parameters())
+    segments = Segments(tuple(p.numel() for p in params))
+    momentum, averages = torch.zeros(segments.total).double(), torch.zeros(6, segments.total).double()
+    scales = {
+        k: v
+        for k, v in options.items()
+        if k.endswith("_scale") or k in ("reference_data", "decay_time", "output_bound")
+    }
+    for step in range(15):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x.double()), y).backward()
+        theta = torch.cat([p.detach().flatten() for p in params])
+        gradient = torch.cat([p.grad.flatten() for p in params])
+        noise = torch.cat([torch.randn_like(p).flatten() for p in params])
+        with torch.no_grad():
+            theta, momentum, averages = rule(
+                theta, gradient, noise, momentum, averages,
+                phi=layers_of(module), segments=segments, step=step, **settings, **scales, **extra,
+            )  # fmt: skip
+            for p, piece in zip(params, theta.split(segments.lengths), strict=True):
+                p.copy_(piece.view_as(p))
+    torch.testing.assert_close(ours, flat(model), rtol=1e-12, atol=1e-14)
+
+
+def test_each_group_is_updated_with_its_own_settings():
+    def make(params):
+        params = list(params)
+        groups = [{"params": params[:2], "lr": 0.01, "beta_scale": 0.0}, {"params": params[2:], "num_data": 40}]
+        return L2E(groups, 0.2, 100, network=network())
+
+    ours, sampler = chain(make, 1)
+    torch.manual_seed(1)
+    model = small_network()
+    torch.manual_seed(1)
+    x, y = small_data()
+    nn.functional.cross_entropy(model(x), y).backward()
+    params = list(model.parameters())
+    expected = []
+    own = ({"lr": 0.01, "num_data": 100, "beta_scale": 0.0}, {"lr": 0.2, "num_data": 40})
+    for part, settings in zip((params[:2], params[2:]), own, strict=True):
+        noise = torch.cat([torch.randn_like(p).flatten() for p in part])
+        theta, gradient = (torch.cat([t.flatten() for t in ts]) for ts in (part, [p.grad for p in part]))
+        with torch.no_grad():
+            expected.append(
+                l2e_residual_rule(
+                    theta, gradient, noise, torch.zeros_like(theta), torch.zeros(6, len(theta)), temperature=1.0,
+                    phi=layers_of(network()), segments=Segments(tuple(p.numel() for p in part)), momentum_decay=0.1,
+                    prior_precision=0.0, **settings,
+                )[0]
+            )  # fmt: skip
+    torch.testing.assert_close(ours, torch.cat(expected), rtol=1e-6, atol=1e-7)
+    assert sampler.param_groups[1]["num_data"] == 40
+
+
+# ------------------------------------------------------------------ the network's place
+
+
+def test_the_network_is_the_module_given_and_not_a_parameter_group():
+    module, p = network(), torch.zeros(3, requires_grad=True)
+    sampler = L2E([p], 0.1, 10, network=module)
+    assert sampler.network is module
+    (held,) = [q for group in sampler.param_groups for q in group["params"]]
+    assert held is p
+
+
+def test_the_network_takes_the_dtype_of_the_parameters_and_leaves_the_module_alone():
+    module = network()
+    sampler = L2E([torch.zeros(3, dtype=torch.float64, requires_grad=True)], 0.1, 10, network=module)
+    assert {p.dtype for p in sampler.network.parameters()} == {torch.float64}
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+
+
+def test_gradients_flow_to_the_network_through_higher():
+    model, module = small_network().double(), network(dtype=torch.float64)
+    x, y = small_data()
+    sampler = L2E(model.parameters(), 0.1, 100, network=module)
+
+    def outcome():
+        torch.manual_seed(4)
+        with higher.innerloop_ctx(model, sampler) as (fast, twin):
+            for _ in range(3):
+                twin.step(nn.functional.cross_entropy(fast(x.double()), y))
+            return nn.functional.cross_entropy(fast(-x.double()), y)
+
+    weight = sampler.network[-1].weight
+    (slope,) = torch.autograd.grad(outcome(), weight)
+    ends = []
+    for shift in (1e-6, -1e-6):
+        with torch.no_grad():
+            weight[1, 2] += shift
+        ends.append(outcome().item())
+        with torch.no_grad():
+            weight[1, 2] -= shift
+    assert slope[1, 2].item() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-4)
+    assert slope[1, 2].item() != 0
+
+
+# ------------------------------------------------------------------ resuming
+
+
+def test_a_chain_is_not_resumed_with_another_network():
+    _, sampler = chain(lambda p: L2E(p, 0.1, 100, network=network()))
+    saved = sampler.state_dict()
+    buffer = io.BytesIO()
+    torch.save(saved, buffer)
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=True)["sampler"]["network"]["form"] == "residual"
+    others = {
+        "sha256": lambda p: L2E(p, 0.1, 100, network=network(seed=1)),
+        "form": lambda p: L2E(p, 0.1, 100, network=network(), form="paper"),
+        "feature_set": lambda p: L2E(p, 0.1, 100, network=network("scaled"), feature_set="scaled"),
+    }
+    for word, make in others.items():
+        _, other = chain(make, 2)
+        before = copy.deepcopy(other.state_dict())
+        with pytest.raises(ValueError, match=f"another network: {word} is"):
+            other.load_state_dict(saved)
+        after = other.state_dict()
+        assert after["param_groups"] == before["param_groups"]
+        for i, entry in before["state"].items():
+            assert all(torch.equal(value, after["state"][i][key]) for key, value in entry.items())
+    # A fresh module with the same weights is the same network.
+    chain(lambda p: L2E(p, 0.1, 100, network=network()))[1].load_state_dict(saved)
+
+
+def test_state_has_its_shapes():
+    _, sampler = chain(lambda p: L2E(p, 0.1, 100, network=network("adaptive"), feature_set="adaptive"), 1)
+    for p in sampler.param_groups[0]["params"]:
+        assert sampler.state[p]["momentum"].shape == p.shape
+        assert sampler.state[p]["averages"].shape == (8, *p.shape)
+
+
+def test_empty_and_scalar_parameters_are_fine():
+    params = [
+        torch.zeros(0, requires_grad=True),
+        torch.ones((), requires_grad=True),
+        torch.ones(2, 3, requires_grad=True),
+    ]
+    sampler = L2E(params, 0.1, 100, network=network())
+    for p in params:
+        p.grad = torch.ones_like(p)
+    sampler.step()
+    assert all(p.isfinite().all() for p in params)
+    assert (params[1] != 1).all()
+
+
+# ------------------------------------------------------------------ bad input
+
+
+def parameter():
+    return torch.zeros(3, requires_grad=True)
+
+
+GOOD = {"lr": 0.1, "num_data": 10}
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings", "error", "message"),
+    [
+        (L2E, {"network": None, "lr": None}, ValueError, "lr must be given"),
+        (L2E, {"network": None, "num_data": None}, TypeError, "num_data must be a number, got None"),
+        (L2E, {"network": None, "form": "residuals"}, ValueError, "form must be one of 'residual', 'paper'"),
+        (L2E, {"network": None, "feature_set": "rich"}, ValueError, "feature_set must be one of .* got 'rich'"),
+        (L2E, {"network": 3}, TypeError, "network must be a name, a path, an nn.Module or None, got 3"),
+        (L2E, {"network": "no-such-weights"}, ValueError, "no shipped weights are named 'no-such-weights'"),
+        (L2E, {"network": "nowhere/l2e.safetensors"}, FileNotFoundError, "nowhere"),
+        (L2E, {"network": nn.ReLU()}, ValueError, "network must have nn.Linear layers"),
+        (L2E, {"network": network("scaled")}, ValueError, r"network must take 9 features \('paper'\).* got 20 and 2"),
+        (L2E, {"network": network(outputs=1)}, ValueError, "give 2 outputs, got 9 and 1"),
+        (L2E, {"network": None, "alpha_scale": -1.0}, ValueError, "alpha_scale must not be negative, got -1.0"),
+        (L2E, {"network": None, "beta_scale": NAN}, ValueError, "beta_scale must be finite"),
+        (L2E, {"network": None, "decay_time": 0}, ValueError, "decay_time must be greater than 0, got 0"),
+        (L2E, {"network": None, "decay_time": "1"}, TypeError, "decay_time must be a number"),
+        (
+            L2E,
+            {"network": None, "form": "paper", "decay_time": 9.0},
+            ValueError,
+            "decay_time does not belong to this form",
+        ),
+        (L2E, {"network": None, "output_bound": 0}, ValueError, "output_bound must be greater than 0"),
+        (L2E, {"network": None, "output_bound": "2"}, TypeError, "output_bound must be a number"),
+        (L2E, {"network": None, "momentum_decay": 0.0}, ValueError, "momentum_decay must lie in"),
+        (L2E, {"network": None, "momentum_init": "ones"}, ValueError, "momentum_init"),
+        (L2E, {"network": None, "friction": "algorithm2"}, ValueError, "friction does not belong to this form"),
+        (L2E, {"network": None, "noise_multiplier": 1.0}, ValueError, "noise_multiplier does not belong"),
+        (L2E, {"network": None, "form": "paper", "friction": "eq6"}, ValueError, "friction must be one of"),
+        (L2E, {"network": None, "form": "paper", "noise_multiplier": -1}, ValueError, "noise_multiplier must not"),
+        (KineticL2E, {"network": None, "hessian": "exact"}, ValueError, "hessian must be one of"),
+        (KineticL2E, {"network": None, "probe_size": 0}, ValueError, "probe_size must be greater than 0"),
+        (KineticL2E, {"network": None, "mean_scale": -1}, ValueError, "mean_scale must not be negative"),
+        (KineticL2E, {"network": None, "lr": None}, ValueError, "lr must be given"),
+        (KineticL2E, {"network": network()}, ValueError, "network must take 2 features"),
+        (PrecondL2E, {"curl_clip": 0.5}, ValueError, "curl_clip must be at least 1, got 0.5"),
+        (PrecondL2E, {"friction_clip": "big"}, TypeError, "friction_clip must be a number"),
+        (PrecondL2E, {"curl_scale": -2.0}, ValueError, "curl_scale must not be negative"),
+        (PrecondL2E, {"correction": "full"}, ValueError, "correction must be one of"),
+        (PrecondL2E, {"network": network("scaled")}, ValueError, "network must take 9 features"),
+    ],
+)
+def test_bad_arguments_are_named(cls, settings, error, message):
+    with pytest.raises(error, match=message):
+        cls([parameter()], **{**GOOD, **settings})
+
+
+def test_a_network_that_is_not_finite_is_refused():
+    module = network()
+    with torch.no_grad():
+        module[0].weight[0, 0] = NAN
+    with pytest.raises(ValueError, match="network must have finite weights"):
+        L2E([parameter()], 0.1, 10, network=module)
+
+
+def test_a_step_that_fails_changes_nothing():
+    model = small_network()
+    sampler = L2E(model.named_parameters(), 0.1, 100, network=network())
+    sampler.step(closure_for(model, sampler))
+    before, saved = flat(model), copy.deepcopy(sampler.state_dict())
+    model[2].weight.grad[1, 1] = NAN
+    with pytest.raises(FloatingPointError, match=r"2\.weight"):
+        sampler.step()
+    assert torch.equal(flat(model), before)
+    assert sampler.step_count == 1
+    for i, entry in saved["state"].items():
+        assert all(torch.equal(value, sampler.state_dict()["state"][i][key]) for key, value in entry.items())

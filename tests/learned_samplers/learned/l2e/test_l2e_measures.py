@@ -1,0 +1,325 @@
+"""Measures of a learned sampler: against finite differences, samplers whose answer is known, and its own rule."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from learned_samplers import L2E, SGHMC, PrecondL2E, check_sampler
+from learned_samplers.learned.features import FEATURE_SETS, Segments, TensorScales, update_averages
+from learned_samplers.learned.l2e.measures import assumption_violation, output_grids, term_contributions, term_effects
+from learned_samplers.learned.l2e.report import flat_states, gaussian_law, measure
+from learned_samplers.learned.l2e.rule import NetworkOnChain, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.network import build_network, layers_of
+from meta_tasks.rules.learned import L2ERule
+from tests.harness import closure_for, small_network
+
+SEGMENTS = Segments((30, 12))
+RULES = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
+HYPER = dict(lr=0.2, num_data=80.0, alpha_scale=0.3, beta_scale=0.7)
+MORE = dict(temperature=0.8, prior_precision=2.0, momentum_decay=0.15)
+
+
+def weights(feature_set="paper", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    module = build_network(feature_set, (8, 8), zero_last=False, generator=generator, dtype=torch.float64)
+    return [(weight.detach(), bias.detach()) for weight, bias in layers_of(module)]
+
+
+def linear(by_parameter, by_momentum):
+    """α = by_momentum·r̂ and β = by_parameter·θ̂ of the normalised inputs, through ReLU pairs."""
+    module = build_network("paper", (4,), dtype=torch.float64)
+    with torch.no_grad():
+        module[0].weight.zero_()
+        for row, (column, sign) in enumerate([(1, 1.0), (1, -1.0), (2, 1.0), (2, -1.0)]):
+            module[0].weight[row, column] = sign
+        module[-1].weight.copy_(
+            torch.tensor([[0, 0, by_momentum, -by_momentum], [by_parameter, -by_parameter, 0, 0]], dtype=torch.float64)
+        )
+    return [(weight.detach(), bias.detach()) for weight, bias in layers_of(module)]
+
+
+def state(leading=(), feature_set="paper", seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    theta, g, r = (torch.randn(*leading, 42, generator=generator, dtype=torch.float64) for _ in range(3))
+    averages = torch.zeros(*leading, FEATURE_SETS[feature_set].num_averages, 42, dtype=torch.float64)
+    return dict(parameter=0.2 * theta, gradient=0.1 * g, momentum=r, averages=averages, segments=SEGMENTS)
+
+
+# ------------------------------------------------------------------ Assumption 3.1
+
+
+@pytest.mark.parametrize("feature_set", FEATURE_SETS)
+@pytest.mark.parametrize("form", RULES)
+def test_the_derivatives_are_finite_differences_at_fixed_scales(form, feature_set):
+    s, phi = state(feature_set=feature_set), weights(feature_set)
+    found = assumption_violation(**s, **HYPER, **MORE, phi=phi, form=form, feature_set=feature_set, step=3)
+    averages = update_averages(s["averages"], s["gradient"], feature_set)
+    scales = TensorScales(
+        s["parameter"], s["gradient"], averages, SEGMENTS, FEATURE_SETS[feature_set], lr=0.2, num_data=80.0, step=3
+    )
+    network = NetworkOnChain(phi, scales, None)
+    network(s["momentum"])
+    h, eps = 1e-7, math.sqrt(0.2 / 80)
+
+    def difference(head, by_parameter):
+        move = (h, 0.0) if by_parameter else (0.0, h)
+        ends = [network.held(s["parameter"] + k * move[0], s["momentum"] + k * move[1])[head] for k in (1, -1)]
+        return (ends[0] - ends[1]) / (2 * h)
+
+    per_step = 0.3 if form == "residual" else 0.3 * eps
+    torch.testing.assert_close(found.alpha_by_momentum, per_step * difference(0, False), rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(found.beta_by_parameter, 0.7 * eps * difference(1, True), rtol=1e-5, atol=1e-8)
+    assert found.violation.max() > 0
+    assert 0 < found.relative <= 1
+
+
+def test_an_energy_has_no_violation_and_its_mirror_image_all_of_it():
+    """g = c·θ·r has ∂α/∂r = ∂β/∂θ = c; turning the sign of one of them is as wrong as can be."""
+    s = state()
+    s["segments"] = Segments((42,))
+    eps, scale = math.sqrt(0.2 / 80), {k: s[k].square().mean().add(1e-5).sqrt() for k in ("parameter", "momentum")}
+    ratio = float(0.7 * eps * scale["momentum"] / (0.3 * scale["parameter"]))
+    for sign, expected in ((1.0, 0.0), (-1.0, 1.0)):
+        phi = linear(by_parameter=1.0, by_momentum=sign * ratio)
+        found = assumption_violation(**s, **HYPER, phi=phi, form="residual")
+        assert found.relative.item() == pytest.approx(expected, abs=1e-12)
+        size = 0.7 * eps / scale["parameter"].item()
+        torch.testing.assert_close(found.beta_by_parameter, torch.full((42,), size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("friction_scale", [0.0, 0.4])
+def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
+    """What a step adds to r beyond gradient, prior and noise is −ε·∂g/∂θ − a·∂g/∂r, with ∂g/∂r = r + s_β·β."""
+    s, phi = state(), weights()
+    found = assumption_violation(**s, **HYPER, **MORE, phi=phi, friction_scale=friction_scale)
+    averages = update_averages(s["averages"], s["gradient"])
+    scales = TensorScales(
+        s["parameter"], s["gradient"], averages, SEGMENTS, FEATURE_SETS["paper"], lr=0.2, num_data=80.0, step=0
+    )
+    network = NetworkOnChain(phi, scales, None)
+    network(s["momentum"])
+
+    def alpha(momentum):
+        alpha, beta = network.held(s["parameter"], momentum)
+        added = -0.3 * alpha - 0.15 * momentum - 0.15 * friction_scale * 0.7 * beta
+        return -(added + 0.15 * (momentum + 0.7 * beta))
+
+    difference = (alpha(s["momentum"] + 1e-7) - alpha(s["momentum"] - 1e-7)) / 2e-7
+    torch.testing.assert_close(found.alpha_by_momentum, difference, rtol=1e-5, atol=1e-8)
+    felt = assumption_violation(**s, **HYPER, **MORE, phi=phi)
+    assert (found.alpha_by_momentum - felt.alpha_by_momentum).abs().max() > 1e-2
+
+
+def test_an_untrained_network_has_no_violation():
+    found = assumption_violation(**state(), **HYPER, phi=linear(0.0, 0.0))
+    assert found.relative == 0
+    assert not found.violation.any()
+
+
+def test_members_are_measured_one_by_one():
+    s, phi = state((3,)), weights()
+    both = assumption_violation(**s, **HYPER, phi=phi)
+    terms = term_contributions(**s, **HYPER, **MORE, phi=phi)
+    assert both.relative.shape == (3,)
+    one = {key: value[1] if isinstance(value, torch.Tensor) else value for key, value in s.items()}
+    torch.testing.assert_close(both.relative[1], assumption_violation(**one, **HYPER, phi=phi).relative)
+    for name, value in term_contributions(**one, **HYPER, **MORE, phi=phi).items():
+        torch.testing.assert_close(terms[name][1], value)
+
+
+# ------------------------------------------------------------------ terms
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("residual", {}),
+        ("residual", {"friction_scale": 0.4}),
+        ("residual", {"reference_data": 20.0}),
+        ("residual", {"decay_time": 5.0, "step": 11}),
+        ("paper", {}),
+        ("paper", {"friction": "algorithm2", "noise_multiplier": 1e-3}),
+    ],
+)
+def test_terms_are_what_the_rule_loses_without_them(form, options):
+    """Each term is also the change of the rule's own new momentum when that term alone is switched off."""
+    s, phi = state(), weights()
+    found = term_contributions(**s, **HYPER, **MORE, **options, phi=phi, form=form)
+
+    def momentum_of(noise=None, **changed):
+        values = {**s, **HYPER, **MORE, **options, "phi": phi, **changed}
+        return RULES[form](values.pop("parameter"), values.pop("gradient"), noise, values.pop("momentum"),
+                           values.pop("averages"), **values)[1]  # fmt: skip
+
+    def rms(x):
+        return x.square().mean().sqrt()
+
+    whole = momentum_of()
+    torch.testing.assert_close(found["alpha"], rms(whole - momentum_of(alpha_scale=0.0)))
+    torch.testing.assert_close(found["learned_friction"], rms(whole - momentum_of(friction_scale=0.0)))
+    torch.testing.assert_close(found["prior"], rms(whole - momentum_of(prior_precision=0.0)))
+    torch.testing.assert_close(found["noise"], rms(whole - momentum_of(noise=torch.ones(42).double())))
+    torch.testing.assert_close(found["gradient"], rms(math.sqrt(0.2 * 80) * s["gradient"]))
+    assert ("friction" in found) == (form == "residual")
+
+
+def test_effects_are_nothing_without_the_term_and_something_with_it():
+    segments, start = Segments((42,)), torch.randn(42, generator=torch.Generator().manual_seed(2)).double()
+    settings = dict(segments=segments, lr=0.1, num_data=50.0, prior_precision=0.0, momentum_decay=0.1)
+
+    def effects(phi, temperature, **changed):
+        values = {**settings, "temperature": temperature, "alpha_scale": 0.1, "beta_scale": 0.5, **changed}
+        return term_effects(lambda theta: 0.2 * theta, start, 40, phi=phi, **values)
+
+    whole = effects(weights(), 1.0)
+    assert all(0.01 < value < 10 for value in whole.values()), whole
+    assert effects(linear(0.0, 0.0), 1.0) == {"alpha": 0.0, "learned_friction": 0.0, "noise": pytest.approx(1, abs=1)}
+    assert effects(weights(), 0.0)["noise"] == 0
+    assert effects(weights(), 1.0, alpha_scale=0.0)["alpha"] == 0
+    assert effects(weights(), 1.0) == whole
+    published = effects(weights(), 1.0, form="paper", alpha_scale=1e-3, beta_scale=1e-3)
+    assert published["alpha"] < 0.1 * whole["alpha"]
+
+
+# ------------------------------------------------------------------ grids
+
+
+def test_grids_hold_the_networks_outputs_at_their_places():
+    phi = [(w.float(), b.float()) for w, b in weights()]
+    grids = output_grids(phi, points=5, extent=2.0, fixed=(-1.0, 0.5))
+    assert grids["axis"].tolist() == [-2, -1, 0, 1, 2]
+    assert grids["alpha"].shape == grids["beta"].shape == (2, 5, 5)
+
+    def at(gradient, parameter, momentum):
+        x = torch.tensor([gradient, parameter, momentum, *[gradient] * 6])
+        for i, (w, b) in enumerate(phi):
+            x = w @ x + b
+            x = x.relu() if i < 2 else x
+        return x.abs()
+
+    # Rows: momentum for β at fixed θ, θ for α at fixed momentum; columns: the gradient and its averages.
+    assert grids["beta"][1, 4, 0].item() == pytest.approx(at(-2.0, 0.5, 2.0)[1].item(), rel=1e-5)
+    assert grids["alpha"][0, 3, 2].item() == pytest.approx(at(0.0, 1.0, -1.0)[0].item(), rel=1e-5)
+
+
+def test_grids_move_the_ratios_along_with_the_gradient():
+    """Adam's direction is a function of such a ratio alone."""
+    rule = L2ERule("residual", "adaptive", (4,), start=("average_0.9_to_rms", 2.0))
+    phi = [(w[0], b[0]) for w, b in rule.prepare(rule.initial_weights(0)[None])]
+    grids = output_grids(phi, "adaptive", points=3, extent=1.5)
+    torch.testing.assert_close(grids["beta"], torch.tensor([3.0, 0.0, 3.0]).expand(3, 3, 3))
+    assert not grids["alpha"].any()
+
+
+# ------------------------------------------------------------------ of an optimizer
+
+
+def test_the_states_of_an_optimizer_are_what_its_next_step_uses():
+    model, module = small_network(), build_network("adaptive", (6,), zero_last=False)
+    groups = [{"params": [model[0].weight], "lr": 0.03}, {"params": [*model[2].parameters(), model[0].bias]}]
+    sampler = L2E(groups, 0.1, 100, network=module, feature_set="adaptive", temperature=0.0)
+    closure = closure_for(model, sampler)
+    with pytest.raises(ValueError, match="sampler must have taken a step"):
+        flat_states(sampler)
+    for _ in range(3):
+        sampler.step(closure)
+    closure()
+    states = flat_states(sampler)
+    assert [s["segments"].lengths for s in states] == [(15,), (10, 2, 5)]
+    assert [s["lr"] for s in states] == [0.03, 0.1]
+    expected = []
+    for s in states:
+        assert 0 < assumption_violation(**s).relative <= 1
+        assert term_contributions(**s)["noise"] == 0
+        values = {key: value for key, value in s.items() if key != "form"}
+        expected.append(
+            l2e_residual_rule(*(values.pop(k) for k in ("parameter", "gradient")), None,
+                              *(values.pop(k) for k in ("momentum", "averages")), **values)[0]
+        )  # fmt: skip
+    sampler.step()
+    after = torch.cat([p.detach().flatten() for group in sampler.param_groups for p in group["params"]])
+    torch.testing.assert_close(after, torch.cat(expected))
+    with pytest.raises(TypeError, match="sampler must be an L2E, got SGHMC"):
+        flat_states(SGHMC(model.parameters(), 0.1, 100))
+
+
+def test_the_cards_measurements_of_an_untrained_sampler_are_sghmcs():
+    found = measure(lambda p: L2E(p, 0.1, 100, network=None), coordinates=1000, stiffness=(0.2,))
+    assert json.loads(json.dumps(found)) == found
+    assert found["verdict"] in ("exact", "O(h)")
+    assert abs(found["bias"][0]) < 0.1
+    assert found["kinetic_temperature"][0] == pytest.approx(4 / (4 - 0.2 - 0.2), rel=0.05)
+    assert found["assumption_violation"] == 0
+    assert found["terms"]["alpha"] == 0
+    assert found["terms"]["noise"] == pytest.approx(math.sqrt(0.2))
+    effects = found["term_effects"]
+    assert (effects.pop("alpha"), effects.pop("learned_friction")) == (0.0, 0.0)
+    assert 0.3 < effects.pop("noise") < 1
+    assert not effects
+
+
+def by_momentum(form, slope):
+    """Makes an L2E whose β is ``slope`` times r over its root mean square, and α 0."""
+    module = build_network("paper", (2,))
+    with torch.no_grad():
+        module[0].weight.zero_()
+        module[0].weight[:, 2] = torch.tensor([1.0, -1.0])
+        module[-1].weight[1] = torch.tensor([slope, -slope])
+    return lambda p: L2E(p, 0.1, 100, network=module, form=form, beta_scale=1.0)
+
+
+@pytest.mark.parametrize("form", RULES)
+def test_the_cards_effects_are_those_of_taking_a_term_out(form):
+    """Against the optimizer itself: the chain of `measure`, and one whose learned friction is switched off."""
+    make, lr, n, count = by_momentum(form, 0.5), 0.1, 100, 400
+    found = measure(make, coordinates=count, stiffness=(0.2,), seed=4)["term_effects"]
+    assert found["alpha"] == 0
+    torch.manual_seed(4)
+    k = 0.2 * n / lr
+    start, ends = torch.randn(count) * (1 / k) ** 0.5, []
+    for friction_scale in (1.0, 0.0):
+        theta = start.clone().requires_grad_()
+        sampler = make([theta])
+        sampler.param_groups[0]["friction_scale"] = friction_scale
+        torch.manual_seed(4)
+        for _ in range(200):
+            theta.grad = theta.detach() * (k / n)
+            sampler.step()
+        ends.append(theta.detach())
+    expected = (ends[1] - ends[0]).norm() / (ends[0] - start).norm()
+    assert found["learned_friction"] == pytest.approx(expected.item(), rel=1e-3)
+    assert found["learned_friction"] > 0.01
+
+
+def test_the_law_of_any_sampler_for_its_card():
+    """`gaussian_law` of a sampler without terms to look at: biases and temperatures, and nothing else."""
+    found = gaussian_law(lambda p: PrecondL2E(p, 0.1, 100), coordinates=1000, stiffness=(0.2, 0.1))
+    assert json.loads(json.dumps(found)) == found
+    assert found["stiffness"] == [0.2, 0.1]
+    assert abs(found["bias"][0]) < 0.1
+    assert found["kinetic_temperature"] == pytest.approx([4 / (4 - 0.2 - 0.2), 4 / (4 - 0.1 - 0.2)], rel=0.05)
+    assert len(found["bias_at_a_quarter_of_lr"]) == len(found["configurational_temperature"]) == 2
+
+
+def test_the_cards_measurements_of_a_random_network_show_its_bias():
+    """The residual form with a random network does not leave the posterior: the badge is heuristic for a reason."""
+    module = build_network("paper", zero_last=False, generator=torch.Generator().manual_seed(1))
+    before = torch.get_rng_state()
+    found = measure(lambda p: L2E(p, 0.1, 100, network=module), coordinates=500, stiffness=(0.2,))
+    assert torch.equal(before, torch.get_rng_state())
+    assert found["verdict"] in ("biased", "unstable")
+    assert found["assumption_violation"] > 0.5
+    assert L2E.badge == "heuristic"
+
+
+def test_a_sampler_that_runs_away_is_unstable_and_not_an_error():
+    """PrecondL2E with large random outputs: its own step refuses to go on, and the report says so."""
+    module = build_network("paper", zero_last=False, generator=torch.Generator().manual_seed(0))
+    report = check_sampler(
+        lambda p: PrecondL2E(p, 0.1, 100, network=module), stiffness=(0.3,), coordinates=100, steps=500, refinement=1.01
+    )
+    assert report.verdict == "unstable", report

@@ -1,0 +1,311 @@
+"""The L2E rules against their equations written out tensor by tensor in numpy, and against SGHMC."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers.classical.sghmc import sghmc_rule
+from learned_samplers.learned.features import FEATURE_SETS, Segments, features
+from learned_samplers.learned.l2e import rule as l2e_rule
+from learned_samplers.learned.l2e.rule import apply_network, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
+
+LENGTHS = (40, 3, 25)
+SEGMENTS = Segments(LENGTHS)
+HYPER = dict(lr=0.2, num_data=300.0, temperature=0.7, prior_precision=4.0, momentum_decay=0.1)
+DECAYS = np.array([0.1, 0.5, 0.9, 0.99, 0.999, 0.9999])
+
+
+def weights(feature_set="paper", members=None, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    module = build_network(feature_set, (8, 8), zero_last=False, generator=generator)
+    phi = layers_of(module)
+    vector = flatten(phi).detach().to(dtype)
+    shape = (len(vector),) if members is None else (members, len(vector))
+    return unflatten(vector + 0.1 * torch.randn(shape, generator=generator, dtype=dtype), shapes_of(phi))
+
+
+def chain_state(leading=(), feature_set="paper", dtype=torch.float64, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*leading, SEGMENTS.total)
+
+    def draw(scale):
+        return scale * torch.randn(shape, generator=generator, dtype=dtype)
+
+    averages = torch.zeros(*leading, FEATURE_SETS[feature_set].num_averages, SEGMENTS.total, dtype=dtype)
+    return draw(0.3), draw(0.01), draw(1.0), draw(1.0), averages
+
+
+# ------------------------------------------------------------------ an independent implementation
+
+
+def reference_network(phi, theta, r, g, m):
+    """Coordinate-major, one tensor: (n, 9) features, RMS over the tensor."""
+    x = np.concatenate([np.stack([g, theta, r], -1), m], -1)
+    x = x / np.sqrt(1e-5 + (x**2).mean(0, keepdims=True))
+    for i, (w, b) in enumerate(phi):
+        x = x @ w.T + b
+        x = np.maximum(x, 0) if i < len(phi) - 1 else x
+    return x[:, 0], x[:, 1]
+
+
+def reference_run(rule, phi, theta, gradients, noises, fault=None):
+    """Several steps of Eq. 6 (``paper``), of the published code (``code``), or of the residual form."""
+    phi = [(w.numpy(), b.numpy()) for w, b in phi]
+    lr, n, temperature, prior, a = (HYPER[key] for key in HYPER)
+    eps = np.sqrt(lr / n)
+    theta, r, m = theta.numpy().copy(), np.zeros(SEGMENTS.total), np.zeros((SEGMENTS.total, 6))
+    bounds = np.cumsum((0, *LENGTHS))
+    for g_all, xi_all in zip(gradients.numpy(), noises.numpy(), strict=True):
+        for start, stop in pairwise(bounds):
+            s = slice(start, stop)
+            g, xi = g_all[s], xi_all[s]
+            if fault == "averages updated after the features":
+                old = m[s].copy()
+            m[s] = DECAYS * m[s] + (1 - DECAYS) * g[:, None]
+            seen = old if fault == "averages updated after the features" else m[s]
+            alpha, beta = reference_network(phi, theta[s], r[s], g, seen)
+            drift = eps * (n * g + prior * theta[s])
+            before = r[s].copy()
+            if rule == "residual":
+                r[s] = (1 - a) * r[s] - drift + np.sqrt(2 * a * temperature) * xi - 0.1 * alpha - a * beta
+            elif rule == "paper":
+                r[s] = r[s] - drift - eps * 1e-3 * alpha - a * 1e-3 * beta + np.sqrt(2 * a * temperature) * xi
+            else:
+                noise = np.sqrt(2 * a * 1e-3 * temperature) * xi
+                r[s] = r[s] - drift - eps * (1e-3 * alpha + a * 1e-3 * beta) + noise
+            second = before if fault == "second pass with the old momentum" else r[s]
+            _, beta = reference_network(phi, theta[s], second, g, seen)
+            theta[s] += eps * ((r[s] + beta) if rule == "residual" else 1e-3 * beta)
+    return theta, r, m
+
+
+def run(rule, phi, theta, gradients, noises):
+    function = l2e_residual_rule if rule == "residual" else l2e_paper_rule
+    options = dict(friction="algorithm2", noise_multiplier=1e-3) if rule == "code" else {}
+    r, m = torch.zeros_like(theta), torch.zeros(6, SEGMENTS.total, dtype=theta.dtype)
+    for step, (g, xi) in enumerate(zip(gradients, noises, strict=True)):
+        theta, r, m = function(theta, g, xi, r, m, phi=phi, segments=SEGMENTS, step=step, **options, **HYPER)
+    return theta, r, m
+
+
+def scripted(steps=12, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    draw = [torch.randn(steps, SEGMENTS.total, generator=generator, dtype=torch.float64) for _ in range(2)]
+    return 0.3 * torch.randn(SEGMENTS.total, generator=generator, dtype=torch.float64), 0.01 * draw[0], draw[1]
+
+
+@pytest.mark.parametrize("rule", ["residual", "paper", "code"])
+def test_trajectory_is_that_of_the_equations(rule):
+    phi, (theta, gradients, noises) = weights(), scripted()
+    theta_, r_, m_ = run(rule, phi, theta, gradients, noises)
+    expected = reference_run(rule, phi, theta, gradients, noises)
+    for ours, theirs in zip((theta_, r_, m_.T), expected, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["residual", "paper", "code"])
+@pytest.mark.parametrize("fault", ["averages updated after the features", "second pass with the old momentum"])
+def test_the_comparison_sees_a_planted_fault(rule, fault):
+    phi, (theta, gradients, noises) = weights(), scripted()
+    moved = np.abs(run(rule, phi, theta, gradients, noises)[0].numpy() - theta.numpy()).max()
+    wrong = reference_run(rule, phi, theta, gradients, noises, fault)[0]
+    assert np.abs(run(rule, phi, theta, gradients, noises)[0].numpy() - wrong).max() > 1e-3 * moved
+
+
+def test_the_three_trajectories_differ():
+    phi, (theta, gradients, noises) = weights(), scripted()
+    r = {rule: run(rule, phi, theta, gradients, noises)[1] for rule in ("residual", "paper", "code")}
+    assert (r["paper"] - r["code"]).abs().max() > 0.1
+    assert (r["paper"] - r["residual"]).abs().max() > 0.1
+
+
+# ------------------------------------------------------------------ the residual form's base
+
+
+@pytest.mark.parametrize("feature_set", FEATURE_SETS)
+@pytest.mark.parametrize("leading", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("noisy", [True, False])
+def test_a_zero_last_layer_is_sghmc_bit_for_bit(feature_set, leading, noisy):
+    theta, g, xi, r, m = chain_state(leading, feature_set, torch.float32)
+    phi = layers_of(build_network(feature_set))
+    xi = xi if noisy else None
+    ours = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=SEGMENTS, feature_set=feature_set, **HYPER)
+    theirs = sghmc_rule(theta, g, xi, r, **HYPER)
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.equal(ours[1], theirs[1])
+    other = weights(feature_set, dtype=torch.float32)
+    moved = l2e_residual_rule(theta, g, xi, r, m, phi=other, segments=SEGMENTS, feature_set=feature_set, **HYPER)
+    assert not torch.equal(moved[0], theirs[0])
+
+
+# ------------------------------------------------------------------ leading axes, blocks, purity
+
+
+@pytest.mark.parametrize("rule", [l2e_residual_rule, l2e_paper_rule])
+@pytest.mark.parametrize("feature_set", FEATURE_SETS)
+def test_members_do_not_see_each_other(rule, feature_set):
+    theta, g, xi, r, m = chain_state((5,), feature_set)
+    phi = weights(feature_set, members=5)
+    both = rule(theta, g, xi, r, m, phi=phi, segments=SEGMENTS, feature_set=feature_set, step=3, **HYPER)
+    for i in (0, 4):
+        own = [(w[i], b[i]) for w, b in phi]
+        one = rule(
+            theta[i], g[i], xi[i], r[i], m[i], phi=own, segments=SEGMENTS, feature_set=feature_set, step=3, **HYPER
+        )
+        for ours, theirs in zip(both, one, strict=True):
+            torch.testing.assert_close(ours[i], theirs, rtol=1e-11, atol=1e-13)
+
+
+def test_a_member_that_is_not_finite_poisons_no_other():
+    theta, g, xi, r, m = chain_state((3,))
+    phi = weights(members=3)
+    clean = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=SEGMENTS, **HYPER)
+    g = g.clone()
+    g[1, 7] = float("nan")
+    dirty = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=SEGMENTS, **HYPER)
+    for before, after in zip(clean, dirty, strict=True):
+        assert torch.equal(before[[0, 2]], after[[0, 2]])
+    assert dirty[0][1].isnan().any()
+
+
+def test_the_size_of_the_blocks_does_not_matter(monkeypatch):
+    theta, g, xi, r, m = chain_state((2,))
+    theta, g, xi, r, m = (x.repeat_interleave(9, -1) for x in (theta, g, xi, r, m))
+    segments = Segments(tuple(9 * n for n in LENGTHS))
+    phi = weights(members=2)
+    whole = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=segments, **HYPER)
+    monkeypatch.setattr(l2e_rule, "_CACHE_BYTES", 1)
+    assert l2e_rule._block_size(phi, theta) == 128 < segments.total
+    blocks = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=segments, **HYPER)
+    for a, b in zip(whole, blocks, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("rule", [l2e_residual_rule, l2e_paper_rule])
+def test_inputs_are_left_alone_and_the_rule_is_differentiable(rule):
+    state = chain_state()
+    phi = [(w.clone().requires_grad_(), b.clone().requires_grad_()) for w, b in weights()]
+    copies = [x.clone() for x in state]
+    lr = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+    theta, r, _ = rule(*state, phi=phi, segments=SEGMENTS, **{**HYPER, "lr": lr})
+    for before, after in zip(copies, state, strict=True):
+        assert torch.equal(before, after)
+    loss = theta.square().sum() + 1e-3 * r.square().sum()
+    got = torch.autograd.grad(loss, [lr, *(t for pair in phi for t in pair)])
+    assert all(g.isfinite().all() and g.abs().max() > 0 for g in got)
+
+    def value(x):
+        theta, r, _ = rule(*state, phi=phi, segments=SEGMENTS, **{**HYPER, "lr": x})
+        return (theta.square().sum() + 1e-3 * r.square().sum()).item()
+
+    slope = (value(0.2 + 1e-6) - value(0.2 - 1e-6)) / 2e-6
+    assert got[0].item() == pytest.approx(slope, rel=1e-5)
+
+
+# ------------------------------------------------------------------ the network
+
+
+def test_apply_network_is_the_module_on_each_coordinate():
+    module = build_network("paper", zero_last=False, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert sum(p.numel() for p in module.parameters()) == 1442  # Appendix I: 9 → 32 → 32 → 2
+    theta, g, _, r, m = chain_state()
+    x = features(theta, r, g, m, SEGMENTS)
+    alpha, beta = apply_network(layers_of(module), x)
+    expected = module(x.T).T
+    torch.testing.assert_close(torch.stack([alpha, beta]), expected, rtol=1e-12, atol=1e-14)
+    (only,) = apply_network(layers_of(module), x, heads=(1,))
+    torch.testing.assert_close(only, expected[1], rtol=1e-12, atol=1e-14)
+    bounded = apply_network(layers_of(module), x, output_bound=0.01)
+    assert max(y.abs().max() for y in bounded) <= 0.01
+    torch.testing.assert_close(bounded[0], 0.01 * torch.tanh(expected[0] / 0.01), rtol=1e-12, atol=1e-14)
+
+
+def test_flatten_and_unflatten_are_inverse():
+    phi = weights(members=3)
+    vector = flatten(phi)
+    for (w, b), (w2, b2) in zip(phi, unflatten(vector, shapes_of(phi)), strict=True):
+        assert torch.equal(w, w2)
+        assert torch.equal(b, b2)
+    with pytest.raises(ValueError, match="vector must have"):
+        unflatten(vector[:, 1:], shapes_of(phi))
+
+
+@pytest.mark.parametrize(
+    ("network", "error", "message"),
+    [
+        (3, TypeError, "network must be an nn.Module, got int"),
+        (nn.ReLU(), ValueError, "network must have nn.Linear layers"),
+        (nn.Sequential(nn.Linear(9, 4), nn.Linear(5, 2)), ValueError, "layer 1 takes 5 values, layer 0 gives 4"),
+        (nn.Sequential(nn.Linear(9, 2, bias=False)), ValueError, "layer 0 must have a bias"),
+    ],
+)
+def test_modules_that_are_no_such_network(network, error, message):
+    with pytest.raises(error, match=message):
+        layers_of(network)
+
+
+def test_with_a_reference_the_learned_velocity_does_not_depend_on_the_number_of_data():
+    """θ moves by √(lr/N₀)·s_β·β beside ε·r, whatever N is; and N = 4·N₀ is s_β doubled."""
+    theta, g, _, r, m = chain_state()
+    hyper = {**HYPER, "temperature": 0.0, "prior_precision": 0.0}
+    common = dict(phi=weights(), segments=SEGMENTS, friction_scale=0.0, beta_scale=3.0)
+
+    def learned_move(num_data, phi):
+        options = {**hyper, "num_data": num_data, **common, "phi": phi, "alpha_scale": 0.0}
+        return l2e_residual_rule(theta, torch.zeros_like(g), None, r, m, reference_data=50.0, **options)[0]
+
+    silent = [(weight * 0, bias * 0) for weight, bias in common["phi"]]
+    moves = [learned_move(n, common["phi"]) - learned_move(n, silent) for n in (50.0, 800.0)]
+    assert moves[0].abs().max() > 0.01
+    torch.testing.assert_close(moves[0], moves[1])
+
+    with_reference = l2e_residual_rule(theta, g, None, r, m, **hyper, **common, reference_data=HYPER["num_data"] / 4)
+    doubled = l2e_residual_rule(theta, g, None, r, m, **hyper, **{**common, "beta_scale": 6.0})
+    for ours, theirs in zip(with_reference, doubled, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("step", [0, 7, torch.tensor(7)])
+def test_the_learned_part_decays_with_the_square_root_of_time(step):
+    """α and β shrink alike, in the velocity and in the friction."""
+    theta, g, xi, r, m = chain_state()
+    common = dict(phi=weights(), segments=SEGMENTS, **HYPER)
+    found = l2e_residual_rule(theta, g, xi, r, m, **common, step=step, decay_time=4.0)
+    factor = 1 / np.sqrt(1 + int(step) / 4)
+    scales = dict(alpha_scale=0.1 * factor, beta_scale=factor)
+    expected = l2e_residual_rule(theta, g, xi, r, m, **common, step=step, **scales)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    if step != 0:
+        without = l2e_residual_rule(theta, g, xi, r, m, **common, step=step)
+        assert (without[0] - found[0]).abs().max() > 1e-3
+
+
+def test_with_a_reference_the_decay_is_as_many_times_slower_as_the_data_are_fewer():
+    theta, g, xi, r, m = chain_state()
+    hyper = {k: v for k, v in HYPER.items() if k != "num_data"}
+    common = dict(phi=weights(), segments=SEGMENTS, step=7, reference_data=50.0, **hyper)
+    found = l2e_residual_rule(theta, g, xi, r, m, **common, num_data=200.0, decay_time=40.0)
+    factor = 1 / np.sqrt(1 + 7 / 10.0)
+    scales = dict(alpha_scale=0.1 * factor, beta_scale=factor)
+    expected = l2e_residual_rule(theta, g, xi, r, m, **common, num_data=200.0, **scales)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    as_if_alone = l2e_residual_rule(theta, g, xi, r, m, **common, num_data=200.0, decay_time=160.0)
+    assert (as_if_alone[0] - found[0]).abs().max() > 1e-3
+
+
+def test_a_decaying_rule_tends_to_sghmc():
+    theta, g, xi, r, m = chain_state()
+    common = dict(phi=weights(), segments=SEGMENTS, **HYPER)
+    target = sghmc_rule(theta, g, xi, r, **HYPER)
+    distances = []
+    for step in (0, 10**4, 10**8):
+        found = l2e_residual_rule(theta, g, xi, r, m, **common, step=step, decay_time=1.0)
+        distances.append((found[0] - target[0]).abs().max())
+    assert distances[1] < 0.02 * distances[0]
+    assert distances[2] < 0.0002 * distances[0]

@@ -1,0 +1,329 @@
+"""The Meta-SGMCMC rule: its equations, its two corrections, and the law it leaves alone only with both of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from learned_samplers.classical.sghmc import sghmc_rule
+from learned_samplers.learned.features import Segments
+from learned_samplers.learned.meta_sgmcmc import rule as module
+from learned_samplers.learned.meta_sgmcmc.network import build_meta_network, check_meta_network, split_meta_network
+from learned_samplers.learned.meta_sgmcmc.rule import meta_sgmcmc_rule, slopes_by_autograd, to_root_mean_square
+from learned_samplers.learned.network import flatten, layers_of, shapes_of, unflatten
+
+
+def random_phi(seed, hidden=(8,), dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    network = build_meta_network(hidden, zero_last=False, generator=generator, dtype=torch.float32)
+    with torch.no_grad():
+        network[0].bias.normal_(generator=generator)
+    return [(w.detach().to(dtype), b.detach().to(dtype)) for w, b in layers_of(network)]
+
+
+def state(chains=5, size=3, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    x, g, xi, r = (torch.randn(chains, size, generator=generator, dtype=torch.float64) for _ in range(4))
+    return x, g, xi, r, torch.rand(chains, generator=generator, dtype=torch.float64) * 4
+
+
+SETTINGS = dict(lr=0.1, num_data=3.0, temperature=0.7, prior_precision=0.5, momentum_decay=0.2, gradient_scale=0.4)
+FORMS = pytest.mark.parametrize("form", ["signed", "absolute"])
+
+
+def by_hand(phi, theta, r, theta_energy, slope, form, kappa=0.3, q_clip=5.0, a_clip=1.0):
+    """Q and A of each coordinate from two separate networks, written out; slopes are those of the energy."""
+    curl, friction = split_meta_network(phi)
+
+    def through(layers, x):
+        for i, (w, b) in enumerate(layers):
+            x = torch.einsum("oi,i...->o...", w, x) + b.reshape(-1, *[1] * (x.dim() - 1))
+            x = x.clamp(min=0) if i < len(layers) - 1 else x
+        return x[0]
+
+    n, a = SETTINGS["num_data"], SETTINGS["momentum_decay"]
+    u = (theta_energy * 1.5 / n).unsqueeze(-1).expand(r.shape)
+    f_q = through(curl, torch.stack([u, r]))
+    f_d = through(friction, torch.stack([u, r, slope * 0.4 / n]))
+    q = (1.0 + 0.8 * f_q).clamp(-q_clip, q_clip)
+    f_d = f_d.abs() if form == "absolute" else f_d
+    return q, (a * ((1 - kappa) * q**2 + kappa + 0.6 * f_d)).clamp(0, a_clip)
+
+
+@FORMS
+@pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
+@pytest.mark.parametrize("hidden", [(8,), (6, 4)])
+@pytest.mark.parametrize("clips", [(5.0, 1.0), (1.2, 0.25)])
+def test_the_rule_is_its_equations(form, correction, hidden, clips):
+    """Q, A and Γ by central differences of a network written out, where U is known as a function of θ."""
+    phi, (x, _, xi, r, _) = random_phi(0, hidden), state(40)
+    mix = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    n, prior, heat = SETTINGS["num_data"], SETTINGS["prior_precision"], SETTINGS["temperature"]
+
+    def mean_loss(theta):
+        return torch.cos(theta @ mix).sum(-1) + 0.3 * theta.square().sum(-1)
+
+    def energy(theta):
+        return n * mean_loss(theta) + 0.5 * prior * theta.square().sum(-1)
+
+    g = torch.func.grad(lambda t: mean_loss(t).sum())(x)
+    slope = n * g + prior * x
+    q_clip, a_clip = clips
+    options = dict(q_clip=q_clip, a_clip=a_clip)
+    new = meta_sgmcmc_rule(
+        x, g, xi, r, energy=energy(x), phi=phi, form=form, correction=correction, probe_size=1e-7, curl_scale=0.8,
+        friction_scale=0.6, constant_friction=0.3, energy_scale=1.5, curl_clip=q_clip, friction_clip=a_clip,
+        gradient_variance=0.5, **SETTINGS,
+    )  # fmt: skip
+    h = 1e-6
+
+    def fields(theta, r):
+        return by_hand(phi, theta, r, energy(theta), slope, form, **options)
+
+    eps = math.sqrt(SETTINGS["lr"] / n)
+    q, damping = fields(x, r)
+    q_theta = torch.zeros_like(x)
+    for i in range(3):  # the network sees ∂U as it was; only U moves with θ
+        step = torch.zeros(3, dtype=torch.float64)
+        step[i] = h
+        q_theta[:, i] = (fields(x + step, r)[0] - fields(x - step, r)[0])[:, i] / (2 * h)
+    a_r = (fields(x, r + h)[1] - fields(x, r - h)[1]) / (2 * h)
+    spread = (2 * damping * heat - eps**2 * q**2 * 0.5).clamp(min=0).sqrt()
+    r_new = r - damping * r - eps * q * slope + heat * (eps * q_theta + a_r) + spread * xi
+    q_new = fields(x, r_new)[0]
+    q_r = (fields(x, r_new + h)[0] - fields(x, r_new - h)[0]) / (2 * h)
+    torch.testing.assert_close(new[1], r_new, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(new[0], x + eps * (q_new * r_new - heat * q_r), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0, "prior_precision": 2.0}, {"momentum_decay": 1.0}])
+@pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
+def test_untrained_it_is_sghmc_to_rounding(options, correction):
+    phi = [(w.detach().double(), b.detach().double()) for w, b in layers_of(build_meta_network())]
+    x, g, xi, r, energy = state()
+    settings = {k: v for k, v in {**SETTINGS, **options}.items() if k != "gradient_scale"}
+    noise = None if settings["temperature"] == 0 else xi
+    for kappa in (0.0, 0.4):
+        ours = meta_sgmcmc_rule(
+            x, g, noise, r, energy=energy, phi=phi, correction=correction, constant_friction=kappa, **settings
+        )
+        for a, b in zip(ours, sghmc_rule(x, g, noise, r, **settings), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)
+
+
+@FORMS
+def test_the_two_corrections_agree(form):
+    """In double precision to 1e-6; in single precision, at the default δ, to 1e-3 but for coordinates beside a kink."""
+    for dtype, probe, share, atol in ((torch.float64, 1e-7, 1.0, 1e-6), (torch.float32, 1e-3, 0.98, 1e-3)):
+        phi = random_phi(1, dtype=dtype)
+        x, g, xi, r, energy = (t.to(dtype) for t in state(1000))
+        one, other = (
+            meta_sgmcmc_rule(x, g, xi, r, energy=energy, phi=phi, form=form, correction=c, probe_size=probe, **SETTINGS)
+            for c in ("autograd", "finite_difference")
+        )
+        for a, b in zip(one, other, strict=True):
+            assert a.dtype == dtype
+            assert ((a - b).abs() < atol).double().mean() >= share
+
+
+def test_members_and_chains_do_not_see_each_other():
+    phi = random_phi(0)
+    vector, shapes = flatten(phi), shapes_of(phi)
+    members = unflatten(vector + 0.1 * torch.randn(5, len(vector), dtype=torch.float64), shapes)
+    x, g, xi, r, energy = state()
+    both = meta_sgmcmc_rule(x, g, xi, r, energy=energy, phi=members, **SETTINGS)
+    shared = meta_sgmcmc_rule(x, g, xi, r, energy=energy, phi=phi, **SETTINGS)
+    for i in range(5):
+        for stacked, own in ((both, [(w[i], b[i]) for w, b in members]), (shared, phi)):
+            one = meta_sgmcmc_rule(x[i], g[i], xi[i], r[i], energy=energy[i], phi=own, **SETTINGS)
+            for a, b in zip(stacked, one, strict=True):
+                torch.testing.assert_close(a[i], b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_it_is_differentiable_in_the_weights_through_several_steps(detach):
+    """Against central differences; with detached inputs the values stay and the gradient is another one."""
+    phi = random_phi(0)
+    vector, shapes = flatten(phi), shapes_of(phi)
+    x0, _, xi, r0, _ = state(2)
+
+    def outcome(vector):
+        x, r = x0, r0
+        for _ in range(4):
+            x, r = meta_sgmcmc_rule(
+                x, x, xi, r, energy=1.5 * x.square().sum(-1), phi=unflatten(vector, shapes), detach_inputs=detach,
+                **{**SETTINGS, "prior_precision": 0.0},
+            )  # fmt: skip
+        return (x * r).sum()
+
+    slope = torch.func.grad(outcome)(vector)
+    direction = torch.randn(len(vector), dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    h = 1e-6
+    difference = (outcome(vector + h * direction) - outcome(vector - h * direction)) / (2 * h)
+    agrees = slope @ direction == pytest.approx(difference.item(), rel=1e-5)
+    assert agrees != detach
+
+
+# ------------------------------------------------------------------ the network
+
+
+def test_the_halves_of_the_network_are_two_networks():
+    network = build_meta_network((7, 4), zero_last=False, generator=torch.Generator().manual_seed(2))
+    phi = layers_of(network)
+    check_meta_network(phi)
+    curl, friction = split_meta_network(phi)
+    x = torch.randn(6, 3)
+
+    def through(layers, x):
+        for i, (w, b) in enumerate(layers):
+            x = x @ w.T + b
+            x = x.relu() if i < 2 else x
+        return x[:, 0]
+
+    torch.testing.assert_close(network(x), torch.stack([through(curl, x[:, :2]), through(friction, x)], -1))
+    assert [tuple(w.shape) for w, _ in curl] == [(7, 2), (4, 7), (1, 4)]
+    assert [tuple(w.shape) for w, _ in friction] == [(7, 3), (4, 7), (1, 4)]
+
+
+@pytest.mark.parametrize(("layer", "row", "column"), [(0, 0, 2), (1, 0, 9), (1, 7, 0), (2, 0, 4), (2, 1, 0)])
+def test_networks_that_mix_the_halves_are_refused(layer, row, column):
+    phi = layers_of(build_meta_network((7, 4)))
+    with torch.no_grad():
+        phi[layer][0][row, column] = 0.5
+    with pytest.raises(ValueError, match="must keep f_Q and f_D apart"):
+        check_meta_network(phi)
+
+
+# ------------------------------------------------------------------ the law
+
+
+def stationary(seed, step_size=0.05, curvatures=(1.0, 2.0), temperature=1.0, prior=0.0, chains=1500, time=20.0, **more):
+    """(mean of z, mean of z² − 1), z = θ·√(curvature/T) on a Gaussian that the energy couples; from exact draws.
+
+    Friction C = a/ε is 1 as ε shrinks, so that the limit is the dynamics in continuous time.
+    """
+    phi, size = random_phi(seed, dtype=torch.float32), len(curvatures)
+    k, generator = torch.tensor(curvatures), torch.Generator().manual_seed(1)
+    scale = (k / temperature).sqrt()
+    theta = torch.randn(chains, size, generator=generator) / scale
+    r = torch.randn(chains, size, generator=generator) * math.sqrt(temperature)
+    total, steps = torch.zeros(2, dtype=torch.float64), round(time / step_size)
+    for i in range(steps):
+        noise = torch.randn(chains, size, generator=generator)
+        theta, r = meta_sgmcmc_rule(
+            theta, theta * (k - prior), noise, r, energy=0.5 * (k * theta.square()).sum(-1), phi=phi, lr=step_size**2,
+            num_data=1.0, temperature=temperature, prior_precision=prior, momentum_decay=step_size, curl_scale=0.5,
+            friction_scale=0.5, **more,
+        )  # fmt: skip
+        if i >= steps // 4:
+            z = theta * scale
+            total += torch.stack([z.mean(), z.square().mean() - 1]).double()
+    return (total / (steps - steps // 4)).tolist()
+
+
+def error(*args, **kwargs):
+    return max(map(abs, stationary(*args, **kwargs)))
+
+
+def without(*names, position=None, factor=0.0):
+    """The exact derivatives with some of them multiplied by ``factor``, in the half ``position`` (None: in both)."""
+
+    def slopes(fields, momentum, probe_size, *, position: bool):
+        right = slopes_by_autograd(fields, momentum, probe_size, position=position)
+        if half is not None and half != position:
+            return right
+        wrong = {name: getattr(right, name) for name in names}
+        return right._replace(**{name: x if x is None else factor * x for name, x in wrong.items()})
+
+    half = position
+    return slopes
+
+
+GAMMA_R = ("curl_by_energy", "curl_by_momentum", "friction_by_momentum")
+#: Planted faults, each with a network (a seed) on which it shows.
+FAULTS = {
+    "no Γ_θ": (without("curl_by_momentum", position=True), 3),
+    "no Γ_θ, another network": (without("curl_by_momentum", position=True), 9),
+    "no Γ_r": (without(*GAMMA_R, position=False), 3),
+    "no Γ_r, another network": (without(*GAMMA_R, position=False), 9),
+    "no ∂Q/∂θ": (without("curl_by_energy"), 3),
+    "∂Q/∂θ with the sign of the published code": (without("curl_by_energy", factor=-1.0), 3),
+    "the sign, another network": (without("curl_by_energy", factor=-1.0), 9),
+    "∂f_D/∂r left out": (without("friction_by_momentum"), 2),
+    "∂D/∂r without its path through Q": (without("curl_by_momentum", position=False), 9),
+    "Γ_θ with the other sign": (without("curl_by_momentum", position=True, factor=-1.0), 3),
+}
+
+
+@pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
+@pytest.mark.parametrize("seed", sorted({seed for _, seed in FAULTS.values()}))
+def test_random_networks_leave_gaussians_alone(seed, correction):
+    assert error(seed, correction=correction) < 0.04
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_law_moves_under_planted_faults(fault, monkeypatch):
+    slopes, seed = FAULTS[fault]
+    monkeypatch.setitem(module.CORRECTIONS, "autograd", slopes)
+    assert error(seed) > 0.12
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"curvatures": (1.0,)},
+        {"curvatures": (1.0, 0.5, 2.0, 1.5)},
+        {"temperature": 0.5, "prior": 0.5},
+        {"form": "absolute", "constant_friction": 0.3},
+    ],
+    ids=["one dimension", "four dimensions", "cold with a prior", "absolute"],
+)
+def test_the_law_in_other_settings(options):
+    assert error(2, **options) < 0.03
+
+
+# ------------------------------------------------------------------ inputs over their root mean squares
+
+
+@pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
+@pytest.mark.parametrize(("seed", "options"), [
+    (0, {"curvatures": (1.0, 2.0), "segments": Segments((2,))}),
+    (5, {"curvatures": (1.0, 0.5, 2.0, 1.5, 0.7), "segments": Segments((2, 3))}),
+])  # fmt: skip
+def test_the_law_with_scaled_inputs(seed, options, correction):
+    assert error(seed, correction=correction, **options) < 0.04
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_law_moves_where_the_root_mean_square_is_taken_for_a_constant(seed, monkeypatch):
+    """The published rule's inputs are scaled by constants; one of two coordinates is much of its own mean square."""
+
+    def constant(x, segments, floor):
+        scaled, _ = to_root_mean_square(x, segments, floor)
+        return scaled, segments.expand((segments.mean_square(x) + floor).rsqrt())
+
+    monkeypatch.setattr(module, "to_root_mean_square", constant)
+    assert error(seed, segments=Segments((2,))) > 0.1
+
+
+def test_scaled_inputs_and_their_slope():
+    x = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    segments, h = Segments((2, 3)), 1e-6
+    scaled, slope = to_root_mean_square(x, segments, 0.25)
+    for piece, whole in zip(scaled.split((2, 3), 1), x.split((2, 3), 1), strict=True):
+        torch.testing.assert_close(piece, whole / (whole.square().mean(1, keepdim=True) + 0.25).sqrt())
+    for i in range(5):
+        moved = x.clone()
+        moved[:, i] += h
+        difference = (to_root_mean_square(moved, segments, 0.25)[0] - scaled)[:, i] / h
+        torch.testing.assert_close(slope[:, i], difference, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", [0, 10])
+def test_the_bias_shrinks_with_the_step_size(seed):
+    """0.20 and 0.04 with the first network, 0.16 and 0.02 with the second; a quarter, were it exactly linear in ε."""
+    coarse, fine = (stationary(seed, h, time=40.0, chains=1200, correction="finite_difference")[1] for h in (0.2, 0.05))
+    assert coarse > 0.12
+    assert abs(fine) < 0.35 * coarse

@@ -1,0 +1,206 @@
+"""Features of the learned samplers: against plain formulas, tensor by tensor, in float64."""
+
+import math
+
+import pytest
+import torch
+
+from learned_samplers.learned.features import (
+    AVERAGE_DECAYS,
+    FEATURE_SETS,
+    FeatureSet,
+    Segments,
+    TensorScales,
+    feature_set_named,
+    features,
+    update_averages,
+)
+
+LENGTHS = (12, 1, 30, 7)
+SEGMENTS = Segments(LENGTHS)
+LR, NUM_DATA, STEP = 0.3, 400.0, 4
+
+
+def rms(x):
+    return math.sqrt(float((x * x).mean()))
+
+
+@pytest.fixture
+def state():
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    averages = torch.zeros(8, SEGMENTS.total, dtype=torch.float64)
+    for _ in range(STEP + 1):
+        gradient = 1e-2 * draw(SEGMENTS.total)
+        averages = update_averages(averages, gradient, "adaptive")
+    return dict(
+        parameter=0.2 * draw(SEGMENTS.total), momentum=draw(SEGMENTS.total), gradient=gradient, averages=averages
+    )
+
+
+def rows_of(state, tensor, name):
+    """A feature of one tensor, written out from its definition."""
+    start = sum(LENGTHS[:tensor])
+    part = slice(start, start + LENGTHS[tensor])
+    theta, r, g = (state[key][part] for key in ("parameter", "momentum", "gradient"))
+    m = {decay: state["averages"][i, part] for i, decay in enumerate(AVERAGE_DECAYS)}
+    v = {decay: state["averages"][6 + i, part] for i, decay in enumerate((0.99, 0.999))}
+    t, epsilon, count = STEP + 1, math.sqrt(LR / NUM_DATA), LENGTHS[tensor]
+
+    def normalised(x):
+        return x / math.sqrt(1e-5 + rms(x) ** 2)
+
+    def constant(value):
+        return torch.full((count,), value, dtype=torch.float64)
+
+    if name in ("gradient", "parameter", "momentum"):
+        return normalised({"gradient": g, "parameter": theta, "momentum": r}[name])
+    if name.startswith("average") and not name.endswith("to_rms"):
+        return normalised(m[float(name.split("_")[1])])
+    if name.endswith("to_rms"):
+        root = (v[0.99] / (1 - 0.99**t)).sqrt()
+        top = g if name.startswith("gradient") else m[d := float(name.split("_")[1])] / (1 - d**t)
+        return (top / root).clamp(-8, 8)
+    if name.startswith("log_rms"):
+        root = v[float(name.split("_")[2])].sqrt()
+        return 0.25 * (root / rms(root)).log()
+    if name.startswith("log_coherence"):
+        d = float(name.split("_")[2])
+        return constant(0.25 * math.log(rms(m[d]) / (1 - d**t) / rms(g)))
+    if name.startswith("time"):
+        return constant(t / (t + float(name.split("_")[1])))
+    return constant(
+        {
+            "log_kick": 0.25 * math.log(epsilon * NUM_DATA * rms(g)),
+            "log_parameter": 0.25 * math.log(rms(theta)),
+            "log_momentum": 0.25 * math.log(rms(r)),
+            "log_displacement": 0.25 * math.log(epsilon * rms(r) / rms(theta)),
+            "log_size": math.log10(count) / 3 - 1,
+            "log_data": math.log10(NUM_DATA) / 3 - 1,
+        }[name]
+    )
+
+
+@pytest.mark.parametrize("name", FEATURE_SETS)
+def test_every_row_is_what_its_name_says(state, name):
+    named = FEATURE_SETS[name]
+    state = {**state, "averages": state["averages"][: named.num_averages]} if not name.startswith("adaptive") else state
+    full = {**state, "averages": torch.cat([state["averages"], torch.ones(2, SEGMENTS.total)])[:8]}
+    x = features(**state, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
+    assert x.shape == (named.size, SEGMENTS.total)
+    assert len(set(named.names)) == named.size
+    for i, row in enumerate(named.names):
+        expected = torch.cat([rows_of(full, tensor, row) for tensor in range(len(LENGTHS))])
+        # The floors inside the logarithms are 1e-8 of a square: 1e-5 of these values and less.
+        torch.testing.assert_close(x[i], expected, rtol=0, atol=1e-6, msg=lambda text, row=row: f"{row}: {text}")
+
+
+@pytest.mark.parametrize("name", FEATURE_SETS)
+def test_leading_axes_and_windows_give_the_same_features(state, name):
+    generator = torch.Generator().manual_seed(8)
+    stretch = 1 + torch.rand(2, 3, 1, generator=generator, dtype=torch.float64)
+    batch = {key: value * stretch for key, value in state.items() if key != "averages"}
+    batch["averages"] = state["averages"][: FEATURE_SETS[name].num_averages] * stretch.unsqueeze(-2)
+    context = dict(lr=LR, num_data=NUM_DATA, step=STEP)
+    x = features(**batch, segments=SEGMENTS, feature_set=name, **context)
+    one = features(**{k: v[1, 2] for k, v in batch.items()}, segments=SEGMENTS, feature_set=name, **context)
+    torch.testing.assert_close(x[1, 2], one, rtol=1e-12, atol=1e-12)
+    scales = TensorScales(
+        batch["parameter"], batch["gradient"], batch["averages"], SEGMENTS, FEATURE_SETS[name], **context
+    ).with_momentum(batch["momentum"])
+    for width in (1, 5, 13, 49):
+        pieces = [scales.window(a, min(a + width, SEGMENTS.total)) for a in range(0, SEGMENTS.total, width)]
+        torch.testing.assert_close(torch.cat(pieces, -1), x, rtol=1e-12, atol=1e-12)
+
+
+def test_normalisation_hides_the_scale_and_the_logarithms_give_it_back(state):
+    def both(factor, name):
+        scaled = {
+            **state,
+            "gradient": factor * state["gradient"],
+            "averages": torch.cat([factor * state["averages"][:6], factor**2 * state["averages"][6:]])[
+                : FEATURE_SETS[name].num_averages
+            ],
+        }
+        return features(**scaled, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
+
+    # With mean squares far above 1e-5 the paper's rows see no factor; the kick's logarithm sees all of it.
+    torch.testing.assert_close(both(1e8, "paper"), both(1e9, "paper"), rtol=0, atol=1e-4)
+    kick = FEATURE_SETS["scaled"].names.index("log_kick")
+    shift = both(1e9, "scaled")[kick] - both(1e8, "scaled")[kick]
+    torch.testing.assert_close(shift, torch.full_like(shift, 0.25 * math.log(10)), rtol=0, atol=1e-9)
+    ratio = FEATURE_SETS["adaptive"].names.index("average_0.9_to_rms")
+    torch.testing.assert_close(both(1e4, "adaptive")[ratio], both(1.0, "adaptive")[ratio], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FEATURE_SETS)
+@pytest.mark.parametrize("scale", [0.0, 1e-15, 1e15])
+def test_extreme_and_dead_tensors_give_finite_features_and_gradients(name, scale):
+    generator = torch.Generator().manual_seed(1)
+    g = scale * torch.randn(SEGMENTS.total, generator=generator)
+    theta, r = torch.zeros(SEGMENTS.total), torch.zeros(SEGMENTS.total)
+    averages = update_averages(torch.zeros(FEATURE_SETS[name].num_averages, SEGMENTS.total), g, name)
+    inputs = [x.requires_grad_() for x in (theta, r, g, averages.detach())]
+    x = features(*inputs, SEGMENTS, name, lr=LR, num_data=NUM_DATA, step=0)
+    assert x.isfinite().all()
+    assert x.abs().max() < 40
+    for gradient in torch.autograd.grad(x.sum(), inputs):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", FEATURE_SETS)
+def test_lr_and_step_may_be_tensors(state, name):
+    """So that a captured or compiled step need not be made anew at every step."""
+    own = {**state, "averages": state["averages"][: FEATURE_SETS[name].num_averages]}
+    numbers = features(**own, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
+    tensors = dict(lr=torch.tensor(LR, dtype=torch.float64), step=torch.tensor(STEP))
+    same = features(**own, segments=SEGMENTS, feature_set=name, num_data=NUM_DATA, **tensors)
+    torch.testing.assert_close(same, numbers, rtol=1e-12, atol=1e-12)
+
+
+def test_running_averages_follow_their_recursion_without_bias_correction():
+    generator = torch.Generator().manual_seed(2)
+    gradients = torch.randn(30, 5, generator=generator, dtype=torch.float64)
+    averages = torch.zeros(8, 5, dtype=torch.float64)
+    for g in gradients:
+        averages = update_averages(averages, g, "adaptive")
+    age = torch.arange(29, -1, -1, dtype=torch.float64)
+    for i, d in enumerate(AVERAGE_DECAYS):
+        torch.testing.assert_close(averages[i], ((1 - d) * d**age) @ gradients, rtol=1e-12, atol=1e-14)
+    for i, d in enumerate((0.99, 0.999)):
+        torch.testing.assert_close(averages[6 + i], ((1 - d) * d**age) @ gradients**2, rtol=1e-12, atol=1e-14)
+
+
+def test_segments_reduce_and_expand_as_a_loop_does():
+    x = torch.arange(2.0 * SEGMENTS.total).reshape(2, -1)
+    pieces = x.split(LENGTHS, -1)
+    torch.testing.assert_close(SEGMENTS.mean(x), torch.stack([p.mean(-1) for p in pieces], -1))
+    torch.testing.assert_close(SEGMENTS.mean_square(x), torch.stack([(p * p).mean(-1) for p in pieces], -1))
+    ids = torch.repeat_interleave(torch.arange(4), torch.tensor(LENGTHS))
+    values = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    for start, stop in [(0, 50), (0, 12), (3, 9), (11, 14), (12, 13), (13, 50), (49, 50)]:
+        expanded = SEGMENTS.expand(values, start, stop).expand(2, stop - start)
+        assert torch.equal(expanded, values[:, ids[start:stop]])
+
+
+@pytest.mark.parametrize("lengths", [(), (3, 0), (-1,)])
+def test_segments_need_coordinates(lengths):
+    with pytest.raises(ValueError, match="lengths of Segments must be positive"):
+        Segments(lengths)
+
+
+def test_unknown_feature_set_is_named():
+    with pytest.raises(ValueError, match="one of 'paper', 'scaled', 'adaptive', 'adaptive_data', got 'rich'"):
+        feature_set_named("rich")
+    assert feature_set_named(FeatureSet("paper")).size == 9
+
+
+def test_the_number_of_data_may_be_a_number_or_a_tensor(state):
+    x, y = (
+        features(**state, segments=SEGMENTS, feature_set="adaptive_data", lr=LR, num_data=n, step=STEP)
+        for n in (NUM_DATA, torch.tensor(NUM_DATA, dtype=torch.float64))
+    )
+    torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,168 @@
+"""torchvision's sources, on small files written in the format of each."""
+
+import gzip
+import hashlib
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import torch
+import torchvision
+
+from meta_tasks.datasets import load
+
+
+def write_idx(path: Path, array: np.ndarray, compress: bool = False) -> None:
+    header = b"\0\0\x08" + bytes([array.ndim]) + np.array(array.shape, ">u4").tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = header + array.astype(np.uint8).tobytes()
+    if compress:
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(content))
+    else:
+        path.write_bytes(content)
+
+
+def write_idx_family(folder: Path, prefixes=("train", "t10k"), compress=False) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    written = {}
+    for prefix, n in zip(prefixes, (40, 20)):
+        written[prefix] = random.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+        write_idx(folder / f"{prefix}-images-idx3-ubyte", written[prefix], compress)
+        write_idx(folder / f"{prefix}-labels-idx1-ubyte", np.arange(n) % 10, compress)
+    return written
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST"), ("kmnist", "KMNIST")]
+)
+def test_idx_files_unpacked_or_compressed(tmp_path, name, folder, compress):
+    written = write_idx_family(tmp_path / folder / "raw", compress=compress)
+    data = load(name, tmp_path, validation=10, download=False)
+    assert (len(data.train_y), len(data.val_y), len(data.test_y)) == (30, 10, 20)
+    assert np.array_equal((data.test_x[:, 0] * 255).round().numpy(), written["t10k"])
+    assert data.test_y.tolist() == [i % 10 for i in range(20)]
+
+
+@pytest.mark.parametrize(("name", "split"), [("emnist", "mnist"), ("emnist_digits", "digits")])
+def test_emnist_is_turned_upright(tmp_path, name, split):
+    prefixes = (f"emnist-{split}-train", f"emnist-{split}-test")
+    written = write_idx_family(tmp_path / "EMNIST" / "raw", prefixes)
+    data = load(name, tmp_path, validation=10, download=False)
+    assert data.num_classes == 10
+    upright = written[prefixes[1]].transpose(0, 2, 1)
+    assert np.array_equal((data.test_x[:, 0] * 255).round().numpy(), upright)
+
+
+def test_notmnist_has_a_test_split_only(tmp_path):
+    written = write_idx_family(tmp_path / "notmnist", compress=True)
+    data = load("notmnist", tmp_path, download=False)
+    assert data.num_data == len(data.val_y) == 0
+    assert data.train_x.shape == (0, 1, 28, 28)
+    assert np.array_equal((data.test_x[:, 0] * 255).round().numpy(), written["t10k"])
+    with pytest.raises(ValueError, match="validation=5 cannot be applied: notmnist has no training images"):
+        load("notmnist", tmp_path, validation=5, download=False)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_truncated_idx_file_is_refused_by_name(tmp_path, compress):
+    folder = tmp_path / "MNIST" / "raw"
+    write_idx_family(folder, compress=compress)
+    path = next(folder.glob("train-images*"))
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.*(truncated|not a whole gzip file)"):
+        load("mnist", tmp_path, download=False)
+
+
+def test_a_file_of_another_kind_is_refused_by_name(tmp_path):
+    folder = tmp_path / "MNIST" / "raw"
+    write_idx_family(folder)
+    (folder / "t10k-labels-idx1-ubyte").write_bytes(b"<html>not found</html>")
+    with pytest.raises(ValueError, match=r"t10k-labels-idx1-ubyte is not an idx file.*<htm"):
+        load("mnist", tmp_path, download=False)
+
+
+def write_cifar(root: Path, monkeypatch, dataset_class, label_key: str) -> np.ndarray:
+    """Batches as torchvision reads them, with their checksums put into its table."""
+    folder = root / dataset_class.base_folder
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+
+    def write(name: str, content: dict) -> str:
+        raw = pickle.dumps(content)
+        (folder / name).write_bytes(raw)
+        return hashlib.md5(raw).hexdigest()
+
+    tables: dict[str, list] = {}
+    test_pixels = np.empty(0)
+    for table in ("train_list", "test_list"):
+        tables[table] = []
+        for name, _ in getattr(dataset_class, table):
+            test_pixels = random.integers(0, 256, (20, 3072), dtype=np.uint8)
+            batch = {"data": test_pixels, label_key: [i % 10 for i in range(20)]}
+            tables[table].append([name, write(name, batch)])
+        monkeypatch.setattr(dataset_class, table, tables[table])
+    meta = dataset_class.meta
+    digest = write(meta["filename"], {meta["key"]: [str(i) for i in range(10)]})
+    monkeypatch.setattr(dataset_class, "meta", {**meta, "md5": digest})
+    return test_pixels.reshape(20, 3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "class_name", "label_key", "num_classes", "num_train"),
+    [("cifar10", "CIFAR10", "labels", 10, 100), ("cifar100", "CIFAR100", "fine_labels", 100, 20)],
+)
+def test_cifar_in_torchvisions_layout(tmp_path, monkeypatch, name, class_name, label_key, num_classes, num_train):
+    pixels = write_cifar(tmp_path, monkeypatch, getattr(torchvision.datasets, class_name), label_key)
+    data = load(name, tmp_path, validation=10, download=False)
+    assert data.num_classes == num_classes
+    assert (len(data.train_y), len(data.val_y), len(data.test_y)) == (num_train - 10, 10, 20)
+    assert np.array_equal((data.test_x * 255).round().numpy(), pixels)
+    # A batch that is not the published one is never unpickled.
+    batch = next((tmp_path / getattr(torchvision.datasets, class_name).base_folder).glob("*test*"))
+    batch.write_bytes(batch.read_bytes() + b"x")
+    with pytest.raises(FileNotFoundError, match=f"{name}: no complete"):
+        load(name, tmp_path, download=False)
+
+
+def test_cifar_trains_on_the_first_40960_images(tmp_path, monkeypatch):
+    write_cifar(tmp_path, monkeypatch, torchvision.datasets.CIFAR10, "labels")
+    monkeypatch.setattr("meta_tasks.datasets.torchvision_sets.CIFAR_TRAIN", 70)
+    everything = torchvision.datasets.CIFAR10(tmp_path)
+    data = load("cifar10", tmp_path, download=False)
+    assert (len(data.train_y), len(data.val_y)) == (70, 30)
+    pixels = torch.from_numpy(everything.data).permute(0, 3, 1, 2) / 255
+    assert torch.equal(data.train_x, pixels[:70])
+    assert torch.equal(data.val_x, pixels[70:])
+
+
+def test_cifar10_from_an_npz(tmp_path):
+    random = np.random.default_rng(0)
+    arrays = {}
+    for split, n in (("train", 30), ("val", 6), ("test", 9)):
+        arrays[f"{split}_images"] = random.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
+        arrays[f"{split}_labels"] = np.arange(n, dtype=np.uint8)[:, None] % 3
+    np.savez(tmp_path / "cifar10.npz", **arrays)
+    data = load("cifar10", tmp_path, download=False)
+    assert (data.num_classes, len(data.val_y)) == (10, 6)
+    assert np.array_equal((data.val_x * 255).round().numpy(), arrays["val_images"].transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("folder", [".", "SVHN"])
+def test_svhn_mat_files(tmp_path, monkeypatch, folder):
+    random = np.random.default_rng(0)
+    (tmp_path / folder).mkdir(exist_ok=True)
+    splits = {}
+    for split, n in (("train", 40), ("test", 20)):
+        pixels = random.integers(0, 256, (32, 32, 3, n), dtype=np.uint8)
+        path = tmp_path / folder / f"{split}_32x32.mat"
+        scipy.io.savemat(path, {"X": pixels, "y": (np.arange(n) % 10 + 1)[:, None]})
+        url, file_name, _ = torchvision.datasets.SVHN.split_list[split]
+        splits[split] = [url, file_name, hashlib.md5(path.read_bytes()).hexdigest()]
+    monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", splits)
+    data = load("svhn", tmp_path, validation=10, download=False)
+    assert data.input_shape == (3, 32, 32)
+    assert data.test_y[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0], "SVHN writes the digit 0 as label 10"
+    assert np.array_equal((data.test_x * 255).round().numpy(), pixels.transpose(3, 2, 0, 1))

@@ -1,0 +1,318 @@
+"""Truncated back-propagation: its gradient is that of higher's twin; it learns, resumes bit for bit, and refuses."""
+
+import higher
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers import MetaSGMCMC
+from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
+from learned_samplers.learned.network import flatten, layers_of
+from meta_tasks.estimators.evolution import AntitheticES
+from meta_tasks.estimators.truncated import TruncatedBackpropagation
+from meta_tasks.inner_loop.chains import ChainUnroll, MeanLoss
+from meta_tasks.inner_loop.schedule import Horizon, Schedule
+from meta_tasks.objectives.objectives import SteinKL
+from meta_tasks.objectives.stein import stein_score
+from meta_tasks.random_streams import generator
+from meta_tasks.rules.classical import SGHMCRule
+from meta_tasks.rules.learned import L2ERule, MetaSGMCMCRule
+from meta_tasks.tasks.gaussians import GaussianFamily, GaussianTask
+from meta_tasks.tasks.task import Hyperparameters
+from meta_tasks.training.trainer import Trainer, TrainerSettings
+from meta_tasks.training.workers import ProcessExecutor, SerialExecutor
+from tests.meta_tasks.toy_tasks import image_task
+
+N = 100
+SCALES = {"energy_scale": 3.0, "gradient_scale": 2.0}
+
+
+def task(noise=0.0, d=3, dtype=torch.float64):
+    basis = torch.linalg.qr(torch.randn(d, d, generator=generator(0), dtype=dtype))[0]
+    precision = basis @ torch.diag(torch.linspace(0.5, 2.0, d, dtype=dtype)) @ basis.T
+    hyper = Hyperparameters(lr=0.1, num_data=N, prior_precision=2.0)
+    return GaussianTask(torch.ones(d, dtype=dtype) / 10, precision, hyper, noise=noise)
+
+
+def random_weights(rule):
+    """Of a network that does something, f_Q and f_D apart."""
+    network = build_meta_network(rule.specification()["hidden"], zero_last=False, generator=generator(1))
+    return 0.3 * flatten(layers_of(network)).detach()
+
+
+# ------------------------------------------------------------------ the gradient
+
+
+@pytest.mark.parametrize("curvature", [True, False])
+def test_the_gradient_on_the_tape_has_the_hessian(curvature):
+    problem = task()
+    theta = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    loss, gradient = MeanLoss.apply(theta, problem, torch.zeros(4, 1, dtype=torch.int64), curvature)
+    direction = torch.randn(4, 3, dtype=torch.float64)
+    (pulled,) = torch.autograd.grad((gradient * direction).sum() + 2 * loss.sum(), theta)
+    expected = 2 * gradient + (direction @ problem.precision if curvature else 0.0)
+    torch.testing.assert_close(pulled, expected.detach(), rtol=1e-7, atol=1e-7)
+
+
+class Chains(nn.Module):
+    """The task's loss, one a chain, for higher."""
+
+    def __init__(self, problem, start):
+        super().__init__()
+        self.theta, self.problem = nn.Parameter(start.clone()), problem
+
+    def forward(self):
+        away = self.theta - self.problem.mean
+        return 0.5 * (away @ self.problem.precision * away).sum(-1)
+
+
+def by_higher(problem, rule, weights, start, seeds, steps, every, schedule):
+    """The window's gradient by higher's differentiable twin of the optimizer, term by term as the paper writes it."""
+    hyper, model = problem.hyperparameters, Chains(problem, start)
+    network = rule.network(weights).to(start.dtype)
+    sampler = MetaSGMCMC(
+        model.parameters(), hyper.lr, N, network=network, momentum_decay=hyper.momentum_decay, prior_precision=2.0,
+        **SCALES,
+    )  # fmt: skip
+    streams = [generator(seed, "noise") for seed in seeds]
+    sampler._noise = lambda p: torch.stack([torch.randn(p.shape[-1], generator=s) for s in streams]).to(p.dtype)
+
+    def direction(samples):
+        return N * (samples - problem.mean) @ problem.precision + 2.0 * samples
+
+    cross, collected = [], []
+    with higher.innerloop_ctx(model, sampler) as (fast, twin):
+        for step in range(1, steps + 1):
+            twin.step(fast(), detach_inputs=True)
+            theta = fast.theta
+            if step % every == 0:
+                with torch.no_grad():
+                    push = stein_score(theta) + direction(theta)
+                cross.append((push * theta).sum(-1).mean() / N)
+            if schedule.collects(step):
+                collected.append(theta)
+        own = torch.stack(collected, 1)
+        with torch.no_grad():
+            push = stein_score(own) + direction(own)
+        total = torch.stack(cross).mean() + (push * own).sum(-1).mean() / N
+        return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(network.parameters()))])
+
+
+def window(problem, rule, weights, schedule, seeds, *, steps=12, every=3, curvature=True):
+    unroll = ChainUnroll(problem, rule, SteinKL, schedule, seeds, curvature=curvature)
+    start = unroll.parameter.to(problem.mean.dtype)
+    unroll.replace_states(start, (torch.zeros_like(start),))
+    return unroll, start, unroll.backpropagate(weights, steps, every)
+
+
+def test_a_windows_gradient_is_that_of_highers_twin():
+    problem, rule = task(), MetaSGMCMCRule("signed", (5,), **SCALES)
+    weights, schedule, seeds = random_weights(rule).double(), Schedule(12, 4, 2), list(range(6))
+    unroll, start, found = window(problem, rule, weights, schedule, seeds)
+    expected = by_higher(problem, rule, weights, start, seeds, 12, 3, schedule)
+    # Weights that neither network reads have no gradient in both.
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
+    assert not unroll.parameter.requires_grad
+    # The planted fault: without the energy's curvature it is another gradient.
+    other = window(problem, rule, weights, schedule, seeds, curvature=False)[2]
+    assert (other - expected).norm() > 0.05 * expected.norm()
+
+
+def test_windows_keep_earlier_samples_of_the_chains_without_their_gradient():
+    problem, rule = task(noise=0.3), MetaSGMCMCRule("signed", (5,), **SCALES)
+    weights, schedule = random_weights(rule).double(), Schedule(24, 4, 4)
+    unroll = window(problem, rule, weights, schedule, list(range(5)))[0]
+    assert len(unroll.objective.kept) == 2
+    assert unroll.backpropagate(weights, 12, 3) is not None
+    assert len(unroll.objective.kept) == schedule.num_samples == 5
+    assert not any(each.requires_grad for each in unroll.objective.kept)
+    assert unroll.losses().shape == (5,)
+    with pytest.raises(ValueError, match="steps=1 of a run that has 0 left"):
+        unroll.backpropagate(weights, 1, 1)
+
+
+def test_networks_of_images_give_gradients_too():
+    problem = image_task("mlp", {"hidden": (5,)}, lr=0.01)
+    rule = MetaSGMCMCRule("signed", (4,), correction="finite_difference")
+    unroll = ChainUnroll(problem, rule, SteinKL, Schedule(6, 0, 2), [0, 1, 2, 3])
+    gradient = unroll.backpropagate(rule.initial_weights(0), 6, 3)
+    assert gradient.isfinite().all()
+    assert gradient.norm() > 0
+
+
+def test_a_chain_that_fails_takes_its_window_with_it_and_no_more():
+    problem, rule = task(dtype=torch.float32), MetaSGMCMCRule("signed", (5,))
+    unroll = ChainUnroll(problem, rule, SteinKL, Schedule(12, 0, 2), list(range(5)))
+    start = unroll.parameter.clone()
+    start[2] = 1e30
+    unroll.replace_states(start, (torch.zeros_like(start),))
+    assert unroll.backpropagate(rule.initial_weights(0), 6, 3) is None
+    assert unroll.counts.tolist() == [True, True, False, True, True]
+    assert unroll.backpropagate(rule.initial_weights(0), 6, 3).isfinite().all()
+    assert unroll.losses().isnan().tolist() == [False, False, True, False, False]
+
+
+# ------------------------------------------------------------------ the trainer
+
+
+FAMILY = GaussianFamily(dimensions=(2, 3), num_data=100, lrs=(0.02,))
+
+
+def tbptt(**settings):
+    own = {"every": 2, "chains": 6, "slots": 2, "replay": 3, **settings}
+    return TruncatedBackpropagation(Horizon(12, 20, samples=4), 4, **own)
+
+
+def trainer(folder=None, iterations=12, estimator=None, rule=None, executor=SerialExecutor, family=FAMILY, **settings):
+    settings = TrainerSettings(
+        **{"iterations": iterations, "evaluate_every": 0, "objective": "stein_kl", "learning_rate": 0.01, **settings}
+    )
+    rule = rule or MetaSGMCMCRule("signed", (4,), energy_scale=10.0)
+    return Trainer(family, rule, estimator or tbptt(), settings, folder=folder, make_executor=executor)
+
+
+def run(**arguments):
+    made = trainer(**arguments)
+    try:
+        made.run()
+    finally:
+        made.close()
+    return made
+
+
+def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path):
+    whole = run()
+    for stop in (3, 4, 9, 12):
+        part = run(folder=tmp_path, iterations=stop)
+    assert torch.equal(part.weights, whole.weights)
+    assert part.history["loss"] == whole.history["loss"]
+    assert part.weights.sub(part.rule.initial_weights(0)).abs().max() > 0.02
+    assert any(part.executor.evaluator.pools.values())
+
+
+def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
+    serial = run(iterations=8)
+    shared = trainer(tmp_path, 5, executor=lambda evaluator: ProcessExecutor(evaluator, 2))
+    try:
+        shared.run()
+    finally:
+        shared.close()
+    resumed = run(folder=tmp_path, iterations=8)
+    assert torch.equal(resumed.weights, serial.weights)
+
+
+def test_replay_starts_inner_loops_at_earlier_states():
+    made = trainer(iterations=40)
+    starts = []
+    evaluator = made.executor.evaluator
+    original = ChainUnroll.replace_states
+    try:
+        ChainUnroll.replace_states = lambda self, *states: (starts.append(states[0]), original(self, *states))[1]
+        for _ in range(40):
+            made.step()
+    finally:
+        ChainUnroll.replace_states = original
+    assert len(starts) >= 2
+    assert all(len(pool) == 3 for pool in evaluator.pools.values())
+
+
+def reached(rule, weights, problem):
+    """KL to the posterior of where sixty chains are after a horizon."""
+    unroll = ChainUnroll(problem, rule, SteinKL, Schedule(20, 0, 5), list(range(60)))
+    unroll.advance(weights.detach().expand(60, -1))
+    return problem.divergence(unroll.parameter)
+
+
+def test_it_learns_to_come_closer_to_the_posterior():
+    """SGHMC at a small step has not arrived after the horizon; a larger curl has."""
+    family = GaussianFamily(dimensions=(2,), num_data=100, lrs=(0.02,), noise=0.0, curvatures=(1.0, 1.0), offset=0.5)
+    made = trainer(family=family, iterations=60, estimator=tbptt(chains=10, slots=1), learning_rate=0.03)
+    made.run()
+    problems = [family.task("test", i) for i in range(3)]
+    before, after = (
+        sum(reached(made.rule, weights, each) for each in problems) / 3
+        for weights in (made.rule.initial_weights(0), made.averaged)
+    )
+    assert sum(made.history["failed"]) == 0
+    assert after < 0.6 * before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objective": "bma"}, "objective must be 'stein_kl' for truncated_backpropagation, got 'bma'"),
+        ({"rule": SGHMCRule()}, "cannot train the rule 'sghmc'"),
+        ({"estimator": AntitheticES(0.1, 2, Horizon(12, 12, 3))}, "'stein_kl' has no value, only a gradient"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"window": 13}, r"window must lie in \[1, 12\], the shortest horizon, got 13"),
+        ({"every": 16}, r"every must lie in \[1, 12\], the window, got 16"),
+        ({"chains": 0}, "chains must be at least 1, got 0"),
+        ({"chains": 2, "in_chain": 0.0}, "chains=2 are too few"),
+        ({"replay": -1}, "replay must be at least 0, got -1"),
+        ({"ridge": 0.0}, "ridge must be positive, got 0.0"),
+        ({"in_chain": -1.0}, "in_chain must be finite and not negative, got -1.0"),
+    ],
+)
+def test_bad_arguments(change, message):
+    with pytest.raises(ValueError, match=message):
+        TruncatedBackpropagation(Horizon(12, 20, samples=4), **{"window": 12, **change})
+
+
+def test_the_other_learned_rules_can_be_trained_so():
+    made = trainer(rule=L2ERule("residual", "scaled", (4,)))
+    before = made.weights.detach().clone()
+    made.step()
+    assert not torch.equal(made.weights, before)
+
+
+# ------------------------------------------------------------------ the tasks
+
+
+def test_gaussian_tasks_are_what_they_say():
+    family = GaussianFamily(dimensions=(3,), num_data=1000, noise=0.5, correlated=True)
+    made = family.task(0, 1, 2)
+    again = family.task(0, 1, 2)
+    assert torch.equal(made.precision, again.precision)
+    index = torch.arange(1000).unsqueeze(0)
+    theta = torch.randn(1, 3, requires_grad=True)
+    loss, gradient = made.loss_and_gradient(theta, index)
+    torch.testing.assert_close(torch.autograd.grad(loss.sum(), theta)[0], gradient.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradient, (theta - made.mean) @ made.precision, rtol=1e-4, atol=1e-5)
+    single = made.loss_and_gradient(theta.detach().expand(1000, -1), index.T)[1]
+    b = (1000 * single).var(0) / 1000
+    assert (b <= 0.55).all()
+    assert (b > 0).all()
+    assert b.max() / b.min() < 1.3
+
+
+def test_the_divergence_is_that_of_gaussians():
+    made = task()
+    factor = torch.linalg.cholesky(made.covariance)
+    draws = torch.randn(50_000, 3, generator=generator(3), dtype=torch.float64)
+    assert made.divergence(made.mean + draws @ factor.T) == pytest.approx(0.0, abs=1e-3)
+    # Twice the standard deviation: ½·d·(4 − 1 − ln 4); a shift by one in whitened units adds ½.
+    expected = 1.5 * (3 - torch.tensor(4.0).log().item()) + 0.5
+    shift = factor @ torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    assert made.divergence(made.mean + shift + 2 * draws @ factor.T) == pytest.approx(expected, rel=0.02)
+    with pytest.raises(ValueError, match="more than d=3 samples, got 3"):
+        made.divergence(draws[:3])
+
+
+def test_bad_families_are_refused():
+    with pytest.raises(ValueError, match="lrs of task family 'gaussians' must have at least one choice"):
+        GaussianFamily(lrs=())
+    with pytest.raises(ValueError, match="curvatures must be a range"):
+        GaussianFamily(curvatures=(2.0, 1.0))
+    with pytest.raises(ValueError, match="noise and offset must not be negative"):
+        GaussianFamily(noise=-1.0)
+    with pytest.raises(ValueError, match="precision must be positive definite"):
+        GaussianTask(torch.zeros(2), -torch.eye(2), Hyperparameters())

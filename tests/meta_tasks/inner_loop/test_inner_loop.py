@@ -1,0 +1,247 @@
+"""The inner loop: common random numbers, parity with the optimizers, failures that stay where they are, resuming."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers import L2E, PSGLD, SGHMC, CyclicalSGMCMC, KineticL2E
+from meta_tasks.inner_loop.schedule import Schedule
+from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.objectives.objectives import BMALoss, CELoss
+from meta_tasks.random_streams import Minibatches, derive_seed, generator
+from meta_tasks.rules.classical import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
+from meta_tasks.rules.learned import KineticRule, L2ERule
+from tests.meta_tasks.toy_tasks import QuadraticTask, image_task
+
+SCHEDULE = Schedule(12, 6, 2)
+
+
+def unroll(rule, weights, seeds=(1, 2), task=None, schedule=SCHEDULE, **settings):
+    run = Unroll(task or image_task(lr=0.05), rule, BMALoss, schedule, seeds, **settings)
+    run.advance(weights)
+    return run
+
+
+def l2e_weights(rule, members=4, sigma=0.1):
+    torch.manual_seed(0)
+    return torch.stack([rule.initial_weights(0) + sigma * torch.randn(rule.num_weights) for _ in range(members)])
+
+
+class Replay(nn.Module):
+    """A network whose weights are those of one member, for an optimizer to move as the inner loop does."""
+
+    def __init__(self, task, seed):
+        super().__init__()
+        self.task, self.seed = task, seed
+        self.module = task.kernel._build()
+        nn.utils.vector_to_parameters(task.initial(derive_seed(seed, "initial")), self.module.parameters())
+
+    def run(self, make, steps):
+        sampler = make(self.module.parameters())
+        config = self.task.config
+        num_data = self.task.hyperparameters.num_data
+        batches = Minibatches(derive_seed(self.seed, "minibatches"), num_data, config.batch_size)
+        x, y = self.task._train
+        for step in range(steps):
+            index = batches.indices(step)
+
+            def closure(index=index):
+                sampler.zero_grad()
+                loss = nn.functional.cross_entropy(self.module(x[index]), y[index])
+                loss.backward()
+                return loss
+
+            sampler.step(closure)
+        return nn.utils.parameters_to_vector(self.module.parameters()).detach()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["sghmc", "psgld", "cyclical", "l2e", "l2e-paper", "l2e-adaptive", "kinetic"])
+def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatch):
+    task = image_task(lr=0.5, temperature=temperature, prior_precision=3.0, momentum_decay=0.2)
+    num_data = task.hyperparameters.num_data
+    common = dict(lr=0.5, num_data=num_data, temperature=temperature, prior_precision=3.0, momentum_decay=0.2)
+    without_momentum = {key: value for key, value in common.items() if key != "momentum_decay"}
+    feature_set = "adaptive" if name.endswith("adaptive") else "paper"
+    form = "paper" if name.endswith("paper") else "residual"
+    scales = {"alpha_scale": 0.5, "beta_scale": 0.5} if form == "paper" else {}  # of its usual 1e-3 nothing moves
+    rule = {
+        "sghmc": SGHMCRule(),
+        "psgld": PSGLDRule(),
+        "cyclical": CyclicalRule(4, 0.5),
+        "kinetic": KineticRule(),
+    }.get(name) or L2ERule(form, feature_set, **scales)
+    weights = l2e_weights(rule) if rule.num_weights else torch.zeros(4, 0)
+    seed = 2  # the second group: members 2 and 3
+    noise = generator(seed, "noise")
+    drawn = torch.empty(0)
+
+    def same_noise(p):
+        # the optimizer asks tensor by tensor, the inner loop once a step for all of them
+        nonlocal drawn
+        if not len(drawn):
+            drawn = torch.randn(task.segments.total, generator=noise)
+        mine, drawn = drawn[: p.numel()], drawn[p.numel() :]
+        return mine.view(p.shape).clone()
+
+    for member in (2, 3):
+        noise.manual_seed(derive_seed(seed, "noise"))
+
+        def make(params, member=member):
+            if name == "sghmc":
+                sampler = SGHMC(params, **common)
+            elif name == "psgld":
+                sampler = PSGLD(params, **{**without_momentum, "lr": 0.05 * 0.5})
+            elif name == "cyclical":
+                sampler = CyclicalSGMCMC(params, cycle_length=4, exploration_ratio=0.5, **common)
+            elif name == "kinetic":
+                sampler = KineticL2E(params, network=rule.network(weights[member]), **common)
+            else:
+                network = rule.network(weights[member])
+                sampler = L2E(params, network=network, form=form, feature_set=feature_set, **scales, **common)
+            monkeypatch.setattr(sampler, "_noise", same_noise)
+            return sampler
+
+        replayed = Replay(task, seed).run(make, 6)
+        run = Unroll(task, rule, BMALoss, SCHEDULE, [1, seed])
+        run.advance(weights, 6)
+        # six steps in single precision, with gradients summed in another order; a finite difference with δ = 1e-3
+        # makes a thousand times as much of that
+        tolerance = 5e-3 if name == "kinetic" else 2e-4
+        torch.testing.assert_close(run.parameter[member], replayed, rtol=2e-3, atol=tolerance)
+        moved = (replayed - task.initial(derive_seed(seed, "initial"))).abs().max()
+        assert moved > 0.02  # a hundred times the tolerance
+
+
+def test_members_of_a_pair_see_the_same_random_numbers_and_pairs_see_others():
+    rule = SGHMCRule()
+    run = unroll(rule, torch.zeros(4, 0))
+    assert torch.equal(run.parameter[0], run.parameter[1])
+    assert torch.equal(run.parameter[2], run.parameter[3])
+    assert not torch.equal(run.parameter[0], run.parameter[2])
+    losses = run.losses()
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+
+
+def test_what_a_member_does_depends_on_its_seed_and_weights_alone():
+    rule = L2ERule("residual")
+    weights = l2e_weights(rule)
+    together = unroll(rule, weights)
+    alone = unroll(rule, weights[2:], seeds=(2,))
+    torch.testing.assert_close(together.parameter[2:], alone.parameter, rtol=1e-3, atol=1e-4)
+    assert torch.equal(unroll(rule, weights).parameter, together.parameter)  # and bit for bit on a repeat
+
+
+def test_the_model_average_is_that_of_the_collected_states():
+    task, rule, schedule = image_task(lr=0.05), SGHMCRule(), Schedule(7, 3, 2)
+    run = Unroll(task, rule, BMALoss, schedule, [1])
+    states = []
+    for step in range(1, 8):
+        run.advance(torch.zeros(2, 0), 1)
+        if step in (5, 7):
+            states.append(run.parameter.clone())
+    assert schedule.num_samples == run.objective.count == 2
+    x, y = task._held_out
+    index = run._validation[0]
+    probabilities = torch.stack([task.kernel.logits(state[:1], x[index][None]).softmax(-1)[0] for state in states])
+    expected = -probabilities.mean(0)[torch.arange(20), y[index]].log().mean()
+    torch.testing.assert_close(run.losses()[0], expected.double(), rtol=1e-5, atol=1e-6)
+    accuracy = (probabilities.mean(0).argmax(-1) == y[index]).double().mean()
+    assert run.objective.accuracy()[0] == accuracy
+
+
+@pytest.mark.parametrize("kind", ["learning rate", "nan"])
+def test_a_member_that_fails_is_reported_and_poisons_nobody(kind):
+    rule, task = LearnableSGD(), image_task("mlp", {"hidden": (6,)}, lr=0.05)
+    good = torch.tensor([[0.0, 0.0], [0.1, 0.0], [0.2, 0.0], [0.3, 0.0]])
+    bad = good.clone()
+    bad[1, 0] = 200.0 if kind == "learning rate" else math.nan
+    fine, broken = unroll(rule, good, task=task), unroll(rule, bad, task=task)
+    assert broken.failed_at[1] >= 1
+    assert [broken.failed_at[i] for i in (0, 2, 3)] == [-1, -1, -1]
+    assert broken.losses()[1].isnan()
+    others = [0, 2, 3]
+    assert torch.equal(broken.losses()[others], fine.losses()[others])
+    assert torch.equal(broken.parameter[others], fine.parameter[others])
+    assert broken.parameter.isfinite().all()
+    assert fine.failed_at == [-1] * 4
+
+
+@pytest.mark.parametrize("stepping", ["loop", "static"])
+def test_a_failed_member_has_no_training_curve_from_its_failure_on(stepping):
+    rule, task = LearnableSGD(), image_task("mlp", {"hidden": (6,)}, lr=0.05)
+    weights = torch.tensor([[0.0, 0.0], [math.nan, 0.0], [0.1, 0.0], [18.0, 0.0]])
+    run = unroll(rule, weights, task=task, schedule=Schedule(12, 6, 2), curve_every=2, stepping=stepping)
+    late = run.failed_at[3]
+    assert run.failed_at == [-1, 1, -1, late]
+    assert 2 < late < 12
+    curves = run.curves()
+    before = (late - 1) // 2  # stretches that were over before the failure
+    assert curves.isfinite().sum(1).tolist() == [6, 0, 6, before]
+    assert curves[3, :before].isfinite().all()
+    alone = unroll(rule, weights[[1, 1, 1, 1]], task=task, curve_every=2, stepping=stepping)
+    assert alone.curves().nanmean(0).isnan().all()
+
+
+def test_a_run_cut_in_two_and_restored_is_the_run_that_was_never_cut():
+    rule = L2ERule("residual")
+    weights = l2e_weights(rule)
+    task = image_task(lr=0.05)
+    whole = unroll(rule, weights, task=task, curve_every=3)
+    first = Unroll(task, rule, BMALoss, SCHEDULE, (1, 2), curve_every=3)
+    first.advance(weights, 7)
+    saved = copy.deepcopy(first.state_dict())
+    first.advance(weights)  # what is saved must not change with the run
+    second = Unroll(task, rule, BMALoss, SCHEDULE, (1, 2), curve_every=3)
+    second.load_state_dict(saved)
+    assert not second.finished
+    second.advance(weights)
+    assert second.finished
+    assert torch.equal(second.parameter, whole.parameter)
+    assert torch.equal(second.losses(), whole.losses())
+    assert torch.equal(second.curves(), whole.curves())
+
+
+def test_the_training_curve_is_the_mean_minibatch_loss():
+    run = Unroll(QuadraticTask(), LearnableSGD(), CELoss, Schedule(6, 3, 1), [1], curve_every=2)
+    losses = []
+    for _ in range(6):
+        losses.append(run.task.loss_and_gradient(run.parameter, torch.zeros(1, 4))[0])
+        run.advance(torch.zeros(2, 2), 1)
+    expected = torch.stack(losses).view(3, 2, 2).mean(1).T
+    torch.testing.assert_close(run.curves(), expected)
+    assert (expected[:, 0] > expected[:, -1]).all()
+
+
+def test_the_scales_of_the_outputs_are_zero_before_training_and_not_after():
+    rule = L2ERule("residual")
+    untrained = unroll(rule, rule.initial_weights(0).expand(4, -1))
+    assert set(untrained.output_scales) == {"alpha", "beta"}
+    assert all((scale == 0).all() for scale in untrained.output_scales.values())
+    trained = unroll(rule, l2e_weights(rule))
+    assert all((scale > 0.01).all() for scale in trained.output_scales.values())
+
+
+@pytest.mark.parametrize("rule", [L2ERule("residual"), KineticRule()], ids=["residual", "kinetic"])
+def test_the_untrained_rule_is_sghmc(rule):
+    learned = unroll(rule, rule.initial_weights(0).expand(4, -1))
+    assert torch.equal(learned.parameter, unroll(SGHMCRule(), torch.zeros(4, 0)).parameter)
+
+
+def test_wrong_shapes_and_too_many_steps_are_refused():
+    run = Unroll(QuadraticTask(), LearnableSGD(), BMALoss, SCHEDULE, [1])
+    with pytest.raises(ValueError, match=r"weights must be \(2, 2\), a row for each member, got \(2, 3\)"):
+        run.advance(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="steps=13 of a run that has 12 left"):
+        run.advance(torch.zeros(2, 2), 13)
+    with pytest.raises(ValueError, match="at least one member"):
+        Unroll(QuadraticTask(), LearnableSGD(), BMALoss, SCHEDULE, [])
+    with pytest.raises(ValueError, match="collected none so far"):
+        run.losses()
+    saved = Unroll(QuadraticTask(d=6), LearnableSGD(), BMALoss, SCHEDULE, [1]).state_dict()
+    with pytest.raises(ValueError, match=r"parameters \(2, 6\), this one \(2, 5\)"):
+        run.load_state_dict(saved)

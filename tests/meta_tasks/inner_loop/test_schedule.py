@@ -1,0 +1,58 @@
+"""When states are collected, and which horizons are possible."""
+
+import pytest
+import torch
+
+from meta_tasks.inner_loop.schedule import Horizon, Schedule
+from meta_tasks.random_streams import generator
+
+
+def collected(schedule):
+    return [step for step in range(1, schedule.steps + 1) if schedule.collects(step)]
+
+
+def test_the_papers_schedule_collects_ten_states_every_fifty_steps_at_the_end():
+    schedule = Schedule(3000, 2500, 50)
+    assert collected(schedule) == list(range(2550, 3001, 50))
+    assert schedule.num_samples == 10
+
+
+def test_a_cyclical_schedule_collects_in_the_sampling_phases_up_to_the_end_of_each_cycle():
+    schedule = Schedule.cyclical(400, 4, 8, 0.8)
+    assert collected(schedule) == [90, 100, 190, 200, 290, 300, 390, 400]
+    assert schedule.num_samples == 8
+
+
+def test_a_horizon_draws_schedules_with_its_samples_ending_at_the_last_step():
+    horizon = Horizon(50, 500, samples=7, burn_in=0.5)
+    schedules = [horizon.schedule(generator(0, i)) for i in range(200)]
+    assert {schedule.num_samples for schedule in schedules} == {7}
+    assert all(50 <= s.steps <= 500 and s.collects(s.steps) and s.burn_in >= s.steps // 2 - 1 for s in schedules)
+    assert len({schedule.steps for schedule in schedules}) > 50
+    fixed = Horizon(400, 400).schedule(torch.Generator())
+    assert (fixed.steps, fixed.burn_in, fixed.thinning) == (400, 200, 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Schedule(100, 60, 50), "thinning=50 is longer than the collection window of 40 steps"),
+        (lambda: Schedule(100, 100, 1), "burn_in=100 leaves nothing of the 100 steps"),
+        (lambda: Schedule(0, 0, 1), "steps must be at least 1, got 0"),
+        (lambda: Schedule(10, -1, 1), "burn_in must be at least 0, got -1"),
+        (lambda: Schedule(10, 1, 0), "thinning must be at least 1, got 0"),
+        (lambda: Horizon(100, 50), "longest=50 is less than shortest=100"),
+        (lambda: Horizon(10, 50, samples=6), "collection window of 5 steps, fewer than samples=6"),
+        (lambda: Horizon(10, 50, burn_in=1.0), r"burn_in must be a share of the horizon in \[0, 1\), got 1.0"),
+        (lambda: Schedule.cyclical(100, 3, 10, 0.8), "samples=10 do not divide among cycles=3"),
+        (lambda: Schedule.cyclical(100, 10, 40, 0.8), "a sampling phase of 2 steps"),
+    ],
+)
+def test_impossible_schedules_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_fractions_of_steps_are_refused():
+    with pytest.raises(TypeError, match=r"steps must be an integer, got 10\.5"):
+        Schedule(10.5, 1, 1)

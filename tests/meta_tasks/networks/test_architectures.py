@@ -1,0 +1,139 @@
+"""The networks: shapes, sizes, the family that the paper describes, and refusals."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from meta_tasks.networks import architectures
+
+SMALLEST = {"mlp": 1, "cnn": 2, "lenet": 12, "resnet20_frn": 8}
+
+
+def count(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
+@given(
+    st.sampled_from(architectures.names()), st.integers(0, 9), st.integers(0, 9), st.integers(1, 3), st.integers(2, 12)
+)
+def test_every_size_from_the_smallest_gives_logits_and_a_gradient_everywhere(name, extra_h, extra_w, channels, classes):
+    torch.manual_seed(0)
+    shape = (channels, SMALLEST[name] + extra_h, SMALLEST[name] + extra_w)
+    model = architectures.build(name, shape, classes)
+    logits = model(torch.randn(2, *shape))
+    assert logits.shape == (2, classes)
+    assert not list(model.buffers())
+    functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet20_frn"])
+@pytest.mark.parametrize("shape", ["wide", "tall"])
+def test_too_small_an_image_is_refused_with_the_smallest_size(name, shape):
+    small, large = SMALLEST[name] - 1, SMALLEST[name] + 5
+    input_shape = (1, small, large) if shape == "wide" else (1, large, small)
+    with pytest.raises(ValueError, match=rf"too small for {name}, which needs {SMALLEST[name]}×{SMALLEST[name]}"):
+        architectures.build(name, input_shape, 10)
+
+
+def test_plain_cnn_is_the_papers():
+    model = architectures.build("cnn", (1, 28, 28), 10, channels=8, depth=3)
+    weights = dict(model.named_parameters())
+    assert len(weights) == 2 * 3 + 4
+    x = torch.rand(5, 1, 28, 28)
+    hidden = x
+    for i in range(3):
+        weight, bias = weights[f"convolutions.{i}.weight"], weights[f"convolutions.{i}.bias"]
+        hidden = functional.relu(functional.conv2d(hidden, weight, bias, padding=1))
+    hidden = functional.max_pool2d(hidden, 2).flatten(1) @ weights["linear.0.weight"].T + weights["linear.0.bias"]
+    assert weights["linear.0.weight"].shape == (20, 8 * 14 * 14)
+    torch.testing.assert_close(model(x), hidden @ weights["linear.1.weight"].T + weights["linear.1.bias"])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_residual_cnn_adds_the_image_before_the_last_relu(depth):
+    model = architectures.build("cnn", (3, 8, 8), 10, channels=4, depth=depth, residual=True)
+    weights = dict(model.named_parameters())
+    assert len(weights) == 2 * depth + 4
+    x = torch.rand(5, 3, 8, 8)
+    hidden = x
+    for i in range(depth):
+        weight, bias = weights[f"convolutions.{i}.weight"], weights[f"convolutions.{i}.bias"]
+        hidden = functional.conv2d(hidden, weight, bias, padding=1)
+        if i == depth - 1:
+            hidden = hidden + functional.conv2d(x, weights["shortcut.weight"], weights["shortcut.bias"])
+        hidden = functional.relu(hidden)
+    expected = functional.max_pool2d(hidden, 2).flatten(1) @ weights["linear.0.weight"].T + weights["linear.0.bias"]
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_lenet_on_mnist_is_lenet_5():
+    assert count(architectures.build("lenet", (1, 28, 28), 10)) == 61_706
+
+
+def test_resnet20_has_65_tensors_and_its_known_number_of_parameters():
+    model = architectures.build("resnet20_frn", (3, 32, 32), 10)
+    assert len(list(model.parameters())) == 65
+    convolutions = 27 * 16 + 6 * 2304 + (16 + 5 * 32) * 32 * 9 + 16 * 32 + (32 + 5 * 64) * 64 * 9 + 32 * 64
+    norms = 2 * (7 * 16 + 7 * 32 + 7 * 64)
+    assert count(model) == convolutions + norms + 650
+    assert count(architectures.build("resnet20_frn", (3, 32, 32), 10, width=4)) < count(model) / 10
+
+
+def test_filter_response_norm_ignores_the_scale_of_each_channel():
+    norm = architectures.FilterResponseNorm(3)
+    x = torch.randn(4, 3, 6, 5)
+    torch.testing.assert_close(norm(x).square().mean((-2, -1)), torch.ones(4, 3), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(norm(x * torch.tensor([1.0, 10.0, 100.0])[:, None, None]), norm(x), rtol=1e-4, atol=1e-4)
+    # One image does not see the others, unlike batch normalisation.
+    torch.testing.assert_close(norm(x)[:1], norm(x[:1]))
+
+
+def test_mlp_layers_and_activation():
+    torch.manual_seed(0)
+    model = architectures.build("mlp", (1, 4, 4), 3, hidden=(7, 5), activation="tanh")
+    assert [tuple(p.shape) for p in model.parameters()] == [(7, 16), (7,), (5, 7), (5,), (3, 5), (3,)]
+    x = torch.randn(2, 1, 4, 4)
+    hidden = x.flatten(1)
+    layers = [layer for layer in model if isinstance(layer, torch.nn.Linear)]
+    for layer in layers[:-1]:
+        hidden = layer(hidden).tanh()
+    torch.testing.assert_close(model(x), layers[-1](hidden))
+    assert len(list(architectures.build("mlp", (1, 4, 4), 3, hidden=()).parameters())) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options", "error", "match"),
+    [
+        ("vgg", ((1, 8, 8), 10), {}, ValueError, "name='vgg' is not an architecture; choose one of mlp, cnn"),
+        ("cnn", ((8, 8), 10), {}, ValueError, r"input_shape must be \(C, H, W\).*got \(8, 8\)"),
+        ("cnn", ((1, 8, 0), 10), {}, ValueError, r"got \(1, 8, 0\)"),
+        ("cnn", ((1, 8, 8), 1), {}, ValueError, "num_classes must be an integer of at least 2, got 1"),
+        ("cnn", ((1, 8, 8), 10), {"hidden": (3,)}, TypeError, "cnn has no option hidden; it has channels, depth"),
+        ("cnn", ((1, 8, 8), 10), {"depth": 0}, ValueError, "depth must be a positive integer, got 0"),
+        ("cnn", ((1, 8, 8), 10), {"residual": 1}, TypeError, "residual must be True or False, got 1"),
+        ("mlp", ((1, 8, 8), 10), {"hidden": 50}, ValueError, "hidden must be a sequence of positive integers, got 50"),
+        ("mlp", ((1, 8, 8), 10), {"hidden": (5, -1)}, ValueError, r"got \(5, -1\)"),
+        ("mlp", ((1, 8, 8), 10), {"activation": "sin"}, ValueError, "activation='sin' is unknown; choose one of relu"),
+        ("lenet", ((1, 28, 28), 10), {"depth": 1}, TypeError, "lenet has no option depth; it has none"),
+        ("resnet20_frn", ((1, 8, 8), 10), {"width": 0.5}, ValueError, "width must be a positive integer, got 0.5"),
+    ],
+)
+def test_bad_arguments_are_named_with_their_value(name, arguments, options, error, match):
+    with pytest.raises(error, match=match):
+        architectures.build(name, *arguments, **options)
+
+
+@pytest.mark.parametrize("name", architectures.names())
+def test_the_help_text_names_every_option(name):
+    text = architectures.describe(name)
+    for option in {
+        "mlp": ("hidden", "activation"),
+        "cnn": ("channels", "depth", "residual"),
+        "lenet": (),
+        "resnet20_frn": ("width",),
+    }[name]:
+        assert f"`{option}`" in text

@@ -1,0 +1,46 @@
+"""Figures of networks."""
+
+import pytest
+import torch
+
+from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.l2e.rule import apply_network
+from meta_tasks.rules.contours import output_contours
+from meta_tasks.rules.learned import L2ERule
+
+
+def titles(figure):
+    return [axes.get_title() for axes in figure.axes if axes.get_title()]
+
+
+@pytest.mark.parametrize("feature_set", ["paper", "scaled", "adaptive"])
+def test_contours_show_what_the_network_puts_out(feature_set):
+    rule = L2ERule("residual", feature_set)
+    torch.manual_seed(0)
+    trained = rule.prepare(rule.initial_weights(0) + 0.1 * torch.randn(rule.num_weights))
+    figure = output_contours(trained, feature_set)
+    assert titles(figure) == [
+        *(f"|α| at momentum {at}" for at in ("−1", "0", "1")), *(f"|β| at parameter {at}" for at in ("−1", "0", "1"))
+    ]  # fmt: skip
+    assert len(figure.axes) == 8  # with a colour bar in each row
+    # the largest value of β by hand, at the corners of the axes
+    names, largest = FEATURE_SETS[feature_set].names, 0.0
+    axis = torch.linspace(-3, 3, 41)
+    gradient, momentum = (each.flatten() for each in torch.meshgrid(axis, axis, indexing="ij"))
+    for parameter in (-1.0, 0.0, 1.0):
+        x = torch.zeros(len(names), len(gradient))
+        for i, name in enumerate(names):
+            if name == "gradient" or name.startswith("average") or name.endswith("to_rms"):
+                x[i] = gradient
+        x[names.index("momentum")], x[names.index("parameter")] = momentum, parameter
+        largest = max(largest, apply_network(trained, x)[1].abs().max().item())
+    levels = figure.axes[3].collections[0].levels
+    assert levels[-2] < largest <= levels[-1]
+
+
+def test_an_untrained_network_is_said_to_put_out_nothing():
+    rule = L2ERule("preconditioner")
+    figure = rule.figures(rule.initial_weights(0))["contours"]
+    assert len(figure.axes) == 6
+    assert titles(figure)[0] == "|log Q| at momentum −1"
+    assert all(axes.texts[0].get_text() == "0 everywhere" for axes in figure.axes)

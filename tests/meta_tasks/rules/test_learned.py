@@ -1,0 +1,186 @@
+"""The learned rules: what they say of themselves, where they start, and what of their outputs is logged."""
+
+import math
+import re
+
+import pytest
+import torch
+
+import pretrained
+from learned_samplers.learned.features import FEATURE_SETS, Segments, features, update_averages
+from learned_samplers.learned.l2e.rule import apply_network
+from learned_samplers.learned.weights import save
+from meta_tasks.inner_loop.schedule import Schedule
+from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.rules.classical import SGHMCRule
+from meta_tasks.rules.learned import L2ERule
+from meta_tasks.tasks.task import Hyperparameters
+from tests.meta_tasks.toy_tasks import image_task
+
+
+def test_a_rule_says_what_it_is_and_gives_its_network():
+    rule = L2ERule("paper", "scaled", (8, 4), beta_scale=0.5)
+    assert rule.specification() == {
+        "sampler": "l2e", "form": "paper", "feature_set": "scaled", "hidden": [8, 4], "beta_scale": 0.5,
+    }  # fmt: skip
+    weights = torch.randn(rule.num_weights)
+    network = rule.network(weights)
+    assert torch.equal(torch.nn.utils.parameters_to_vector(network.parameters()), weights)
+    (first, bias), *_ = rule.prepare(weights[None])
+    assert torch.equal(first[0], network[0].weight)
+    assert torch.equal(bias[0], network[0].bias)
+    with pytest.raises(ValueError, match="form must be one of 'residual', 'paper', 'preconditioner', got 'new'"):
+        L2ERule("new")
+    with pytest.raises(ValueError, match="feature_set must be one of"):
+        L2ERule("paper", "all")
+
+
+def test_a_start_is_the_feature_itself():
+    """With Adam's direction as the start, a step is that of SGHMC and of Adam (its decays .9 and .99) side by side."""
+    rule = L2ERule("residual", "adaptive", start=("average_0.9_to_rms", 2.0), beta_scale=3.0, friction_scale=0.0)
+    assert rule.specification()["start"] == ["average_0.9_to_rms", 2.0]
+    phi = rule.prepare(rule.initial_weights(0)[None])
+    x = torch.randn(1, 25, 7)
+    alpha, beta = apply_network(phi, x)
+    names = FEATURE_SETS["adaptive"].names
+    torch.testing.assert_close(beta[0], -2.0 * x[0, names.index("average_0.9_to_rms")])
+    assert not alpha.any()
+
+    hyper = Hyperparameters(lr=0.01, num_data=50, temperature=0.0)
+    torch.manual_seed(0)
+    start, sghmc = torch.randn(1, 7), torch.zeros(1, 7)
+    theta = start
+    adam = theta[0].clone().requires_grad_()
+    optimizer = torch.optim.Adam([adam], 3.0 * 2.0 * math.sqrt(0.01 / 50), betas=(0.9, 0.99), eps=0.0)
+    other = theta.clone()
+    state = rule.initial_state(theta)
+    for step in range(5):
+        gradient = torch.randn(1, 7)
+        theta, state = rule.update(phi, theta, gradient, None, state, segments=Segments((7,)), hyper=hyper, step=step)
+        other, (sghmc,) = SGHMCRule().update(
+            None, other, gradient, None, (sghmc,), segments=None, hyper=hyper, step=step
+        )
+        adam.grad = gradient[0]
+        optimizer.step()
+    torch.testing.assert_close(theta[0], adam.detach() + other[0] - start[0], rtol=1e-4, atol=1e-6)
+
+
+def weight_file(folder, rule):
+    path, weights = folder / "first.safetensors", torch.randn(rule.num_weights)
+    meta = dict(tasks={}, horizon={}, estimator={}, seed=0, commit="", command="", iterations=0)
+    card = {"name": "first", "meta_training": meta, "curve": [], "metrics": {}, "licence": "MIT"}
+    save(path, rule.network(weights), {**rule.card(), **card, "defaults": {"lr": 0.1, "momentum_decay": 0.1}})
+    return path, weights
+
+
+def test_a_weight_file_is_a_start(tmp_path):
+    path, weights = weight_file(tmp_path, L2ERule("residual", "paper", (4,), beta_scale=3.0))
+    second = L2ERule("residual", "paper", (4,), start=path, beta_scale=3.0)
+    assert torch.equal(second.initial_weights(5), weights)
+    assert "SHA-256" in second.specification()["start"]
+    with pytest.raises(ValueError, match=r"first\.safetensors has form residual, here it is paper"):
+        L2ERule("paper", "paper", (4,), start=path)
+    for hidden in ((3,), (8, 8)):
+        with pytest.raises(ValueError, match=r"has hidden layers of \[4\] units, which do not fit into \[[38]"):
+            L2ERule("residual", "paper", hidden, start=path, beta_scale=3.0)
+
+
+def test_a_start_keeps_its_function_in_a_wider_network_that_sees_more(tmp_path):
+    path, weights = weight_file(tmp_path, narrow := L2ERule("paper", "scaled", (4, 3)))
+    wide = L2ERule("paper", "adaptive_data", (6, 5), start=path)
+    x = torch.randn(1, FEATURE_SETS["adaptive_data"].size, 9)
+    own = [FEATURE_SETS["adaptive_data"].names.index(name) for name in FEATURE_SETS["scaled"].names]
+    assert own[-1] > len(own)  # the context does not stand where it stood
+    expected = apply_network(narrow.prepare(weights[None]), x[:, own])
+    started = wide.initial_weights(5)
+    for got, wanted in zip(apply_network(wide.prepare(started[None]), x), expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+    # The further units are there to be learned with: what they see is not zero.
+    (first, _), (second, _), (last, _) = wide.prepare(started[None])
+    assert first[0, 4:].all()
+    assert second[0, 3:].all()
+    assert not last[0, :, 3:].any()
+    with pytest.raises(ValueError, match=r"sees log_kick, .*time_1000, which 'paper' has not"):
+        L2ERule("paper", "paper", (6, 5), start=path)
+
+
+def test_a_start_has_the_scales_that_its_weights_were_trained_with(tmp_path):
+    """Left out is the rule's own value, in the card as in the options: s_α = .1, f = 1, no bound."""
+    path, weights = weight_file(tmp_path, L2ERule("residual", "paper", (4,), beta_scale=3, friction_scale=1.0))
+    for same in ({"beta_scale": 3.0}, {"beta_scale": 3, "alpha_scale": 0.1, "reference_data": None}):
+        assert torch.equal(L2ERule("residual", "paper", (4,), start=path, **same).initial_weights(0), weights)
+    for other, theirs, here in (
+        ({}, {"beta_scale": 3}, {"beta_scale": 1.0}),
+        ({"beta_scale": 3.0, "output_bound": 2.0}, {"output_bound": None}, {"output_bound": 2.0}),
+        ({"beta_scale": 3.0, "friction_scale": 0.0}, {"friction_scale": 1.0}, {"friction_scale": 0.0}),
+    ):
+        message = f"start: {path} was trained with the scales {theirs}, here they are {here}"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            L2ERule("residual", "paper", (4,), start=path, **other)
+
+
+def test_the_shipped_weights_are_a_start_with_the_scales_of_their_card():
+    shipped = dict(beta_scale=10.0, friction_scale=0.0, reference_data=50_000.0)
+    L2ERule("residual", "adaptive_data", (16, 16), start=pretrained.path("l2e"), **shipped)
+    with pytest.raises(ValueError, match=r"'reference_data': 50000\.0\}, here .*'reference_data': None\}"):
+        L2ERule("residual", "adaptive_data", (16, 16), start=pretrained.path("l2e"))
+
+
+def test_an_impossible_start_is_refused():
+    with pytest.raises(ValueError, match=r"'average_0\.9_to_rms' is not a feature of 'paper'"):
+        L2ERule("residual", "paper", start=("average_0.9_to_rms", 2.0))
+    with pytest.raises(ValueError, match="two units in every hidden layer"):
+        L2ERule("residual", "paper", (8, 1), start=("gradient", 2.0))
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("residual", {}),
+        ("residual", {"beta_scale": 3.0, "reference_data": 5.0, "decay_time": 2.0, "output_bound": 0.5}),
+        ("paper", {"alpha_scale": 0.5, "beta_scale": 0.7}),
+    ],
+)
+def test_the_scales_of_the_outputs_are_those_of_what_the_step_adds(form, options, steps):
+    """α and β by what a step without noise and without friction on β does beyond the known terms."""
+    rule = L2ERule(form, "adaptive", (8,), friction_scale=0.0, **options)
+    task = image_task(lr=0.2, temperature=0.0, prior_precision=2.0, momentum_decay=0.3)
+    torch.manual_seed(0)
+    weights = (rule.initial_weights(0) + 0.3 * torch.randn(rule.num_weights)).expand(2, -1)
+    unroll = Unroll(task, rule, BMALoss, Schedule(6, 0, 1), [1])
+    unroll.advance(weights, steps)
+    before, (momentum, _) = unroll.parameter, unroll.state
+    gradient = task.loss_and_gradient(before, unroll._indices())[1]
+    unroll.advance(weights, 1)
+    moved, step_size = unroll.state[0], math.sqrt(0.2 / task.hyperparameters.num_data)
+    drift = step_size * (task.hyperparameters.num_data * gradient + 2.0 * before)
+    velocity = (unroll.parameter - before) / step_size
+    if form == "residual":
+        alpha, beta = 0.7 * momentum - drift - moved, velocity - moved
+    else:
+        alpha, beta = momentum - drift - moved, velocity
+    for name, term in (("alpha", alpha), ("beta", beta)):
+        expected = term.square().mean(-1).sqrt()
+        assert (expected > 1e-3).all()
+        torch.testing.assert_close(unroll.output_scales[name], expected, rtol=2e-3, atol=1e-5)
+
+
+def test_the_scales_of_the_preconditioner_are_those_of_its_logarithms():
+    rule = L2ERule("preconditioner", "adaptive", (8,), curl_scale=0.5)
+    task = image_task(lr=0.05, temperature=0.0)
+    torch.manual_seed(0)
+    weights = rule.initial_weights(0) + 0.1 * torch.randn(rule.num_weights)
+    unroll = Unroll(task, rule, BMALoss, Schedule(6, 0, 1), [1], members_per_group=1)
+    unroll.advance(weights[None], 3)
+    before, (momentum, averages) = unroll.parameter, unroll.state
+    gradient = task.loss_and_gradient(before, unroll._indices())[1]
+    unroll.advance(weights[None], 1)
+    x = features(
+        before, momentum, gradient, update_averages(averages, gradient, "adaptive"), task.segments, "adaptive",
+        lr=0.05, num_data=task.hyperparameters.num_data, step=3,
+    )  # fmt: skip
+    q, d = apply_network(rule.prepare(weights[None]), x)
+    torch.testing.assert_close(unroll.output_scales["log_curl"], 0.5 * q.square().mean(-1).sqrt())
+    torch.testing.assert_close(unroll.output_scales["log_friction"], d.square().mean(-1).sqrt())

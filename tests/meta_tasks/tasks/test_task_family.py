@@ -1,0 +1,212 @@
+"""Task families: seeded, as various as they say, and never CIFAR-10."""
+
+import itertools
+import pickle
+from collections import Counter
+
+import pytest
+import torch
+
+from meta_tasks.tasks import family as task_family
+from meta_tasks.tasks.family import FAMILIES, ImageTaskFamily, family_named
+from meta_tasks.tasks.task import ImageTask, TaskConfig
+from tests.meta_tasks.toy_tasks import image_task, random_images
+
+
+@pytest.fixture
+def family(monkeypatch):
+    """The CPU family, on noise in place of its data sets."""
+    made = family_named("cpu")
+    monkeypatch.setattr(
+        ImageTaskFamily,
+        "_data",
+        lambda self, dataset, size: random_images(9000, size or 28, 10 if "m" in dataset else 4),
+    )
+    return made
+
+
+def test_the_labels_fix_the_task(family):
+    task, again, other = family.task(0, 3, 1), family.task(0, 3, 1), family.task(0, 3, 2)
+    assert task.config == again.config != other.config
+    assert torch.equal(task._train[0], again._train[0])
+    assert torch.equal(task.initial(5), again.initial(5))
+    assert family.config(1, 3, 1) != family.config(0, 3, 1)
+
+
+def test_every_choice_turns_up_about_as_often_as_it_should(family):
+    configs = [family.config(0, i) for i in range(600)]
+    drawn = {
+        "lr": family.lrs, "batch_size": family.batch_sizes, "size": family.sizes, "dataset": family.dataset_names,
+        "weight_scale_spread": family.weight_scale_spreads,
+    }  # fmt: skip
+    for field, choices in drawn.items():
+        share = Counter(choices)
+        found = Counter(getattr(config, field) for config in configs)
+        for choice, weight in share.items():
+            expected = 600 * weight / len(choices)
+            assert abs(found[choice] - expected) < 4.5 * expected**0.5, (field, choice)
+    small = [config.num_data for config in configs if config.num_data is not None]
+    assert abs(len(small) - 0.25 * 600) < 50
+    assert min(small) >= 200
+    assert max(small) <= 2000
+    subsets = [config.classes for config in configs if config.classes is not None]
+    assert abs(len(subsets) - 0.25 * 600) < 50
+    assert {len(classes) for classes in subsets} >= {2, 3, 5, 9}
+    assert {config.architecture for config in configs} == {"cnn", "mlp"}
+
+
+def test_the_paper_family_is_the_papers():
+    paper = family_named("paper")
+    options = {tuple(sorted(options.items())) for name, options in paper.architectures if name == "cnn"}
+    expected = itertools.product((4, 8, 16), (1, 2, 3, 4, 5), (False, True))
+    assert options == {(("channels", c), ("depth", l), ("residual", r)) for c, l, r in expected}
+    assert len(paper.dataset_names) * len(paper.architectures) == 120
+    assert paper.sizes == (None,)
+    assert paper.batch_sizes == (128,)
+
+
+def test_no_family_has_cifar10():
+    for name in FAMILIES:
+        assert "cifar10" not in family_named(name).dataset_names
+    with pytest.raises(ValueError, match="'cifar10': it is the unseen test"):
+        family_named("cpu", dataset_names=("mnist", "cifar10"))
+
+
+def test_the_digits_family_needs_no_file(monkeypatch, tmp_path):
+    family = family_named("digits", root=str(tmp_path))
+    task = family.task(0, 0, 0)
+    weights = task.initial(0)[None]
+    loss, gradient = task.loss_and_gradient(weights, torch.arange(8)[None])
+    assert loss.isfinite().all()
+    assert gradient.abs().max() > 0
+
+
+def test_labels_bound_what_tasks_and_their_subsets_have():
+    chosen = family_named("digits", labels=(2, 5, 7, 9))
+    assert chosen.task(0, 0).config.classes == (2, 5, 7, 9)
+    assert chosen.specification()["labels"] == [2, 5, 7, 9]
+    assert "labels" not in family_named("digits").specification(), "runs that began before go on"
+    part = family_named("digits", labels=(2, 5, 7, 9), label_subset_share=1.0)
+    subsets = [part.config(0, i).classes for i in range(30)]
+    assert all(set(each) < {2, 5, 7, 9} and len(each) >= 2 for each in subsets)
+    assert {len(each) for each in subsets} == {2, 3}
+
+
+def test_families_travel_without_their_data():
+    family = family_named("digits")
+    family.task(0, 0, 0)
+    assert family._loaded
+    travelled = pickle.loads(pickle.dumps(family))
+    assert not travelled._loaded
+    assert travelled == family
+    assert travelled.task(0, 1).config == family.task(0, 1).config
+
+
+def test_a_specification_is_plain_and_does_not_name_the_machine():
+    import json
+
+    specification = family_named("cpu", root="/somewhere", device="cpu").specification()
+    assert json.loads(json.dumps(specification)) == specification
+    assert "/somewhere" not in json.dumps(specification)
+    assert specification == family_named("cpu").specification() != family_named("full").specification()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset_names": ("minst",)}, "unknown data set 'minst'; known: digits, mnist"),
+        ({"dataset_names": ()}, "dataset_names of task family 'cpu' must have at least one choice"),
+        ({"small_data_share": 1.5}, r"small_data_share must lie in \[0, 1\], got 1.5"),
+        ({"small_data": (50, 10)}, "small_data must be a range"),
+        ({"lrs": (0.1, -0.1)}, "lrs of task family 'cpu' must be positive, got -0.1"),
+        ({"labels": (4,)}, r"labels must be two or more different ones, got \(4,\)"),
+    ],
+)
+def test_bad_families_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        family_named("cpu", **changes)
+
+
+def test_an_unknown_preset_is_refused():
+    with pytest.raises(ValueError, match=r"task family must be one of 'paper', .*'mnist_mlp', 'digits', got 'gpu'"):
+        family_named("gpu")
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def test_label_subsets_are_renumbered_and_keep_their_images():
+    data = random_images(400, classes=5)
+    task = ImageTask(TaskConfig("noise", "mlp", {"hidden": (4,)}, classes=(3, 0)), data, 0)
+    assert task.num_classes == 2
+    assert (
+        task.hyperparameters.num_data == len(task._train[1]) == int(((data.train_y == 3) | (data.train_y == 0)).sum())
+    )
+    assert torch.equal(task._train[0][task._train[1] == 0], data.train_x[data.train_y == 3])
+    assert torch.equal(task._held_out[0][task._held_out[1] == 1], data.val_x[data.val_y == 0])
+
+
+def test_a_small_training_set_is_a_seeded_subset_and_num_data_says_so():
+    data = random_images(400)
+    tasks = [ImageTask(TaskConfig("noise", "mlp", {}, num_data=30), data, seed) for seed in (0, 0, 1)]
+    assert [task.hyperparameters.num_data for task in tasks] == [30, 30, 30]
+    assert torch.equal(tasks[0]._train[0], tasks[1]._train[0])
+    assert not torch.equal(tasks[0]._train[0], tasks[2]._train[0])
+    assert tasks[0].kind == "noise-mlp-small"
+    whole = ImageTask(TaskConfig("noise", "mlp", {}, num_data=10**6), data, 0)
+    assert whole.hyperparameters.num_data == data.num_data
+
+
+def test_weight_scales_change_the_parametrisation_and_not_the_function():
+    plain, scaled = image_task(depth := "cnn"), image_task(depth, weight_scale_spread=0.7, seed=3)
+    x = torch.arange(20)[None]
+    at, scaled_at = plain.initial(1)[None], scaled.initial(1)[None]
+    factor = at / scaled_at
+    assert factor.max() / factor.min() > 1.5
+    torch.testing.assert_close(
+        plain.log_probabilities(at, x)[0], scaled.log_probabilities(scaled_at, x)[0], rtol=1e-4, atol=1e-5
+    )
+    # the chain rule: dL/dθ = c · dL/d(c∘θ); a zero bias has no factor to read off
+    ours, theirs = scaled.loss_and_gradient(scaled_at, x)[1], plain.loss_and_gradient(at, x)[1]
+    torch.testing.assert_close(ours, theirs * factor, rtol=1e-3, atol=1e-6)
+
+
+def test_the_test_split_is_used_only_where_it_is_asked_for():
+    data = random_images(60)
+    object.__setattr__(data, "test_x", data.test_x + 10)
+    assert image_task().config.split == "val"
+    for split, least in (("val", 0), ("test", 10)):
+        task = ImageTask(TaskConfig("noise", "mlp", {}, split=split), data, 0)
+        assert task._held_out[0].min() >= least
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"classes": (1,)}, r"classes must be two or more different labels of noise in \[0, 3\), got \(1,\)"),
+        ({"classes": (1, 1)}, "different labels"),
+        ({"classes": (1, 7)}, "different labels"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"num_data": 0}, "num_data must be at least 1 or None, got 0"),
+        ({"split": "train"}, "split must be 'val' or 'test', got 'train'"),
+    ],
+)
+def test_bad_configurations_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        ImageTask(TaskConfig("noise", "mlp", {}, **config), random_images(), 0)
+
+
+def test_a_split_without_images_is_refused():
+    data = random_images()
+    empty = type(data)("noise", 3, data.train_x, data.train_y, data.val_x[:0], data.val_y[:0], data.test_x, data.test_y)
+    with pytest.raises(ValueError, match="noise has no val images"):
+        ImageTask(TaskConfig("noise", "mlp", {}), empty, 0)
+
+
+def test_datasets_are_loaded_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(task_family.datasets, "load", lambda *a, **k: calls.append(a) or random_images())
+    family = family_named("digits")
+    family.task(0, 0)
+    family.task(0, 1)
+    assert len(calls) == 1

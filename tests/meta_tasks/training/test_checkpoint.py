@@ -1,0 +1,111 @@
+"""Checkpoints: whole or absent, the last few kept, a damaged one passed over, nothing unpickled."""
+
+import pickle
+
+import pytest
+import torch
+
+from meta_tasks.training import checkpoint
+from meta_tasks.training.checkpoint import Checkpoints
+
+
+def filled(folder, count=5):
+    checkpoints = Checkpoints(folder)
+    for i in range(1, count + 1):
+        checkpoints.save(i, {"weights": torch.full((100,), float(i))})
+    return checkpoints
+
+
+def test_the_last_three_are_kept_and_the_newest_is_read(tmp_path):
+    checkpoints = filled(tmp_path / "new" / "folder")
+    assert [path.name for path in checkpoints.paths()] == [f"checkpoint-{i:08d}.pt" for i in (3, 4, 5)]
+    assert checkpoints.load()["weights"][0] == 5
+    assert Checkpoints(tmp_path / "empty").load() is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "other"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, damage):
+    checkpoints = filled(tmp_path)
+    newest = checkpoints.paths()[-1]
+    data = newest.read_bytes()
+    if damage == "other":
+        torch.save({"weights": 1}, newest)
+    else:
+        middle = len(data) // 2
+        newest.write_bytes({"cut": data[:middle], "empty": b"", "flipped": b"\x00" * 64 + data[64:]}[damage])
+    with pytest.warns(UserWarning, match=r"checkpoint passed over: .*checkpoint-00000005\.pt"):
+        assert checkpoints.load()["weights"][0] == 4
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_newest_file_does_not_outlive_the_checkpoint_that_the_run_goes_on_with(tmp_path, keep):
+    for i in (50, 90, 100):
+        Checkpoints(tmp_path).save(i, {"weights": torch.full((100,), float(i))})
+    newest = tmp_path / "checkpoint-00000100.pt"
+    newest.write_bytes(b"cut")
+    checkpoints = Checkpoints(tmp_path, keep)
+    with pytest.warns(UserWarning, match="checkpoint passed over"):
+        assert checkpoints.load()["iteration"] == 90
+    assert newest.exists()  # reading changes nothing
+    message = r"goes on with .*00000095\.pt: checkpoint-00000100\.pt renamed to checkpoint-00000100\.pt\.damaged"
+    with pytest.warns(UserWarning, match=message):
+        written = checkpoints.save(95, {"weights": torch.full((100,), 95.0)})
+    kept = [tmp_path / f"checkpoint-{i:08d}.pt" for i in (50, 90, 95)[-keep:]]
+    assert checkpoints.paths() == kept
+    assert kept[-1] == written
+    assert checkpoints.load()["weights"][0] == 95
+    assert (tmp_path / "checkpoint-00000100.pt.damaged").read_bytes() == b"cut"
+    assert checkpoints.save(100, {}) == newest  # once the run is there again, without a word
+
+
+def test_when_none_can_be_read_that_is_an_error_and_not_a_fresh_start(tmp_path):
+    checkpoints = filled(tmp_path, 2)
+    for path in checkpoints.paths():
+        path.write_bytes(b"")
+    message = r"none of the 2 checkpoints .* can be read"
+    with pytest.warns(UserWarning, match="checkpoint passed over"), pytest.raises(ValueError, match=message):
+        checkpoints.load()
+
+
+class _Trap:
+    def __reduce__(self):
+        return (pytest.fail, ("a checkpoint was unpickled",))
+
+
+def test_nothing_is_unpickled(tmp_path):
+    path = tmp_path / "checkpoint-00000001.pt"
+    torch.save({"format": "learned-samplers meta-training", "version": 1, "weights": _Trap()}, path)
+    with pytest.raises(ValueError, match="cannot be read: UnpicklingError"):
+        Checkpoints.read(path)
+    path.write_bytes(pickle.dumps(_Trap()))
+    with pytest.raises(ValueError, match="cannot be read"):
+        Checkpoints.read(path)
+
+
+def test_another_version_is_refused(tmp_path):
+    path = tmp_path / "checkpoint-00000001.pt"
+    torch.save({"format": "learned-samplers meta-training", "version": 99}, path)
+    with pytest.raises(ValueError, match="has version 99, this program reads 1"):
+        Checkpoints.read(path)
+
+
+def test_a_write_that_fails_leaves_the_old_ones(tmp_path, monkeypatch):
+    checkpoints = filled(tmp_path)
+
+    def full(path, data):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.save(6, {})
+    assert checkpoints.load()["weights"][0] == 5
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    (tmp_path / "checkpoint-best.pt").write_text("mine")
+    checkpoints = filled(tmp_path)
+    assert (tmp_path / "checkpoint-best.pt").read_text() == "mine"
+    assert len(checkpoints.paths()) == 3
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        Checkpoints(tmp_path, keep=0)

@@ -1,0 +1,194 @@
+"""Held-out evaluation, and what of it and of the rest is logged."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from meta_tasks.estimators.evolution import AntitheticES
+from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.rules.classical import LearnableSGD, SGHMCRule
+from meta_tasks.rules.learned import KineticRule, L2ERule
+from meta_tasks.tasks.family import family_named
+from meta_tasks.tasks.task import ImageTask
+from meta_tasks.training.evaluation import HeldOutEvaluation
+from meta_tasks.training.trainer import Trainer, TrainerSettings
+
+
+@pytest.fixture(scope="module")
+def evaluation():
+    return HeldOutEvaluation(family_named("digits"), 40, samples=4, tasks=1, lrs=(0.05, 0.2))
+
+
+def test_the_untrained_sampler_scores_what_sghmc_scores(evaluation):
+    rule = L2ERule("residual")
+    score = evaluation.score(rule, rule.initial_weights(0))
+    baselines = evaluation.baselines()
+    assert score == baselines["sghmc"]
+    assert set(baselines) == {"sghmc", "psgld", "cyclical"}
+    assert score.nll < 2.25  # nats: better than chance (2.30) after forty steps, by no more than a little
+    assert 0 < score.accuracy < 1
+    assert score.share_failed == 0
+    assert len({baseline.nll for baseline in baselines.values()}) == 3
+
+
+def test_the_best_learning_rate_counts_and_failures_are_the_worst(evaluation):
+    rule = LearnableSGD()
+    # exp(φ₀) = e⁻³⁰: no learning at all; e⁸⁰: every run becomes non-finite
+    still = evaluation.score(rule, torch.tensor([-30.0, 0.0]))
+    wild = evaluation.score(rule, torch.tensor([80.0, 0.0]))
+    both = HeldOutEvaluation(evaluation.family, 40, samples=4, tasks=1, lrs=(1e-3, 1e30)).score(rule, torch.zeros(2))
+    assert still.nll == pytest.approx(2.3, abs=0.1)
+    assert still.share_failed == 0
+    assert wild.nll == float("inf")
+    assert wild.share_failed == 1
+    assert both.nll < 3
+    assert both.share_failed == 0.5
+
+
+def test_held_out_tasks_are_fixed_and_have_no_test_image(evaluation):
+    again = HeldOutEvaluation(family_named("digits"), 40, samples=4, tasks=1, lrs=(0.05, 0.2))
+    assert again.configs == evaluation.configs
+    assert {config.split for config in again.configs} == {again.specification()["split"]} == {"val"}
+    assert again.score(SGHMCRule()) == evaluation.score(SGHMCRule())
+    with pytest.raises(ValueError, match="evaluation needs tasks, chains and lrs"):
+        HeldOutEvaluation(family_named("digits"), 40, lrs=())
+
+
+def trainer(folder, evaluation=None, **settings):
+    estimator = AntitheticES(0.03, 2, Horizon(12, 12, samples=3))
+    settings = TrainerSettings(**settings)
+    return Trainer(
+        family_named("digits"), L2ERule("residual"), estimator, settings, folder=folder, evaluation=evaluation
+    )
+
+
+def run(folder, evaluation=None, **settings):
+    made = trainer(folder, evaluation, **settings)
+    made.run()
+    made.close()
+    return made
+
+
+def logged(folder):
+    return EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
+
+
+def test_everything_is_logged(tmp_path, evaluation, capsys):
+    trainer = run(tmp_path, evaluation, iterations=4, evaluate_every=2)
+    log = logged(tmp_path)
+    scalars, images = set(log.Tags()["scalars"]), set(log.Tags()["images"])
+    assert scalars >= {
+        "meta_loss/all", "gradient/norm", "gradient/mean_loss_difference", "gradient/rms_loss_difference",
+        "inner_loop/failed_members", "inner_loop/member_steps_per_second", "output_scale/alpha", "output_scale/beta",
+        "held_out_nll/sampler", "held_out_nll/sghmc", "held_out_nll/cyclical", "held_out_nll/psgld",
+        "held_out_accuracy/sampler",
+    }  # fmt: skip
+    assert any(tag.startswith("meta_loss/digits-") for tag in scalars)
+    assert images == {"network/contours", "inner_loop/curves"}
+    losses = [event.value for event in log.Scalars("meta_loss/all")]
+    assert losses == pytest.approx(trainer.history["loss"])
+    assert [event.step for event in log.Scalars("held_out_nll/sampler")] == [0, 2, 4]
+    assert [score["iteration"] for score in trainer.scores["sampler"]] == [0, 2, 4]
+    assert trainer.scores["sampler"][0]["nll"] == trainer.scores["baselines"]["sghmc"]["nll"]
+    nll = trainer.scores["sampler"][2]["nll"]
+    printed = [line for line in capsys.readouterr().out.splitlines() if "held-out NLL" in line]
+    assert len(printed) == 3
+    assert printed[2].startswith(f"iteration 4: held-out NLL {nll:.4f} (sghmc ")
+
+
+def test_the_baselines_have_their_own_grid():
+    made = [
+        HeldOutEvaluation(family_named("digits"), 20, samples=2, tasks=1, chains=1, lrs=(lr,), baseline_lrs=grid)
+        for lr, grid in ((0.01, (0.2,)), (0.2, None))
+    ]
+    assert made[0].baselines()["sghmc"] == made[1].baselines()["sghmc"] == made[1].score(SGHMCRule())
+    assert made[0].score(SGHMCRule()) != made[1].score(SGHMCRule())
+    assert made[0].specification()["baseline_lrs"] == [0.2]
+
+
+@pytest.mark.parametrize("rule", [SGHMCRule(), KineticRule((4,))], ids=["sghmc", "kinetic"])
+def test_every_sampler_takes_the_same_number_of_gradients(rule, evaluation, monkeypatch):
+    taken = []
+    whole = ImageTask.loss_and_gradient
+    monkeypatch.setattr(ImageTask, "loss_and_gradient", lambda *args: taken.append(1) or whole(*args))
+    evaluation.score(rule, 0.1 * torch.randn(rule.num_weights, generator=torch.Generator().manual_seed(0)))
+    assert len(taken) == 40 * len(evaluation.lrs)  # of both chains at once
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule", "message"),
+    [
+        ((20, 8), L2ERule(), r"a sampling phase of 1 steps .* is too short for 2 samples"),
+        ((20, 11), L2ERule(), "samples=11 exceed half of the 20 steps that 'l2e' takes on held-out tasks"),
+        ((40, 4), KineticRule(), None),
+        ((14, 4), KineticRule(), "samples=4 exceed half of the 7 steps that 'kinetic_l2e' takes"),
+    ],
+)
+def test_runs_too_short_for_their_states_are_refused_before_they_start(arguments, rule, message):
+    steps, samples = arguments
+    evaluation = HeldOutEvaluation(family_named("digits"), steps, samples=samples, tasks=1)
+    if message is None:
+        return evaluation.check(rule)
+    with pytest.raises(ValueError, match=message):
+        evaluation.check(rule)
+    estimator = AntitheticES(0.03, 2, Horizon(12, 12, samples=3))
+    with pytest.raises(ValueError, match=message):
+        Trainer(evaluation.family, rule, estimator, TrainerSettings(), evaluation=evaluation)
+    Trainer(evaluation.family, rule, estimator, TrainerSettings(evaluate_every=0), evaluation=evaluation)
+
+
+def test_baselines_are_those_of_the_held_out_tasks_that_the_sampler_is_scored_on(tmp_path, evaluation, capsys):
+    first = run(tmp_path, evaluation, iterations=1, evaluate_every=1)
+    scores = first.scores
+    assert scores["specification"] == evaluation.specification()
+    assert "earlier" not in scores
+    assert run(tmp_path, evaluation, iterations=2, evaluate_every=1).scores["baselines"] == scores["baselines"]
+    assert capsys.readouterr().out.count("scoring the hand-designed samplers") == 1
+
+    other = HeldOutEvaluation(evaluation.family, 40, samples=4, tasks=2, lrs=(0.05, 0.2))
+    resumed = run(tmp_path, other, iterations=3, evaluate_every=1).scores
+    assert "the scores so far are of other held-out tasks: tasks is 1 there and 2 here\n" in capsys.readouterr().out
+    assert resumed["baselines"] == {name: asdict(score) for name, score in other.baselines().items()}
+    assert resumed["baselines"] != scores["baselines"]
+    assert resumed["specification"] == other.specification()
+    assert [score["iteration"] for score in resumed["sampler"]] == [3]
+    (earlier,) = resumed["earlier"]
+    assert earlier["baselines"] == scores["baselines"]
+    assert [score["iteration"] for score in earlier["sampler"]] == [0, 1, 2]
+
+
+def test_baselines_of_a_checkpoint_that_says_not_what_they_are_of_are_scored_anew(evaluation):
+    old = {"baselines": {"sghmc": {"nll": 0.0, "accuracy": 1.0, "share_failed": 0.0}}, "sampler": []}
+    scores = dict(old)
+    evaluation.record(scores, SGHMCRule(), torch.zeros(0), 7)
+    assert scores["earlier"] == [old]
+    assert scores["sampler"][0] == {"iteration": 7, **scores["baselines"]["sghmc"]}
+
+
+def test_figures_have_a_cadence_of_their_own(tmp_path):
+    run(tmp_path / "every", iterations=5, evaluate_every=0, figures_every=2)
+    assert [event.step for event in logged(tmp_path / "every").Images("network/contours")] == [0, 2, 4]
+    run(tmp_path / "never", iterations=2, evaluate_every=0, figures_every=0)
+    assert "network/contours" not in logged(tmp_path / "never").Tags()["images"]
+    # the cadence may change when a run goes on
+    assert trainer(tmp_path / "never", iterations=3, evaluate_every=0, figures_every=1).iteration == 2
+    with pytest.raises(ValueError, match="figures_every must not be negative, got -1"):
+        TrainerSettings(figures_every=-1)
+
+
+def test_a_curve_of_failed_members_alone_is_drawn_without_a_warning(tmp_path, monkeypatch):
+    made = trainer(tmp_path, iterations=1, evaluate_every=0)
+    whole = made.executor.run
+
+    def all_failed(jobs, weights):
+        results = whole(jobs, weights)
+        for result in results:
+            result.curve = [float("nan")] * len(result.curve)
+        return results
+
+    monkeypatch.setattr(made.executor, "run", all_failed)
+    made.run()
+    made.close()
+    assert "inner_loop/curves" in logged(tmp_path).Tags()["images"]

@@ -1,0 +1,300 @@
+"""The trainer with the smallest meta-learner: it learns, it resumes bit for bit, it refuses what does not fit."""
+
+import math
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from meta_tasks.estimators.evolution import AntitheticES, NoiseReuseES
+from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.rules.classical import LearnableSGD
+from meta_tasks.rules.learned import L2ERule
+from meta_tasks.training.trainer import Trainer, TrainerSettings
+from meta_tasks.training.workers import ProcessExecutor, RankExecutor, SerialExecutor
+from tests.meta_tasks.toy_tasks import QuadraticFamily
+
+HORIZON = Horizon(12, 12, samples=3)
+
+
+def es(**settings):
+    return AntitheticES(**{"sigma": 0.2, "pairs": 4, "horizon": HORIZON, **settings})
+
+
+def nres():
+    return NoiseReuseES(0.2, 4, HORIZON, 4)
+
+
+def trainer(folder=None, iterations=20, estimator=None, family=None, rule=None, executor=SerialExecutor, **settings):
+    settings = TrainerSettings(**{"iterations": iterations, "evaluate_every": 0, "learning_rate": 0.1, **settings})
+    family, rule, estimator = family or QuadraticFamily(), rule or LearnableSGD(), estimator or es()
+    return Trainer(family, rule, estimator, settings, folder=folder, make_executor=executor)
+
+
+def run(**arguments):
+    made = trainer(**arguments)
+    try:
+        made.run()
+    finally:
+        made.close()
+    return made
+
+
+def best_step(family):
+    """Mean final loss over a grid of fixed learning rates, without momentum: what there is to be learned."""
+    losses = {}
+    for factor in torch.linspace(-2, 5, 15).tolist():
+        weights = torch.tensor([factor, -30.0])
+        made = trainer(family=family, estimator=es(sigma=1e-6, pairs=16))
+        with torch.no_grad():
+            made.weights.copy_(weights)
+        losses[factor] = made.step().loss
+    return min(losses.values()), losses
+
+
+@pytest.mark.parametrize("estimator", [es(), nres()], ids=["es", "nres"])
+def test_learnable_sgd_learns_its_learning_rate(estimator):
+    # lr .02 and twelve steps on curvatures of about 3/5 leave nearly all of the loss; a good step takes it to a few %
+    family = QuadraticFamily(lr=0.02)
+    learned = run(family=family, estimator=estimator, iterations=80, max_gradient_norm=None)
+    first, last = (sum(learned.history["loss"][part]) / 10 for part in (slice(0, 10), slice(-10, None)))
+    best, _ = best_step(family)
+    assert last < 0.5 * first
+    assert learned.weights[0] > 1.5  # the learning rate grew more than fourfold
+    if isinstance(estimator, AntitheticES):
+        assert last < best + 0.35 * (first - best)
+
+
+@pytest.mark.parametrize("executor", [SerialExecutor, lambda evaluator: ProcessExecutor(evaluator, 2)])
+def test_weights_that_are_not_learned_stay_as_they_are(executor):
+    made = run(estimator=es(learned=1), iterations=3, executor=executor)
+    start = LearnableSGD().initial_weights(0)
+    for weights in (made.weights.detach(), made.averaged):
+        assert torch.equal(weights[:-1], start[:-1])
+        assert weights[-1] != start[-1]
+
+
+def test_the_running_average_is_that_of_the_weights():
+    made = trainer(averaging=0.75)
+    expected = made.weights.detach().clone()
+    for _ in range(4):
+        made.step()
+        expected = 0.75 * expected + 0.25 * made.weights.detach()
+    torch.testing.assert_close(made.averaged, expected)
+    plain = trainer(averaging=0.0)
+    plain.step()
+    assert torch.equal(plain.averaged, plain.weights)
+
+
+def test_adam_keeps_its_moments_and_the_norm_is_clipped():
+    made = trainer(max_gradient_norm=1e-3, iterations=3)
+    for count in (1, 2, 3):
+        done = made.step()
+        assert done.gradient_norm > 1e-3
+        assert made.weights.grad.norm() == pytest.approx(1e-3, rel=1e-5)
+        (state,) = made.optimizer.state.values()
+        assert state["step"] == count
+    assert made.optimizer.param_groups[0]["betas"] == (0.9, 0.99)
+
+
+@pytest.mark.parametrize("estimator", [es, nres])
+def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, estimator):
+    family = QuadraticFamily(temperature=1.0)
+    whole = run(family=family, estimator=estimator(), folder=tmp_path / "whole")
+    for stop in (3, 4, 11, 20):
+        part = run(family=family, estimator=estimator(), folder=tmp_path / "parts", iterations=stop)
+        assert part.iteration == stop
+    assert torch.equal(part.weights, whole.weights)
+    assert torch.equal(part.averaged, whole.averaged)
+    assert part.history["loss"] == whole.history["loss"]
+    assert part.weights.abs().max() > 0.1  # it went somewhere
+
+
+def test_worker_processes_give_the_weights_that_one_process_gives(tmp_path):
+    # noise reuse is the harder case: the workers keep unrolls, which the checkpoint must collect from them
+    serial = run(estimator=nres(), iterations=6)
+    shared = trainer(tmp_path, 3, nres(), executor=lambda evaluator: ProcessExecutor(evaluator, 2))
+    try:
+        shared.run()
+        assert shared.history["loss"] == serial.history["loss"][:3]
+        with pytest.raises(RuntimeError, match=r"failed:\nTraceback(.|\n)*ValueError: weights must be \(2, 2\)"):
+            shared.executor.run(shared._jobs(), torch.zeros(1))
+        shared.executor._processes[0].kill()
+        shared.executor._processes[0].join()
+        with pytest.raises(RuntimeError, match="worker process of the meta-training died"):
+            shared.executor.run(shared._jobs(), shared.weights)
+    finally:
+        shared.close()
+    resumed = run(folder=tmp_path, iterations=6, estimator=nres())  # in one process now
+    assert torch.equal(resumed.weights, serial.weights)
+
+
+def test_shares_of_ranks_add_up_to_all_jobs(monkeypatch):
+    """Two ranks as two threads' worth of calls: each gathers what the other has evaluated."""
+    evaluated: dict[int, list] = {}
+
+    def gather(output, value):
+        evaluated[gather.rank] = value
+        output[:] = [evaluated.get(rank) for rank in range(2)]
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    made = trainer()
+    jobs, weights = made._jobs(), made.weights.detach()
+    expected = torch.cat([result.losses for result in made.executor.run(jobs, weights)])
+    for rank in (1, 0):
+        gather.rank = rank
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        executor = RankExecutor(made.executor.evaluator)
+        if rank == 1:  # the first to come finds nothing of the other yet
+            with pytest.raises(TypeError):
+                executor.run(jobs, weights)
+    found = torch.cat([result.losses for result in executor.run(jobs, weights)])
+    assert torch.equal(found, expected)
+    assert [len(evaluated[rank]) for rank in range(2)] == [2, 2]
+
+
+def test_pairs_of_failed_members_do_not_count_and_are_reported():
+    # a learning rate of e¹⁰⁰ overflows within a few steps
+    made = trainer(estimator=es(sigma=100.0))
+    before = made.weights.detach().clone()
+    done = made.step()
+    assert done.failed >= 4
+    assert made.history["failed"] == [done.failed]
+    assert made.weights.isfinite().all()
+    assert torch.isfinite(torch.tensor(done.gradient_norm))
+    finite = [result.losses.isfinite().all(1).any().item() for result in done.results]
+    assert (not torch.equal(before, made.weights)) == any(finite)
+
+
+def test_time_and_signals_end_a_run_and_save_it(tmp_path):
+    slow = trainer(tmp_path, iterations=10**6)
+    started = time.monotonic()
+    assert slow.run(minutes=0.01) == "time is up"
+    assert 0.5 < time.monotonic() - started < 20
+    done = slow.iteration
+    assert slow.checkpoints.load()["iteration"] == done > 0
+    resumed = trainer(tmp_path, iterations=10**6)
+    assert resumed.iteration == done
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    before = signal.getsignal(signal.SIGINT)
+    assert resumed.run() == "interrupted"
+    assert signal.getsignal(signal.SIGINT) is before
+    assert resumed.checkpoints.load()["iteration"] == resumed.iteration > done
+
+
+class Failing(SerialExecutor):
+    """Fails at its fourth call, in the middle of the jobs."""
+
+    calls = 0
+
+    def run(self, jobs, weights):
+        self.calls += 1
+        if self.calls == 4:
+            super().run(jobs[:1], weights)
+            raise RuntimeError("a worker process died")
+        return super().run(jobs, weights)
+
+
+def test_a_failed_iteration_saves_those_before_it(tmp_path):
+    failing = trainer(tmp_path, 6, executor=Failing)
+    with pytest.raises(RuntimeError, match="a worker process died") as failure:
+        failing.run()
+    assert failure.value.__notes__ == ["saved after iteration 3"]
+    failing.close()
+    resumed = trainer(tmp_path, 6)
+    assert resumed.iteration == 3
+    resumed.run()
+    assert torch.equal(resumed.weights, run(iterations=6).weights)
+
+
+def test_nothing_is_saved_that_would_not_go_on_as_it_was(tmp_path):
+    """A failed iteration of noise reuse has moved some of the unrolls; without one done there is nothing to save."""
+    failing = trainer(tmp_path / "nres", 6, nres(), executor=Failing)
+    with pytest.raises(RuntimeError, match="a worker process died") as failure:
+        failing.run()
+    assert failure.value.__notes__[0].startswith("not saved since the last checkpoint: the unrolls")
+    assert failing.checkpoints.paths() == []
+    again = trainer(tmp_path / "es", 6, executor=Failing)
+    again.executor.calls = 3
+    with pytest.raises(RuntimeError, match="a worker process died") as failure:
+        again.run()
+    assert failure.value.__notes__ == ["nothing to save since iteration 0"]
+    assert again.checkpoints.paths() == []
+
+
+def test_a_failure_between_iterations_saves_the_unrolls_too(tmp_path, monkeypatch):
+    failing = trainer(tmp_path, 6, nres(), figures_every=4)
+
+    def full(weights):
+        if failing.iteration:
+            raise OSError(28, "No space left on device")
+        return {}
+
+    monkeypatch.setattr(failing.rule, "figures", full)
+    with pytest.raises(OSError, match="No space left") as failure:
+        failing.run()
+    assert failure.value.__notes__ == ["saved after iteration 4"]
+    resumed = run(folder=tmp_path, iterations=6, estimator=nres())
+    assert torch.equal(resumed.weights, run(iterations=6, estimator=nres()).weights)
+
+
+def test_a_failure_to_save_does_not_hide_the_failure_before_it(tmp_path, monkeypatch):
+    failing = trainer(tmp_path, 6, executor=Failing)
+    monkeypatch.setattr(failing.checkpoints, "save", lambda *_: 1 / 0)
+    with pytest.raises(RuntimeError, match="a worker process died") as failure:
+        failing.run()
+    assert failure.value.__notes__ == ["and the run could not be saved: ZeroDivisionError: division by zero"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"rule": L2ERule("residual")},
+            "sampler.form is here only.*sampler.sampler is 'learnable_sgd' there and 'l2e'",
+        ),
+        ({"family": QuadraticFamily(lr=0.5)}, "tasks.lr is 0.1 there and 0.5 here"),
+        ({"estimator": es(sigma=0.1)}, "estimator.sigma is 0.2 there and 0.1 here"),
+        ({"estimator": nres()}, "estimator.estimator is 'antithetic_es' there and 'noise_reuse_es' here"),
+        ({"seed": 1}, "outer_loop.seed is 0 there and 1 here"),
+    ],
+)
+def test_the_checkpoint_of_another_run_is_refused(tmp_path, change, message):
+    run(folder=tmp_path, iterations=1)
+    with pytest.raises(ValueError, match=f"are of another run: .*{message}"):
+        trainer(tmp_path, **change)
+    assert trainer(tmp_path, iterations=99).iteration == 1  # a longer run of the same kind goes on
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"iterations": 0}, "iterations must be at least 1, got 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
+        ({"max_gradient_norm": -1.0}, "max_gradient_norm must be positive or None, got -1.0"),
+        ({"objective": "kl"}, "objective must be one of 'bma', 'ce', 'stein_kl', got 'kl'"),
+        ({"averaging": 1.0}, r"averaging must lie in \[0, 1\), got 1.0"),
+        ({"checkpoint_minutes": -1.0}, "checkpoint_minutes must not be negative, got -1.0"),
+    ],
+)
+def test_bad_settings_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        TrainerSettings(**change)
+
+
+def test_the_log_of_an_iteration_is_what_its_pairs_say():
+    made = trainer()
+    done = made.step()
+    losses = torch.cat([result.losses for result in done.results])
+    assert done.loss == pytest.approx(losses.mean().item())
+    assert done.median_loss == losses.median()
+    differences = losses[:, 0] - losses[:, 1]
+    assert done.mean_difference == pytest.approx(differences.mean().item())
+    assert done.rms_difference == pytest.approx(differences.square().mean().sqrt().item())
+    assert done.member_steps_per_second > 0
+    assert sum(result.member_steps for result in done.results) == 8 * 12
+    assert all(math.isfinite(point) for result in done.results for point in result.curve)

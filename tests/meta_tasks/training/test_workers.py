@@ -1,0 +1,96 @@
+"""Worker processes: the signals that reach them with their trainer, and their end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from meta_tasks.estimators.evolution import AntitheticES
+from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.rules.classical import LearnableSGD
+from meta_tasks.training import workers
+from meta_tasks.training.checkpoint import Checkpoints
+from meta_tasks.training.workers import ProcessExecutor
+from tests.meta_tasks.toy_tasks import QuadraticFamily
+
+ROOT = Path(__file__).parents[2]
+ESTIMATOR = AntitheticES(0.2, 4, Horizon(12, 12, samples=3))
+# It does not close the trainer: the end of the interpreter must not wait for workers that ignore SIGTERM.
+SCRIPT = """
+import sys
+from pathlib import Path
+from meta_tasks.trainer import Trainer, TrainerSettings
+from meta_tasks.rules import LearnableSGD
+from meta_tasks.workers import ProcessExecutor
+from tests.meta_tasks.test_workers import ESTIMATOR
+from tests.meta_tasks.toy_tasks import QuadraticFamily
+
+if __name__ == "__main__":
+    settings = TrainerSettings(iterations=10**6, evaluate_every=0, checkpoint_minutes=1000.0)
+    trainer = Trainer(
+        QuadraticFamily(), LearnableSGD(), ESTIMATOR, settings, folder=Path(sys.argv[1]),
+        make_executor=lambda evaluator: ProcessExecutor(evaluator, 2),
+    )
+    trainer.step()
+    print("ready", flush=True)
+    print(trainer.run(), "after", trainer.iteration)
+"""
+
+
+@pytest.fixture
+def group(tmp_path):
+    """The script in a process group of its own, once its workers are at work."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")], cwd=ROOT, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n", process.communicate(timeout=60)[1]
+    time.sleep(0.5)  # well within the run
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_sigterm_to_the_whole_group_ends_the_run_and_saves_it(group, tmp_path):
+    for _ in range(2):  # a launcher may send its own beside the group's
+        os.killpg(group.pid, signal.SIGTERM)
+    output, errors = group.communicate(timeout=60)
+    assert group.returncode == 0, errors
+    iteration = Checkpoints(tmp_path / "run").load()["iteration"]
+    assert output == f"interrupted after {iteration}\n"
+    assert iteration > 1
+
+
+@dataclass(frozen=True)
+class SlowFamily(QuadraticFamily):
+    """The task of the first job takes a minute to make, that of the others a moment."""
+
+    def task(self, *labels):
+        time.sleep(60 if labels[-1] == 0 else 0.5)
+        return super().task(*labels)
+
+
+def test_closing_waits_for_busy_workers_and_ends_those_that_do_not_leave(monkeypatch, capfd):
+    monkeypatch.setattr(workers, "_GOODBYE", 4.0)
+    executor = ProcessExecutor(ESTIMATOR.evaluator(SlowFamily(), LearnableSGD(), "bma", 0), 2)
+    executor.state_dict()  # both are there
+    for connection, job in zip(executor._connections, ESTIMATOR.jobs(0, 0)):
+        connection.send(("run", (job, torch.zeros(2).numpy())))
+    processes = list(executor._processes)
+    for process in processes:
+        process.terminate()
+    started = time.monotonic()
+    executor.close()
+    assert time.monotonic() - started < 20
+    assert [process.exitcode for process in processes] == [-signal.SIGKILL, 0]
+    assert capfd.readouterr().err == ""  # nobody to tell is no failure
+    executor.close()  # once more does no harm

@@ -1,0 +1,1 @@
+"""The experiments behind the scripts in ``tools/``."""

@@ -1,0 +1,1 @@
+"""Thompson sampling on contextual bandits."""

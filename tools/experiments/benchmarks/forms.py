@@ -1,0 +1,150 @@
+"""Ways to compute the gradients of the members of a convolutional task, which the choice of the kernel rests on, and
+ways to take a step of the inner loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from meta_tasks.networks.batched import ConvolutionKernel, Kernel, ModuleKernel
+from meta_tasks.rules.learned import L2ERule
+from meta_tasks.rules.triton_l2e import FusedL2ERule, triton_installed
+
+#: Name → what it is, for the table.
+FORMS: dict[str, str] = {
+    "chosen": "chosen: written out by hand, grouped, channels-last, pieces that fit the cache",
+    "hand-loop": "written out by hand, one member at a time, whole batch",
+    "hand-grouped": "written out by hand, grouped over all members, whole batch",
+    "autograd": "autograd, one member at a time",
+    "channels-last": "autograd, one member at a time, channels-last",
+    "bf16": "autograd, one member at a time, channels-last, bfloat16 autocast",
+    "vmap": "vmap over the members of grad",
+    "unfold": "autograd, unfold + batched matrix product",
+    "compiled": "autograd in torch.compile, one member at a time",
+}
+
+#: The same for ways to take a step.
+VARIANTS: dict[str, str] = {
+    "loop": "loop: tensors of their own at every step",
+    "static": "static: between fixed buffers",
+    "graph": "graph: the static step replayed as a CUDA graph",
+    "fused-loop": "loop, L2E's update in fused kernels",
+    "fused-graph": "graph, L2E's update in fused kernels",
+}
+
+
+def variants_on(device: str) -> tuple[str, ...]:
+    """The variants that a device has."""
+    if torch.device(device).type != "cuda":
+        return ("loop", "static")
+    return tuple(name for name in VARIANTS if triton_installed() or not name.startswith("fused"))
+
+
+def variant_stepping(name: str) -> str | None:
+    """How steps are taken in a variant, for `Unroll`; None, its own choice, for a form."""
+    return name.removeprefix("fused-") if name in VARIANTS else None
+
+
+def variant_rule(name: str) -> type[L2ERule]:
+    """The class of the rule of a variant or form."""
+    return FusedL2ERule if name.startswith("fused-") else L2ERule
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done what it was given."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "CPU"
+
+
+class _ChannelsLast(ModuleKernel):
+    def loss_and_gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        flat = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+        return super().loss_and_gradient(weights, flat.unflatten(0, x.shape[:2]), y)
+
+    def _member(self, weights: Tensor, x: Tensor) -> Tensor:
+        views = {name: tensor[0] for name, tensor in self.views(weights.unsqueeze(0)).items()}
+        for name, tensor in views.items():
+            if tensor.dim() == 4:
+                views[name] = tensor.contiguous(memory_format=torch.channels_last)
+        return functional_call(self._module, views, (x.contiguous(memory_format=torch.channels_last),))
+
+
+class _BFloat16(_ChannelsLast):
+    def _member(self, weights: Tensor, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super()._member(weights, x).float()
+
+
+class _Functional(ModuleKernel):
+    """A pure loss of one member's flat weights, for vmap and compile."""
+
+    def loss(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        pieces = weights.split(self.segments.lengths)
+        views = {name: piece.view(self.shapes[name]) for name, piece in zip(self.names, pieces, strict=True)}
+        return nn.functional.cross_entropy(functional_call(self._module, views, (x,)), y)
+
+
+class _VMap(_Functional):
+    def loss_and_gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        per_group = len(weights) // len(x)
+        with torch.enable_grad():
+            gradient, loss = vmap(grad_and_value(self.loss))(
+                weights, x.repeat_interleave(per_group, 0), y.repeat_interleave(per_group, 0)
+            )
+        return loss.detach(), gradient.detach()
+
+
+class _Compiled(_Functional):
+    _compiled: Callable[..., Tensor] | None = None
+
+    def loss_and_gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self._compiled is None:
+            self._compiled = torch.compile(self.loss)
+        per_group, losses, gradients = len(weights) // len(x), [], []
+        for i, member in enumerate(weights):
+            leaf = member.detach().clone().requires_grad_()
+            with torch.enable_grad():
+                loss = self._compiled(leaf, x[i // per_group], y[i // per_group])
+            losses.append(loss.detach())
+            gradients.append(torch.autograd.grad(loss, leaf)[0])
+        return torch.stack(losses), torch.stack(gradients)
+
+
+class _Unfold(ModuleKernel):
+    """Convolutions as unfold and one matrix product an image."""
+
+    def _member(self, weights: Tensor, x: Tensor) -> Tensor:
+        w = {name: tensor[0] for name, tensor in self.views(weights.unsqueeze(0)).items()}
+        n, _, height, width = x.shape
+        hidden, layer = x, 0
+        while f"convolutions.{layer}.weight" in w:
+            columns = nn.functional.unfold(hidden, 3, padding=1)
+            product = torch.matmul(w[f"convolutions.{layer}.weight"].flatten(1), columns)
+            hidden = (product + w[f"convolutions.{layer}.bias"][:, None]).relu().view(n, -1, height, width)
+            layer += 1
+        hidden = nn.functional.max_pool2d(hidden, 2).flatten(1)
+        for i in range(2):
+            hidden = nn.functional.linear(hidden, w[f"linear.{i}.weight"], w[f"linear.{i}.bias"])
+        return hidden
+
+
+def make_kernel(form: str, kernel: Kernel, members: int, batch: int) -> Kernel:
+    """The kernel of a form, for the network of ``kernel``."""
+    kinds: dict[str, type[ModuleKernel]] = {
+        "autograd": ModuleKernel, "channels-last": _ChannelsLast, "bf16": _BFloat16, "vmap": _VMap,
+        "unfold": _Unfold, "compiled": _Compiled,
+    }  # fmt: skip
+    if form == "chosen":
+        return kernel
+    if form == "hand-loop":
+        return ConvolutionKernel(kernel._build, 1, batch)
+    if form == "hand-grouped":
+        return ConvolutionKernel(kernel._build, members, batch)
+    return kinds[form](kernel._build)

@@ -1,0 +1,234 @@
+"""Time per step of the particle samplers on multi-task networks, beside the backward passes alone and a plain loop.
+
+Beside TorchJD's MGDA too, where that package is installed: a loop over particles, as it knows of one network.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from experiments.benchmarks.step import _wait
+from learned_samplers import MGDA, MOOSVGD, MTSGD
+
+NUM_DATA = 120_000
+
+
+@dataclass(frozen=True)
+class ParticleBenchmark:
+    """Time per step for M particles and K tasks: a shared trunk, a linear head a task, images of 28×28."""
+
+    # Networks.
+    network: tuple[Literal["lenet", "mlp"], ...] = ("mlp", "lenet")
+    # Numbers of particles M.
+    particles: tuple[int, ...] = (5, 20, 100)
+    # Numbers of tasks K.
+    tasks: tuple[int, ...] = (2, 10, 40)
+    # Images in a minibatch.
+    batch_size: int = 256
+    # Rounds: in each, every contestant takes one timed step in turn. The best of each is what counts.
+    rounds: int = 10
+    # CPU threads; by default torch's own choice.
+    threads: int | None = None
+    # What is timed: time on the clock, or that of the processors (of all threads together), which on a CPU with one
+    # thread is the same but for what other programs do.
+    clock: Literal["wall", "processor"] = "wall"
+    # Combinations are left out whose backward passes alone take longer than so many seconds.
+    most_seconds: float = 5.0
+    # And those whose gradients of the trunk by all tasks are more than so many million numbers.
+    most_millions: float = 50.0
+    # Device, such as cpu or cuda.
+    device: str = "cpu"
+    # File for the Markdown table, besides the terminal.
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("particles", "tasks"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise ValueError(f"{name} must hold positive integers, got {getattr(self, name)}")
+        if self.rounds < 2:
+            raise ValueError(f"rounds must be at least 2, got {self.rounds}")
+        if self.clock == "processor" and self.device != "cpu":
+            raise ValueError(f"clock='processor' does not see what device={self.device!r} does")
+        for name in ("most_seconds", "most_millions"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+def trunk(name: str) -> nn.Module:
+    """The LeNet of 22,350 parameters with its two heads of ten, or an MLP of 784-100-50."""
+    if name == "mlp":
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 50), nn.ReLU())
+    layers = [nn.Conv2d(1, 10, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(10, 20, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(320, 50), nn.ReLU())
+
+
+class Problem:
+    """M particles of a trunk and K heads each, one minibatch, and the closure."""
+
+    def __init__(self, name: str, particles: int, tasks: int, options: ParticleBenchmark):
+        networks = [trunk(name).to(options.device) for _ in range(particles)]
+        self.network, self.vmap = networks[0], name == "mlp"
+        self.trunk = dict(torch.func.stack_module_state(networks)[0])
+        shape = (particles, 50, 10)
+        self.heads = [(torch.randn(shape, device=options.device) / 7).requires_grad_() for _ in range(tasks)]
+        self.bias = [torch.zeros(particles, 10, device=options.device, requires_grad=True) for _ in range(tasks)]
+        self.x = torch.randn(options.batch_size, 1, 28, 28, device=options.device)
+        self.y = torch.randint(10, (tasks, options.batch_size), device=options.device)
+
+    def groups(self) -> list[dict[str, object]]:
+        heads = [{"params": [w, b], "task": k} for k, (w, b) in enumerate(zip(self.heads, self.bias, strict=True))]
+        return [{"params": list(self.trunk.values())}, *heads]
+
+    def hidden(self) -> Tensor:
+        """(M, B, 50): by vmap for the MLP, in a loop for convolutions, each the faster way."""
+        if self.vmap:
+            return torch.vmap(lambda p: torch.func.functional_call(self.network, p, (self.x,)))(self.trunk)
+        slices = zip(*(p.unbind(0) for p in self.trunk.values()), strict=True)
+        calls = [dict(zip(self.trunk, one, strict=True)) for one in slices]
+        return torch.stack([torch.func.functional_call(self.network, one, (self.x,)) for one in calls])
+
+    def losses(self) -> list[Tensor]:
+        hidden = self.hidden()
+        particles, batch = hidden.shape[:2]
+        losses = []
+        for w, b, y in zip(self.heads, self.bias, self.y, strict=True):
+            logits = torch.baddbmm(b[:, None], hidden, w).flatten(0, 1)
+            losses.append(F.cross_entropy(logits, y.repeat(particles), reduction="none").view(particles, batch).mean(1))
+        return losses
+
+    def backward_passes(self) -> None:
+        """What every method needs: the forward pass, and one backward pass a task."""
+        losses = self.losses()
+        for k, loss in enumerate(losses):
+            wanted = [*self.trunk.values(), self.heads[k], self.bias[k]]
+            torch.autograd.grad(loss.sum(), wanted, retain_graph=k < len(losses) - 1)
+
+    def particle(self, m: int) -> tuple[dict[str, Tensor], Tensor, list[tuple[Tensor, Tensor]], list[Tensor]]:
+        """One particle as a network of its own: the trunk, what it computes, the heads, and the losses of the tasks."""
+        own = {name: p[m].detach().requires_grad_() for name, p in self.trunk.items()}
+        hidden = torch.func.functional_call(self.network, own, (self.x,))
+        pairs = zip(self.heads, self.bias, strict=True)
+        heads = [(w[m].detach().requires_grad_(), b[m].detach().requires_grad_()) for w, b in pairs]
+        losses = [F.cross_entropy(torch.addmm(b, hidden, w), y) for (w, b), y in zip(heads, self.y, strict=True)]
+        return own, hidden, heads, losses
+
+    def plain_loop(self) -> None:
+        """A pass forward for every particle, and one backward for every particle and task."""
+        for m in range(len(self.heads[0])):
+            own, _, heads, losses = self.particle(m)
+            for k, (loss, head) in enumerate(zip(losses, heads, strict=True)):
+                torch.autograd.grad(loss, [*own.values(), *head], retain_graph=k < len(losses) - 1)
+
+    def torchjd_loop(self, mtl_backward: Callable[..., None], jac_to_grad: Callable[..., Any], aggregator: Any) -> None:
+        """TorchJD's MGDA of every particle by itself, and a step of the size of the samplers'."""
+        for m in range(len(self.heads[0])):
+            own, hidden, heads, losses = self.particle(m)
+            mtl_backward(losses, features=hidden, tasks_params=heads, shared_params=own.values())
+            jac_to_grad(own.values(), aggregator)
+            with torch.no_grad():
+                for p in (*own.values(), *(p for head in heads for p in head)):
+                    p.add_(p.grad, alpha=-1e-12)
+
+
+def contestants(name: str, particles: int, tasks: int, options: ParticleBenchmark) -> dict[str, Callable[[], object]]:
+    """Name → one step. The learning rate is so small that nothing moves."""
+    problem = Problem(name, particles, tasks, options)
+    steps: dict[str, Callable[[], object]] = {"backward passes alone": problem.backward_passes}
+    for title, cls in (("MT-SGD", MTSGD), ("MOO-SVGD", MOOSVGD), ("MGDA", MGDA)):
+        sampler = cls(problem.groups(), 1e-12, NUM_DATA)
+        steps[title] = lambda sampler=sampler: sampler.step(problem.losses)  # type: ignore[misc]
+    steps["loop over particles and tasks, no sampler"] = problem.plain_loop
+    if (peer := torchjd_mgda()) is not None:
+        steps["TorchJD's MGDA"] = lambda: problem.torchjd_loop(*peer)
+    return steps
+
+
+def torchjd_mgda() -> tuple[Callable[..., None], Callable[..., Any], Any] | None:
+    """What `Problem.torchjd_loop` needs of TorchJD (0.18 has it), or None where that is not installed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own dependencies
+            from torchjd.aggregation import MGDA as Aggregator
+            from torchjd.autojac import jac_to_grad, mtl_backward
+    except ImportError:
+        return None
+    return mtl_backward, jac_to_grad, Aggregator()
+
+
+def milliseconds(steps: dict[str, Callable[[], object]], options: ParticleBenchmark, title: str) -> dict[str, float]:
+    """Milliseconds of each step, the best of interleaved rounds after one that is not counted."""
+    now = time.process_time if options.clock == "processor" else time.perf_counter
+    best = dict.fromkeys(steps, float("inf"))
+    for round_ in tqdm(range(options.rounds + 1), desc=title):
+        for name, step in steps.items():
+            _wait(options.device)
+            start = now()
+            step()
+            _wait(options.device)
+            if round_:
+                best[name] = min(best[name], 1e3 * (now() - start))
+    return best
+
+
+def left_out(name: str, particles: int, tasks: int, options: ParticleBenchmark) -> str | None:
+    """Why a combination is not measured, or None."""
+    size = sum(p.numel() for p in trunk(name).parameters())
+    millions = size * particles * tasks / 1e6
+    if millions > options.most_millions:
+        return f"{millions:.3g} million numbers in the gradients"
+    problem = Problem(name, particles, tasks, options)
+    problem.losses()  # the first call of all is slower
+    now = time.process_time if options.clock == "processor" else time.perf_counter
+    _wait(options.device)
+    start = now()
+    problem.backward_passes()
+    _wait(options.device)
+    seconds = now() - start
+    if seconds > options.most_seconds:
+        return f"{seconds:.1f} s for the backward passes alone"
+    return None
+
+
+def benchmark_particles(options: ParticleBenchmark) -> None:
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    lines: list[str] = []
+    missing: list[str] = []
+    for name in options.network:
+        for particles in options.particles:
+            for tasks in options.tasks:
+                title = f"{name}, M={particles}, K={tasks}"
+                if (reason := left_out(name, particles, tasks, options)) is not None:
+                    missing.append(f"{title} ({reason})")
+                    continue
+                times = milliseconds(contestants(name, particles, tasks, options), options, title)
+                base = times["backward passes alone"]
+                if not lines:
+                    lines = [f"| ms per step (× of the first) | {' | '.join(times)} |", "|---|" + "---:|" * len(times)]
+                cells = [f"{value:.1f} ({value / base:.2f}×)" for value in times.values()]
+                lines.append(f"| {title} | " + " | ".join(cells) + " |")
+                if options.out is not None:  # a long table is worth having when it is interrupted
+                    options.out.write_text("\n".join(lines) + "\n")
+    head = (
+        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, best of {options.rounds} "
+        f"rounds by the {'processor' if options.clock == 'processor' else 'wall'} clock"
+    )
+    table = "\n".join(lines)
+    if missing:
+        table += f"\n\nLeft out: {'; '.join(missing)}."
+    if torchjd_mgda() is None:
+        table += "\n\n(TorchJD is not installed: pip install torchjd)"
+    print(f"{head}\n\n{table}")
+    if options.out is not None:
+        options.out.write_text(f"`python tools/benchmark.py particles`: {head}\n\n{table}\n")

@@ -1,0 +1,212 @@
+"""Time per step of each sampler beside torch's optimizers and, where installed, the ``posteriors`` package."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from learned_samplers import PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, MetaSGMCMC
+from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
+
+NUM_DATA = 50_000
+
+
+@dataclass(frozen=True)
+class StepBenchmark:
+    """Time per step of every sampler, on the tensors of a ResNet-20 and on 10 million parameters in 200 tensors.
+
+    And of the whole training step of an MLP 784-20-10 at batch 500, for the samplers whose update needs the loss.
+    """
+
+    # Rounds: in each, every sampler takes one timed step in turn.
+    rounds: int = 60
+    # CPU threads; by default torch's own choice.
+    threads: int | None = None
+    # Device, such as cpu or cuda.
+    device: str = "cpu"
+    # File for the Markdown table, besides the terminal.
+    out: Path | None = None
+
+
+def resnet20(device: str) -> list[Tensor]:
+    """The 65 tensors of the CIFAR ResNet-20: BatchNorm's scale and shift beside each of 21 convolutions, one linear."""
+    shapes: list[tuple[int, ...]] = [(16, 3, 3, 3), (16,), (16,)]
+    channels = 16
+    for width in (16, 32, 64):
+        for block in range(3):
+            first = channels if block == 0 else width
+            shapes += [(width, first, 3, 3), (width,), (width,), (width, width, 3, 3), (width,), (width,)]
+            if first != width:
+                shapes += [(width, first, 1, 1), (width,), (width,)]
+        channels = width
+    shapes += [(10, 64), (10,)]
+    return _parameters(shapes, device)
+
+
+def ten_million(device: str) -> list[Tensor]:
+    return _parameters([(250, 200)] * 200, device)
+
+
+def _parameters(shapes: list[tuple[int, ...]], device: str) -> list[Tensor]:
+    params: list[Tensor] = [nn.Parameter(torch.randn(s, device=device) * 0.05) for s in shapes]
+    for p in params:
+        p.grad = torch.randn_like(p) * 0.01
+    return params
+
+
+def contestants(make: Callable[[], list[Tensor]]) -> dict[str, Callable[[], object]]:
+    """Name → one step; each has its own parameters."""
+    steps: dict[str, Callable[[], object]] = {
+        "torch SGD(momentum)": torch.optim.SGD(make(), 1e-9, momentum=0.9).step,
+        "torch Adam": torch.optim.Adam(make(), 1e-9).step,
+    }
+    plain = make()
+    steps["randn_like of every parameter"] = lambda: [torch.randn_like(p) for p in plain]
+    lr, n = 1e-9, NUM_DATA
+    samplers = {
+        "SGLD": SGLD(make(), lr, n),
+        "pSGLD": PSGLD(make(), lr, n),
+        "SGHMC": SGHMC(make(), lr, n),
+        "SGNHT": SGNHT(make(), lr, n),
+        "cyclical SGMCMC": CyclicalSGMCMC(make(), lr, n, cycle_length=100, exploration_ratio=0.0),
+    }
+    for name, sampler in samplers.items():
+        steps[name] = sampler.step
+    if (peer := _posteriors_sghmc(make())) is not None:
+        steps["posteriors SGHMC"] = peer
+    return steps
+
+
+def training_steps(device: str, num_images: int = 20_000) -> dict[str, Callable[[], object]]:
+    """Name → one whole training step of the MNIST MLP 784-20-10 at batch 500, on images held as a tensor.
+
+    Draws the minibatch, goes forward and backward, and updates; each has its own network.
+    """
+    images = torch.rand(num_images, 784, device=device)
+    labels = torch.randint(10, (num_images,), device=device)
+    learned = build_meta_network((10,), zero_last=False, generator=torch.Generator().manual_seed(0))
+
+    def trainer(cls: type[torch.optim.Optimizer], **settings: Any) -> Callable[[], object]:
+        model = nn.Sequential(nn.Linear(784, 20), nn.ReLU(), nn.Linear(20, 10)).to(device)
+        sampler: Any = cls(model.parameters(), 1e-3, NUM_DATA, **settings)  # type: ignore[call-arg]
+
+        def closure() -> Tensor:
+            chosen = torch.randint(num_images, (500,), device=device)
+            sampler.zero_grad()
+            loss = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+            loss.backward()
+            return loss
+
+        return lambda: sampler.step(closure)
+
+    return {
+        "SGHMC": trainer(SGHMC),
+        "Meta-SGMCMC, finite differences": trainer(MetaSGMCMC, network=learned, correction="finite_difference"),
+        "Meta-SGMCMC, autograd": trainer(MetaSGMCMC, network=learned, correction="autograd"),
+    }
+
+
+def _posteriors_sghmc(params: list[Tensor]) -> Callable[[], object] | None:
+    """The peer package's SGHMC on the same gradients; its own step includes no backward pass here either."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own dependencies
+            import posteriors
+    except ImportError:
+        return None
+    values = {str(i): p.detach() for i, p in enumerate(params)}
+    grads = {str(i): p.grad for i, p in enumerate(params)}
+
+    class Given(torch.autograd.Function):
+        """A log posterior whose gradient is given, so that the update is timed and nothing else."""
+
+        @staticmethod
+        def forward(*tensors: Tensor) -> Tensor:
+            return tensors[0].new_zeros(())
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *upstream: Any) -> Any:
+            return tuple(grads.values())
+
+    def log_posterior(p: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
+        return Given.apply(*p.values()), torch.zeros(())
+
+    transform = posteriors.sgmcmc.sghmc.build(log_posterior, lr=1e-9, alpha=0.1)
+    state = {"now": transform.init(values)}
+
+    def step() -> None:
+        state["now"], _ = transform.update(state["now"], None, inplace=True)
+
+    return step
+
+
+def benchmark_steps(options: StepBenchmark) -> None:
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    columns: dict[str, dict[str, float]] = {}
+    cases = {
+        "ResNet-20, 65 tensors": lambda: resnet20(options.device),
+        "10 million in 200 tensors": lambda: ten_million(options.device),
+    }
+    for title, make in cases.items():
+        columns[title] = _milliseconds(contestants(make), options, title)
+    whole = "whole training step, MLP 784-20-10, batch 500"
+    training = _milliseconds(training_steps(options.device), options, whole)
+    table = f"{_table(columns)}\n\n{_training_table(whole, training)}"
+    head = f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.rounds} rounds"
+    print(f"{head}\n\n{table}")
+    if options.out is not None:
+        options.out.write_text(f"`python tools/benchmark.py step`: {head}\n\n{table}\n")
+    if not any("posteriors" in name for name in next(iter(columns.values()))):
+        print("\n(the posteriors package is not installed: pip install posteriors)")
+
+
+def _milliseconds(steps: dict[str, Callable[[], object]], options: StepBenchmark, title: str) -> dict[str, float]:
+    """Milliseconds of each, the tenth percentile of interleaved rounds: what other processes cost falls out."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for round_ in tqdm(range(options.rounds + 3), desc=title):
+        for name, step in steps.items():
+            _wait(options.device)
+            start = time.perf_counter()
+            step()
+            _wait(options.device)
+            if round_ >= 3:
+                times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _table(columns: dict[str, dict[str, float]]) -> str:
+    """Milliseconds, and the ratio to SGD with momentum plus one draw for every parameter."""
+    titles = list(columns)
+    lines = ["| ms per step (× of SGD + noise) | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
+    base = {t: columns[t]["torch SGD(momentum)"] + columns[t]["randn_like of every parameter"] for t in titles}
+    for name in columns[titles[0]]:
+        cells = [f"{columns[t][name]:.2f} ({columns[t][name] / base[t]:.2f}×)" for t in titles]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _training_table(title: str, times: dict[str, float]) -> str:
+    """Milliseconds, and the ratio to the first row."""
+    base = next(iter(times.values()))
+    lines = [f"| ms per step (× of SGHMC) | {title} |", "|---|---:|"]
+    return "\n".join([*lines, *(f"| {name} | {ms:.2f} ({ms / base:.2f}×) |" for name, ms in times.items())])

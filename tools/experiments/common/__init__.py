@@ -1,0 +1,1 @@
+"""What all experiments share: kept runs, tables, figures."""

@@ -1,0 +1,35 @@
+"""What a tool leaves in its folder beside its runs: the table, the numbers, and the command that made them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from learned_samplers.posterior.storage import write_atomically
+
+
+def command_line(tool: str, arguments: Sequence[str] | None) -> str:
+    """The command that runs ``tools/<tool>.py`` with these arguments; None stands for the process's own."""
+    return shlex.join(["python", f"tools/{tool}.py", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural but for 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def settings_of(options: Any) -> dict[str, Any]:
+    """The fields of an options class, paths as text, as JSON takes them."""
+    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+
+
+def write_outputs(out: Path, command: str, text: str, content: Mapping[str, Any]) -> None:
+    """Write ``table.md``, the text under its command, and ``results.json``, each whole or not at all."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "results.json", json.dumps({"command": command, **content}, indent=1).encode())
+    write_atomically(out / "table.md", f"`{command}`\n\n{text}\n".encode())

@@ -1,0 +1,1 @@
+"""Particles in function space: regression, images, attacks."""

@@ -1,0 +1,203 @@
+"""A one-dimensional posterior with a gap in the data: f-SVGD and SVGD beside HMC."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.common.figure import new_figure
+from experiments.function_space.image_ensembles import infinite_width
+from experiments.function_space.stacked_mlp import StackedMLP
+from learned_samplers import FSVGD, HMC, SVGD, LinearScalarisation, diagnostics
+from learned_samplers.particles import FittedPrior, GaussianProcessPrior, measurement_set
+
+RANGES = ((-4.0, -1.0), (1.0, 4.0))
+GRID = (-6.0, 6.0)
+#: Where the data are, between them, and beyond them.
+REGIONS = ("at the data", "in the gap", "outside")
+LABELS = {
+    "hmc": "HMC",
+    "fsvgd": "f-SVGD",
+    "fsvgd_fitted": "f-SVGD, fitted prior",
+    "svgd": "SVGD",
+    "ensemble": "deep ensemble",
+}
+
+
+@dataclass(frozen=True)
+class SineProblem:
+    """y = sin(x) + N(0, noise²) on two intervals, and networks with weights from N(0, variance).
+
+    Attributes:
+        data: points, evenly many on each interval.
+        noise: known to the likelihood.
+        hidden, variance: of the networks, see `StackedMLP`.
+        particles, steps, lr: of the particle samplers; Adam, all data at each step, a rate that falls along a cosine.
+        extra: draws of ν, uniform on the plotted range, at each step of f-SVGD.
+        chains, burn_in, trajectories, thinning, leapfrog_steps: of HMC, which starts from the ensemble's end.
+    """
+
+    data: int = 40
+    noise: float = 0.1
+    hidden: tuple[int, ...] = (50,)
+    variance: float = 4.0
+    particles: int = 50
+    steps: int = 3000
+    lr: float = 5e-2
+    extra: int = 40
+    chains: int = 10
+    burn_in: int = 200
+    trajectories: int = 500
+    thinning: int = 10
+    leapfrog_steps: int = 50
+
+    def __post_init__(self) -> None:
+        if self.trajectories < self.thinning:
+            raise ValueError(f"trajectories must be at least {self.thinning}, or none is kept, got {self.trajectories}")
+
+
+class SineRuns:
+    """The methods on the same data, in double precision."""
+
+    def __init__(self, problem: SineProblem, seed: int):
+        stream = torch.Generator().manual_seed(seed)
+        half = problem.data // 2
+        parts = [
+            low + (high - low) * torch.rand(count, generator=stream, dtype=torch.double)
+            for (low, high), count in zip(RANGES, (half, problem.data - half), strict=True)
+        ]
+        self.problem = problem
+        self.x = torch.cat(parts)[:, None]
+        noise = torch.randn(problem.data, generator=stream, dtype=torch.double)
+        self.y = self.x[:, 0].sin() + problem.noise * noise
+        self.grid = torch.linspace(*GRID, 241, dtype=torch.double)[:, None]
+        self.mlp = StackedMLP((1, *problem.hidden, 1))
+
+    def draw(self, count: int) -> list[Tensor]:
+        return [self.problem.variance**0.5 * p.double() for p in self.mlp.draw(count)]
+
+    def losses(self, outputs: Tensor) -> Tensor:
+        """Mean negative log-likelihood without its constant, (M,); the first of the outputs (M, n) are the data's."""
+        errors = outputs[:, : len(self.y)] - self.y
+        return errors.square().mean(1) / (2 * self.problem.noise**2)
+
+    def outputs(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
+        return self.mlp(params, x)[..., 0]
+
+    def functions(self, method: str, seed: int) -> tuple[Tensor, float, float | None]:
+        """Samples of the function on the grid (K, 241), seconds, and HMC's acceptance rate."""
+        torch.manual_seed(seed)
+        start = time.perf_counter()
+        values, accepted = self._hmc() if method == "hmc" else (self._particles(method), None)
+        return values, time.perf_counter() - start, accepted
+
+    def _particles(self, method: str) -> Tensor:
+        params = self._descend(method, [p.requires_grad_() for p in self.draw(self.problem.particles)])
+        return self.outputs(params, self.grid).detach()
+
+    def _descend(self, method: str, params: list[Tensor]) -> list[Tensor]:
+        problem, count = self.problem, len(self.y)
+        plain: dict[str, Any] = dict(prior_precision=1 / problem.variance, base_optimizer=torch.optim.Adam)
+        sampler: FSVGD | SVGD | LinearScalarisation
+        closure: Callable[[], Any]
+        if method.startswith("fsvgd"):
+            sampler = FSVGD(params, problem.lr, count, base_optimizer=torch.optim.Adam)
+            prior = self._prior(method)
+
+            def closure() -> tuple[Tensor, Tensor, Tensor]:
+                inputs = measurement_set(self.x, self.grid, problem.extra, scale=0.0)
+                outputs = self.outputs(params, inputs)
+                return self.losses(outputs), outputs, prior.log_density(inputs, outputs)
+        elif method == "svgd":
+            sampler = SVGD(params, problem.lr, count, **plain)
+
+            def closure() -> Tensor:
+                return self.losses(self.outputs(params, self.x))
+        else:
+            sampler = LinearScalarisation(params, problem.lr, count, **plain)
+
+            def closure() -> Tensor:
+                return self.losses(self.outputs(params, self.x))[None]
+
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sampler, problem.steps)
+        for _ in range(problem.steps):
+            sampler.step(closure)
+            schedule.step()
+        return params
+
+    def _prior(self, method: str) -> GaussianProcessPrior | FittedPrior:
+        if method == "fsvgd":
+            covariance = infinite_width(len(self.problem.hidden), self.problem.variance)
+            return GaussianProcessPrior(covariance, jitter=1e-3)
+        return FittedPrior(lambda inputs, count: self.outputs(self.draw(count), inputs))
+
+    def _hmc(self) -> tuple[Tensor, float]:
+        problem = self.problem
+        params = self._descend("ensemble", [p.requires_grad_() for p in self.draw(problem.chains)])
+        sampler = HMC(
+            params, 1e-4, len(self.y), prior_precision=1 / problem.variance,
+            leapfrog_steps=problem.leapfrog_steps, adapt_steps=problem.burn_in,
+        )  # fmt: skip
+
+        def closure() -> Tensor:
+            sampler.zero_grad()
+            losses = self.losses(self.outputs(params, self.x))
+            losses.sum().backward()
+            return losses.detach()
+
+        kept = []
+        for trajectory in range(1, problem.burn_in + problem.trajectories + 1):
+            sampler.step(closure)
+            if trajectory > problem.burn_in and (trajectory - problem.burn_in) % problem.thinning == 0:
+                kept.append(self.outputs(params, self.grid).detach())
+        return torch.cat(kept), sampler.acceptance_rate
+
+
+def regions(grid: Tensor) -> dict[str, Tensor]:
+    """Masks of the grid for each of `REGIONS`."""
+    x = grid[:, 0]
+    inside = torch.stack([(x >= low) & (x <= high) for low, high in RANGES]).any(0)
+    gap = (x > RANGES[0][1]) & (x < RANGES[1][0])
+    return dict(zip(REGIONS, (inside, gap, ~(inside | gap)), strict=True))
+
+
+def summary(values: Tensor, reference: Tensor, grid: Tensor) -> dict[str, float]:
+    """Mean standard deviation of the function over each region, and how far mean and deviation are from HMC's there."""
+    scores = {}
+    for name, where in regions(grid).items():
+        scores[f"deviation {name}"] = values.std(0)[where].mean().item()
+        scores[f"ratio {name}"] = scores[f"deviation {name}"] / reference.std(0)[where].mean().item()
+        scores[f"mean {name}"] = (values.mean(0) - reference.mean(0))[where].abs().mean().item()
+    return scores
+
+
+def worst_rhat(values: Tensor, chains: int) -> float | None:
+    """Largest split R̂ of the function over the grid, for HMC's states (draws·chains, 241), a draw of every chain after
+    the other; None below four draws a chain."""
+    draws = len(values) // chains
+    if draws < diagnostics.MINIMUM_DRAWS:
+        return None
+    return float(diagnostics.split_rhat(values.view(draws, chains, -1).transpose(0, 1)).max())
+
+
+def figure(path: Path, functions: Mapping[str, Tensor], runs: SineRuns) -> None:
+    """Mean ± 2 standard deviations of the function under each method."""
+    fig = new_figure(2.6 * len(functions) + 0.6, 3.2)
+    x = runs.grid[:, 0]
+    for axes, (name, values) in zip(fig.subplots(1, len(functions), sharey=True), functions.items(), strict=True):
+        mean, spread = values.mean(0), 2 * values.std(0)
+        axes.fill_between(x, mean - spread, mean + spread, alpha=0.3, linewidth=0, label="± 2 standard deviations")
+        axes.plot(x, mean, label="mean")
+        axes.plot(x, x.sin(), color="black", linestyle="--", linewidth=1, label="sin x")
+        axes.plot(runs.x[:, 0], runs.y, ".", color="#D55E00", markersize=4, label="data")
+        axes.set(title=LABELS[name], xlabel="x", xlim=GRID, ylim=(-3.5, 3.5))
+    fig.axes[0].set_ylabel("f(x)")
+    handles, labels = fig.axes[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    fig.savefig(path, dpi=110)

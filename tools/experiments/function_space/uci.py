@@ -1,0 +1,258 @@
+"""UCI regression by f-SVGD and what stands beside it: models, training, scores."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from experiments.function_space.stacked_mlp import SeparateGroups, StackedMLP
+from experiments.function_space.uci_data import Standardised
+from learned_samplers import FSVGD, HMC, SGHMC, SVGD, LinearScalarisation
+from learned_samplers.particles import RBF, FittedPrior, measurement_set, regression_loss
+
+#: Name → what tables call it.
+LABELS = {
+    "fsvgd": "f-SVGD", "svgd": "SVGD", "ensemble": "deep ensemble", "plain": "deep ensemble, no prior",
+    "sghmc": "SGHMC", "hmc": "HMC",
+}  # fmt: skip
+#: The learning rates that each tries on validation rows; HMC's step size adapts. Those of Adam are around the paper's.
+RATES = {
+    **dict.fromkeys(("fsvgd", "svgd", "ensemble", "plain"), (4e-3, 1.6e-2, 6.4e-2)),
+    "sghmc": (3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
+    "hmc": (1e-3,),
+}
+#: HMC takes gradients over all rows: for sets with fewer than this many in all.
+HMC_LIMIT = 2000
+LOG_NOISE_AT_START = math.log(0.5)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How every method is trained on a split.
+
+    Attributes:
+        particles: networks; chains of SGHMC.
+        hidden: units of the hidden layer.
+        small, large: minibatch and, of the other two numbers, steps or (if that is 0) epochs, for fewer than 1,000
+            training rows and for more.
+        extra: draws of ν at each step of f-SVGD: training inputs plus N(0, noise²), standardised.
+        states: states of each SGHMC chain that predict, evenly spaced over the second half of its run.
+        hmc_chains, hmc_warmup, hmc_burn_in, hmc_trajectories, hmc_thinning, leapfrog_steps: chains a split; Adam steps
+            before the first trajectory; trajectories of adaptation; further ones; how many of these a kept state; steps
+            of each.
+    """
+
+    particles: int = 20
+    hidden: int = 50
+    small: tuple[int, int, int] = (100, 0, 500)
+    large: tuple[int, int, int] = (1000, 0, 3000)
+    extra: int = 20
+    noise: float = 0.1
+    states: int = 5
+    hmc_chains: int = 4
+    hmc_warmup: int = 500
+    hmc_burn_in: int = 100
+    hmc_trajectories: int = 100
+    hmc_thinning: int = 5
+    leapfrog_steps: int = 30
+
+    def __post_init__(self) -> None:
+        if self.hmc_trajectories < self.hmc_thinning:
+            raise ValueError(
+                f"hmc_trajectories must be at least {self.hmc_thinning}, or no state is kept, got "
+                f"{self.hmc_trajectories}"
+            )
+
+    def budget(self, num_data: int) -> tuple[int, int]:
+        """Minibatch and steps."""
+        batch, steps, epochs = self.small if num_data < 1000 else self.large
+        batch = min(batch, num_data)
+        return batch, steps or epochs * math.ceil(num_data / batch)
+
+
+@dataclass
+class Fit:
+    """Predictions of K networks on the test rows: means (G, K, T), log σ (G, K), standardised; and what they cost."""
+
+    outputs: Tensor
+    log_noise: Tensor
+    seconds: float = 0.0
+    steps: int = 0
+    acceptance_rate: float | None = None
+
+
+class Networks:
+    """P networks with a noise each on G splits, and the losses of all."""
+
+    def __init__(self, data: Standardised, count: int, hidden: int):
+        self.data, self.count = data, count
+        self.mlp = StackedMLP((data.train_x.shape[2], hidden, 1))
+        self.params = [layer.requires_grad_() for layer in self.mlp.draw(data.groups * count)]
+        self.log_noise = torch.full((data.groups * count,), LOG_NOISE_AT_START).requires_grad_()
+        self.everything = [*self.params, self.log_noise]
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """(P, n) for inputs (n, G, d)."""
+        return self.mlp(self.params, x.transpose(0, 1))[..., 0]
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Mean negative log-likelihood, (P,), of outputs (P, B) for targets (B, G)."""
+        groups = self.data.groups
+        by_group = outputs.view(groups, self.count, -1), y.T, self.log_noise.view(groups, self.count)
+        return torch.vmap(regression_loss)(*by_group).flatten()
+
+    def energies(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.losses(self.outputs(x), y)
+
+    @torch.no_grad()
+    def state(self) -> tuple[Tensor, Tensor]:
+        groups = self.data.groups
+        outputs = self.outputs(self.data.test_x).view(groups, self.count, -1)
+        return outputs.clone(), self.log_noise.detach().view(groups, self.count).clone()
+
+
+def fit(method: str, data: Standardised, lr: float, protocol: Protocol, seed: int) -> Fit:
+    """Train one method on all splits of ``data`` at once; they do not see each other.
+
+    Raises:
+        FloatingPointError: it diverged.
+    """
+    torch.manual_seed(seed)
+    start = time.perf_counter()
+    if method == "hmc":
+        result = _hmc(data, lr, protocol)
+    else:
+        networks = Networks(data, protocol.particles, protocol.hidden)
+        batch, steps = protocol.budget(data.num_data)
+        keep = {steps}
+        if method == "sghmc":
+            keep = {steps - k * (steps // 2) // protocol.states for k in range(protocol.states)}
+        states = _minibatches(networks, _STEPS[method](networks, lr, protocol), batch, steps, keep)
+        result = Fit(*(torch.cat(parts, dim=1) for parts in zip(*states, strict=True)), steps=steps)
+    result.seconds = time.perf_counter() - start
+    if not (result.outputs.isfinite().all() and result.log_noise.isfinite().all()):
+        raise FloatingPointError("the predictions are not finite")
+    return result
+
+
+Step = Callable[[Tensor, Tensor], object]
+
+
+def _minibatches(networks: Networks, step: Step, batch: int, steps: int, keep: set[int]) -> list[tuple[Tensor, Tensor]]:
+    states, data = [], networks.data
+    for count in tqdm(range(1, steps + 1), unit="step", leave=False, mininterval=5):
+        index = torch.randint(data.num_data, (batch,))
+        step(data.train_x[index], data.train_y[index])
+        if count in keep:
+            states.append(networks.state())
+    return states
+
+
+def prior_by_group(prior: FittedPrior, inputs: Tensor, outputs: Tensor) -> Tensor:
+    """A density of all splits' particles, (P,), whose gradient by the outputs (P, n) is that of each split's own prior.
+
+    The splits, inputs (n, G, d), stand where a network has several outputs, which the prior takes as independent. The
+    density of the particles at the same place in every split comes back G times, and is divided by G.
+    """
+    groups = inputs.shape[1]
+    stacked = outputs.view(groups, -1, len(inputs)).permute(1, 2, 0)
+    return prior.log_density(inputs, stacked).repeat(groups) / groups
+
+
+def _fsvgd(networks: Networks, lr: float, protocol: Protocol) -> Step:
+    data, mlp = networks.data, networks.mlp
+    groups = data.groups
+
+    def draws(inputs: Tensor, count: int) -> Tensor:
+        return mlp(mlp.draw(count), inputs.flatten(0, 1)).view(count, len(inputs), groups)
+
+    prior = FittedPrior(draws)
+    sampler = FSVGD(
+        [{"params": networks.params}, {"params": [networks.log_noise], "likelihood": True}], lr, data.num_data,
+        kernel=SeparateGroups(RBF(), groups), base_optimizer=torch.optim.Adam,
+    )  # fmt: skip
+
+    def step(x: Tensor, y: Tensor) -> None:
+        def closure() -> tuple[Tensor, Tensor, Tensor]:
+            inputs = measurement_set(x, data.train_x, protocol.extra, scale=protocol.noise)
+            outputs = networks.outputs(inputs)
+            return networks.losses(outputs[:, : len(x)], y), outputs, prior_by_group(prior, inputs, outputs)
+
+        sampler.step(closure)
+
+    return step
+
+
+def _svgd(networks: Networks, lr: float, protocol: Protocol) -> Step:
+    sampler = SVGD(
+        networks.everything, lr, networks.data.num_data, prior_precision=1.0, base_optimizer=torch.optim.Adam,
+        kernel=SeparateGroups(RBF(), networks.data.groups),
+    )  # fmt: skip
+    return lambda x, y: sampler.step(lambda: networks.energies(x, y))
+
+
+def _ensemble(networks: Networks, lr: float, protocol: Protocol, prior_precision: float = 1.0) -> Step:
+    sampler = LinearScalarisation(
+        networks.everything, lr, networks.data.num_data,
+        prior_precision=prior_precision, base_optimizer=torch.optim.Adam,
+    )  # fmt: skip
+    return lambda x, y: sampler.step(lambda: networks.energies(x, y)[None])
+
+
+def _sghmc(networks: Networks, lr: float, protocol: Protocol) -> Step:
+    sampler = SGHMC(networks.everything, lr, networks.data.num_data, prior_precision=1.0)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        sampler.zero_grad()
+        networks.energies(x, y).sum().backward()
+        sampler.step()
+
+    return step
+
+
+_STEPS: dict[str, Callable[[Networks, float, Protocol], Step]] = {
+    "fsvgd": _fsvgd, "svgd": _svgd, "ensemble": _ensemble, "plain": partial(_ensemble, prior_precision=0.0),
+    "sghmc": _sghmc,
+}  # fmt: skip
+
+
+def _hmc(data: Standardised, lr: float, protocol: Protocol) -> Fit:
+    networks = Networks(data, protocol.hmc_chains, protocol.hidden)
+    batch, _ = protocol.budget(data.num_data)
+    # Near a mode to start from: from the prior the first trajectories would only fall.
+    _minibatches(networks, _ensemble(networks, 1e-2, protocol), batch, protocol.hmc_warmup, set())
+    sampler = HMC(
+        networks.everything, lr, data.num_data, prior_precision=1.0,
+        leapfrog_steps=protocol.leapfrog_steps, adapt_steps=protocol.hmc_burn_in,
+    )  # fmt: skip
+
+    def closure() -> Tensor:
+        sampler.zero_grad()
+        losses = networks.energies(data.train_x, data.train_y)
+        losses.sum().backward()
+        return losses.detach()
+
+    states, total = [], protocol.hmc_burn_in + protocol.hmc_trajectories
+    for count in tqdm(range(1, total + 1), unit="trajectory", leave=False, mininterval=5):
+        sampler.step(closure)
+        if count > protocol.hmc_burn_in and (count - protocol.hmc_burn_in) % protocol.hmc_thinning == 0:
+            states.append(networks.state())
+    parts = (torch.cat(parts, dim=1) for parts in zip(*states, strict=True))
+    return Fit(*parts, steps=total * (protocol.leapfrog_steps + 1), acceptance_rate=sampler.acceptance_rate)
+
+
+def scores(fit: Fit, data: Standardised) -> tuple[Tensor, Tensor]:
+    """RMSE of the mean prediction and mean log-density of the equally weighted mixture, (G,), in original units."""
+    outputs, targets = fit.outputs.double(), data.test_y.T.double()
+    rmse = (outputs.mean(1) - targets).square().mean(1).sqrt() * data.deviation
+    log_noise = fit.log_noise.double()[:, :, None]
+    densities = -((targets[:, None] - outputs) / log_noise.exp()).square() / 2 - log_noise - math.log(2 * math.pi) / 2
+    mixture = densities.logsumexp(1) - math.log(outputs.shape[1])
+    return rmse, mixture.mean(1) - data.deviation.log()

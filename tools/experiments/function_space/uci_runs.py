@@ -1,0 +1,255 @@
+"""UCI regression, the whole comparison: rates by validation, every split, runs kept on disk, tables."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.common.kept import kept
+from experiments.function_space.uci import HMC_LIMIT, LABELS, RATES, Protocol, fit, scores
+from experiments.function_space.uci_data import RegressionData, standardise, validation_folds
+from experiments.images.report import markdown
+
+#: Times that the learning rates are extended where the best lies at their edge.
+EXTENSIONS = 2
+
+
+@dataclass
+class Run:
+    """What one method at one rate gave on some splits (or on the validation folds of split 0) of one set.
+
+    Attributes:
+        rmse, log_likelihood: a number a split, in original units; empty for a run that diverged.
+        seconds: of training, all splits together.
+        steps: minibatch steps; of HMC, gradients over all rows.
+    """
+
+    groups: int
+    rmse: list[float] = field(default_factory=list)
+    log_likelihood: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    steps: int = 0
+    acceptance_rate: float | None = None
+    diverged: str | None = None
+
+
+class OutOfTime(Exception):
+    """The time that was given is over; what is finished is on disk."""
+
+
+class Comparison:
+    """All runs of one protocol.
+
+    Args:
+        out: folder of the runs.
+        protocol: of every method.
+        at_once: splits that are trained together.
+        folds: validation folds (fifths of the training part of split 0) that choose a learning rate.
+        seed: of weights, minibatches and noise.
+        minutes: after so many no further run is begun; None for no limit.
+        fresh: do finished runs again.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        protocol: Protocol,
+        *,
+        at_once: int = 5,
+        folds: int = 2,
+        seed: int = 0,
+        minutes: float | None = None,
+        fresh: bool = False,
+    ):
+        self.out, self.protocol, self.at_once, self.folds, self.seed = out, protocol, at_once, folds, seed
+        self.end = None if minutes is None else time.monotonic() + 60 * minutes
+        self.fresh = fresh
+
+    def tune(self, data: RegressionData, method: str) -> tuple[float, dict[float, Run]]:
+        """The rate with the best mean validation log-likelihood, and all trials.
+
+        While the best lies at an edge of those tried, the next one beyond it (by the ratio of the last two) is tried
+        too, at most `EXTENSIONS` times.
+
+        Raises:
+            RuntimeError: every rate diverged.
+        """
+        trials: dict[float, Run] = {}
+        if len(RATES[method]) == 1:
+            return RATES[method][0], trials
+        fit_rows, held = validation_folds(data, self.folds)
+        wanted = list(RATES[method])
+        for extension in range(EXTENSIONS + 1):
+            for lr in wanted:
+                trials[lr] = self.run(data, method, lr, "validation", fit_rows, held, 1000)
+            good = {lr: statistics.fmean(run.log_likelihood) for lr, run in trials.items() if run.diverged is None}
+            if not good:
+                raise RuntimeError(
+                    f"{LABELS[method]} diverged on {data.name} with every learning rate of {list(trials)}"
+                )
+            best = max(good, key=good.__getitem__)
+            wanted = _beyond(best, sorted(trials))
+            if extension == EXTENSIONS or not wanted:
+                break
+        return best, trials
+
+    def splits(self, data: RegressionData, method: str, lr: float, count: int) -> Iterator[Run]:
+        """The method's runs on the first ``count`` splits."""
+        train = data.train_index()
+        for first in range(0, count, self.at_once):
+            part = slice(first, min(first + self.at_once, count))
+            label = f"splits{part.start}-{part.stop - 1}"
+            yield self.run(data, method, lr, label, train[part], data.test_index[part], first)
+
+    def run(
+        self,
+        data: RegressionData,
+        method: str,
+        lr: float,
+        label: str,
+        train: torch.Tensor,
+        test: torch.Tensor,
+        stream: int,
+    ) -> Run:
+        """Do one run, or read it where it is on disk with the same settings."""
+        protocol = asdict(self.protocol)
+        settings = {"set": data.name, "method": method, "lr": lr, "rows": label, "groups": len(test)}
+        settings |= {"seed": self.seed, "protocol": protocol}
+        path = self.out / data.name / f"{method}_lr{lr:g}_{label}.json"
+        if self.fresh:
+            path.unlink(missing_ok=True)
+
+        def make() -> dict[str, Any]:
+            if self.end is not None and time.monotonic() > self.end:
+                raise OutOfTime
+            result, rows = Run(len(test)), standardise(data, train, test)
+            try:
+                fitted = fit(method, rows, lr, self.protocol, self.seed * 10_000 + stream)
+            except FloatingPointError as error:
+                result.diverged = str(error)
+            else:
+                result.rmse, result.log_likelihood = (values.tolist() for values in scores(fitted, rows))
+                result.seconds, result.steps = fitted.seconds, fitted.steps
+                result.acceptance_rate = fitted.acceptance_rate
+            return asdict(result)
+
+        return Run(**kept(path, settings, make))
+
+
+def _beyond(lr: float, tried: Sequence[float]) -> list[float]:
+    """The next rate outward if `lr` is the smallest or the largest of those tried (in ascending order)."""
+    if lr == tried[0]:
+        return [float(f"{lr * tried[0] / tried[1]:.3g}")]
+    return [float(f"{lr * tried[-1] / tried[-2]:.3g}")] if lr == tried[-1] else []
+
+
+def compare(
+    comparison: Comparison,
+    sets: Sequence[RegressionData],
+    methods: Sequence[str],
+    splits: int,
+    say: Callable[[str], Any],
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Tune and run everything, set by set: set → method → rate, trials and scores a split.
+
+    HMC runs on sets with fewer than `HMC_LIMIT` rows.
+    """
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    for data in sets:
+        count = min(splits, len(data.test_index))
+        for method in methods:
+            if method == "hmc" and len(data.y) >= HMC_LIMIT:
+                continue
+            lr, trials = comparison.tune(data, method)
+            runs = list(comparison.splits(data, method, lr, count))
+            entry: dict[str, Any] = {
+                "lr": lr,
+                "validation": {f"{rate:g}": trial.log_likelihood for rate, trial in trials.items()},
+                "rmse": [value for run in runs for value in run.rmse],
+                "log_likelihood": [value for run in runs for value in run.log_likelihood],
+                "seconds": sum(run.seconds for run in runs),
+                "steps": runs[0].steps,
+                "acceptance_rates": [r.acceptance_rate for r in runs if r.acceptance_rate is not None],
+                "splits_diverged": sum(run.groups for run in runs if run.diverged is not None),
+            }
+            results.setdefault(data.name, {})[method] = entry
+            say(
+                f"{data.name}, {LABELS[method]}: lr {lr:g}, RMSE {with_error(entry['rmse'], 3)}, log-likelihood "
+                f"{with_error(entry['log_likelihood'], 3)}, {entry['seconds']:.0f} s"
+            )
+    return results
+
+
+def with_error(values: Sequence[float], decimals: int) -> str:
+    """Mean ± standard error of the mean; the mean alone for one value, a dash for none."""
+    if not values:
+        return "–"
+    mean = f"{statistics.fmean(values):.{decimals}f}"
+    return f"{mean} ± {standard_error(values):.{decimals}f}" if len(values) > 1 else mean
+
+
+def standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / len(values) ** 0.5
+
+
+def tables(results: Mapping[str, Mapping[str, Mapping[str, Any]]], methods: Sequence[str]) -> str:
+    """RMSE, log-likelihood, differences to f-SVGD and chosen rates as Markdown."""
+    parts = []
+    for key, title, better in (
+        ("rmse", "Test RMSE, in the units of the target (lower is better)", min),
+        ("log_likelihood", "Test log-likelihood, nats a point (higher is better)", max),
+    ):
+        rows = []
+        for name, entries in results.items():
+            means = {m: statistics.fmean(e[key]) for m, e in entries.items() if e[key]}
+            # Means over different splits are not to be compared.
+            same = len({len(e[key]) for e in entries.values()}) == 1
+            best = better(means, key=means.__getitem__) if means and same else None
+            decimals = _decimals(list(means.values())) if key == "rmse" else 3
+            row = {"set": name, "splits": str(max(len(e[key]) for e in entries.values()))}
+            for method in methods:
+                text = with_error(entries[method][key], decimals) if method in entries else ""
+                failed = entries[method]["splits_diverged"] if method in entries else 0
+                text += f" ({failed} diverged)" if failed else ""
+                row[LABELS[method]] = f"**{text}**" if method == best else text
+            rows.append(row)
+        parts.append(f"{title}; mean ± standard error over the splits, the best mean in bold:\n\n{markdown(rows)}")
+    if "fsvgd" in methods and len(methods) > 1:
+        parts.append(
+            "Log-likelihood of f-SVGD less that of each other method on the same split, mean ± standard error (above "
+            f"zero: f-SVGD is better):\n\n{markdown(_differences(results, methods))}"
+        )
+    rates = [
+        {"set": name} | {LABELS[m]: f"{entries[m]['lr']:g}" for m in methods if m in entries and m != "hmc"}
+        for name, entries in results.items()
+    ]
+    parts.append(f"Learning rates, chosen on validation rows of split 0:\n\n{markdown(rates)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _differences(
+    results: Mapping[str, Mapping[str, Mapping[str, Any]]], methods: Sequence[str]
+) -> list[dict[str, str]]:
+    rows = []
+    for name, entries in results.items():
+        row = {"set": name}
+        for method in methods:
+            if method == "fsvgd":
+                continue
+            pair = [entries[m]["log_likelihood"] if m in entries else [] for m in ("fsvgd", method)]
+            same = len(pair[0]) == len(pair[1])
+            row[LABELS[method]] = with_error([a - b for a, b in zip(*pair, strict=True)], 3) if same else ""
+        rows.append(row)
+    return rows
+
+
+def _decimals(values: Sequence[float]) -> int:
+    """Three, or as many as a small number needs for two digits."""
+    least = min((abs(value) for value in values if value), default=1.0)
+    return 5 if least < 0.01 else 4 if least < 0.3 else 3

@@ -1,0 +1,1 @@
+"""Samplers on image classification, at equal budgets."""

@@ -1,0 +1,176 @@
+"""The figures of `compare.py`: scores against samples, modes, temperatures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.common.figure import new_figure
+from experiments.images.compare_report import BudgetReport
+from experiments.images.measures import KINDS, overall
+from experiments.images.report import finished, label
+from experiments.images.runner import CURVES, Result
+from learned_samplers import plots
+from learned_samplers.diagnostics import LossLines
+
+PANELS = {"accuracy": "accuracy", "nll": "NLL [nats]", "ece": "ECE", "brier": "Brier score", "kld": "KLD [nats]"}
+SMOOTHING = 5  # points of a run over which a temperature is averaged in its figure
+
+
+def styles(report: BudgetReport) -> dict[str, dict[str, Any]]:
+    """How every method is drawn in all figures: those with several samples in a run before the single networks."""
+    ended = {name: finished(results) for name, results in report.runs.items()}
+    names = sorted((name for name in ended if ended[name]), key=lambda name: ended[name][0].num_samples == 1)
+    looks = ((color, dash) for dash in plots.DASHES for color in plots.PALETTE)
+    return {
+        name: {"color": color, "linestyle": dash, "label": label(report.runs[name])}
+        for name, (color, dash) in zip(names, looks)
+    }
+
+
+def draw(ax: Any, x: np.ndarray, values: Any, style: dict[str, Any], **more: Any) -> None:
+    """Values (runs, points): their mean, and a band of one standard deviation."""
+    runs = np.array(values, dtype=float)
+    mean, std = runs.mean(0), runs.std(0)
+    ax.plot(x, mean, **style, **more)
+    if len(runs) > 1:
+        ax.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def figure_1(path: Path, report: BudgetReport, title: str) -> None:
+    """Scores of the average against the number of samples in it, mean ± standard deviation over seeds; ESS/s; seconds.
+
+    A single network is a dotted line. Runs that were made before a curve was kept, and whose samples are gone, are not
+    in its panel; the title says so.
+    """
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+    fig = new_figure(15, 9.5)
+    *axes, last = fig.subplots(2, 3).flatten()
+    shown, missing = styles(report), dict[str, list[str]]()
+    for ax, (name, first) in zip(axes, CURVES.items()):
+        for method, style in shown.items():
+            results = finished(report.runs[method])
+            values = [curve for result in results if (curve := getattr(result, f"{name}_curve"))]
+            if results[0].num_samples < first:
+                continue
+            if len(values) < len(results):
+                missing.setdefault(style["label"], []).append(PANELS[name].partition(" [")[0])
+            elif results[0].num_samples == 1:
+                ax.axhline(float(np.mean(values)), **{**style, "linestyle": ":"}, linewidth=1.8)
+            else:
+                draw(ax, np.arange(first, first + len(values[0])), values, style, marker="o", markersize=3)
+        ax.set(xlabel="samples in the average", ylabel=PANELS[name])
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.grid(True, color="0.9", linewidth=0.8)
+    low, high = axes[1].dataLim.intervaly
+    if 0 < 10 * low < high:  # one bad method would press all others together
+        axes[1].set(yscale="log")
+        axes[1].yaxis.set(
+            major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter=NullFormatter()
+        )
+    time_panel(last, {method: finished(report.runs[method]) for method in shown}, shown)
+    handles = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels())}
+    fig.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
+    lines = [
+        f"{name}: made before there were curves of {', '.join(panels)} (--fresh runs everything again)"
+        for name, panels in missing.items()
+    ]
+    fig.suptitle("\n".join([title, *lines]))
+    fig.savefig(path, dpi=130)
+
+
+def time_panel(ax: Any, runs: dict[str, list[Result]], shown: dict[str, dict[str, Any]]) -> None:
+    """Bars of ESS/s, each with its value and the seconds of a run, means over seeds."""
+    for place, (method, results) in enumerate(runs.items()):
+        rates = [rate for result in results if (rate := result.ess_per_second) is not None]
+        rate = float(np.mean(rates)) if rates else None
+        ax.barh(-place, rate or 0, color=shown[method]["color"], alpha=0.35)
+        text = "no ESS" if rate is None else f"{rate:.3g}/s"
+        seconds = float(np.mean([result.seconds for result in results]))
+        ax.text(0.01, -place, f"{shown[method]['label']}: {text}, {seconds:.3g} s", va="center",
+                transform=ax.get_yaxis_transform())  # fmt: skip
+    ax.set(xlabel="effective samples per second; seconds of a run", yticks=[])
+    ax.set_xlim(left=0)
+
+
+def figure_2(path: Path, report: BudgetReport, title: str) -> None:
+    """Test error on the lines between consecutive samples, and cosine similarities of the samples; first seed."""
+    found = {label(results): results[0].modes for results in report.runs.values() if results[0].modes}
+    if not found:
+        return
+    columns = min(4, len(found))
+    rows = -(-len(found) // columns)
+    fig = new_figure(max(4.0 * columns, 9.0), 4.6 + 3.4 * rows)
+    top, bottom = fig.subfigures(2, 1, height_ratios=[4.6, 3.4 * rows])
+    plots.loss_barriers(
+        {name: error_lines(modes) for name, modes in found.items()}, top.subplots(), ylabel="test error"
+    )
+    axes = bottom.subplots(rows, columns, squeeze=False).flatten()
+    for ax, (name, modes) in zip(axes, found.items()):
+        plots.cosine_similarity_map(modes["cosine_similarity"], ax, title=name)
+    for ax in axes[len(found) :]:
+        ax.remove()
+    fig.suptitle(title)
+    fig.savefig(path, dpi=150)
+
+
+def error_lines(modes: dict[str, Any]) -> LossLines:
+    losses = np.array(modes["test_error"])
+    return LossLines([(k, k + 1) for k in range(len(losses))], np.array(modes["positions"]), losses)
+
+
+def temperature_figure(path: Path, report: BudgetReport, title: str) -> None:
+    """Kinetic and configurational temperature of all weights over the first seed's run, a line for each sampler."""
+    fig = new_figure(15, 4.6)
+    axes = fig.subplots(1, 2)
+    for ax, kind in zip(axes, KINDS):
+        for method, style in styles(report).items():
+            points = [] if report.runs[method][0].diverged else report.runs[method][0].temperatures
+            values = np.array([overall(point["groups"], kind) for point in points], dtype=float)
+            if not points or np.isnan(values).all():
+                continue
+            steps, means = running_mean(np.array([point["step"] for point in points]), values)
+            # A logarithmic axis has no place for the negative values that θ·∇U can have far from equilibrium.
+            shown = np.where(means > 0, means, np.nan)
+            ax.plot(steps, shown, **style)
+        ax.axhline(report.settings.temperature, color="0.4", linestyle=":", label="target")
+        ax.axvline(report.settings.burn_in * report.budget, color="0.7", linewidth=0.8)
+        ax.set(yscale="log", xlabel="gradient evaluations", ylabel=f"{kind} temperature")
+        ax.grid(True, color="0.9", linewidth=0.8)
+        ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
+    fig.suptitle(f"{title}; means of {SMOOTHING} points, the vertical line is the end of burn-in")
+    fig.savefig(path, dpi=150)
+
+
+def validation_figure(path: Path, report: BudgetReport, title: str) -> None:
+    """NLL and accuracy of the current weights on validation images over a run, mean ± standard deviation over seeds."""
+    per_epoch = report.settings.steps_per_epoch(report.num_data)
+    fig = new_figure(14, 4.2)
+    axes, curves = fig.subplots(1, 2), 0
+    for method, style in styles(report).items():
+        results = [result for result in finished(report.runs[method]) if result.num_samples > 1]
+        runs = [np.array(result.validation_curve) for result in results if result.validation_curve]
+        if not runs:  # a single network, or made before there were such curves
+            continue
+        points = np.stack([run[: min(map(len, runs))] for run in runs])
+        for ax, column in zip(axes, (1, 2)):
+            draw(ax, points[0, :, 0] / per_epoch, points[..., column], style)
+        curves += 1
+    if not curves:
+        return
+    axes[0].set(xlabel="epochs", ylabel="NLL of the current weights (nats)", yscale="log")
+    axes[1].set(xlabel="epochs", ylabel="accuracy of the current weights")
+    for ax in axes:
+        ax.grid(True, color="0.9", linewidth=0.8)
+    axes[1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
+    fig.suptitle(f"{title}; validation images")
+    fig.savefig(path, dpi=110)
+
+
+def running_mean(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means over windows of `SMOOTHING` points (all of them, where there are fewer), at the windows' ends."""
+    width = min(SMOOTHING, len(values))
+    return steps[width - 1 :], np.convolve(values, np.ones(width) / width, mode="valid")

@@ -1,0 +1,253 @@
+"""What `compare.py` writes of a budget: tables, the learned samplers against the best baseline, and all as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.images.comparison import validation_nll
+from experiments.images.methods import METHODS
+from experiments.images.report import finished, label, markdown, mean_and_std, spread
+from experiments.images.runner import CURVES, Result, predictions
+from experiments.images.settings import Settings
+from experiments.images.tuning import Setting, at_edge
+from learned_samplers import metrics
+from learned_samplers.posterior.storage import write_atomically
+
+BASELINES = ("sghmc", "cyclical", "psgld")  # those that a learned sampler has to beat
+
+# Columns of a table: key, heading, decimals; the keys are those of `measured`.
+SCORE_COLUMNS = (
+    ("accuracy", "accuracy", 4), ("nll", "NLL", 4), ("ece", "ECE", 4), ("brier", "Brier", 4), ("kld", "KLD", 4),
+    ("ess_per_second", "ESS/s", 2), ("seconds", "seconds", 1),
+)  # fmt: skip
+
+
+@dataclass
+class BudgetReport:
+    """The finished runs of one budget.
+
+    Attributes:
+        budget: minibatch gradients of every run.
+        folder: where the runs lie.
+        settings: of the comparison at this budget; what is tuned may be a method's own.
+        num_data: number of training images.
+        chosen, trials, runs: of each method its best setting, its tuning, and its final runs, one a seed.
+    """
+
+    budget: int
+    folder: Path
+    settings: Settings
+    num_data: int
+    chosen: dict[str, Setting] = field(default_factory=dict)
+    trials: dict[str, dict[Setting, list[Result]]] = field(default_factory=dict)
+    runs: dict[str, list[Result]] = field(default_factory=dict)
+
+
+def measured(result: Result) -> dict[str, float | None]:
+    """The numbers of a run that are averaged over seeds; None where a method has no such number."""
+    own = {"kld": result.pairwise_kld, "ess_per_second": result.ess_per_second, "seconds": result.seconds}
+    return {**result.scores, **own, "num_samples": result.num_samples}
+
+
+def summary(results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
+    """Mean and standard deviation of each number over the seeds that did not diverge."""
+    rows = [measured(result) for result in finished(results)]
+    means: dict[str, dict[str, float | None]] = {"mean": {}, "std": {}}
+    for key in rows[0] if rows else ():
+        values = [value for row in rows if (value := row[key]) is not None]
+        mean, std = mean_and_std(values) if values else (math.nan, math.nan)
+        means["mean"][key] = mean if values else None
+        means["std"][key] = std if len(values) > 1 else None
+    return means
+
+
+def pooled(results: Sequence[Result], folder: Path) -> dict[str, float] | None:
+    """Scores of the average over all seeds' predictions, as parallel chains give it; None for fewer than two chains."""
+    ended = [predictions(result, folder) for result in finished(results)]
+    if len(ended) < 2:
+        return None
+    average = sum(each["test"] for each in ended) / len(ended)
+    return {**metrics.summary(average, ended[0]["test_labels"]), "chains": len(ended)}
+
+
+def image_error(ours: Sequence[Result], theirs: Sequence[Result], folder: Path) -> float:
+    """Standard error over test images of the difference between two methods' mean NLL, in nats.
+
+    Each image's negative log-probability is the mean over a method's seeds; more seeds do not lessen this error.
+    """
+    images = []
+    for results in (ours, theirs):
+        ended = [predictions(result, folder) for result in finished(results)]
+        true = [each["test"].gather(1, each["test_labels"].long().unsqueeze(1))[:, 0].double() for each in ended]
+        images.append(-torch.stack(true).clamp(min=1e-300).log().mean(0))
+    difference = images[0] - images[1]
+    return float(difference.std() / math.sqrt(len(difference)))
+
+
+def against_baselines(report: BudgetReport) -> dict[str, dict[str, Any]]:
+    """Each learned method beside that one of `BASELINES` with the lowest mean NLL; {} if none of these was run.
+
+    ``relative_nll`` is (NLL − NLL of the baseline) / NLL of the baseline, less than zero for the better one;
+    ``exceeds_std`` says whether the difference is larger than either's standard deviation over seeds (None for one
+    seed).
+    """
+    sums = {name: summary(results) for name, results in report.runs.items() if finished(results)}
+    rivals = [name for name in BASELINES if name in sums]
+    if not rivals:
+        return {}
+    best = min(rivals, key=lambda name: sums[name]["mean"]["nll"])
+    found = {}
+    for name in sums:
+        if METHODS[name].network is None:
+            continue
+        ours, theirs = sums[name], sums[best]
+        difference = ours["mean"]["nll"] - theirs["mean"]["nll"]
+        stds = [ours["std"]["nll"], theirs["std"]["nll"]]
+        found[name] = {
+            "baseline": best,
+            "relative_nll": difference / theirs["mean"]["nll"],
+            "exceeds_std": None if None in stds else abs(difference) > max(stds),
+            "accuracy_difference": ours["mean"]["accuracy"] - theirs["mean"]["accuracy"],
+        }
+    return found
+
+
+def content(report: BudgetReport) -> dict[str, Any]:
+    """All numbers of a budget; the curves and the temperatures over a run are in its own file, which "file" names."""
+    methods = {}
+    for name, results in report.runs.items():
+        scores = {setting: validation_nll(trials) for setting, trials in report.trials[name].items()}
+        methods[name] = {
+            "label": label(results),
+            **asdict(report.chosen[name]),
+            "at_edge": bool(at_edge(report.chosen[name], scores)),
+            "tuning": [
+                {
+                    **asdict(setting),
+                    "validation_nll": scores[setting],
+                    "seeds": [each.validation_nll for each in trials],
+                }
+                for setting, trials in report.trials[name].items()
+            ],
+            **summary(results),
+            "pooled": pooled(results, report.folder),
+            "health": health(results[0]),
+            "runs": [
+                {
+                    "file": f"{report.folder.name}/runs/{result.name}.json",
+                    **{key: getattr(result, key) for key in RUN_KEYS},
+                    **measured(result),
+                }
+                for result in results
+            ],
+        }
+    ended = [name for name, results in report.runs.items() if finished(results)]
+    verdicts = against_baselines(report)
+    for name, verdict in verdicts.items():
+        error = image_error(report.runs[name], report.runs[verdict["baseline"]], report.folder)
+        verdict["relative_image_error"] = error / methods[verdict["baseline"]]["mean"]["nll"]
+    return {
+        "settings": asdict(report.settings),
+        "methods": methods,
+        "against_baselines": verdicts,
+        "lowest_nll": min(ended, key=lambda name: methods[name]["mean"]["nll"]) if ended else None,
+    }
+
+
+RUN_KEYS = (
+    *("seed", "lr", "validation_nll", "gradient_evaluations", "diverged"),
+    *(f"{name}_curve" for name in CURVES),
+    "ess",
+)
+
+
+def health(result: Result) -> dict[str, Any]:
+    """Of the first seed's run: mean temperatures after burn-in, mean loss barrier, mean cosine similarity."""
+    modes = result.modes or {}
+    return {
+        **{kind: result.mean_temperatures.get(kind) for kind in ("kinetic", "configurational")},
+        "mean_barrier": modes.get("mean_barrier"),
+        "mean_cosine_similarity": modes.get("mean_cosine_similarity"),
+    }
+
+
+def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
+    """The budget's tables and the sentences below them, as Markdown; `numbers` is its `content`."""
+    scores, healths, chains = [], [], list[dict[str, str]]()
+    for name, results in report.runs.items():
+        rows = [measured(result) for result in finished(results)]
+        row = {"method": label(results), "lr": f"{report.chosen[name].lr:g}"}
+        row["also tuned"] = report.chosen[name].also(METHODS[name], report.num_data) or "–"
+        for key, heading, decimals in SCORE_COLUMNS:
+            row[heading] = spread([value for each in rows if (value := each[key]) is not None], decimals)
+        row["samples"] = spread([each["num_samples"] for each in rows], 0, with_std=False)
+        row["gradients"] = spread([result.gradient_evaluations for result in results], 0, with_std=False)
+        scores.append(row)
+        healths.append({"method": label(results), **health_cells(numbers["methods"][name]["health"])})
+        if (together := numbers["methods"][name]["pooled"]) is not None:
+            cells = {heading: f"{together[key]:.4f}" for key, heading, _ in SCORE_COLUMNS if key in together}
+            chains.append({"method": label(results), **cells, "runs": str(together["chains"])})
+    lines = [comparison_line(name, verdict, numbers) for name, verdict in numbers["against_baselines"].items()]
+    if numbers["lowest_nll"] is not None:
+        lowest = numbers["methods"][numbers["lowest_nll"]]
+        lines.append(f"- Lowest NLL: {lowest['label']}, {lowest['mean']['nll']:.4f}.")
+    edges = [method["label"] for method in numbers["methods"].values() if method["at_edge"]]
+    if edges:
+        lines.append(f"- Tuned to the edge of what was tried: {', '.join(edges)}.")
+    parts = [f"### {report.budget} gradients", markdown(scores), markdown(healths)]
+    parts += [markdown(chains)] if chains else []
+    return "\n\n".join([*parts, "\n".join(lines)])
+
+
+def health_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
+    cells = {}
+    for kind in ("kinetic", "configurational"):
+        means = numbers[kind]
+        cells[f"{kind} T"] = "–"
+        if means is not None:
+            parts = [value for name, value in means.items() if name != "all"]
+            cells[f"{kind} T"] = f"{means['all']:.3g} ({min(parts):.3g} to {max(parts):.3g})"
+    for key, heading, decimals in (("mean_barrier", "barrier [nats]", 4), ("mean_cosine_similarity", "cosine", 3)):
+        cells[heading] = "–" if numbers[key] is None else f"{numbers[key]:.{decimals}f}"
+    return cells
+
+
+def comparison_line(name: str, verdict: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
+    baseline = numbers["methods"][verdict["baseline"]]["label"]
+    spread_text = {
+        None: "one seed, so no standard deviation to compare it with",
+        True: "more than the standard deviation over seeds",
+        False: "within the standard deviation over seeds",
+    }[verdict["exceeds_std"]]
+    rivals = ", ".join(METHODS[each].label for each in BASELINES if each in numbers["methods"])
+    return (
+        f"- {numbers['methods'][name]['label']}: NLL {100 * verdict['relative_nll']:+.1f} % (± "
+        f"{100 * verdict['relative_image_error']:.1f} % by the choice of test images) against {baseline}, the best of "
+        f"the tuned {rivals}; {spread_text}; accuracy {verdict['accuracy_difference']:+.4f}."
+    )
+
+
+NOTES = """Mean ± standard deviation over seeds. NLL in nats, ECE in 15 bins; KLD: mean divergence between the
+predictions of two samples; ESS/s: effective sample size of the samples' log-probability of the true label, the median
+over test images, per second of the run; also tuned: momentum decay a, or an optimizer's weight decay; seconds of
+training and collecting alone.
+Second table, first seed: temperatures after burn-in of all weights (and from the coldest to the hottest part of the
+network); loss barrier between consecutive samples on validation images; cosine similarity between samples.
+Third table: all runs' predictions averaged, each seed one of so many parallel chains.
+Learning rates are tuned by validation NLL: a grid at the smallest budget, its best settings again at larger ones."""
+
+
+def write_results(out: Path, reports: Sequence[BudgetReport], command: str) -> None:
+    """Write results.json and table.md for the budgets that are finished."""
+    numbers = {str(report.budget): content(report) for report in reports}
+    text = json.dumps({"command": command, "budgets": numbers}, indent=1, allow_nan=False)
+    write_atomically(out / "results.json", text.encode())
+    parts = [tables(report, numbers[str(report.budget)]) for report in reports]
+    write_atomically(out / "table.md", "\n\n".join([f"`{command}`", NOTES, *parts, ""]).encode())

@@ -1,0 +1,153 @@
+"""What all runs of one comparison share: data, network, budget, posterior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from experiments.common.checks import check_at_least_one
+from meta_tasks import datasets
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Data, network, budget and posterior; the same for every method of a comparison.
+
+    Raises:
+        ValueError: an argument out of range, by name and value.
+    """
+
+    # Data set: digits, mnist, fashion_mnist, kmnist, emnist, cifar10, cifar100, svhn, a MedMNIST flag such as
+    # bloodmnist, or npz:FILE in MedMNIST layout.
+    dataset: str = "digits"
+    # Out-of-distribution data set, any name that --dataset takes, or photos or notmnist; by default mnist and
+    # fashion_mnist are each other's and all others get photos (patches of two photographs).
+    ood: str | None = None
+    # Side of the images in pixels; by default their own.
+    size: int | None = None
+    # Turn colour images into grey ones.
+    grayscale: bool = False
+    # Training images held out for validation: a share below 1 or a number; by default the data set's own validation
+    # split, or where it has none a tenth.
+    validation: float | None = None
+    # Number of training images to keep (a seeded stratified choice); by default all.
+    limit: int | None = None
+    # Division of the images: 0 is the data set's own; n > 0 divides all of them anew, at random by n, into training,
+    # validation and test images of the same numbers.
+    division: int = 0
+    # Labels to keep, renumbered in this order; by default all.
+    labels: tuple[int, ...] | None = None
+    # Network: mlp, cnn (3×3 convolutions, one pooling, two linear layers), lenet (LeNet-5), resnet20_frn.
+    model: Literal["mlp", "cnn", "lenet", "resnet20_frn"] = "cnn"
+    # Channels of each convolution (cnn only; default 16).
+    channels: int | None = None
+    # Number of convolutions (cnn only; default 2).
+    depth: int | None = None
+    # Add a shortcut from the image to the last convolution and drop the hidden linear layer (cnn only).
+    residual: bool = False
+    # Widths of the hidden layers (mlp only; default 100 100).
+    hidden: tuple[int, ...] | None = None
+    # Activation function (mlp only; default relu).
+    activation: Literal["relu", "tanh", "sigmoid", "silu", "gelu"] | None = None
+    # Channels of the first stage (resnet20_frn only; default 16).
+    width: int | None = None
+    # Budget of every method in passes over the training images: gradient evaluations = epochs × batches. The members
+    # of a deep ensemble share it; HMC gets as many gradients over the whole training set as there are epochs.
+    epochs: int = 200
+    # Budget in minibatch gradients; where it is given it takes the place of --epochs.
+    steps: int | None = None
+    # Images in a minibatch (the incomplete last one of an epoch is left out; every epoch is shuffled anew).
+    batch_size: int = 64
+    # Momentum decay a of SGHMC, SGNHT and cyclical SGMCMC in (0, 1], dimensionless; 1 − a is the momentum of SGD.
+    momentum_decay: float = 0.1
+    # Temperature T of the samplers, dimensionless: they sample p(θ|D)^(1/T). 1 is the posterior itself; less is a cold
+    # posterior, which suits image sets with carefully chosen labels; 0 switches the noise off.
+    temperature: float = 0.1
+    # Precision λ of the normal prior on every weight, in 1/weight²; SGD, Adam and ensembles get the weight decay λ/N
+    # of the same model's maximum a posteriori.
+    prior_precision: float = 1.0
+    # Share of a sampler's steps before its first sample, in [0, 1). HMC adapts its step size meanwhile. Cyclical
+    # SGMCMC has its exploration phases and --burn-in-cycles instead.
+    burn_in: float = 0.3
+    # Posterior samples to keep of each run, evenly spaced (for cyclical SGMCMC over the sampling phases).
+    num_samples: int = 30
+    # Number of cycles of cyclical SGMCMC in the budget.
+    cycles: int = 4
+    # Number of these cycles, the first ones, that give no samples.
+    burn_in_cycles: int = 0
+    # Share of a cycle without noise and without samples, in [0, 1).
+    exploration_ratio: float = 0.8
+    # Members of the deep ensemble, each of which gets that share of the budget.
+    ensemble_size: int = 5
+    # Leapfrog steps of one HMC trajectory, which costs one gradient more than that.
+    leapfrog_steps: int = 10
+    # Weights of L2E: a name that the package ships, or the path of a .safetensors file with its card.
+    l2e_network: str = "l2e"
+    # Weights of L2E in the paper's form.
+    l2e_paper_network: str = "l2e-paper"
+    # Weights of Kinetic-L2E.
+    kinetic_l2e_network: str = "kinetic-l2e"
+    # Weights of Meta-SGMCMC.
+    meta_sgmcmc_network: str = "meta-sgmcmc"
+
+    def __post_init__(self) -> None:
+        datasets.check_name(self.dataset, "dataset")
+        if self.ood is not None:
+            datasets.check_name(self.ood, "ood")
+        counts = ("epochs", "steps", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
+        check_at_least_one(self, *counts)
+        if not 0 <= self.burn_in_cycles < self.cycles:
+            raise ValueError(f"burn_in_cycles must lie in [0, cycles={self.cycles}), got {self.burn_in_cycles}")
+        for argument in ("burn_in", "exploration_ratio"):
+            if not 0 <= getattr(self, argument) < 1:
+                raise ValueError(f"{argument} must lie in [0, 1), got {getattr(self, argument)}")
+        if not 0 < self.momentum_decay <= 1:
+            raise ValueError(f"momentum_decay must lie in (0, 1], got {self.momentum_decay}")
+        for argument in ("temperature", "prior_precision", "division"):
+            if not getattr(self, argument) >= 0:
+                raise ValueError(f"{argument} must not be negative, got {getattr(self, argument)}")
+
+    def network_options(self) -> dict[str, object]:
+        """The options that were set, for `architectures.build`, which refuses those that the network lacks."""
+        names = ("channels", "depth", "residual", "hidden", "activation", "width")
+        return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, False)}
+
+    def steps_per_epoch(self, num_data: int) -> int:
+        """Minibatches in one pass over the training images."""
+        if self.batch_size > num_data:
+            raise ValueError(f"batch_size={self.batch_size} exceeds the {num_data} training images of {self.dataset}")
+        return num_data // self.batch_size
+
+    def budget(self, num_data: int) -> int:
+        """Minibatch gradients of every run."""
+        per_epoch = self.steps_per_epoch(num_data)
+        return self.epochs * per_epoch if self.steps is None else self.steps
+
+    def trajectories(self, num_data: int) -> int:
+        """HMC trajectories in the budget: each costs a gradient for every leapfrog step and one at its start."""
+        return self.budget(num_data) // self.steps_per_epoch(num_data) // (self.leapfrog_steps + 1)
+
+    def load(self, root: str | None) -> tuple[datasets.ImageData, datasets.ImageData]:
+        """The data, and the out-of-distribution images in the shape of its images."""
+        data = self.load_data(root)
+        name = self.ood or datasets.out_of_distribution(self.dataset)
+        channels, height, width = data.input_shape
+        square = height if height == width else None
+        return data, datasets.match(datasets.load(name, root, size=square, grayscale=channels == 1), data)
+
+    def load_data(self, root: str | None) -> datasets.ImageData:
+        """The data alone."""
+        validation = self.validation
+        if validation is not None and validation >= 1 and validation == int(validation):
+            validation = int(validation)  # the command line knows floats alone
+        data = datasets.load(
+            self.dataset,
+            root,
+            size=self.size,
+            grayscale=self.grayscale,
+            limit=self.limit,
+            validation=validation,
+        )
+        if self.division:
+            data = datasets.divide_anew(data, self.division)
+        return data if self.labels is None else datasets.keep_labels(data, self.labels)

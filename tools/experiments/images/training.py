@@ -1,0 +1,307 @@
+"""The training loops: minibatches for optimizers and samplers, whole trajectories for HMC."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from experiments.images.methods import Method
+from experiments.images.settings import Settings
+from learned_samplers import HMC, CyclicalSchedule
+from learned_samplers.classical.cyclical import cyclical_phase
+from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
+from meta_tasks.datasets import ImageData
+from meta_tasks.networks import architectures
+
+LOGS = 100  # points of a training curve
+VALIDATIONS = 20  # of which so many with the validation loss of the current weights
+FULL_BATCH_CHUNK = 4096  # images run at once for a gradient over the whole training set
+
+
+class Diverged(Exception):
+    """A run whose loss, gradient or weights are no longer finite."""
+
+
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """One parameter group for each part of the network, so that temperatures are reported part by part."""
+    groups = []
+    for name, child in model.named_children():
+        params = list(child.parameters())
+        if params:
+            label = f"{name}_{type(child).__name__}" if name.isdigit() else name
+            groups.append({"params": params, "name": label})
+    return groups
+
+
+def batches(num_data: int, batch_size: int, device: torch.device) -> Iterator[Tensor]:
+    """Indices of minibatches without end: each epoch in a new order, without its incomplete last minibatch."""
+    while True:
+        order = torch.randperm(num_data, device=device)
+        yield from order.split(batch_size)[: num_data // batch_size]
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Mean loss in nats and accuracy of the current weights."""
+    logits = torch.cat([model(part) for part in x.split(1024)])
+    return cross_entropy(logits, y).item(), (logits.argmax(1) == y).float().mean().item()
+
+
+class Log:
+    """Training curves of one run: TensorBoard, and the progress bar's postfix.
+
+    The step of every curve is the number of minibatch gradient evaluations.
+
+    Attributes:
+        temperatures: of a sampler, one entry a point: {"step", "sampling" (whether the state counts as a sample's),
+            "groups": {part of the network: {"kinetic", "configurational", "size" (its number of weights)}}}; None
+            for a temperature that does not exist.
+        validation_curve: see `experiments.images.runner.Result`.
+    """
+
+    def __init__(
+        self, writer: SummaryWriter, bar: tqdm, data: ImageData, steps: int, validations: int = VALIDATIONS
+    ) -> None:
+        self.writer, self.bar, self.data = writer, bar, data
+        self.every = max(1, steps // LOGS)
+        self.validate_every = self.every * max(1, LOGS // validations)
+        self.validation_seconds = 0.0
+        self.temperatures: list[dict[str, Any]] = []
+        self.validation_curve: list[list[float]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new mean."""
+        self.loss: Tensor | float = 0.0
+        self.hits: Tensor | float = 0.0
+        self.images = self.count = 0
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Collect one minibatch; nothing is read back from the device."""
+        self.loss = self.loss + loss.detach()
+        self.hits = self.hits + (logits.detach().argmax(1) == labels).sum()
+        self.images += len(labels)
+        self.count += 1
+
+    def write(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Write the means since the last time; call it between ``backward`` and ``step``."""
+        loss = float(self.loss) / self.count
+        if not math.isfinite(loss):
+            raise Diverged(f"the training loss is {loss} at step {step}")
+        self.writer.add_scalar("train/loss", loss, step)
+        self.writer.add_scalar("train/accuracy", float(self.hits) / self.images, step)
+        self.writer.add_scalar("train/learning_rate", optimizer.param_groups[0]["lr"], step)
+        self.reset()
+        if not hasattr(optimizer, "temperatures"):
+            return
+        groups: dict[str, dict[str, Any]] = {}
+        for group, values in zip(optimizer.param_groups, optimizer.temperatures()):
+            groups[group["name"]] = {"size": sum(p.numel() for p in group["params"])}
+            for kind, value in values.items():
+                groups[group["name"]][kind] = value if math.isfinite(value) else None
+                if math.isfinite(value):
+                    self.writer.add_scalar(f"temperature_{kind}/{group['name']}", value, step)
+        sampling = getattr(optimizer, "is_sampling", True)
+        self.temperatures.append({"step": step, "sampling": sampling, "groups": groups})
+
+    def validate(self, step: int, model: nn.Module) -> None:
+        """Write loss and accuracy of the current weights on the validation images, if there are any."""
+        if not len(self.data.val_y):
+            return
+        start = time.perf_counter()
+        model.eval()
+        loss, accuracy = evaluate(model, self.data.val_x, self.data.val_y)
+        model.train()
+        self.validation_seconds += time.perf_counter() - start
+        if math.isfinite(loss):
+            self.validation_curve.append([step, loss, accuracy])
+        self.writer.add_scalar("validation/loss", loss, step)
+        self.writer.add_scalar("validation/accuracy", accuracy, step)
+        self.bar.set_postfix(validation_loss=f"{loss:.3f}", refresh=False)
+
+
+def minibatch_run(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: ImageData,
+    steps: int,
+    batch_size: int,
+    log: Log,
+    *,
+    first_step: int = 0,
+    schedule: torch.optim.lr_scheduler.LRScheduler | CyclicalSchedule | None = None,
+    gradients_per_step: int = 1,
+) -> None:
+    """The ordinary training loop, `steps` minibatches long."""
+    model.train()
+    order = batches(data.num_data, batch_size, data.train_x.device)
+    for step, index in zip(range(first_step + 1, first_step + steps + 1), order):
+        images, labels = data.train_x[index], data.train_y[index]
+        optimizer.zero_grad(set_to_none=True)
+        logits = model(images)
+        loss = cross_entropy(logits, labels)
+        loss.backward()
+        log.add(loss, logits, labels)
+        if step % log.every == 0:
+            log.write(step * gradients_per_step, model, optimizer)
+        if getattr(optimizer, "needs_closure", False):
+            closure = Reevaluation(model, optimizer, images, labels, loss)
+            optimizer.step(closure)
+            log.bar.update(closure.calls)
+        else:
+            optimizer.step()
+            log.bar.update()
+        if schedule is not None:
+            schedule.step()
+        if step % log.validate_every == 0:
+            log.validate(step * gradients_per_step, model)
+
+
+class Reevaluation:
+    """A closure whose first call returns the loss whose gradients are there already; `calls` counts gradients."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, loss: Tensor) -> None:
+        self.model, self.optimizer, self.x, self.y, self.loss, self.calls = model, optimizer, x, y, loss, 0
+
+    def __call__(self) -> Tensor:
+        self.calls += 1
+        if self.calls > 1:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.loss = cross_entropy(self.model(self.x), self.y)
+            self.loss.backward()
+        return self.loss
+
+
+def point_runs(
+    method: Method, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
+) -> SampleCollection:
+    """One trained network, or the members of an ensemble, which share the steps."""
+    members = settings.ensemble_size if method.kind == "ensemble" else 1
+    states, first_step = [], 0
+    for member in range(members):
+        share = steps // members + (member < steps % members)
+        model = build_network(settings, data)
+        optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, share)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, share)
+        minibatch_run(model, optimizer, data, share, settings.batch_size, log, first_step=first_step, schedule=schedule)
+        first_step += share
+        states.append(model.state_dict())
+    return PosteriorSamples.from_samples(model, states)
+
+
+def sampler_run(
+    method: Method, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
+) -> SampleCollection:
+    """The posterior samples of one chain, or the snapshots of an optimizer's trajectory."""
+    cost = method.gradients_per_step
+    steps //= cost
+    model = build_network(settings, data)
+    sampler = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
+    schedule = method.schedule(sampler, settings, steps)
+    kept = cyclical_collection(settings, steps) if method.cyclical else collection(settings, steps)
+    with PosteriorSamples(model, sampler, **kept) as samples:
+        try:
+            minibatch_run(
+                model, sampler, data, steps, settings.batch_size, log, schedule=schedule, gradients_per_step=cost
+            )
+        except ValueError as error:  # the collection refuses weights that are not finite
+            if all(p.isfinite().all() for p in model.parameters()):
+                raise
+            raise Diverged(str(error)) from error
+    return samples
+
+
+def collection(settings: Settings, steps: int) -> dict[str, Any]:
+    """Burn-in and thinning that give `num_samples` evenly spaced samples of so many steps (trajectories for HMC).
+
+    Raises:
+        ValueError: there are not so many steps after burn-in.
+    """
+    thinning = round(steps * (1 - settings.burn_in)) // settings.num_samples
+    if not thinning:
+        raise ValueError(
+            f"num_samples={settings.num_samples} exceeds the steps after burn-in: "
+            f"burn_in={settings.burn_in} of {steps} steps (trajectories for HMC)"
+        )
+    return {"burn_in": steps - thinning * settings.num_samples, "thinning": thinning}
+
+
+def cyclical_collection(settings: Settings, steps: int) -> dict[str, Any]:
+    """Burn-in and thinning, in steps, that give about `num_samples` samples over the sampling phases.
+
+    Raises:
+        ValueError: the sampling phases are too short.
+    """
+    length = steps // settings.cycles
+    phase = sum(cyclical_phase(step, length, settings.exploration_ratio)[1] for step in range(1, length + 1))
+    sampling_cycles = settings.cycles - settings.burn_in_cycles
+    each = max(1, settings.num_samples // sampling_cycles)
+    if phase < each:
+        raise ValueError(
+            f"num_samples={settings.num_samples} over {sampling_cycles} cycles needs {each} steps in a sampling phase, "
+            f"which has {phase} (of {length} steps a cycle, exploration_ratio={settings.exploration_ratio})"
+        )
+    return {"burn_in": settings.burn_in_cycles * length, "thinning": phase // each}
+
+
+def hmc_run(method: Method, settings: Settings, lr: float, data: ImageData, log: Log) -> tuple[SampleCollection, float]:
+    """The posterior samples of HMC, and its acceptance rate after burn-in."""
+    trajectories = settings.trajectories(data.num_data)
+    model = build_network(settings, data)
+    sampler = method.build(parameter_groups(model), settings, lr, data.num_data, trajectories)
+    assert isinstance(sampler, HMC)
+
+    def closure() -> Tensor:
+        sampler.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=data.train_x.device)
+        for x, y in zip(data.train_x.split(FULL_BATCH_CHUNK), data.train_y.split(FULL_BATCH_CHUNK)):
+            loss = cross_entropy(model(x), y, reduction="sum") / data.num_data
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    cost = (settings.leapfrog_steps + 1) * settings.steps_per_epoch(data.num_data)
+    every = max(1, trajectories // LOGS)
+    with PosteriorSamples(model, sampler, **collection(settings, trajectories)) as samples:
+        for trajectory in range(1, trajectories + 1):
+            loss = sampler.step(closure).item()
+            if trajectory % every == 0:
+                log.writer.add_scalar("train/loss", loss, trajectory * cost)
+                log.writer.add_scalar("hmc/acceptance_rate", sampler.acceptance_rate, trajectory * cost)
+                log.writer.add_scalar("train/learning_rate", sampler.param_groups[0]["lr"], trajectory * cost)
+            if trajectory % (every * max(1, LOGS // VALIDATIONS)) == 0:
+                log.validate(trajectory * cost, model)
+            log.bar.update(cost)
+    return samples, sampler.acceptance_rate
+
+
+def build_network(settings: Settings, data: ImageData) -> nn.Module:
+    """A freshly initialised network on the device of the data."""
+    network = architectures.build(settings.model, data.input_shape, data.num_classes, **settings.network_options())
+    return network.to(data.train_x.device)
+
+
+def check(method: Method, settings: Settings, lr: float, data: ImageData) -> None:
+    """Raise what a run with these settings would raise before its first step: ValueError or TypeError, by name."""
+    method.network_digest(settings)
+    steps = settings.budget(data.num_data) // method.gradients_per_step
+    groups = parameter_groups(build_network(settings, data))
+    if method.kind == "full_batch":
+        steps = settings.trajectories(data.num_data)
+        collection(settings, steps)
+    elif method.kind == "ensemble" and steps < settings.ensemble_size:
+        raise ValueError(f"ensemble_size={settings.ensemble_size} exceeds the budget of {steps} steps")
+    optimizer = method.build(groups, settings, lr, data.num_data, steps)
+    method.schedule(optimizer, settings, steps)
+    if method.cyclical:
+        cyclical_collection(settings, steps)
+    elif method.kind in ("sampler", "average"):
+        collection(settings, steps)

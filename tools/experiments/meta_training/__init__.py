@@ -1,0 +1,1 @@
+"""Meta-training from the command line, and what ships of it."""

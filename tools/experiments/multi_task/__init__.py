@@ -1,0 +1,1 @@
+"""Particles on several tasks at once."""

@@ -1,0 +1,155 @@
+"""The methods of `multi_task.py`, and the settings that all runs of a comparison share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from experiments.common.checks import check_at_least_one
+from learned_samplers import MGDA, MOOSVGD, MTSGD, LinearScalarisation, ParetoMTL
+from learned_samplers.particles.base import ParticleSampler
+from meta_tasks.datasets import celeba
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Data, network and budget; the same for every method.
+
+    Raises:
+        ValueError: an argument out of range, by name and value.
+    """
+
+    # Side of the images in pixels. The overlaid ones are made at 36 and resized.
+    size: int = 28
+    # Training images; by default all that there are.
+    train: int | None = None
+    # Validation images; by default all that there are.
+    validation: int | None = None
+    # Test images; by default all that there are.
+    test: int | None = None
+    # Network: the LeNet for grey images, or a ResNet-18 with group normalisation for images in colour.
+    network: Literal["lenet", "resnet18"] = "lenet"
+    # Side of the LeNet's first kernel: 5, 22,350 parameters at 28×28; 9, 31,910 at 36×36, is the published code's.
+    first_kernel: int = 5
+    # CelebA's attributes, the tasks.
+    attributes: tuple[str, ...] = celeba.FIRST_TEN
+    # Whether the network sees pixels with mean 0 and standard deviation 1 instead of those in [0, 1].
+    standardise: bool = True
+    # Number of particles.
+    particles: int = 5
+    # Epochs of a run that counts.
+    epochs: int = 5
+    # Images in a minibatch.
+    batch_size: int = 64
+    # Of the SGD that takes the direction.
+    momentum: float = 0.9
+    # Share of a run in which the learning rate rises to its value; without it some particles never leave the plateau.
+    warm_up: float = 0.1
+    # Share of a run after which the learning rate is halved, again and again: 15 of 100 epochs in the paper.
+    halve_every: float = 0.15
+    # Precision of the normal prior on every weight, in the unit of the energies: only with --energies posterior.
+    prior_precision: float = 0.0
+    # Of mt_sgd and svgd: the kernel acts on parameters, as in the paper, or on features, as in its code.
+    kernel_on: Literal["parameters", "features"] = "parameters"
+    # The features: the logits of the minibatch, or the heads' inputs.
+    features: Literal["outputs", "latents"] = "outputs"
+    # Of mt_sgd: U of the paper, or its first term alone, the published code's rule.
+    target_weights: Literal["exact", "gradients"] = "exact"
+    # Of mt_sgd: the scores that U is made of are divided by their norm: of each task and particle, or of each task and
+    # coordinate.
+    gradient_normalisation: Literal["none", "particle", "coordinate"] = "none"
+
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "size", "particles", "epochs", "batch_size", "first_kernel")
+        check_at_least_one(self, "train", "validation", "test")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if not 0 <= self.warm_up < 1:
+            raise ValueError(f"warm_up must lie in [0, 1), got {self.warm_up}")
+        if not 0 < self.halve_every <= 1:
+            raise ValueError(f"halve_every must lie in (0, 1], got {self.halve_every}")
+        if not (self.prior_precision >= 0 and math.isfinite(self.prior_precision)):
+            raise ValueError(f"prior_precision must not be negative, got {self.prior_precision}")
+        if self.kernel_on == "features" and self.target_weights == "exact":
+            raise ValueError("kernel_on=features needs target_weights=gradients: U has no closed form there")
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a method of the comparison is made."""
+
+    label: str
+    #: (groups, lr, N, settings, further keywords) → sampler.
+    make: Callable[..., ParticleSampler]
+    #: Centre of the grid of learning rates.
+    lr: float
+    #: Whether the particles repel each other, so that the scale of the energies matters.
+    repels: bool = False
+
+
+def _mt_sgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
+    return MTSGD(
+        groups,
+        lr,
+        num_data,
+        target_weights=settings.target_weights,
+        kernel_on=settings.kernel_on,
+        gradient_normalisation=settings.gradient_normalisation,
+        **more,
+    )
+
+
+def _mt_sgd_code(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
+    rules = dict(target_weights="gradients", kernel_on="features", gradient_normalisation="coordinate")
+    return MTSGD(groups, lr, num_data, **rules, **more)
+
+
+def _svgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
+    return MTSGD(groups, lr, num_data, target_weights="equal", kernel_on=settings.kernel_on, **more)
+
+
+def _plain(cls: type[ParticleSampler]) -> Callable[..., ParticleSampler]:
+    def make(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
+        return cls(groups, lr, num_data, **more)  # type: ignore[call-arg]
+
+    return make
+
+
+#: Name → method, in the order of the paper's Table 1.
+METHODS: dict[str, Method] = {
+    "linear": Method("linear scalarisation", _plain(LinearScalarisation), 0.1),
+    "mgda": Method("MGDA", _plain(MGDA), 0.1),
+    "pareto_mtl": Method("Pareto MTL", _plain(ParetoMTL), 0.1),
+    "moo_svgd": Method("MOO-SVGD", _plain(MOOSVGD), 0.2, repels=True),
+    "mt_sgd": Method("MT-SGD", _mt_sgd, 0.2, repels=True),
+    "mt_sgd_code": Method("MT-SGD, code's rule", _mt_sgd_code, 0.2, repels=True),
+    "svgd": Method("equal weights (SVGD)", _svgd, 0.2, repels=True),
+}
+#: Those that are for two tasks only.
+TWO_TASKS = ("pareto_mtl",)
+
+
+#: Scales of the energies: N times the mean loss, the Bayesian posterior; or the mean loss itself, as in the published
+#: code, which makes the repulsion N times stronger beside the gradients.
+ENERGIES = ("posterior", "mean_loss")
+
+
+def make_sampler(
+    method: str, groups: Any, lr: float, energy: str, num_data: int, settings: Settings
+) -> ParticleSampler:
+    """The sampler of a method, which hands its direction to SGD with momentum."""
+    scale = num_data if energy == "posterior" else 1
+    base = partial(torch.optim.SGD, momentum=settings.momentum)
+    return METHODS[method].make(
+        groups, lr, scale, settings, base_optimizer=base, prior_precision=settings.prior_precision
+    )
+
+
+def uses_features(method: str, settings: Settings) -> bool:
+    """Whether the closure must return features beside the losses."""
+    return method == "mt_sgd_code" or (method in ("mt_sgd", "svgd") and settings.kernel_on == "features")

@@ -1,0 +1,264 @@
+"""One run of `multi_task.py`: train the particles, keep those of the best epoch, score them, put the result on disk."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from experiments.images.runner import jsonable
+from experiments.multi_task.methods import Settings, make_sampler, uses_features
+from experiments.multi_task.networks import ParticleNetwork, build
+from learned_samplers import metrics
+from learned_samplers.posterior.storage import write_atomically
+from meta_tasks.datasets import MultiTaskData
+
+BINS = 10  # of the calibration error, as in the paper
+CHUNK = 500  # images predicted at a time
+POINTS = 100  # of a run's loss curves
+
+Scores = dict[str, list[float]]  # score → one number a task
+
+
+@dataclass
+class Result:
+    """What one run gave; written as JSON.
+
+    Attributes:
+        dataset, method, lr, energy, epochs, seed: of the run; `settings` and `versions` say the rest.
+        curve: after each epoch, scores of the ensemble on the validation images, see `score`.
+        best_epoch: from 1; that of the lowest validation NLL, mean over the tasks. Its particles are kept.
+        validation_nll: that NLL, in nats; None for a run that diverged.
+        scores: of the ensemble on the test images; empty until they are asked for.
+        members: mean over the particles of each one's own test scores.
+        bins: of every task, the test images' mean confidence, accuracy and number in each bin of confidence.
+        weights: of the targets in the shared direction, mean over steps and, where each has its own, particles; None
+            where they are those that are given.
+        seconds: of training, without validation.
+        steps: minibatches.
+        diverged: why there are no scores, or None.
+    """
+
+    dataset: str
+    method: str
+    lr: float
+    energy: str
+    epochs: int
+    seed: int
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    curve: list[Scores] = field(default_factory=list)
+    best_epoch: int = 0
+    validation_nll: float | None = None
+    scores: Scores = field(default_factory=dict)
+    members: Scores = field(default_factory=dict)
+    bins: list[dict[str, list[float]]] = field(default_factory=list)
+    weights: list[float] | None = None
+    seconds: float = 0.0
+    steps: int = 0
+    diverged: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Stem of the run's files."""
+        return f"{self.dataset}_{self.method}_lr{self.lr:g}_{self.energy}_epochs{self.epochs}_seed{self.seed}"
+
+
+def new_result(settings: Settings, dataset: str, method: str, lr: float, energy: str, epochs: int, seed: int) -> Result:
+    """The run before it is run."""
+    own = jsonable({name: value for name, value in asdict(settings).items() if name != "epochs"})
+    return Result(dataset, method, lr, energy, epochs, seed, own, {"torch": torch.__version__})
+
+
+def run(
+    settings: Settings,
+    method: str,
+    lr: float,
+    energy: str,
+    epochs: int,
+    seed: int,
+    data: MultiTaskData,
+    out: Path,
+    *,
+    bar: tqdm,
+    test: bool,
+    fresh: bool = False,
+) -> Result:
+    """Do one run, or read its result where it is already in `out` with the same settings.
+
+    Files: ``runs/<name>.json`` (the result, written last), ``particles/<name>.safetensors`` (the parameters of the best
+    epoch) and ``tensorboard/<name>/``.
+
+    Args:
+        settings, method, lr, energy, seed: what to run, with a scale out of `experiments.multi_task.methods.ENERGIES`;
+        the seed
+            sets the initial weights and the minibatches, the same for all methods.
+        epochs: of this run, which may be fewer than the settings'; the learning rate's schedule shrinks with it.
+        data: on the device to run on.
+        out: folder of the results.
+        bar: advances by one a step.
+        test: whether to score the run on the test images; a run to be tuned by does without.
+        fresh: run again even if the result is there.
+    """
+    result = new_result(settings, data.name, method, lr, energy, epochs, seed)
+    path = out / "runs" / f"{result.name}.json"
+    kept = out / "particles" / f"{result.name}.safetensors"
+    torch.manual_seed(seed)
+    network = build(
+        settings.network, data.input_shape, len(data.tasks), data.num_classes, settings.particles,
+        settings.first_kernel,
+    ).to(data.train_x.device)  # fmt: skip
+    if settings.standardise:
+        network.standardise(data.train_x)
+    finished = None if fresh else read_result(path, result)
+    if finished is None:
+        for folder in (path.parent, kept.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # a run that is interrupted must not leave an older result beside its new files
+        board = out / "tensorboard" / result.name
+        for old in board.glob("events.out.tfevents.*"):
+            old.unlink()
+        with SummaryWriter(str(board)) as writer:
+            best = train(network, settings, result, data, writer, bar)
+        if best is not None:
+            save_file(best, kept)
+    else:
+        result = finished
+    if test and result.diverged is None and not result.scores:
+        network.load_state(load_file(kept))
+        predicted = predict(network, data.test_x)
+        result.scores = score(predicted.mean(1), data.test_y)
+        each = [score(one, data.test_y) for one in predicted.unbind(1)]
+        result.members = {key: torch.tensor([one[key] for one in each]).mean(0).tolist() for key in each[0]}
+        result.bins = [bins(p, y) for p, y in zip(predicted.mean(1), data.test_y.T, strict=True)]
+        finished = None
+    if finished is None:
+        write_atomically(path, json.dumps(asdict(result), indent=1, allow_nan=False).encode())
+    return result
+
+
+def train(
+    network: ParticleNetwork, settings: Settings, result: Result, data: MultiTaskData, writer: SummaryWriter, bar: tqdm
+) -> dict[str, Tensor] | None:
+    """Fill in the training's part of the result; the parameters of the best epoch, None where the run diverged."""
+    size = min(settings.batch_size, data.num_data)
+    per_epoch = data.num_data // size
+    total = per_epoch * result.epochs
+    sampler = make_sampler(result.method, network.groups(), result.lr, result.energy, data.num_data, settings)
+    with_features = uses_features(result.method, settings)
+    batches = torch.Generator().manual_seed(result.seed)
+    best: dict[str, Tensor] | None = None
+    weights: list[Tensor] = []
+    lowest, begun = float("inf"), bar.n
+    try:
+        for epoch in range(1, result.epochs + 1):
+            start = time.perf_counter()
+            order = torch.randperm(data.num_data, generator=batches).to(data.train_y.device)
+            for index in order.split(size)[:per_epoch]:
+                factor = schedule(result.steps, total, settings.warm_up, settings.halve_every)
+                for group in sampler.param_groups:
+                    group["lr"] = result.lr * factor
+                x, y = network.inputs(data.train_x[index]), data.train_y[index]
+                losses = sampler.step(lambda: closure(network, x, y, with_features, settings.features))  # noqa: B023
+                if sampler.weights is not None:
+                    weights.append(sampler.weights.reshape(-1, len(data.tasks)).mean(0))
+                result.steps += 1
+                bar.update()
+                if result.steps % max(total // POINTS, 1) == 0:
+                    log_losses(losses[0] if with_features else losses, data, writer, bar, result.steps)
+            if data.train_x.is_cuda:
+                torch.cuda.synchronize(data.train_x.device)  # so that the time is that of finished work
+            result.seconds += time.perf_counter() - start
+            scores = score(predict(network, data.val_x).mean(1), data.val_y)
+            result.curve.append(scores)
+            for key, values in scores.items():
+                for task, value in zip(data.tasks, values, strict=True):
+                    writer.add_scalar(f"validation {key}/{task}", value, result.steps)
+            nll = sum(scores["nll"]) / len(scores["nll"])
+            if nll < lowest:
+                lowest, result.best_epoch, best = nll, epoch, network.state()
+    except FloatingPointError as error:
+        result.diverged = " ".join(str(error).split())[:200]
+        bar.update(begun + total - bar.n)
+        return None
+    result.validation_nll = lowest
+    if weights:
+        result.weights = torch.stack(weights).mean(0).tolist()
+    return best
+
+
+def closure(network: ParticleNetwork, x: Tensor, y: Tensor, with_features: bool, kind: str) -> Any:
+    """Mean losses (K, M), and where they are wanted features (M, ...): the logits of all tasks, or the latents."""
+    latents = network.latents(x)
+    outputs = network.outputs(latents)
+    size = latents.shape[:2]
+    losses = [
+        F.cross_entropy(logits.flatten(0, 1), target.repeat(size[0]), reduction="none").view(size).mean(1)
+        for logits, target in zip(outputs, y.T, strict=True)
+    ]
+    if not with_features:
+        return torch.stack(losses)
+    return torch.stack(losses), latents if kind == "latents" else torch.stack(outputs, 1)
+
+
+def schedule(step: int, total: int, warm_up: float, halve_every: float) -> float:
+    """What the learning rate is multiplied by at a step, from 0: a ramp over a share `warm_up` of the run, and ½ for
+    each time that a share `halve_every` has passed."""
+    ramp = min(1.0, (step + 1) / (warm_up * total)) if warm_up > 0 else 1.0
+    return ramp * 0.5 ** int(step / total / halve_every + 1e-9)
+
+
+def log_losses(losses: Tensor, data: MultiTaskData, writer: SummaryWriter, bar: tqdm, step: int) -> None:
+    means = losses.mean(1).tolist()
+    for task, value in zip(data.tasks, means, strict=True):
+        writer.add_scalar(f"training loss/{task}", value, step)
+    bar.set_postfix_str("loss " + " ".join(f"{value:.3f}" for value in means[:2]), refresh=False)
+
+
+def predict(network: ParticleNetwork, x: Tensor) -> Tensor:
+    """Probabilities (K, M, n, classes) of images in uint8.
+
+    Raises:
+        FloatingPointError: one of them is not finite.
+    """
+    probabilities = torch.cat([network.predict(network.inputs(part)) for part in x.split(CHUNK)], 2)
+    if not probabilities.isfinite().all():
+        raise FloatingPointError("the predictions are not finite")
+    return probabilities
+
+
+def score(probabilities: Tensor, labels: Tensor) -> Scores:
+    """Accuracy, Brier score, calibration error and NLL (nats) of every task, of (K, n, classes) and (n, K)."""
+    pairs = list(zip(probabilities, labels.T, strict=True))
+    return {
+        "accuracy": [metrics.accuracy(p, y) for p, y in pairs],
+        "brier": [metrics.brier(p, y) for p, y in pairs],
+        "ece": [metrics.ece(p, y, num_bins=BINS) for p, y in pairs],
+        "nll": [metrics.nll(p, y) for p, y in pairs],
+    }
+
+
+def bins(probabilities: Tensor, labels: Tensor) -> dict[str, list[float]]:
+    found = metrics.calibration_bins(probabilities, labels, BINS)
+    # JSON has no NaN, which empty bins have.
+    return {key: torch.nan_to_num(getattr(found, key).double()).tolist() for key in found._fields}
+
+
+def read_result(path: Path, wanted: Result) -> Result | None:
+    """The finished run at `path`, or None if it is absent or was made with other settings or another torch."""
+    if not path.is_file():
+        return None
+    try:
+        found = Result(**json.loads(path.read_text()))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{path} is not the result of a run ({error}); delete it or use --fresh") from error
+    return found if (found.settings, found.versions) == (wanted.settings, wanted.versions) else None

@@ -1,0 +1,1 @@
+"""Toy problems of the particle samplers."""
