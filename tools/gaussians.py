@@ -27,10 +27,10 @@ from learned_samplers.learned import weights
 from learned_samplers.learned.network import flatten, layers_of
 from learned_samplers.plots import PALETTE
 from meta_tasks.random_streams import derive_seed, generator
-from meta_tasks.rules.classical import SamplerRule, SGHMCRule
+from meta_tasks.rules.base import Hyperparameters, SamplerRule
+from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import MetaSGMCMCRule
 from meta_tasks.tasks.gaussians import GaussianFamily, GaussianTask
-from meta_tasks.tasks.task import Hyperparameters
 
 LRS = (0.02, 0.05, 0.1, 0.2, 0.5)
 DECAYS = (0.1, 0.2, 0.3, 0.5, 0.7)

@@ -191,3 +191,11 @@ class _Foreach:
 FUNCTIONAL: Operations = _Functional()
 IN_PLACE: Operations = _InPlace()
 FOREACH: Operations = _Foreach()
+
+
+def is_finite(value: Any) -> bool:
+    return value is None or bool(torch.as_tensor(value).isfinite().all())
+
+
+def as_number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value

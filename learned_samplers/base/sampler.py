@@ -15,7 +15,7 @@ from torch import Tensor
 
 from learned_samplers.base import saved_state as _saved_state
 from learned_samplers.base import validation as check
-from learned_samplers.base.operations import FOREACH, IN_PLACE
+from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
 
 # Parameters are updated in blocks of about this many coordinates, so that a block's noise is still in the processor's
 # cache when it is added and never takes as much memory as the parameters do.
@@ -129,7 +129,7 @@ class Sampler(torch.optim.Optimizer):
             return None
         with torch.enable_grad():
             loss = closure()
-        if not torch.compiler.is_compiling() and not _finite(loss):
+        if not torch.compiler.is_compiling() and not is_finite(loss):
             raise FloatingPointError(f"the closure returned a loss that is not finite: {loss}")
         return loss
 
@@ -157,7 +157,7 @@ class Sampler(torch.optim.Optimizer):
             return
         for _, grads in gradients:
             # One norm a tensor finds every NaN and infinity; coordinates are looked at only when a norm is suspicious.
-            if not grads or all(map(_finite, _stacked_by_device(torch._foreach_norm(grads)))):
+            if not grads or all(map(is_finite, _stacked_by_device(torch._foreach_norm(grads)))):
                 continue
             for group in self.param_groups:
                 for i, p in enumerate(group["params"]):
@@ -186,7 +186,7 @@ class Sampler(torch.optim.Optimizer):
         """The rule's keyword arguments, read from the group at every step so that schedulers have their say."""
         if keep_tensors or torch.compiler.is_compiling():
             return {name: group[name] for name in self.hyperparameters}
-        return {name: _as_number(group[name]) for name in self.hyperparameters}
+        return {name: as_number(group[name]) for name in self.hyperparameters}
 
     def _inputs(self, group: dict[str, Any]) -> dict[str, dict[Tensor, Tensor]]:
         """Further tensors that the rule takes by keyword: name → parameter → tensor; none for most samplers."""
@@ -200,7 +200,7 @@ class Sampler(torch.optim.Optimizer):
 
     def _initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         if name == "momentum" and group["momentum_init"] == "normal":
-            temperature = _as_number(group["temperature"])
+            temperature = as_number(group["temperature"])
             return self._noise(p).mul_(temperature**0.5) if temperature else torch.zeros_like(p)
         return torch.zeros_like(p)
 
@@ -244,7 +244,7 @@ class Sampler(torch.optim.Optimizer):
             size = sum(p.numel() for p in moved)
             momenta = [self.state[p]["momentum"] for p in moved if "momentum" in self.state.get(p, {})]
             kinetic = sum(r.square().sum().item() for r in momenta) / size if momenta else float("nan")
-            num_data, prior = _as_number(group["num_data"]), _as_number(group["prior_precision"])
+            num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
             virial = sum((p * (num_data * p.grad + prior * p)).sum().item() for p in moved)
             reports.append({"kinetic": kinetic, "configurational": virial / size if size else float("nan")})
         return reports
@@ -290,14 +290,6 @@ class Sampler(torch.optim.Optimizer):
 def arguments(local: dict[str, Any]) -> dict[str, Any]:
     """A constructor's ``locals()`` without what is no hyperparameter: the defaults of its parameter groups."""
     return {k: v for k, v in local.items() if k not in ("self", "params", "generator", "__class__")}
-
-
-def _finite(value: Any) -> bool:
-    return value is None or bool(torch.as_tensor(value).isfinite().all())
-
-
-def _as_number(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) else value
 
 
 def _stacked_by_device(norms: list[Tensor] | tuple[Tensor, ...]) -> list[Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.sampler import _as_number
+from learned_samplers.base.operations import as_number
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.simulation import Simulation
 from learned_samplers.classical.hmc import HMC
@@ -142,7 +142,7 @@ def check_sampler(
     group = probe.param_groups[0]
 
     def of_target(name: str, given: float | None, default: float | None) -> float:
-        value = _as_number(group.get(name, default)) if given is None else given
+        value = as_number(group.get(name, default)) if given is None else given
         if value is None:
             raise ValueError(f"{name} must be given: the sampler's parameter group has none")
         return check.number(name, value)

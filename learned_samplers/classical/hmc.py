@@ -11,8 +11,8 @@ from torch import Tensor
 
 from learned_samplers.base import saved_state as _saved_state
 from learned_samplers.base import validation as check
-from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
-from learned_samplers.base.sampler import Sampler, _as_number, _finite, arguments
+from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, as_number, is_finite, scalar_sqrt
+from learned_samplers.base.sampler import Sampler, arguments
 
 
 def hmc_kick(
@@ -115,7 +115,7 @@ class HMC(Sampler):
         params = [p for _, ps in groups for p in ps]
         loss = torch.as_tensor(loss)
         chains = self._chains(loss, params)
-        temperature = _as_number(self.param_groups[0]["temperature"])
+        temperature = as_number(self.param_groups[0]["temperature"])
         start, rng = [p.clone() for p in params], _saved_state.rng_state(self)
         momentum = {p: self._noise(p).mul_(temperature**0.5) for p in params}
         before = self._hamiltonian(loss, groups, momentum, chains)
@@ -153,7 +153,7 @@ class HMC(Sampler):
                     hmc_drift(params, [momentum[p] for p in params], step_size=size, ops=FOREACH)
             with torch.enable_grad():
                 loss = torch.as_tensor(closure())
-            if not chains and not _finite(loss):  # with one chain there is nothing to go on for
+            if not chains and not is_finite(loss):  # with one chain there is nothing to go on for
                 break
             kick(1.0 if i < steps - 1 else 0.5)
         return self._hamiltonian(loss, groups, momentum, chains), loss

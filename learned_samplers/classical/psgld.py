@@ -10,8 +10,8 @@ from torch import Tensor
 
 from learned_samplers.base import saved_state as _saved_state
 from learned_samplers.base import validation as check
-from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
-from learned_samplers.base.sampler import Sampler, _finite, arguments
+from learned_samplers.base.operations import FUNCTIONAL, Operations, is_finite, scalar_sqrt
+from learned_samplers.base.sampler import Sampler, arguments
 
 
 def psgld_rule(
@@ -147,7 +147,7 @@ class PSGLD(Sampler):
             _saved_state.set_rng_state(self, replay)
             with torch.enable_grad():
                 loss = closure()
-            if not _finite(loss):
+            if not is_finite(loss):
                 raise FloatingPointError(f"the closure returned a loss that is not finite at the probe: {loss}")
             probed = [self._gradients(group) for group in self.param_groups]
             self._check_finite(probed)

@@ -7,14 +7,14 @@ is one batched product W·X without a transpose.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base.operations import scalar_log10
+from learned_samplers.base.segments import Segments, constant
 
 #: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
 AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
@@ -26,62 +26,6 @@ _TINY, _SMALL = 1e-16, 1e-8
 _LOG_SCALE = 0.25
 _RATIO_BOUND = 8.0
 _LOG_RATIO_FLOOR = 1e-10
-
-
-@dataclass(frozen=True)
-class Segments:
-    """The tensors of a model laid end to end in one flat axis.
-
-    Args:
-        lengths: number of coordinates of each tensor, in order.
-
-    Raises:
-        ValueError: there is no tensor, or one is empty.
-    """
-
-    lengths: tuple[int, ...]
-    #: d, the length of the flat axis.
-    total: int = field(init=False, compare=False)
-    #: Where each tensor begins, and d at the end.
-    edges: tuple[int, ...] = field(init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        lengths = tuple(int(n) for n in self.lengths)
-        if not lengths or min(lengths) < 1:
-            raise ValueError(f"lengths of Segments must be positive, at least one, got {self.lengths}")
-        edges = tuple(accumulate(lengths, initial=0))
-        for name, value in (("lengths", lengths), ("edges", edges), ("total", edges[-1])):
-            object.__setattr__(self, name, value)
-
-    def mean_square(self, x: Tensor) -> Tensor:
-        """Mean of x² over each tensor, (..., d) → (..., S)."""
-        # Norms, because they need no copy of x² the size of the model.
-        norms = [torch.linalg.vector_norm(piece, dim=-1) for piece in x.split(self.lengths, -1)]
-        return torch.stack(norms, -1).square() / _constant(self.lengths, x)
-
-    def mean(self, x: Tensor) -> Tensor:
-        """Mean over each tensor, (..., d) → (..., S)."""
-        return torch.stack([piece.mean(-1) for piece in x.split(self.lengths, -1)], -1)
-
-    def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Each tensor's value (..., S) at its coordinates: (..., stop − start), or (..., 1) if one tensor has all."""
-        stop = self.total if stop is None else stop
-        first, last = self._holder(start), self._holder(stop - 1)
-        if first == last:
-            return x[..., first : first + 1]
-        pieces = []
-        for i in range(first, last + 1):
-            width = min(self.edges[i + 1], stop) - max(self.edges[i], start)
-            pieces.append(x[..., i : i + 1].expand(*x.shape[:-1], width))
-        return torch.cat(pieces, -1)
-
-    def _holder(self, position: int) -> int:
-        """The tensor that a position belongs to; a search that ``torch.compile`` can follow, which it cannot bisect."""
-        low, high = 0, len(self.lengths)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.edges[middle] <= position else (low, middle)
-        return low
 
 
 @dataclass(frozen=True)
@@ -206,23 +150,12 @@ def update_averages(averages: Tensor, gradient: Tensor, feature_set: str | Featu
     ``averages`` is (..., K, d) with the six m first, ``gradient`` (..., d).
     """
     named, k = feature_set_named(feature_set), len(AVERAGE_DECAYS)
-    weights = 1 - _constant(AVERAGE_DECAYS + named.second_moment_decays, gradient).unsqueeze(-1)
+    weights = 1 - constant(AVERAGE_DECAYS + named.second_moment_decays, gradient).unsqueeze(-1)
     gradient = gradient.unsqueeze(-2)
     first = torch.lerp(averages[..., :k, :], gradient, weights[:k])
     if not named.second_moment_decays:
         return first
     return torch.cat([first, torch.lerp(averages[..., k:, :], gradient.square(), weights[k:])], -2)
-
-
-# Constants made once a device: copying one to the device at every step would break the capture of CUDA graphs.
-_constants: dict[Any, Tensor] = {}
-
-
-def _constant(values: tuple[float, ...], like: Tensor) -> Tensor:
-    key = (values, like.dtype, like.device)
-    if key not in _constants:
-        _constants[key] = torch.tensor(values, dtype=like.dtype, device=like.device)
-    return _constants[key]
 
 
 class TensorScales:
@@ -309,7 +242,7 @@ class TensorScales:
         for d in _COHERENCE_DECAYS:
             i = 2 + AVERAGE_DECAYS.index(d)
             ratios.append((self.mean_squares[..., i : i + 1, :] / (1 - d**t) ** 2 + _TINY) / (gradient + _TINY))
-        size = torch.log10(_constant(self.segments.lengths, gradient)) / 3 - 1
+        size = torch.log10(constant(self.segments.lengths, gradient)) / 3 - 1
         common = [t / (t + tau) for tau in _TIME_SCALES]
         if _DATA in self.named.context:
             common.append(data_feature(num_data))

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from learned_samplers.base.files import write_atomically
 from learned_samplers.learned.network import layers_of, shapes_of
-from learned_samplers.posterior.storage import write_atomically
 
 FORMAT = "learned-samplers network weights"
 VERSION = 1

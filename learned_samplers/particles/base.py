@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.sampler import Sampler, _as_number
+from learned_samplers.base.operations import as_number
+from learned_samplers.base.sampler import Sampler
 from learned_samplers.particles.gradients import all_finite, check_losses, check_names, gather, task_gradients
 
 BaseOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -201,7 +202,7 @@ class ParticleSampler(Sampler):
             check.positive("num_data", group["num_data"])
             check.non_negative("temperature", group["temperature"])
             for name in ("num_data", "temperature"):
-                if _as_number(group[name]) != _as_number(first[name]):
+                if as_number(group[name]) != as_number(first[name]):
                     raise ValueError(
                         f"{name} must be the same in every parameter group, got {first[name]} and {group[name]}"
                     )
@@ -218,13 +219,13 @@ class ParticleSampler(Sampler):
         shared, own = task_gradients(losses, trunk, heads, keep_graph=features is not None)
         common = {
             "losses": torch.stack([loss.detach() for loss in losses]),
-            "num_data": _as_number(self.param_groups[0]["num_data"]),
-            "temperature": _as_number(self.param_groups[0]["temperature"]),
+            "num_data": as_number(self.param_groups[0]["num_data"]),
+            "temperature": as_number(self.param_groups[0]["temperature"]),
             "features": features,
         }
         roles = [(None, trunk, shared)] if trunk else []
         roles += [(task, named, own[task]) for task, named in heads.items() if named]
-        priors = {p: _as_number(g["prior_precision"]) for g in self.param_groups for p in g["params"]}
+        priors = {p: as_number(g["prior_precision"]) for g in self.param_groups for p in g["params"]}
         parts = []
         for task, named, gradients in roles:
             params = [p for _, p in named]
@@ -261,7 +262,7 @@ class ParticleSampler(Sampler):
         """θ ← θ + (lr/N)·φ, or −φ/N to the base optimizer as the gradient."""
         if self.base_optimizer is None:
             for group in self.param_groups:
-                rate = _as_number(group["lr"]) / _as_number(group["num_data"])
+                rate = as_number(group["lr"]) / as_number(group["num_data"])
                 moved = [p for p in group["params"] if p in moves]
                 if moved:
                     torch._foreach_add_(moved, [moves[p] for p in moved], alpha=rate)
@@ -271,7 +272,7 @@ class ParticleSampler(Sampler):
                 for group, base in zip(self.param_groups, self.base_optimizer.param_groups, strict=True):
                     base["lr"] = group["lr"]
                     for p in group["params"]:
-                        p.grad = moves[p].div(-_as_number(group["num_data"])) if p in moves else None
+                        p.grad = moves[p].div(-as_number(group["num_data"])) if p in moves else None
                 self.base_optimizer.step()
             finally:
                 for p, grad in before.items():

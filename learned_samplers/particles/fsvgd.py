@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.sampler import _as_number
+from learned_samplers.base.operations import as_number
 from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
 from learned_samplers.particles.directions import repulsion, svgd_direction
 from learned_samplers.particles.gradients import check_losses, checked_gradient, gather
@@ -92,8 +92,8 @@ class FSVGD(ParticleSampler):
 
     def _parts(self, result: Any) -> list[Part]:
         losses, outputs, log_prior = self._unpack(result)
-        num_data = _as_number(self.param_groups[0]["num_data"])
-        temperature = _as_number(self.param_groups[0]["temperature"])
+        num_data = as_number(self.param_groups[0]["num_data"])
+        temperature = as_number(self.param_groups[0]["temperature"])
         likelihood, network = self._role(True), self._role(False)
         if not network:
             raise ValueError(

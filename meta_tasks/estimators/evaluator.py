@@ -17,7 +17,7 @@ from meta_tasks.estimators.evolution import Job, antithetic_members
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives.objectives import objective_named
 from meta_tasks.random_streams import derive_seed
-from meta_tasks.rules.classical import SamplerRule
+from meta_tasks.rules.base import SamplerRule
 from meta_tasks.tasks.task import Task
 
 if TYPE_CHECKING:  # its data sets' libraries are slow to import

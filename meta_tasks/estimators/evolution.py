@@ -20,7 +20,7 @@ from meta_tasks.objectives.objectives import objective_named
 from meta_tasks.random_streams import generator
 
 if TYPE_CHECKING:
-    from meta_tasks.rules.classical import SamplerRule
+    from meta_tasks.rules.base import SamplerRule
     from meta_tasks.tasks.family import TaskFamily
     from meta_tasks.training.workers import Evaluator, JobResult
 

@@ -18,7 +18,7 @@ from meta_tasks.inner_loop.chains import ChainUnroll
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.objectives.objectives import SteinKL, objective_named
 from meta_tasks.random_streams import derive_seed, generator
-from meta_tasks.rules.classical import SamplerRule
+from meta_tasks.rules.base import SamplerRule
 from meta_tasks.tasks.family import TaskFamily
 from meta_tasks.training.workers import Evaluator, JobResult
 

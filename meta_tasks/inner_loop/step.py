@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meta_tasks.rules.classical import SamplerRule, State
+from meta_tasks.rules.base import SamplerRule, State
 from meta_tasks.tasks.task import Task
 
 __all__ = ["STEPPINGS", "CapturedStep", "StaticStep", "hessian_product", "stepping_for", "update"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.learned.features import Segments
+from learned_samplers.base.segments import Segments
 
 __all__ = ["Kernel", "cross_entropy", "linear", "linear_gradients"]
 

@@ -20,7 +20,7 @@ from learned_samplers.learned.network import build_network, flatten, layers_of, 
 from learned_samplers.learned.preconditioned.rule import l2e_precond_rule
 from learned_samplers.learned.weights import load as load_weights
 from meta_tasks.random_streams import generator
-from meta_tasks.rules.classical import SamplerRule, State, arguments_of
+from meta_tasks.rules.base import SamplerRule, State, arguments_of
 
 __all__ = ["KineticRule", "L2ERule", "MetaSGMCMCRule", "NetworkRule"]
 

@@ -21,14 +21,8 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.operations import scalar_sqrt
-from learned_samplers.learned.features import (
-    AVERAGE_DECAYS,
-    FEATURE_SETS,
-    FeatureSet,
-    Segments,
-    data_feature,
-    feature_set_named,
-)
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned.features import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, data_feature, feature_set_named
 from learned_samplers.learned.l2e.rule import Phi, decayed, l2e_residual_rule, velocity_scale
 from meta_tasks.rules.learned import L2ERule
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.learned.features import Segments
+from learned_samplers.base.segments import Segments
 from meta_tasks.random_streams import generator, log_uniform
-from meta_tasks.tasks.task import Hyperparameters
+from meta_tasks.rules.base import Hyperparameters
 
 __all__ = ["GaussianFamily", "GaussianTask"]
 

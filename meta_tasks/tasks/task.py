@@ -9,26 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from learned_samplers.learned.l2e.rule import Segments
+from learned_samplers.base.segments import Segments
 from meta_tasks.datasets.labels import renumber
 from meta_tasks.networks.batched import Kernel, kernel_for
 from meta_tasks.random_streams import generator
+from meta_tasks.rules.base import Hyperparameters
 
 if TYPE_CHECKING:  # the data sets' libraries are slow to import, and a worker process may not need them
     from meta_tasks.datasets import ImageData
 
 __all__ = ["Hyperparameters", "ImageTask", "Task", "TaskConfig"]
-
-
-@dataclass(frozen=True)
-class Hyperparameters:
-    """What a sampler's rule takes by keyword: lr, N, T, λ and a, with the meaning of the library's conventions."""
-
-    lr: float = 0.1
-    num_data: int = 1
-    temperature: float = 1.0
-    prior_precision: float = 0.0
-    momentum_decay: float = 0.1
 
 
 class Task(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from learned_samplers.posterior.storage import write_atomically
+from learned_samplers.base.files import write_atomically
 
 __all__ = ["Checkpoints", "check_same", "differences"]
 

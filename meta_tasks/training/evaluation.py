@@ -13,7 +13,8 @@ from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
-from meta_tasks.rules.classical import CyclicalRule, PSGLDRule, SamplerRule, SGHMCRule, steps_for
+from meta_tasks.rules.base import SamplerRule, steps_for
+from meta_tasks.rules.classical import CyclicalRule, PSGLDRule, SGHMCRule
 from meta_tasks.tasks.family import ImageTaskFamily
 from meta_tasks.tasks.task import TaskConfig
 from meta_tasks.training.checkpoint import differences

@@ -17,7 +17,7 @@ import torch
 
 from meta_tasks.estimators.evolution import Estimator, Job
 from meta_tasks.objectives.objectives import objective_named
-from meta_tasks.rules.classical import SamplerRule
+from meta_tasks.rules.base import SamplerRule
 from meta_tasks.tasks.family import TaskFamily
 from meta_tasks.training.checkpoint import Checkpoints, check_same
 from meta_tasks.training.evaluation import HeldOutEvaluation, Score

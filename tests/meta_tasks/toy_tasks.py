@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from learned_samplers.learned.features import Segments
+from learned_samplers.base.segments import Segments
 from meta_tasks.datasets import ImageData
 from meta_tasks.random_streams import derive_seed, generator
-from meta_tasks.tasks.task import Hyperparameters, ImageTask, TaskConfig
+from meta_tasks.rules.base import Hyperparameters
+from meta_tasks.tasks.task import ImageTask, TaskConfig
 
 
 class QuadraticTask:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.sampler import _as_number, _finite
-from learned_samplers.learned.features import Segments
+from learned_samplers.base.operations import as_number, is_finite
+from learned_samplers.base.segments import Segments
 from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES, kinetic_finish, kinetic_half_step, kinetic_mean
 from learned_samplers.learned.network import build_network
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, settings_from, together
@@ -199,7 +199,7 @@ class KineticL2E(LearnedSampler):
                 p.add_(w, alpha=delta)
             with torch.enable_grad():
                 loss = closure()
-            if not _finite(loss):
+            if not is_finite(loss):
                 raise FloatingPointError(f"the closure returned a loss that is not finite at the probe: {loss}")
             return {p: (p.grad - slope) / delta for p, (_, slope) in before.items() if p.grad is not None}
         finally:
@@ -227,7 +227,7 @@ class KineticL2E(LearnedSampler):
             for members in together(moved):
                 chosen = [moved[i] for i in members]
                 theta = gather(chosen)
-                hyper = {key: _as_number(group[key]) for key in ("num_data", "prior_precision", "mean_scale")}
+                hyper = {key: as_number(group[key]) for key in ("num_data", "prior_precision", "mean_scale")}
                 mean = kinetic_mean(
                     theta,
                     gather([p.grad for p in chosen if p.grad is not None]),

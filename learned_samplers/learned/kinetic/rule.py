@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
+from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.features import Segments
 from learned_samplers.learned.l2e.rule import Phi, apply_network
 
 #: The network's inputs: θ and ∇Ũ, each over its root mean square over the tensor.

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.operations import scalar_sqrt
+from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import (
     AVERAGE_DECAYS,
     FeatureSet,
-    Segments,
     TensorScales,
     feature_set_named,
     update_averages,

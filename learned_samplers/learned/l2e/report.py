@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base.segments import Segments
 from learned_samplers.checks.check import check_sampler
-from learned_samplers.learned.features import Segments
 from learned_samplers.learned.l2e.measures import assumption_violation, term_contributions, term_effects
 from learned_samplers.learned.l2e.optimizer import L2E
 from learned_samplers.learned.sampler import gather, together

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
+from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.features import FeatureSet, Segments, TensorScales, feature_set_named, update_averages
+from learned_samplers.learned.features import FeatureSet, TensorScales, feature_set_named, update_averages
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
 Phi = Sequence[tuple[Tensor, Tensor]]

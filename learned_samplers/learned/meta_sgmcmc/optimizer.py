@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.sampler import _finite
-from learned_samplers.learned.features import Segments
+from learned_samplers.base.operations import is_finite
+from learned_samplers.base.segments import Segments
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network, check_meta_network, meta_features
 from learned_samplers.learned.meta_sgmcmc.rule import CORRECTIONS, meta_sgmcmc_rule
 from learned_samplers.learned.network import layers_of
@@ -175,7 +175,7 @@ class MetaSGMCMC(LearnedSampler):
             raise ValueError("the closure of MetaSGMCMC must return the mean loss, got None")
         self._energies = self.energies(torch.as_tensor(loss).detach(), self.param_groups)
         for group, energy in zip(self.param_groups, self._energies, strict=True):
-            if not _finite(energy):
+            if not is_finite(energy):
                 self._report(group, energy)
         return loss
 

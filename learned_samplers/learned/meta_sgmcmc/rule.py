@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
-from learned_samplers.learned.features import Segments
+from learned_samplers.base.segments import Segments
 from learned_samplers.learned.l2e.rule import Phi
 from learned_samplers.learned.meta_sgmcmc.network import split_meta_network
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
-from learned_samplers.learned.features import FeatureSet, Segments, TensorScales, feature_set_named, update_averages
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned.features import FeatureSet, TensorScales, feature_set_named, update_averages
 from learned_samplers.learned.l2e.rule import NetworkOnChain, Phi
 
 

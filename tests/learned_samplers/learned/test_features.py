@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import (
     AVERAGE_DECAYS,
     FEATURE_SETS,
     FeatureSet,
-    Segments,
     TensorScales,
     feature_set_named,
     features,

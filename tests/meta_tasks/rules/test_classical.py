@@ -2,7 +2,8 @@
 
 import pytest
 
-from meta_tasks.rules.classical import SGHMCRule, steps_for
+from meta_tasks.rules.base import steps_for
+from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule
 
 

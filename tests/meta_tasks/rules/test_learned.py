@@ -7,15 +7,16 @@ import pytest
 import torch
 
 import pretrained
-from learned_samplers.learned.features import FEATURE_SETS, Segments, features, update_averages
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned.features import FEATURE_SETS, features, update_averages
 from learned_samplers.learned.l2e.rule import apply_network
 from learned_samplers.learned.weights import save
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.rules.base import Hyperparameters
 from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import L2ERule
-from meta_tasks.tasks.task import Hyperparameters
 from tests.meta_tasks.toy_tasks import image_task
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from learned_samplers.learned.features import FeatureSet, Segments
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned.features import FeatureSet
 from meta_tasks.rules import triton_l2e as fused_l2e
+from meta_tasks.rules.base import Hyperparameters
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.rules.triton_l2e import FusedL2ERule, fused_residual_rule, triton_installed
-from meta_tasks.tasks.task import Hyperparameters
 
 ROOT = Path(__file__).parents[2]
 needs_triton = pytest.mark.skipif(not triton_installed(), reason="needs Triton")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from learned_samplers.posterior.storage import write_atomically
+from learned_samplers.base.files import write_atomically
 
 
 def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from learned_samplers.posterior.storage import write_atomically
+from learned_samplers.base.files import write_atomically
 
 
 def command_line(tool: str, arguments: Sequence[str] | None) -> str:

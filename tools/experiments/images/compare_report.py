@@ -18,7 +18,7 @@ from experiments.images.runner import CURVES, Result, predictions
 from experiments.images.settings import Settings
 from experiments.images.tuning import Setting, at_edge
 from learned_samplers import metrics
-from learned_samplers.posterior.storage import write_atomically
+from learned_samplers.base.files import write_atomically
 
 BASELINES = ("sghmc", "cyclical", "psgld")  # those that a learned sampler has to beat
 

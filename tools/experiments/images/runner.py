@@ -22,8 +22,8 @@ from experiments.images.methods import METHODS
 from experiments.images.settings import Settings
 from experiments.images.training import VALIDATIONS, Diverged, Log, build_network, hmc_run, point_runs, sampler_run
 from learned_samplers import diagnostics, metrics
+from learned_samplers.base.files import write_atomically
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
-from learned_samplers.posterior.storage import write_atomically
 from meta_tasks.datasets import ImageData
 
 # Scores of a run, as they stand in tables: key, heading, decimals. `metrics.summary` says what each is.

@@ -19,7 +19,7 @@ from experiments.images.runner import jsonable
 from experiments.multi_task.methods import Settings, make_sampler, uses_features
 from experiments.multi_task.networks import ParticleNetwork, build
 from learned_samplers import metrics
-from learned_samplers.posterior.storage import write_atomically
+from learned_samplers.base.files import write_atomically
 from meta_tasks.datasets import MultiTaskData
 
 BINS = 10  # of the calibration error, as in the paper

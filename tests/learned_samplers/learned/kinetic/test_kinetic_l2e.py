@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from learned_samplers import SGHMC, KineticL2E, check_sampler
+from learned_samplers.base.segments import Segments
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import Segments
 from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES, kinetic_half_step, kinetic_mean, l2e_kinetic_rule
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
 from tests.harness import closure_for, flat, sghmc_variance, small_data, small_network

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from learned_samplers import L2E, SGHMC, KineticL2E, PrecondL2E
-from learned_samplers.learned.features import FEATURE_SETS, Segments
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned.features import FEATURE_SETS
 from learned_samplers.learned.l2e.optimizer import PUBLISHED_CODE
 from learned_samplers.learned.l2e.rule import l2e_paper_rule, l2e_residual_rule
 from learned_samplers.learned.network import build_network, layers_of

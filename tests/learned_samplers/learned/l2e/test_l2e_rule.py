@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.features import FEATURE_SETS, Segments, features
+from learned_samplers.learned.features import FEATURE_SETS, features
 from learned_samplers.learned.l2e import rule as l2e_rule
 from learned_samplers.learned.l2e.rule import apply_network, l2e_paper_rule, l2e_residual_rule
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.features import Segments
 from learned_samplers.learned.meta_sgmcmc import rule as module
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network, check_meta_network, split_meta_network
 from learned_samplers.learned.meta_sgmcmc.rule import meta_sgmcmc_rule, slopes_by_autograd, to_root_mean_square

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from learned_samplers import MetaSGMCMC
+from learned_samplers.base.segments import Segments
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import Segments
 from learned_samplers.learned.meta_sgmcmc.network import META_FEATURES, meta_features
 from learned_samplers.learned.meta_sgmcmc.rule import meta_sgmcmc_rule
 from learned_samplers.learned.network import layers_of

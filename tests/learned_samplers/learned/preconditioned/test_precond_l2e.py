@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from learned_samplers import SGHMC, PrecondL2E
-from learned_samplers.learned.features import Segments
+from learned_samplers.base.segments import Segments
 from learned_samplers.learned.network import build_network, layers_of
 from learned_samplers.learned.preconditioned.rule import l2e_precond_rule
 from tests.harness import flat, small_data, small_network

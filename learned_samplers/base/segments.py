@@ -1,0 +1,77 @@
+"""The tensors of a model laid end to end in one flat axis, and where each begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The tensors of a model laid end to end in one flat axis.
+
+    Args:
+        lengths: number of coordinates of each tensor, in order.
+
+    Raises:
+        ValueError: there is no tensor, or one is empty.
+    """
+
+    lengths: tuple[int, ...]
+    #: d, the length of the flat axis.
+    total: int = field(init=False, compare=False)
+    #: Where each tensor begins, and d at the end.
+    edges: tuple[int, ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        lengths = tuple(int(n) for n in self.lengths)
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"lengths of Segments must be positive, at least one, got {self.lengths}")
+        edges = tuple(accumulate(lengths, initial=0))
+        for name, value in (("lengths", lengths), ("edges", edges), ("total", edges[-1])):
+            object.__setattr__(self, name, value)
+
+    def mean_square(self, x: Tensor) -> Tensor:
+        """Mean of x² over each tensor, (..., d) → (..., S)."""
+        # Norms, because they need no copy of x² the size of the model.
+        norms = [torch.linalg.vector_norm(piece, dim=-1) for piece in x.split(self.lengths, -1)]
+        return torch.stack(norms, -1).square() / constant(self.lengths, x)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean over each tensor, (..., d) → (..., S)."""
+        return torch.stack([piece.mean(-1) for piece in x.split(self.lengths, -1)], -1)
+
+    def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """Each tensor's value (..., S) at its coordinates: (..., stop − start), or (..., 1) if one tensor has all."""
+        stop = self.total if stop is None else stop
+        first, last = self._holder(start), self._holder(stop - 1)
+        if first == last:
+            return x[..., first : first + 1]
+        pieces = []
+        for i in range(first, last + 1):
+            width = min(self.edges[i + 1], stop) - max(self.edges[i], start)
+            pieces.append(x[..., i : i + 1].expand(*x.shape[:-1], width))
+        return torch.cat(pieces, -1)
+
+    def _holder(self, position: int) -> int:
+        """The tensor that a position belongs to; a search that ``torch.compile`` can follow, which it cannot bisect."""
+        low, high = 0, len(self.lengths)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.edges[middle] <= position else (low, middle)
+        return low
+
+
+# Constants made once a device: copying one to the device at every step would break the capture of CUDA graphs.
+_constants: dict[Any, Tensor] = {}
+
+
+def constant(values: tuple[float, ...], like: Tensor) -> Tensor:
+    key = (values, like.dtype, like.device)
+    if key not in _constants:
+        _constants[key] = torch.tensor(values, dtype=like.dtype, device=like.device)
+    return _constants[key]

@@ -1,0 +1,112 @@
+"""Update rules as the inner loop runs them: P members, each with its own meta-parameters.
+
+A `SamplerRule` wraps one pure rule of `learned_samplers` (the very function that the optimizer of the same name calls)
+and says how a flat vector of meta-parameters becomes its network. The trainer knows nothing else of a sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.segments import Segments
+
+__all__ = ["Hyperparameters", "SamplerRule", "State", "arguments_of", "steps_for"]
+
+State = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What a sampler's rule takes by keyword: lr, N, T, λ and a, with the meaning of the library's conventions."""
+
+    lr: float = 0.1
+    num_data: int = 1
+    temperature: float = 1.0
+    prior_precision: float = 0.0
+    momentum_decay: float = 0.1
+
+
+class SamplerRule:
+    """Base class: a rule without meta-parameters and without state.
+
+    `num_weights` is n, the number of meta-parameters; meta-parameters of P members are (P, n).
+    """
+
+    name: ClassVar[str]
+    state_names: ClassVar[tuple[str, ...]] = ()
+    num_weights: int = 0
+    #: Whether `update` takes ``hessian_product=``, w ↦ ∂²L/∂θ²·w of the mean minibatch loss, (P, d) ↦ (P, d).
+    needs_hessian: ClassVar[bool] = False
+    #: Whether it takes ``loss=``, the mean minibatch loss of each member (P,).
+    needs_loss: ClassVar[bool] = False
+    #: Whether `update` also takes ``step`` as a zero-dimensional tensor and `draws_noise` is the same at every step, so
+    #: that one captured step is every step (see `meta_tasks.inner_loop.step`).
+    capturable: ClassVar[bool] = True
+
+    def specification(self) -> dict[str, Any]:
+        """Plain values that say which sampler the meta-parameters belong to, for checkpoints and weight cards."""
+        return {"sampler": self.name}
+
+    def initial_weights(self, seed: int) -> Tensor:
+        """Meta-parameters (n,) of the untrained sampler."""
+        return torch.zeros(self.num_weights)
+
+    def prepare(self, weights: Tensor) -> Any:
+        """What `update` needs of the meta-parameters (P, n), computed once for many steps."""
+        return None
+
+    def initial_state(self, parameter: Tensor) -> State:
+        """The state of members at parameters (P, d)."""
+        return tuple(torch.zeros_like(parameter) for _ in self.state_names)
+
+    def draws_noise(self, hyper: Hyperparameters, step: int) -> bool:
+        """Whether step ``step`` = 0, 1, … draws noise."""
+        return hyper.temperature > 0
+
+    def update(
+        self, prepared: Any, parameter: Tensor, gradient: Tensor, noise: Tensor | None, state: State, *,
+        segments: Segments, hyper: Hyperparameters, step: int,
+        hessian_product: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, State]:  # fmt: skip
+        """One step: new parameters (P, d) and state; nothing is changed in place."""
+        raise NotImplementedError
+
+    def output_scales(
+        self, prepared: Any, parameter: Tensor, gradient: Tensor, state: State, *, segments: Segments,
+        hyper: Hyperparameters, step: int,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Root mean squares (P,) of what the network's outputs come to in the step, by name; for logging.
+
+        Arguments are those that `update` got for the step.
+        """
+        return {}
+
+    def figures(self, weights: Tensor) -> dict[str, Any]:
+        """matplotlib figures of meta-parameters (n,), by name; for logging."""
+        return {}
+
+
+def arguments_of(hyper: Hyperparameters, **changes: float) -> dict[str, Any]:
+    """The keyword arguments that every rule of the library takes."""
+    arguments = dict(
+        lr=hyper.lr, num_data=hyper.num_data, temperature=hyper.temperature, prior_precision=hyper.prior_precision,
+        momentum_decay=hyper.momentum_decay,
+    )  # fmt: skip
+    return {**arguments, **changes}
+
+
+def steps_for(rule: SamplerRule, gradients: int) -> int:
+    """The steps that so many minibatch gradients pay for: a Hessian-vector product costs a second one at every step.
+
+    Raises:
+        ValueError: they are fewer than one step costs.
+    """
+    cost = 2 if rule.needs_hessian else 1
+    if gradients < cost:
+        raise ValueError(f"gradients={gradients} are fewer than the {cost} that one step of {rule.name!r} costs")
+    return gradients // cost
