@@ -173,7 +173,7 @@ def resumed(tmp_path_factory):
     torch.save(saved, folder / "saved.pt")
     arguments = [str(folder / "saved.pt"), str(folder / "out.pt"), str(torch.get_num_threads())]
     command = [sys.executable, "-c", _RESUME, *arguments]
-    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, timeout=300)
+    subprocess.run(command, cwd=Path(__file__).parents[3], check=True, timeout=300)
     return here, torch.load(folder / "out.pt", weights_only=True)
 
 

@@ -18,7 +18,7 @@ from meta_tasks.rules.base import Hyperparameters
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.rules.triton_l2e import FusedL2ERule, fused_residual_rule, triton_installed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 needs_triton = pytest.mark.skipif(not triton_installed(), reason="needs Triton")
 
 
@@ -37,7 +37,7 @@ def test_the_cases(how):
         pytest.skip("needs a GPU")
     kind = {"interpreted": "parity", "on the GPU": "parity", "compiled": "compiled"}[how]
     done = run(
-        ["-m", "pytest", "-q", "tests/meta_tasks/fused_l2e_cases.py", "-k", kind],
+        ["-m", "pytest", "-q", "tests/meta_tasks/rules/fused_l2e_cases.py", "-k", kind],
         TRITON_INTERPRET="1" if how == "interpreted" else "0",
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
