@@ -1,4 +1,4 @@
-"""A collection of sampled weights of one network: reading, predicting, saving. Collecting is in ``posterior.py``."""
+"""A collection of sampled weights of one network: reading, predicting, saving. Collecting is in ``collecting.py``."""
 
 from __future__ import annotations
 
