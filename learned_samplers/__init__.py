@@ -1,8 +1,10 @@
 """Bayesian deep learning as a one-line change: samplers with the interface of ``torch.optim``."""
 
-from learned_samplers import differentiable as _differentiable  # noqa: F401  (registers the samplers with higher)
+import sys as _sys
+
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
+from learned_samplers.classical.baoa import BAOA
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
 from learned_samplers.classical.hmc import HMC
 from learned_samplers.classical.psgld import PSGLD
@@ -15,9 +17,10 @@ from learned_samplers.learned.l2e.optimizer import L2E
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
 from learned_samplers.learned.preconditioned.optimizer import PrecondL2E
 from learned_samplers.particles import FSVGD, MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
-from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection, to_arviz
+from learned_samplers.posterior import PosteriorSamples, SampleCollection, to_arviz
 
 __all__ = [
+    "BAOA",
     "FSVGD",
     "HMC",
     "L2E",
@@ -44,3 +47,6 @@ __all__ = [
     "convert",
     "to_arviz",
 ]
+
+if "higher" in _sys.modules:  # its user expects it to know the samplers; see `learned_samplers.differentiable`
+    from learned_samplers import differentiable as _differentiable  # noqa: F401

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers import MetaSGMCMC
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
 from learned_samplers.learned.network import flatten, layers_of
@@ -75,7 +76,7 @@ def by_higher(problem, rule, weights, start, seeds, steps, every, schedule):
         **SCALES,
     )  # fmt: skip
     streams = [generator(seed, "noise") for seed in seeds]
-    sampler._noise = lambda p: torch.stack([torch.randn(p.shape[-1], generator=s) for s in streams]).to(p.dtype)
+    sampler.noise_like = lambda p: torch.stack([torch.randn(p.shape[-1], generator=s) for s in streams]).to(p.dtype)
 
     def direction(samples):
         return N * (samples - problem.mean) @ problem.precision + 2.0 * samples
