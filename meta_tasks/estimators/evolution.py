@@ -42,7 +42,7 @@ class Job:
     """What one process does in one go: antithetic pairs of one task, over some steps of their inner loop.
 
     Args:
-        task: labels that draw the task, after the seed.
+        task: keys that draw the task, after the seed.
         pairs: for each pair its name, an episode and a number, which draws its perturbation and random numbers.
         schedule: of the whole inner loop.
         steps: how many of its steps to take now.

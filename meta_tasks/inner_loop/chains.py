@@ -1,7 +1,7 @@
 """Parallel chains of one sampler, and the gradient of a loss of their states by back-propagation through time.
 
 The chains run the pure rule on one buffer (C, d), on the autograd tape. `higher`'s twin of the optimizer runs the same
-rule; it is not used here because a task's gradients come from kernels that are written out by hand and build no graph,
+rule; it is not used here because a task's gradients are written out by hand and build no graph,
 each chain has its own minibatch, and the tape of C networks over 15 steps would hold all of their activations.
 `MeanLoss` gives the tape what it needs of a task: a gradient whose own derivative is a Hessian-vector product. A test
 holds the two gradients equal.

@@ -1,4 +1,4 @@
-"""The kernel of the convolutional networks, written out forward and backward."""
+"""`BatchedConvolution`: many copies of `architectures.ConvNet` at once, written out forward and backward."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meta_tasks.networks.batched_base import Kernel, cross_entropy, linear, linear_gradients
+from meta_tasks.networks.batched_base import BatchedNetwork, cross_entropy, linear, linear_gradients
 
-__all__ = ["ConvolutionKernel"]
+__all__ = ["BatchedConvolution"]
 
 _aten = torch.ops.aten
 
@@ -20,8 +20,8 @@ _SMALL_IMAGE = 100  # pixels
 _ACTIVATION_BYTES = 3 << 20
 
 
-class ConvolutionKernel(Kernel):
-    """`architectures.ConvNet`, plain and residual, as grouped convolutions on channels-last activations.
+class BatchedConvolution(BatchedNetwork):
+    """P copies of `architectures.ConvNet`, plain or residual, as grouped convolutions on channels-last activations.
 
     A convolution call works on some members (a group of channels for each) and some images; the gradients of the pieces
     add up. What pieces are fastest was measured, see docs/inner_loop.md.

@@ -25,8 +25,8 @@ class TaskFamily(Protocol):
 
     name: str
 
-    def task(self, *labels: int | str) -> Task:
-        """The task that the labels draw, for instance (seed, iteration, pair); always the same one for the same."""
+    def task(self, *keys: int | str) -> Task:
+        """The task that the keys draw, for instance (seed, iteration, pair): the same for the same keys."""
 
     def specification(self) -> dict[str, Any]:
         """Plain values that name the family in checkpoints and weight cards."""
@@ -102,9 +102,9 @@ class ImageTaskFamily:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": {}}  # another process loads its own data
 
-    def config(self, *labels: int | str) -> TaskConfig:
-        """The configuration that the labels draw; loads the data set to know its classes."""
-        stream = generator(*labels, "task")
+    def config(self, *keys: int | str) -> TaskConfig:
+        """The configuration that the keys draw; loads the data set to know its classes."""
+        stream = generator(*keys, "task")
         dataset, size = _choose(self.dataset_names, stream), _choose(self.sizes, stream)
         data = self._data(dataset, size)
         architecture, options = _choose(self.architectures, stream)
@@ -125,12 +125,12 @@ class ImageTaskFamily:
             momentum_decay=_choose(self.momentum_decays, stream),
         )
 
-    def task(self, *labels: int | str) -> Task:
-        return self.make(self.config(*labels), *labels)
+    def task(self, *keys: int | str) -> Task:
+        return self.make(self.config(*keys), *keys)
 
-    def make(self, config: TaskConfig, *labels: int | str) -> ImageTask:
-        """The task of a configuration; ``labels`` fix its random parts (which images, which scales)."""
-        seed = torch.randint(2**62, (), generator=generator(*labels, "task data")).item()
+    def make(self, config: TaskConfig, *keys: int | str) -> ImageTask:
+        """The task of a configuration; ``keys`` fix its random parts (which images, which scales)."""
+        seed = torch.randint(2**62, (), generator=generator(*keys, "task data")).item()
         return ImageTask(config, self._data(config.dataset, config.size), int(seed), self.device)
 
     def specification(self) -> dict[str, Any]:

@@ -126,8 +126,8 @@ class GaussianFamily:
         if self.noise < 0 or self.offset < 0:
             raise ValueError(f"noise and offset must not be negative, got {self.noise} and {self.offset}")
 
-    def task(self, *labels: int | str) -> GaussianTask:
-        stream = generator(*labels, "task")
+    def task(self, *keys: int | str) -> GaussianTask:
+        stream = generator(*keys, "task")
 
         def choose(choices: tuple[Any, ...]) -> Any:
             return choices[int(torch.randint(len(choices), (), generator=stream))]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learned_samplers.base.segments import Segments
 from meta_tasks.datasets.labels import renumber
-from meta_tasks.networks.batched import Kernel, kernel_for
+from meta_tasks.networks import BatchedNetwork, batched_network_for
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import Hyperparameters
 
@@ -117,8 +117,10 @@ class ImageTask:
         self.num_held_out = len(self._held_out[1])
         self.num_validation = min(config.validation_size, self.num_held_out)
         self.num_classes = num_classes
-        self.kernel: Kernel = kernel_for(config.architecture, data.input_shape, num_classes, **config.options)
-        self.segments = self.kernel.segments
+        self.network: BatchedNetwork = batched_network_for(
+            config.architecture, data.input_shape, num_classes, **config.options
+        )
+        self.segments = self.network.segments
         self.hyperparameters = Hyperparameters(
             config.lr, len(train[1]), config.temperature, config.prior_precision, config.momentum_decay
         )
@@ -128,20 +130,20 @@ class ImageTask:
             self._scale = self.segments.expand((z * config.weight_scale_spread).exp()).to(self.device)
 
     def initial(self, seed: int) -> Tensor:
-        weights = self.kernel.initial(seed).to(self.device)
+        weights = self.network.initial(seed).to(self.device)
         return weights if self._scale is None else weights / self._scale
 
     def loss_and_gradient(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self._train[0][indices], self._train[1][indices]
         if self._scale is None:
-            return self.kernel.loss_and_gradient(parameter, x, y)
-        loss, gradient = self.kernel.loss_and_gradient(parameter * self._scale, x, y)
+            return self.network.loss_and_gradient(parameter, x, y)
+        loss, gradient = self.network.loss_and_gradient(parameter * self._scale, x, y)
         return loss, gradient.mul_(self._scale)
 
     def log_probabilities(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self._held_out[0][indices], self._held_out[1][indices]
         weights = parameter if self._scale is None else parameter * self._scale
-        log_p = self.kernel.log_probabilities(weights, x)
+        log_p = self.network.log_probabilities(weights, x)
         return log_p, y.repeat_interleave(len(log_p) // len(y), 0)
 
 

@@ -36,7 +36,7 @@ class Replay(nn.Module):
     def __init__(self, task, seed):
         super().__init__()
         self.task, self.seed = task, seed
-        self.module = task.kernel._build()
+        self.module = task.network.build()
         nn.utils.vector_to_parameters(task.initial(derive_seed(seed, "initial")), self.module.parameters())
 
     def run(self, make, steps):
@@ -147,7 +147,7 @@ def test_the_model_average_is_that_of_the_collected_states():
     assert schedule.num_samples == run.objective.count == 2
     x, y = task._held_out
     index = run._validation[0]
-    probabilities = torch.stack([task.kernel.logits(state[:1], x[index][None]).softmax(-1)[0] for state in states])
+    probabilities = torch.stack([task.network.logits(state[:1], x[index][None]).softmax(-1)[0] for state in states])
     expected = -probabilities.mean(0)[torch.arange(20), y[index]].log().mean()
     torch.testing.assert_close(run.losses()[0], expected.double(), rtol=1e-5, atol=1e-6)
     accuracy = (probabilities.mean(0).argmax(-1) == y[index]).double().mean()

@@ -25,7 +25,7 @@ def family(monkeypatch):
     return made
 
 
-def test_the_labels_fix_the_task(family):
+def test_the_keys_fix_the_task(family):
     task, again, other = family.task(0, 3, 1), family.task(0, 3, 1), family.task(0, 3, 2)
     assert task.config == again.config != other.config
     assert torch.equal(task._train[0], again._train[0])
