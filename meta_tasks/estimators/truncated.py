@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meta_tasks.estimators.evolution import Episodes, Estimator, Job
+from meta_tasks.estimators.base import Estimator
+from meta_tasks.estimators.evaluator import Evaluator
+from meta_tasks.estimators.jobs import Episodes, Job, JobResult
 from meta_tasks.inner_loop.chains import ChainUnroll
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
-from meta_tasks.objectives.objectives import SteinKL, objective_named
+from meta_tasks.objectives import SteinKL, objective_named
 from meta_tasks.random_streams import derive_seed, generator
 from meta_tasks.rules.base import SamplerRule
 from meta_tasks.tasks.family import TaskFamily
-from meta_tasks.training.workers import Evaluator, JobResult
 
 __all__ = ["ChainEvaluator", "TruncatedBackpropagation"]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.step import hessian_product
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import SteinKL
+from meta_tasks.objectives import SteinKL
 from meta_tasks.rules.base import SamplerRule, State
 from meta_tasks.tasks.task import Task
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.step import CapturedStep, StaticStep, stepping_for, update
-from meta_tasks.objectives.objectives import Objective
+from meta_tasks.objectives import Objective
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules.base import SamplerRule, State
 from meta_tasks.tasks.task import Task

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
 from meta_tasks.rules.base import SamplerRule, steps_for
 from meta_tasks.rules.classical import CyclicalRule, PSGLDRule, SGHMCRule

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from meta_tasks.training.evaluation import Score
-
-if TYPE_CHECKING:
-    from meta_tasks.training.trainer import Iteration
+from meta_tasks.training.iteration import Iteration
 
 __all__ = ["Monitor"]
 

@@ -16,11 +16,10 @@ import torch.distributed
 import torch.multiprocessing
 from torch import Tensor
 
-from meta_tasks.estimators.evaluator import Evaluator, JobResult
-from meta_tasks.estimators.evolution import Job
+from meta_tasks.estimators import Evaluator, Job, JobResult
 from meta_tasks.training.process import of_first_rank, one_core
 
-__all__ = ["Evaluator", "Executor", "JobResult", "ProcessExecutor", "RankExecutor", "SerialExecutor"]
+__all__ = ["Executor", "ProcessExecutor", "RankExecutor", "SerialExecutor"]
 
 _GOODBYE = 10.0  # seconds that workers have to finish what they are at when they are no longer needed
 

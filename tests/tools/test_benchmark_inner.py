@@ -15,7 +15,7 @@ from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.networks import batched_network_for
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.rules.triton_l2e import FusedL2ERule
-from meta_tasks.tasks.family import family_named
+from meta_tasks.tasks import family_named
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "compiled"])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from meta_tasks.estimators.evolution import AntitheticES, NoiseReuseES, Shaping, antithetic_members, perturbation
+from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping, antithetic_members, perturbation
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.rules.learned import L2ERule

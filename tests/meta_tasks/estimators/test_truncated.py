@@ -8,18 +8,18 @@ from torch import nn
 from learned_samplers import MetaSGMCMC
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
 from learned_samplers.learned.network import flatten, layers_of
-from meta_tasks.estimators.evolution import AntitheticES
+from meta_tasks.estimators import AntitheticES
 from meta_tasks.estimators.truncated import TruncatedBackpropagation
 from meta_tasks.inner_loop.chains import ChainUnroll, MeanLoss
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
-from meta_tasks.objectives.objectives import SteinKL
+from meta_tasks.objectives import SteinKL
 from meta_tasks.objectives.stein import stein_score
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import Hyperparameters
 from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import L2ERule, MetaSGMCMCRule
 from meta_tasks.tasks.gaussians import GaussianFamily, GaussianTask
-from meta_tasks.training.trainer import Trainer, TrainerSettings
+from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.workers import ProcessExecutor, SerialExecutor
 from tests.meta_tasks.toy_tasks import image_task
 

@@ -10,7 +10,7 @@ from torch import nn
 from learned_samplers import L2E, PSGLD, SGHMC, CyclicalSGMCMC, KineticL2E
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import BMALoss, CELoss
+from meta_tasks.objectives import BMALoss, CELoss
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules.classical import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule

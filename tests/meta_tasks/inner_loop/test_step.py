@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.step import StaticStep, stepping_for
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.objectives import BMALoss
 from meta_tasks.rules.classical import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule
 from tests.meta_tasks.toy_tasks import QuadraticTask, image_task

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from meta_tasks.objectives.objectives import BMALoss, CELoss, objective_named
+from meta_tasks.objectives import BMALoss, CELoss, objective_named
 
 
 @pytest.fixture

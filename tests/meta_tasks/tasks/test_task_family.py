@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
+from meta_tasks.tasks import FAMILIES, ImageTaskFamily, family_named
 from meta_tasks.tasks import family as task_family
-from meta_tasks.tasks.family import FAMILIES, ImageTaskFamily, family_named
 from meta_tasks.tasks.task import ImageTask, TaskConfig
 from tests.meta_tasks.toy_tasks import image_task, random_images
 

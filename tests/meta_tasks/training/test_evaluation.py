@@ -6,14 +6,14 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from meta_tasks.estimators.evolution import AntitheticES
+from meta_tasks.estimators import AntitheticES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD, SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule
-from meta_tasks.tasks.family import family_named
+from meta_tasks.tasks import family_named
 from meta_tasks.tasks.task import ImageTask
+from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.evaluation import HeldOutEvaluation
-from meta_tasks.training.trainer import Trainer, TrainerSettings
 
 
 @pytest.fixture(scope="module")

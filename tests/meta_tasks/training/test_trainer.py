@@ -9,11 +9,11 @@ import time
 import pytest
 import torch
 
-from meta_tasks.estimators.evolution import AntitheticES, NoiseReuseES
+from meta_tasks.estimators import AntitheticES, NoiseReuseES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.rules.learned import L2ERule
-from meta_tasks.training.trainer import Trainer, TrainerSettings
+from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.workers import ProcessExecutor, RankExecutor, SerialExecutor
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 

@@ -31,7 +31,7 @@ from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.networks import batched_network_for
-from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.objectives import BMALoss
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.tasks.task import ImageTask, TaskConfig
 from meta_tasks.training.process import one_core

@@ -1,8 +1,4 @@
-"""Meta-objectives: what the states that an inner loop collects are worth.
-
-`BMALoss` and `CELoss` ask it of validation data: they accumulate the log-probabilities of one collected state after
-another and never keep the states. `SteinKL` asks it of the posterior itself, and has a gradient only.
-"""
+"""`SteinKL`: the divergence of a sampler's law from the posterior, of which only the gradient can be estimated."""
 
 from __future__ import annotations
 
@@ -11,100 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from meta_tasks.objectives.base import Objective
 from meta_tasks.objectives.stein import stein_score
 
-__all__ = ["OBJECTIVES", "BMALoss", "CELoss", "Objective", "SteinKL", "objective_named"]
-
-
-class Objective:
-    """Base class; a subclass says what to accumulate and how to read the loss off it."""
-
-    name: str
-    #: Whether it takes states and the energy's gradient there (`SteinKL`) instead of log-probabilities.
-    reads_states = False
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total: Tensor | None = None
-
-    def add(self, log_probabilities: Tensor, y: Tensor) -> None:
-        """Account for one state of each member.
-
-        Args:
-            log_probabilities: log p(·|x, θ) on the validation images, (P, V, classes).
-            y: labels (P, V).
-        """
-        raise NotImplementedError
-
-    def loss(self) -> Tensor:
-        """The meta-loss of each member (P,), in nats.
-
-        Raises:
-            ValueError: no state was added.
-        """
-        raise NotImplementedError
-
-    def _collected(self) -> Tensor:
-        if self.total is None:
-            raise ValueError("the meta-objective has no collected state; the schedule collected none so far")
-        return self.total
-
-    def state_dict(self) -> dict[str, object]:
-        return {"count": self.count, "total": self.total}
-
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        self.count, self.total = state["count"], state["total"]  # type: ignore[assignment]
-
-
-class BMALoss(Objective):
-    """The Bayesian-model-average loss (Eq. 7 of the L2E paper), mean over validation points v:
-
-        L = −(1/V) Σ_v log (1/K) Σ_k p(y_v | x_v, θ_k)
-
-    Summed in logarithms, so that a probability that underflows in single precision still has a finite loss.
-    """
-
-    name = "bma"
-
-    def add(self, log_probabilities: Tensor, y: Tensor) -> None:
-        new = log_probabilities
-        self.total = new if self.total is None else torch.logaddexp(self.total, new)
-        self.count, self._y = self.count + 1, y
-
-    def log_probabilities(self) -> Tensor:
-        """log of the model average (P, V, classes) of the states so far."""
-        return self._collected() - math.log(self.count)
-
-    def loss(self) -> Tensor:
-        return -self.log_probabilities().gather(-1, self._y.unsqueeze(-1)).mean((1, 2))
-
-    def accuracy(self) -> Tensor:
-        """Share of the validation points (P,) whose most probable class under the model average is the true one."""
-        return (self._collected().argmax(-1) == self._y).double().mean(-1)
-
-    def state_dict(self) -> dict[str, object]:
-        return {**super().state_dict(), "y": self._y if self.count else None}
-
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        super().load_state_dict(state)
-        self._y = state["y"]  # type: ignore[assignment]
-
-
-class CELoss(Objective):
-    """The cross-entropy loss (the paper's ablation), the mean loss of the single states:
-
-    L = −(1/VK) Σ_v Σ_k log p(y_v | x_v, θ_k)
-    """
-
-    name = "ce"
-
-    def add(self, log_probabilities: Tensor, y: Tensor) -> None:
-        true = log_probabilities.gather(-1, y.unsqueeze(-1)).squeeze(-1).mean(-1)
-        self.total = true if self.total is None else self.total + true
-        self.count += 1
-
-    def loss(self) -> Tensor:
-        return -self._collected() / self.count
+__all__ = ["SteinKL"]
 
 
 class SteinKL(Objective):
@@ -195,17 +101,3 @@ class SteinKL(Objective):
 def _kl_term(parameter: Tensor, direction: Tensor, num_data: float) -> Tensor:
     """A scalar with the gradient ``direction``/N in the mean of θ (..., d)."""
     return (direction.detach() * parameter).sum(-1).mean() / num_data
-
-
-OBJECTIVES: dict[str, type[Objective]] = {each.name: each for each in (BMALoss, CELoss, SteinKL)}
-
-
-def objective_named(name: str) -> type[Objective]:
-    """The objective of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in OBJECTIVES:
-        raise ValueError(f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, got {name!r}")
-    return OBJECTIVES[name]
