@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -20,6 +21,23 @@ DEFAULT_ROOT = Path("~/.cache/learned_samplers")
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     """The data folder: `root`, else the environment variable LEARNED_SAMPLERS_DATA, else ~/.cache/learned_samplers."""
     return Path(root or os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_ROOT).expanduser()
+
+
+def imported(module: str) -> Any:
+    """A module that only some data sets need.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; names the extra that has it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it needs is not
+        raise ModuleNotFoundError(
+            f'{error.name} is not installed, which this data set needs: pip install "learned-samplers[meta]"',
+            name=error.name,
+        ) from error
 
 
 def find(candidates: Sequence[Path]) -> Path | None:
