@@ -92,7 +92,7 @@ def make_trainer(options: Options) -> Trainer:
             raise ValueError(f"workers={options.workers} and {ranks} ranks of torchrun cannot be combined")
         torch.distributed.init_process_group("gloo")
 
-    stepping = None if options.capture else "loop"
+    stepping = "auto" if options.capture else "loop"
 
     def executor(evaluator: Evaluator) -> Executor:
         evaluator.stepping = stepping

@@ -97,9 +97,14 @@ def read_cifar(name: str, root: Path, download: bool) -> RawSplits:
 
     wanted = f"{folder} (torchvision's layout) or {root / f'{name}.npz'} (MedMNIST layout)"
     (x, y), test = _torchvision_or_fetch(
-        name, build, wanted, dataset_class.__name__, dataset_class.url, root,
+        name,
+        build,
+        wanted,
+        dataset_class.__name__,
+        dataset_class.url,
+        root,
         (lambda: dataset_class(str(root), download=True)) if download else None,
-    )  # fmt: skip
+    )
     return RawSplits(
         num_classes,
         255.0,
@@ -124,9 +129,14 @@ def read_svhn(root: Path, download: bool) -> RawSplits:
             dataset_class(str(folder), split=split, download=True)
 
     train, test = _torchvision_or_fetch(
-        "svhn", build, f"train_32x32.mat and test_32x32.mat in {folder}", "SVHN",
-        "http://ufldl.stanford.edu/housenumbers", folder, get if download else None,
-    )  # fmt: skip
+        "svhn",
+        build,
+        f"train_32x32.mat and test_32x32.mat in {folder}",
+        "SVHN",
+        "http://ufldl.stanford.edu/housenumbers",
+        folder,
+        get if download else None,
+    )
     return RawSplits(10, 255.0, train=train, test=test)
 
 

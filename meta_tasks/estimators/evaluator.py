@@ -44,7 +44,7 @@ class Evaluator:
     sigma: float
     seed: int
     curve_points: int = 20
-    stepping: str | None = None
+    stepping: str = "loop"
     learned: int | None = None
     slots: dict[int, Unroll] = field(default_factory=dict)
 
@@ -84,9 +84,14 @@ class Evaluator:
         task = self.family.task(self.seed, *job.task)
         seeds = [derive_seed(self.seed, *pair, "unroll") for pair in job.pairs]
         return Unroll(
-            task, self.rule, objective_named(self.objective), job.schedule, seeds,
-            curve_every=max(1, job.schedule.steps // self.curve_points), stepping=self.stepping,
-        )  # fmt: skip
+            task,
+            self.rule,
+            objective_named(self.objective),
+            job.schedule,
+            seeds,
+            curve_every=max(1, job.schedule.steps // self.curve_points),
+            stepping=self.stepping,
+        )
 
     def state_dict(self) -> dict[int, Any]:
         """The kept unrolls, by slot."""

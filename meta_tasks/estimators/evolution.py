@@ -39,9 +39,15 @@ class EvolutionStrategies(Estimator):
     """
 
     def __init__(
-        self, sigma: float, pairs: int, horizon: Horizon, *, pairs_per_task: int = 1, shaping: Shaping | None = None,
+        self,
+        sigma: float,
+        pairs: int,
+        horizon: Horizon,
+        *,
+        pairs_per_task: int = 1,
+        shaping: Shaping | None = None,
         learned: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not sigma > 0:
             raise ValueError(f"sigma must be positive, got {sigma}")
         if pairs < 1 or pairs_per_task < 1 or pairs % pairs_per_task:
@@ -53,9 +59,14 @@ class EvolutionStrategies(Estimator):
 
     def specification(self) -> dict[str, Any]:
         chosen = {
-            "estimator": self.name, "sigma": self.sigma, "pairs": self.pairs, "pairs_per_task": self.pairs_per_task,
-            "shaping": self.shaping.kind, "limit": self.shaping.limit, "horizon": vars(self.horizon).copy(),
-        }  # fmt: skip
+            "estimator": self.name,
+            "sigma": self.sigma,
+            "pairs": self.pairs,
+            "pairs_per_task": self.pairs_per_task,
+            "shaping": self.shaping.kind,
+            "limit": self.shaping.limit,
+            "horizon": vars(self.horizon).copy(),
+        }
         # Left out where it says nothing: runs that began before there was the choice go on.
         return chosen if self.learned is None else {**chosen, "learned": self.learned}
 

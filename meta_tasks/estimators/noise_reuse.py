@@ -35,9 +35,16 @@ class NoiseReuseES(EvolutionStrategies):
     name = "noise_reuse_es"
 
     def __init__(
-        self, sigma: float, pairs: int, horizon: Horizon, window: int, *, pairs_per_task: int = 1,
-        shaping: Shaping | None = None, learned: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        sigma: float,
+        pairs: int,
+        horizon: Horizon,
+        window: int,
+        *,
+        pairs_per_task: int = 1,
+        shaping: Shaping | None = None,
+        learned: int | None = None,
+    ) -> None:
         super().__init__(sigma, pairs, horizon, pairs_per_task=pairs_per_task, shaping=shaping, learned=learned)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
@@ -49,9 +56,11 @@ class NoiseReuseES(EvolutionStrategies):
         self.window = window
         # States count from the start: the running loss exists in every window. Thinning as the horizon has it.
         self._episodes = Episodes(
-            horizon, window, pairs // pairs_per_task,
+            horizon,
+            window,
+            pairs // pairs_per_task,
             lambda steps: Schedule(steps, 0, min(window, max(1, steps // horizon.samples))),
-        )  # fmt: skip
+        )
 
     def specification(self) -> dict[str, Any]:
         return {**super().specification(), "window": self.window}

@@ -51,9 +51,18 @@ class TruncatedBackpropagation(Estimator):
     name = "truncated_backpropagation"
 
     def __init__(
-        self, horizon: Horizon, window: int = 15, *, every: int = 3, chains: int = 20, slots: int = 1, replay: int = 10,
-        ridge: float = 0.05, in_chain: float = 1.0, curvature: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        horizon: Horizon,
+        window: int = 15,
+        *,
+        every: int = 3,
+        chains: int = 20,
+        slots: int = 1,
+        replay: int = 10,
+        ridge: float = 0.05,
+        in_chain: float = 1.0,
+        curvature: bool = True,
+    ) -> None:
         SteinKL(ridge, in_chain)  # says what is wrong with them
         for name, value, least in (("chains", chains, 1), ("slots", slots, 1), ("replay", replay, 0)):
             if value < least:
@@ -132,9 +141,14 @@ class ChainEvaluator(Evaluator):
         task = self.family.task(self.seed, *job.task)
         seeds = [derive_seed(self.seed, *job.pairs[0], chain, "chain") for chain in range(settings.chains)]
         return ChainUnroll(
-            task, self.rule, lambda: SteinKL(settings.ridge, settings.in_chain), job.schedule, seeds,
-            curve_every=max(1, job.schedule.steps // self.curve_points), curvature=settings.curvature,
-        )  # fmt: skip
+            task,
+            self.rule,
+            lambda: SteinKL(settings.ridge, settings.in_chain),
+            job.schedule,
+            seeds,
+            curve_every=max(1, job.schedule.steps // self.curve_points),
+            curvature=settings.curvature,
+        )
 
     def _unroll(self, job: Job) -> ChainUnroll:
         unroll = super()._unroll(job)

@@ -64,9 +64,16 @@ class ChainUnroll(Unroll):
     objective: SteinKL
 
     def __init__(
-        self, task: Task, rule: SamplerRule, objective: Callable[[], SteinKL], schedule: Schedule,
-        seeds: Sequence[int], *, curve_every: int = 0, curvature: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        task: Task,
+        rule: SamplerRule,
+        objective: Callable[[], SteinKL],
+        schedule: Schedule,
+        seeds: Sequence[int],
+        *,
+        curve_every: int = 0,
+        curvature: bool = True,
+    ) -> None:
         super().__init__(
             task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every, stepping="loop"
         )

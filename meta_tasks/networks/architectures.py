@@ -157,13 +157,19 @@ def lenet(input_shape: InputShape, num_classes: int) -> nn.Module:
     channels, height, width = input_shape
     features = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(channels, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(features, 120), nn.ReLU(),
-        nn.Linear(120, 84), nn.ReLU(),
+        nn.Linear(features, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
         nn.Linear(84, num_classes),
-    )  # fmt: skip
+    )
 
 
 def resnet20_frn(input_shape: InputShape, num_classes: int, *, width: int = 16) -> nn.Module:

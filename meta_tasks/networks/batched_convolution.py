@@ -143,15 +143,30 @@ class BatchedConvolution(BatchedNetwork):
 
 
 def _convolution_gradients(
-    out: dict[str, Tensor], name: str, layer_input: Tensor, gradient: Tensor, weight: Tensor, groups: int,
-    needs_input: bool, padding: int,
-) -> Any:  # fmt: skip
+    out: dict[str, Tensor],
+    name: str,
+    layer_input: Tensor,
+    gradient: Tensor,
+    weight: Tensor,
+    groups: int,
+    needs_input: bool,
+    padding: int,
+) -> Any:
     """Writes the gradients of weight and bias to ``out``; returns that of the input, or None if it is not needed."""
     flat = weight.reshape(-1, *weight.shape[2:]).contiguous(memory_format=torch.channels_last)
     g_input, g_weight, g_bias = _aten.convolution_backward(
-        gradient, layer_input, flat, [len(flat)], [1, 1], [padding, padding], [1, 1], False, [0, 0], groups,
+        gradient,
+        layer_input,
+        flat,
+        [len(flat)],
+        [1, 1],
+        [padding, padding],
+        [1, 1],
+        False,
+        [0, 0],
+        groups,
         [needs_input, True, True],
-    )  # fmt: skip
+    )
     out[f"{name}.weight"].copy_(g_weight.view(weight.shape))
     out[f"{name}.bias"].copy_(g_bias.view(weight.shape[:2]))
     return g_input

@@ -76,8 +76,17 @@ class ImageTaskFamily:
     )
 
     def __post_init__(self) -> None:
-        for name in ("dataset_names", "architectures", "sizes", "batch_sizes", "lrs", "temperatures",
-                     "prior_precisions", "momentum_decays", "weight_scale_spreads"):  # fmt: skip
+        for name in (
+            "dataset_names",
+            "architectures",
+            "sizes",
+            "batch_sizes",
+            "lrs",
+            "temperatures",
+            "prior_precisions",
+            "momentum_decays",
+            "weight_scale_spreads",
+        ):
             if not getattr(self, name):
                 raise ValueError(f"{name} of task family {self.name!r} must have at least one choice")
         for name in self.dataset_names:

@@ -38,9 +38,16 @@ class GaussianTask:
     num_validation = num_held_out = 0
 
     def __init__(
-        self, mean: Tensor, precision: Tensor, hyperparameters: Hyperparameters, *, noise: float = 0.0,
-        spread: float = 0.03, seed: int = 0, kind: str = "gaussian",
-    ) -> None:  # fmt: skip
+        self,
+        mean: Tensor,
+        precision: Tensor,
+        hyperparameters: Hyperparameters,
+        *,
+        noise: float = 0.0,
+        spread: float = 0.03,
+        seed: int = 0,
+        kind: str = "gaussian",
+    ) -> None:
         if not bool((torch.linalg.eigvalsh(precision) > 0).all()):
             raise ValueError("precision must be positive definite")
         if noise < 0 or spread < 0:
@@ -139,10 +146,13 @@ class GaussianFamily:
             basis = torch.linalg.qr(torch.randn(d, d, generator=stream))[0]
         noise = self.noise * torch.rand((), generator=stream).item()
         return GaussianTask(
-            self.offset * torch.randn(d, generator=stream), basis @ torch.diag(eigenvalues) @ basis.T,
-            Hyperparameters(lr, self.num_data, momentum_decay=decay), noise=noise,
-            seed=int(torch.randint(2**62, (), generator=stream)), kind=f"gaussian-{d}",
-        )  # fmt: skip
+            self.offset * torch.randn(d, generator=stream),
+            basis @ torch.diag(eigenvalues) @ basis.T,
+            Hyperparameters(lr, self.num_data, momentum_decay=decay),
+            noise=noise,
+            seed=int(torch.randint(2**62, (), generator=stream)),
+            kind=f"gaussian-{d}",
+        )
 
     def specification(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}

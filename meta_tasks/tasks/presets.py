@@ -24,9 +24,7 @@ def _mlps(*hidden: tuple[int, ...], activations: tuple[str, ...]) -> tuple[Archi
 
 def _paper() -> ImageTaskFamily:
     return ImageTaskFamily(
-        "paper",
-        ("mnist", "fashion_mnist", "emnist", "bloodmnist"),
-        _cnns((4, 8, 16), (1, 2, 3, 4, 5), (False, True)),
+        "paper", ("mnist", "fashion_mnist", "emnist", "bloodmnist"), _cnns((4, 8, 16), (1, 2, 3, 4, 5), (False, True))
     )
 
 
@@ -103,8 +101,13 @@ def _mnist_mlp() -> ImageTaskFamily:
 #: "mnist_mlp": the one network that Meta-SGMCMC was trained on, 784-20-10 at a batch of 500. "digits": needs no file,
 #: for a first try.
 FAMILIES: dict[str, Callable[[], ImageTaskFamily]] = {
-    "paper": _paper, "full": _full, "cpu": _cpu, "small": _small, "mnist_mlp": _mnist_mlp, "digits": _digits,
-}  # fmt: skip
+    "paper": _paper,
+    "full": _full,
+    "cpu": _cpu,
+    "small": _small,
+    "mnist_mlp": _mnist_mlp,
+    "digits": _digits,
+}
 
 
 def family_named(name: str, **changes: Any) -> ImageTaskFamily:

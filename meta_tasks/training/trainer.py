@@ -46,10 +46,17 @@ class Trainer:
     """
 
     def __init__(
-        self, family: TaskFamily, rule: SamplerRule, estimator: Estimator, settings: TrainerSettings, *,
-        folder: Path | None = None, make_executor: Callable[[Evaluator], Executor] = SerialExecutor,
-        evaluation: HeldOutEvaluation | None = None, main: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        family: TaskFamily,
+        rule: SamplerRule,
+        estimator: Estimator,
+        settings: TrainerSettings,
+        *,
+        folder: Path | None = None,
+        make_executor: Callable[[Evaluator], Executor] = SerialExecutor,
+        evaluation: HeldOutEvaluation | None = None,
+        main: bool = True,
+    ) -> None:
         self.family, self.rule, self.estimator, self.settings = family, rule, estimator, settings
         self.evaluation, self.main = evaluation, main
         self.weights = torch.nn.Parameter(rule.initial_weights(settings.seed))
@@ -78,9 +85,11 @@ class Trainer:
     def specification(self) -> dict[str, Any]:
         """Plain values that fix the result of the run: sampler, family, estimator, outer loop."""
         return {
-            "sampler": self.rule.specification(), "tasks": self.family.specification(),
-            "estimator": self.estimator.specification(), "outer_loop": self.settings.outer_loop,
-        }  # fmt: skip
+            "sampler": self.rule.specification(),
+            "tasks": self.family.specification(),
+            "estimator": self.estimator.specification(),
+            "outer_loop": self.settings.outer_loop,
+        }
 
     def _jobs(self) -> list[Job]:
         return self.estimator.jobs(self.settings.seed, self.iteration)
@@ -221,11 +230,16 @@ class Trainer:
         self.checkpoints.save(
             self.iteration,
             {
-                "specification": self.specification(), "weights": self.weights.detach(), "averaged": self.averaged,
-                "optimizer": self.optimizer.state_dict(), "seconds": self.seconds, "history": self.history,
-                "scores": self.scores, "unrolls": unrolls,
+                "specification": self.specification(),
+                "weights": self.weights.detach(),
+                "averaged": self.averaged,
+                "optimizer": self.optimizer.state_dict(),
+                "seconds": self.seconds,
+                "history": self.history,
+                "scores": self.scores,
+                "unrolls": unrolls,
             },
-        )  # fmt: skip
+        )
         self._saved_at = self.iteration
 
     def _restore(self, saved: dict[str, Any]) -> None:

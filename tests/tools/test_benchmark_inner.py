@@ -92,7 +92,7 @@ def test_the_variants_of_a_device_and_what_they_are(monkeypatch):
     assert variants_on("cuda") == ("loop", "static", "graph")
     assert (variant_stepping("fused-graph"), variant_rule("fused-graph")) == ("graph", FusedL2ERule)
     assert (variant_stepping("static"), variant_rule("static")) == ("static", L2ERule)
-    assert (variant_stepping("hand-loop"), variant_rule("hand-loop")) == (None, L2ERule)
+    assert (variant_stepping("hand-loop"), variant_rule("hand-loop")) == ("loop", L2ERule)
     runs = [make_unroll((4, 1, 8, 16), InnerBenchmark(members=2), name) for name in ("loop", "static")]
     assert [run.stepping for run, _ in runs] == ["loop", "static"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

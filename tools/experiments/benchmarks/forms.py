@@ -43,9 +43,9 @@ def variants_on(device: str) -> tuple[str, ...]:
     return tuple(name for name in VARIANTS if triton_installed() or not name.startswith("fused"))
 
 
-def variant_stepping(name: str) -> str | None:
-    """How steps are taken in a variant, for `Unroll`; None, its own choice, for a form."""
-    return name.removeprefix("fused-") if name in VARIANTS else None
+def variant_stepping(name: str) -> str:
+    """How steps are taken in a variant, for `Unroll`; "loop" for a form."""
+    return name.removeprefix("fused-") if name in VARIANTS else "loop"
 
 
 def variant_rule(name: str) -> type[L2ERule]:
