@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from meta_tasks.estimators.base import Estimator
 from meta_tasks.estimators.evaluator import Evaluator
 from meta_tasks.estimators.jobs import Job, JobResult
@@ -48,13 +49,12 @@ class EvolutionStrategies(Estimator):
         shaping: Shaping | None = None,
         learned: int | None = None,
     ) -> None:
-        if not sigma > 0:
-            raise ValueError(f"sigma must be positive, got {sigma}")
+        validation.positive("sigma", sigma)
         if pairs < 1 or pairs_per_task < 1 or pairs % pairs_per_task:
             raise ValueError(f"pairs must be a positive multiple of pairs_per_task={pairs_per_task}, got {pairs}")
         self.sigma, self.pairs, self.pairs_per_task, self.horizon = sigma, pairs, pairs_per_task, horizon
-        if learned is not None and learned < 1:
-            raise ValueError(f"learned must be at least 1, or None for all, got {learned}")
+        if learned is not None:
+            validation.whole("learned", learned)
         self.shaping, self.learned = shaping or Shaping(), learned
 
     def specification(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from learned_samplers.base import validation
+
 __all__ = ["Shaping"]
 
 
@@ -27,10 +29,9 @@ class Shaping:
     limit: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("none", "mean", "clip", "sign", "rank"):
-            raise ValueError(f"shaping must be one of 'none', 'mean', 'clip', 'sign', 'rank', got {self.kind!r}")
-        if self.limit is not None and self.limit <= 0:
-            raise ValueError(f"limit of the shaping must be positive, got {self.limit}")
+        validation.one_of("shaping", self.kind, ("none", "mean", "clip", "sign", "rank"))
+        if self.limit is not None:
+            validation.positive("limit of the shaping", self.limit)
         if (self.kind == "clip") != (self.limit is not None) and self.kind not in ("none", "mean"):
             raise ValueError(f"limit={self.limit} does not go with shaping {self.kind!r}")
 

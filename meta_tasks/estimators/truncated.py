@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from meta_tasks.estimators.base import Estimator
 from meta_tasks.estimators.evaluator import Evaluator
 from meta_tasks.estimators.jobs import Episodes, Job, JobResult
@@ -65,8 +66,7 @@ class TruncatedBackpropagation(Estimator):
     ) -> None:
         SteinKL(ridge, in_chain)  # says what is wrong with them
         for name, value, least in (("chains", chains, 1), ("slots", slots, 1), ("replay", replay, 0)):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+            validation.whole(name, value, least=least)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if not 1 <= every <= window:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base import validation
 from meta_tasks.networks.batched_base import BatchedNetwork, cross_entropy, linear, linear_gradients
 
 __all__ = ["BatchedConvolution"]
@@ -40,8 +41,8 @@ class BatchedConvolution(BatchedNetwork):
         self.residual = "shortcut.weight" in self.shapes
         self.linear = [name.removesuffix(".weight") for name in self.names if name.startswith("linear.")][::2]
         for name, value in (("members_per_call", members_per_call), ("images_per_call", images_per_call)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value is not None:
+                validation.whole(name, value)
         self.members_per_call, self.images_per_call = members_per_call, images_per_call
 
     def _member_pieces(self, members: int, x: Tensor) -> list[tuple[slice, slice]]:

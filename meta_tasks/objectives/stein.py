@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from learned_samplers.particles.kernels import squared_bandwidth, squared_distances
 
 __all__ = ["stein_score"]
@@ -35,8 +36,7 @@ def stein_score(samples: Tensor, ridge: float = 0.05) -> Tensor:
     """
     if samples.dim() < 2 or samples.shape[-2] < 2:
         raise ValueError(f"samples must be (..., K, d) with K of at least 2, got {tuple(samples.shape)}")
-    if not ridge > 0:
-        raise ValueError(f"ridge must be positive, got {ridge}")
+    validation.positive("ridge", ridge)
     count, x = samples.shape[-2], samples.detach()
     distances = squared_distances(x)
     # That rule divides the median by 2·log K.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from meta_tasks.objectives.base import Objective
 from meta_tasks.objectives.stein import stein_score
 
@@ -39,10 +38,8 @@ class SteinKL(Objective):
 
     def __init__(self, ridge: float = 0.05, in_chain: float = 1.0) -> None:
         super().__init__()
-        if not ridge > 0:
-            raise ValueError(f"ridge must be positive, got {ridge}")
-        if not 0 <= in_chain < math.inf:
-            raise ValueError(f"in_chain must be finite and not negative, got {in_chain}")
+        validation.positive("ridge", ridge)
+        validation.non_negative("in_chain", in_chain)
         self.ridge, self.in_chain = ridge, in_chain
         self.kept: list[Tensor] = []
         self._terms: list[Tensor] = []

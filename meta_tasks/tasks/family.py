@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from learned_samplers.base import validation
 from meta_tasks import datasets
 from meta_tasks.datasets import ImageData
 from meta_tasks.random_streams import generator, log_uniform
@@ -17,6 +18,12 @@ __all__ = ["Architecture", "ImageTaskFamily", "TaskFamily"]
 
 _T = TypeVar("_T")
 Architecture = tuple[str, Mapping[str, Any]]
+
+#: The fields of `ImageTaskFamily` from which each task takes one.
+_CHOICES = (
+    *("dataset_names", "architectures", "sizes", "batch_sizes", "lrs", "temperatures", "prior_precisions"),
+    *("momentum_decays", "weight_scale_spreads"),
+)
 
 
 class TaskFamily(Protocol):
@@ -76,32 +83,17 @@ class ImageTaskFamily:
     )
 
     def __post_init__(self) -> None:
-        for name in (
-            "dataset_names",
-            "architectures",
-            "sizes",
-            "batch_sizes",
-            "lrs",
-            "temperatures",
-            "prior_precisions",
-            "momentum_decays",
-            "weight_scale_spreads",
-        ):
+        for name in _CHOICES:
             if not getattr(self, name):
                 raise ValueError(f"{name} of task family {self.name!r} must have at least one choice")
+        if "cifar10" in self.dataset_names:
+            raise ValueError("dataset_names must not have 'cifar10': it is the unseen test of what was learned")
         for name in self.dataset_names:
-            if name == "cifar10":
-                raise ValueError("dataset_names must not have 'cifar10': it is the unseen test of what was learned")
-            if name not in datasets.names() and not name.startswith("npz:"):
-                raise ValueError(
-                    f"dataset_names has the unknown data set {name!r}; known: {', '.join(datasets.names())}"
-                )
+            datasets.check_name(name, "dataset_names")
         for lr in self.lrs:
-            if not 0 < lr < float("inf"):
-                raise ValueError(f"lrs of task family {self.name!r} must be positive, got {lr}")
+            validation.positive("lrs", lr)
         for name in ("label_subset_share", "small_data_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+            validation.fraction(name, getattr(self, name))
         if self.labels is not None and (len(set(self.labels)) < len(self.labels) or len(self.labels) < 2):
             raise ValueError(f"labels must be two or more different ones, got {self.labels}")
         if not 1 <= self.small_data[0] <= self.small_data[1]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from learned_samplers.base.segments import Segments
 from meta_tasks.random_streams import generator, log_uniform
 from meta_tasks.rules.base import Hyperparameters
@@ -50,8 +51,8 @@ class GaussianTask:
     ) -> None:
         if not bool((torch.linalg.eigvalsh(precision) > 0).all()):
             raise ValueError("precision must be positive definite")
-        if noise < 0 or spread < 0:
-            raise ValueError(f"noise and spread must not be negative, got {noise} and {spread}")
+        validation.non_negative("noise", noise)
+        validation.non_negative("spread", spread)
         self.mean, self.precision, self.hyperparameters, self.kind = mean, precision, hyperparameters, kind
         self.spread, self.device = spread, mean.device
         self.segments = Segments((len(mean),))
@@ -130,8 +131,8 @@ class GaussianFamily:
                 raise ValueError(f"{name} of task family {self.name!r} must have at least one choice")
         if not 0 < self.curvatures[0] <= self.curvatures[1]:
             raise ValueError(f"curvatures must be a range of positive numbers, got {self.curvatures}")
-        if self.noise < 0 or self.offset < 0:
-            raise ValueError(f"noise and offset must not be negative, got {self.noise} and {self.offset}")
+        validation.non_negative("noise", self.noise)
+        validation.non_negative("offset", self.offset)
 
     def task(self, *keys: int | str) -> GaussianTask:
         stream = generator(*keys, "task")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from learned_samplers.base import validation
 from meta_tasks.tasks.family import Architecture, ImageTaskFamily
 
 __all__ = ["FAMILIES", "family_named"]
@@ -116,6 +117,5 @@ def family_named(name: str, **changes: Any) -> ImageTaskFamily:
     Raises:
         ValueError: there is no such preset; or as `ImageTaskFamily`.
     """
-    if name not in FAMILIES:
-        raise ValueError(f"task family must be one of {', '.join(map(repr, FAMILIES))}, got {name!r}")
+    validation.one_of("task family", name, FAMILIES)
     return replace(FAMILIES[name](), **changes)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from learned_samplers.base.segments import Segments
 from meta_tasks.datasets.labels import renumber
 from meta_tasks.networks import BatchedNetwork, batched_network_for
@@ -80,12 +81,10 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "validation_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_data is not None and self.num_data < 1:
-            raise ValueError(f"num_data must be at least 1 or None, got {self.num_data}")
-        if self.split not in ("val", "test"):
-            raise ValueError(f"split must be 'val' or 'test', got {self.split!r}")
+            validation.whole(name, getattr(self, name))
+        if self.num_data is not None:
+            validation.whole("num_data", self.num_data)
+        validation.one_of("split", self.split, ("val", "test"))
 
     @property
     def kind(self) -> str:

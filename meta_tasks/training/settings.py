@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from learned_samplers.base import validation
 from meta_tasks.objectives import objective_named
 
 __all__ = ["TrainerSettings"]
@@ -46,17 +47,14 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         objective_named(self.objective)
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
-        if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
-            raise ValueError(f"max_gradient_norm must be positive or None, got {self.max_gradient_norm}")
-        if not 0 <= self.averaging < 1:
-            raise ValueError(f"averaging must lie in [0, 1), got {self.averaging}")
-        for name in ("checkpoint_minutes", "evaluate_every", "figures_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        validation.whole("iterations", self.iterations)
+        validation.positive("learning_rate", self.learning_rate)
+        if self.max_gradient_norm is not None:
+            validation.positive("max_gradient_norm", self.max_gradient_norm)
+        validation.fraction("averaging", self.averaging, open_right=True)
+        validation.non_negative("checkpoint_minutes", self.checkpoint_minutes)
+        for name in ("evaluate_every", "figures_every"):
+            validation.whole(name, getattr(self, name), least=0)
 
     @property
     def outer_loop(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch.distributed
 import torch.multiprocessing
 from torch import Tensor
 
+from learned_samplers.base import validation
 from meta_tasks.estimators import Evaluator, Job, JobResult
 from meta_tasks.training.process import of_first_rank, one_core
 
@@ -107,8 +108,7 @@ class ProcessExecutor(Executor):
     """
 
     def __init__(self, evaluator: Evaluator, workers: int) -> None:
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}")
+        validation.whole("workers", workers)
         # A fresh interpreter: a fork after the parent has used its threads can hang.
         context = torch.multiprocessing.get_context("spawn")
         self._connections, self._processes = [], []

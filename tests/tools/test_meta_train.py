@@ -171,7 +171,7 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--estimator", "nres", "--window", "2"], "window=2 is shorter than the thinning of 4 steps"),
         (["--feature-set", "all"], "feature_set must be one of"),
         (["--pairs-per-task", "3"], "multiple of pairs_per_task=3"),
-        (["--sigma", "0"], "sigma must be positive"),
+        (["--sigma", "0"], "sigma must be greater than 0"),
         (["--learned", "0"], "learned must be at least 1"),
         (["--learned", "100000"], "learned=100000 exceeds the [0-9]+ meta-parameters of l2e"),
         (["--datasets", "digits", "nosuch"], "dataset_names has the unknown data set 'nosuch'"),
