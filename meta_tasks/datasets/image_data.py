@@ -1,4 +1,4 @@
-"""The containers that every source fills, and the operations on images that all of them share."""
+"""`ImageData`, what `load` returns; `RawSplits`, what a reader returns; and operations on images."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class ImageData(ImageSplits):
 
 @dataclass(frozen=True, eq=False)
 class RawSplits:
-    """What a source reads: pixel tensors (n, C, H, W) of any dtype in [0, maximum], int64 labels (n,).
+    """What a reader returns: pixel tensors (n, C, H, W) of any dtype in [0, maximum], int64 labels (n,).
 
-    `train` or `val` is None where the source has no such split of its own.
+    `train` or `val` is None where the data set has no such split of its own.
     """
 
     num_classes: int
@@ -164,7 +164,8 @@ def keep_labels(data: ImageData, labels: Sequence[int]) -> ImageData:
 def divide_anew(data: ImageData, seed: int) -> ImageData:
     """All images of the three splits, divided at random into training, validation and test images of the same numbers.
 
-    What one division says of two methods has the error of its few test images, which no number of seeds averages away.
+    Comparing two methods on several divisions averages over the choice of test images, which more seeds on one
+    division do not.
     """
     x, y = (torch.cat([getattr(data, f"{split}_{each}") for split in SPLITS]) for each in "xy")
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)

@@ -17,7 +17,10 @@ __all__ = ["Estimator"]
 
 
 class Estimator:
-    """Base class.
+    """Estimates the gradient of a meta-loss in the meta-parameters: base class.
+
+    In each iteration `jobs` lists the work, an `Evaluator` (made by `evaluator`) does each job in some process, and
+    `estimate` makes a gradient of the results.
 
     Attributes:
         horizon: how long inner loops are.

@@ -26,7 +26,7 @@ __all__ = ["Evaluator"]
 
 @dataclass
 class Evaluator:
-    """Everything that a process needs to evaluate jobs; can be sent to another process.
+    """Runs jobs and returns their losses; picklable, so that every worker process has one.
 
     Args:
         family, rule: of the meta-training.
@@ -34,7 +34,7 @@ class Evaluator:
         sigma: of the estimator.
         seed: of the run.
         curve_points: points of the inner training curves.
-        stepping: of the unrolls, see `meta_tasks.inner_loop.unroll.Unroll`; changes the losses by rounding at most.
+        stepping: of the unrolls, see `meta_tasks.inner_loop.Unroll`; changes the losses by rounding at most.
         learned: of the estimator.
     """
 

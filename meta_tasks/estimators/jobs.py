@@ -16,16 +16,16 @@ __all__ = ["Episodes", "Job", "JobResult"]
 
 @dataclass(frozen=True)
 class Job:
-    """What one process does in one go: antithetic pairs of one task, over some steps of their inner loop.
+    """A unit of work for one process: pairs of samplers on one task, over some steps of their inner loop.
 
     Args:
         task: keys that draw the task, after the seed.
         pairs: for each pair its name, an episode and a number, which draws its perturbation and random numbers.
         schedule: of the whole inner loop.
         steps: how many of its steps to take now.
-        slot: which kept unroll to continue; None starts one and drops it.
-        start: whether the slot's unroll begins here.
-        skip: steps to take first, from which no loss is read.
+        slot: number of the unroll that is kept between iterations and continued; None for one that runs once.
+        start: whether the slot's unroll begins with this job.
+        skip: steps to take before those, without reading a loss.
     """
 
     task: tuple[int | str, ...]
@@ -39,12 +39,17 @@ class Job:
 
 @dataclass
 class JobResult:
-    """What comes back of a job.
+    """What a job found: losses for the estimator, and numbers for the log.
 
-    ``losses``, of which those that are not finite do not count: (pairs, 2) of φ + η and φ − η, or (1, 1) of φ itself;
-    ``gradient`` (n,) of a job that computes one itself; ``kind`` of the task; ``failed`` members;
-    ``member_steps`` and ``seconds`` of computing; ``scales``, mean root mean square of the network's outputs;
-    ``curve``, mean minibatch loss over the members along the inner loop.
+    Attributes:
+        losses: meta-losses, (pairs, 2) at φ + η and φ − η, or (1, 1) at φ itself; only finite ones count.
+        kind: of the task, under which the log files the losses.
+        failed: number of members that became non-finite.
+        member_steps: steps taken, times members.
+        seconds: of computing.
+        scales: root mean square of each of the learned network's outputs, mean over the members, by name.
+        curve: mean minibatch loss of the members along the inner loop.
+        gradient: meta-gradient (n,), of a job that computes one itself.
     """
 
     losses: Tensor
@@ -63,7 +68,7 @@ class JobResult:
 
 
 class Episodes:
-    """Inner loops in windows: each slot runs one episode after the other, W steps an iteration.
+    """Cuts inner loops ("episodes") into windows of W steps; a slot runs one window an iteration, episode by episode.
 
     Slots start out of step, so that an iteration sees all parts of an episode.
 

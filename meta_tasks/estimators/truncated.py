@@ -1,4 +1,4 @@
-"""Truncated back-propagation through a sampler, as one more estimator of the meta-gradient.
+"""`TruncatedBackpropagation`: the meta-gradient by back-propagation through a sampler's last steps.
 
 Source: Gong, Li and Hernández-Lobato, "Meta-Learning for Stochastic Gradient MCMC", ICLR 2019.
 """
@@ -28,7 +28,7 @@ __all__ = ["ChainEvaluator", "TruncatedBackpropagation"]
 
 
 class TruncatedBackpropagation(Estimator):
-    """∂KL[q_t‖p]/∂φ by back-propagation through the last W steps of parallel chains.
+    """Meta-gradient ∂KL[q_t‖p]/∂φ by back-propagation through the last W steps of parallel chains.
 
     Each slot (a task with its C chains) runs one inner loop after the other, W steps an iteration; what lies before a
     window is a constant to it. A new inner loop starts at states that an earlier one reached, with probability ½ once

@@ -51,7 +51,7 @@ class MeanLoss(torch.autograd.Function):
 
 
 class ChainUnroll(Unroll):
-    """C chains of one task with the same meta-parameters, and all else of their own.
+    """C chains of one sampler on one task: the same meta-parameters, each its own start, minibatches and noise.
 
     Args:
         task, rule, schedule: as for `Unroll`; the states that the schedule collects are the in-chain samples.

@@ -1,4 +1,4 @@
-"""The inner loop: P samplers run side by side on one task, and what the states they collect are worth.
+"""`Unroll`: P samplers run side by side on one task, and the meta-loss of the states that they collect.
 
 The members' parameters lie in one buffer (P, d). Members come in groups (the antithetic pairs) that share initial
 parameters, minibatches, validation images and noise: common random numbers, so that a difference within a pair comes
@@ -24,7 +24,11 @@ __all__ = ["Unroll"]
 
 
 class Unroll:
-    """P = ``members_per_group`` × groups members of one task, at some step of their inner loop.
+    """An inner loop: P = ``members_per_group`` × groups samplers ("members") run side by side on one task.
+
+    `advance` takes steps, `losses` reads the meta-loss of each member so far. A member whose loss or parameters become
+    non-finite stops counting: its loss and its curve are NaN from then on, `failed_at` says at which step it happened,
+    and its rows of every buffer are set to zero.
 
     Args:
         task: the task of all members.
@@ -39,10 +43,6 @@ class Unroll:
 
     Raises:
         ValueError: there is no member; or as `meta_tasks.inner_loop.step.stepping_for`.
-
-    A member whose loss or parameters stop being finite stops counting: its loss and its curve are NaN from then on,
-    `failed_at` says at which step it happened, and its rows of every buffer are set to zero so that nothing non-finite
-    is computed with.
     """
 
     def __init__(

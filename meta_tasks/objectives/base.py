@@ -8,7 +8,11 @@ __all__ = ["Objective"]
 
 
 class Objective:
-    """Base class; a subclass says what to accumulate and how to read the loss off it."""
+    """A meta-loss of the states that a sampler collects: base class.
+
+    `add` is called once for each collected state of all P members, `loss` whenever the loss so far is wanted. A
+    subclass has a ``name`` and both methods; what it accumulates lies in `total` and `count`, which checkpoints keep.
+    """
 
     name: str
     #: Whether it takes states and the energy's gradient there (`SteinKL`) instead of log-probabilities.

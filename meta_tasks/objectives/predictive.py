@@ -13,7 +13,7 @@ __all__ = ["BMALoss", "CELoss"]
 
 
 class BMALoss(Objective):
-    """The Bayesian-model-average loss (Eq. 7 of the L2E paper), mean over validation points v:
+    """Negative log-likelihood of the Bayesian model average, in nats (Eq. 7 of the L2E paper), mean over points v:
 
         L = −(1/V) Σ_v log (1/K) Σ_k p(y_v | x_v, θ_k)
 
@@ -47,7 +47,7 @@ class BMALoss(Objective):
 
 
 class CELoss(Objective):
-    """The cross-entropy loss (the paper's ablation), the mean loss of the single states:
+    """Cross-entropy of the single states, in nats (the L2E paper's ablation), mean over states and points:
 
     L = −(1/VK) Σ_v Σ_k log p(y_v | x_v, θ_k)
     """

@@ -1,4 +1,4 @@
-"""The Stein gradient estimator: ∇ log q of a law q that is known through its samples alone.
+"""The Stein gradient estimator: ∇ log q of a distribution q of which there are only samples.
 
 Source: Li and Turner, "Gradient estimators for implicit models", ICLR 2018.
 """
@@ -17,7 +17,9 @@ __all__ = ["stein_score"]
 
 
 def stein_score(samples: Tensor, ridge: float = 0.05) -> Tensor:
-    """∇ log q at samples of q, by the Stein gradient estimator with k(x, y) = exp(−‖x − y‖²/2h):
+    """The score ∇ log q of a distribution q at samples of it, by the Stein gradient estimator.
+
+    With the kernel k(x, y) = exp(−‖x − y‖²/2h) between the samples and K its matrix:
 
         Ŝ = −(K + ηI)⁻¹ B,    Bᵢ = Σⱼ ∇_{xⱼ} k(xⱼ, xᵢ),    h = median of ‖xᵢ − xⱼ‖² over the pairs / 2
 

@@ -13,7 +13,9 @@ __all__ = ["SteinKL"]
 
 
 class SteinKL(Objective):
-    """KL[q‖p] of a sampler's law q to the posterior p ∝ exp(−U), whose gradient can be estimated but not its value:
+    """The KL divergence KL[q‖p] of a sampler's distribution q from the posterior p ∝ exp(−U).
+
+    Its gradient in the meta-parameters φ can be estimated, its value cannot:
 
         ∂KL/∂φ = E[(∇ log q(θ) + ∇U(θ))·∂θ/∂φ],    ∇ log q by `stein_score`
 
@@ -33,7 +35,7 @@ class SteinKL(Objective):
 
     name = "stein_kl"
     reads_states = True
-    #: Fewer samples than these say nothing of a law.
+    #: Smallest number of samples from which ∇ log q is estimated.
     least = 3
 
     def __init__(self, ridge: float = 0.05, in_chain: float = 1.0) -> None:

@@ -40,7 +40,7 @@ class TaskFamily(Protocol):
 
 @dataclass(frozen=True)
 class ImageTaskFamily:
-    """Random image-classification tasks; most fields are sets of equally likely choices.
+    """A distribution over image-classification tasks; most fields are sets of equally likely choices.
 
     Args:
         name: of the family.

@@ -18,7 +18,7 @@ __all__ = ["GaussianFamily", "GaussianTask"]
 
 
 class GaussianTask:
-    """The posterior N(m, P⁻¹/N) of N data points, whose mean loss on data point n is
+    """A Gaussian posterior N(m, P⁻¹/N) of N data points; the loss on data point n is
 
         L_n(θ) = ½(θ − m)ᵀP(θ − m) + √(b/N)·ζ_n·(θ − m),    Σ_n ζ_n = 0, ζ_n of variance 1
 

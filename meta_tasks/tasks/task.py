@@ -45,7 +45,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """One configuration of a task; with a seed it fixes the task.
+    """Settings of an image-classification task; together with a seed they fix the task.
 
     Args:
         dataset: a name of `meta_tasks.datasets`.

@@ -11,8 +11,17 @@ __all__ = ["Iteration"]
 
 @dataclass
 class Iteration:
-    """What one iteration showed: ``number`` of iterations done, mean and median finite meta-loss, norm of the raw
-    gradient, mean and root mean square of L₊ − L₋, failed members, member-steps a second, and the jobs' results."""
+    """Numbers of one iteration of the outer loop, for the log.
+
+    Attributes:
+        number: iterations done so far, this one included.
+        loss, median_loss: mean and median of the finite meta-losses.
+        gradient_norm: Euclidean norm of the meta-gradient before it is clipped.
+        mean_difference, rms_difference: mean and root mean square of L(φ + η) − L(φ − η); NaN without pairs.
+        failed: members that became non-finite.
+        member_steps_per_second: speed of all processes together.
+        results: of the jobs.
+    """
 
     number: int
     loss: float

@@ -15,7 +15,7 @@ __all__ = ["Monitor"]
 
 
 class Monitor:
-    """Writes what the trainer reports to TensorBoard files in a folder.
+    """Writes a run's losses, scores and figures to TensorBoard files in a folder.
 
     Args:
         folder: of the run.

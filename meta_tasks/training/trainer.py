@@ -1,4 +1,4 @@
-"""Meta-training: composes a task family, a rule, an objective and an estimator, and owns everything around them.
+"""`Trainer`: the outer loop of meta-training, with Adam, a running average, checkpoints, logs and evaluation.
 
 The trainer knows no sampler and no task by name. All of its state is the meta-parameters, Adam's moments, the number
 of iterations, the log, and the unrolls that an estimator keeps; everything random follows from (seed, iteration, pair).
@@ -29,7 +29,11 @@ __all__ = ["Trainer"]
 
 
 class Trainer:
-    """One meta-training run.
+    """A meta-training run: Adam on a sampler's meta-parameters φ, with gradients from an estimator.
+
+        φ ← Adam(φ, clip(estimate of ∇L)),    φ̄ ← d·φ̄ + (1 − d)·φ
+
+    `run` trains; `weights` is φ, and `averaged`, φ̄, is the result.
 
     Args:
         family, rule, estimator: what to train on, what to train, how to estimate its gradient.

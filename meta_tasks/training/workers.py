@@ -1,4 +1,4 @@
-"""Who evaluates jobs: this process, worker processes (one a core), or the ranks of ``torchrun``."""
+"""Executors run an iteration's jobs: in this process, in worker processes (one a core), or on ``torchrun``'s ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GOODBYE = 10.0  # seconds that workers have to finish what they are at when the
 
 
 class Executor:
-    """Base class: evaluates jobs and keeps the unrolls that continue in a later iteration."""
+    """Runs the jobs of an iteration, and keeps the unrolls that continue in a later one: base class."""
 
     #: Whether `state_dict` waits for other processes that run the same trainer.
     collective: ClassVar[bool] = False
@@ -44,11 +44,11 @@ class Executor:
         raise NotImplementedError
 
     def agree(self, decisions: tuple[bool, ...]) -> tuple[bool, ...]:
-        """The decisions of the first of all processes that run the same trainer."""
+        """The decisions of the first process, in every process that runs the same trainer."""
         return decisions
 
     def close(self) -> None:
-        """End what was started."""
+        """End the processes that the executor started."""
 
 
 class SerialExecutor(Executor):
