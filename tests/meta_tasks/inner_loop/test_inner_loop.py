@@ -108,12 +108,13 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
         replayed = Replay(task, seed).run(make, 6)
         run = Unroll(task, rule, BMALoss, SCHEDULE, [1, seed])
         run.advance(weights, 6)
-        # six steps in single precision, with gradients summed in another order; a finite difference with δ = 1e-3
-        # makes a thousand times as much of that
-        tolerance = 5e-3 if name == "kinetic" else 2e-4
+        # six steps in single precision, with gradients summed in another order; a finite difference with δ = 1e-3 makes
+        # a thousand times as much of that, and more where it crosses a kink of ReLU in one of the two and not in the
+        # other (9e-3 on one kind of CPU). Without the Hessian-vector product the difference is .6 and more.
+        tolerance = 2e-2 if name == "kinetic" else 2e-4
         torch.testing.assert_close(run.parameter[member], replayed, rtol=2e-3, atol=tolerance)
         moved = (replayed - task.initial(derive_seed(seed, "initial"))).abs().max()
-        assert moved > 0.02  # a hundred times the tolerance
+        assert moved > max(0.02, 20 * tolerance)
 
 
 def test_members_of_a_pair_see_the_same_random_numbers_and_pairs_see_others():

@@ -174,7 +174,7 @@ def test_figures_have_a_cadence_of_their_own(tmp_path):
     assert "network/contours" not in logged(tmp_path / "never").Tags()["images"]
     # the cadence may change when a run goes on
     assert trainer(tmp_path / "never", iterations=3, evaluate_every=0, figures_every=1).iteration == 2
-    with pytest.raises(ValueError, match="figures_every must not be negative, got -1"):
+    with pytest.raises(ValueError, match="figures_every must be at least 0, got -1"):
         TrainerSettings(figures_every=-1)
 
 
