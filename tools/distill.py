@@ -33,10 +33,10 @@ from learned_samplers.learned.features import data_feature, features, update_ave
 from learned_samplers.learned.l2e.rule import apply_network
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
 from meta_tasks.rules.learned import L2ERule
-from meta_tasks.tasks.family import ImageTaskFamily, family_named
+from meta_tasks.tasks import ImageTaskFamily, family_named
 from meta_tasks.training.process import one_core
 
 _FEATURES = "adaptive_data"

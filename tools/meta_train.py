@@ -26,17 +26,17 @@ from experiments.meta_training.checks import check_estimator, check_form, check_
 from experiments.meta_training.options import Options
 
 from learned_samplers.learned.weights import save as save_weights
-from meta_tasks.estimators.evolution import AntitheticES, Estimator, NoiseReuseES, Shaping
+from meta_tasks.estimators import AntitheticES, Estimator, Evaluator, NoiseReuseES, Shaping
 from meta_tasks.estimators.truncated import TruncatedBackpropagation
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule, NetworkRule
 from meta_tasks.rules.triton_l2e import FusedL2ERule
-from meta_tasks.tasks.family import ImageTaskFamily, family_named
+from meta_tasks.tasks import ImageTaskFamily, family_named
 from meta_tasks.tasks.gaussians import GaussianFamily
 from meta_tasks.training.evaluation import HeldOutEvaluation
 from meta_tasks.training.process import one_core
 from meta_tasks.training.trainer import Trainer
-from meta_tasks.training.workers import Evaluator, Executor, ProcessExecutor, RankExecutor, SerialExecutor
+from meta_tasks.training.workers import Executor, ProcessExecutor, RankExecutor, SerialExecutor
 
 #: Learning rates that SGHMC and cyclical SGMCMC get on the held-out tasks (pSGLD a twentieth of each).
 BASELINE_LRS = (0.02, 0.05, 0.1, 0.2)
@@ -92,7 +92,7 @@ def make_trainer(options: Options) -> Trainer:
             raise ValueError(f"workers={options.workers} and {ranks} ranks of torchrun cannot be combined")
         torch.distributed.init_process_group("gloo")
 
-    stepping = None if options.capture else "loop"
+    stepping = "auto" if options.capture else "loop"
 
     def executor(evaluator: Evaluator) -> Executor:
         evaluator.stepping = stepping

@@ -34,11 +34,11 @@ from learned_samplers.learned import weights
 from learned_samplers.learned.network import flatten, layers_of
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
 from meta_tasks.rules.base import steps_for
 from meta_tasks.rules.learned import KineticRule, L2ERule, NetworkRule
-from meta_tasks.tasks.family import ImageTaskFamily, family_named
+from meta_tasks.tasks import ImageTaskFamily, family_named
 from meta_tasks.training.process import one_core
 
 

@@ -10,7 +10,7 @@ def require(module: str, extra: str) -> Any:
     """The module of that name, imported; ``extra`` is the extra of learned-samplers that installs it.
 
     Raises:
-        ImportError: it is not installed. The message says how to install it.
+        ModuleNotFoundError: it is not installed. The message says how to install it.
     """
     package = module.partition(".")[0]
     try:
@@ -18,6 +18,6 @@ def require(module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
             raise  # it is there, and lacks something itself
-        raise ImportError(
+        raise ModuleNotFoundError(
             f'{package} is needed here and is not installed: pip install "learned-samplers[{extra}]"', name=package
         ) from error

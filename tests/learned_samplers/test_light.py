@@ -67,7 +67,7 @@ def test_the_headline_runs_on_random_data_in_a_bare_install():
         ("from learned_samplers.plots import side_by_side; side_by_side(2)", "matplotlib", "plots"),
         ("from learned_samplers.diagnostics import ess; ess(torch.randn(2, 50, 3))", "arviz", "arviz"),
         ("import learned_samplers.differentiable", "higher", "higher"),
-        ("from meta_tasks.datasets import load; load('digits')", "medmnist", "meta"),
+        ("from meta_tasks.datasets import load; load('digits')", "sklearn", "meta"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(code, package, extra):

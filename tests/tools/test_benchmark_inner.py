@@ -7,25 +7,25 @@ import torch
 from experiments.benchmarks import forms as _benchmark_forms
 from experiments.benchmarks import inner as _benchmark_inner
 from experiments.benchmarks import protocol as _benchmark_protocol
-from experiments.benchmarks.forms import FORMS, make_kernel, variant_rule, variant_stepping, variants_on
+from experiments.benchmarks.forms import FORMS, make_network, variant_rule, variant_stepping, variants_on
 from experiments.benchmarks.inner import InnerBenchmark, gflop, make_unroll, peer_speed
 from experiments.benchmarks.protocol import Protocol, load_data, make_trainer
 
 from meta_tasks.inner_loop.schedule import Schedule
-from meta_tasks.networks.batched import kernel_for
+from meta_tasks.networks import batched_network_for
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.rules.triton_l2e import FusedL2ERule
-from meta_tasks.tasks.family import family_named
+from meta_tasks.tasks import family_named
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "compiled"])
 def test_every_form_computes_the_same_gradients(form):
     # "compiled" takes half a minute; it is autograd through torch.compile, whose own tests are torch's
-    chosen = kernel_for("cnn", (1, 8, 8), 10, channels=4, depth=2)
+    chosen = batched_network_for("cnn", (1, 8, 8), 10, channels=4, depth=2)
     weights = torch.stack([chosen.initial(seed) for seed in range(4)])
     x, y = torch.rand(2, 6, 1, 8, 8), torch.randint(10, (2, 6))
     with torch.no_grad():
-        loss, gradient = make_kernel(form, chosen, 4, 6).loss_and_gradient(weights, x, y)
+        loss, gradient = make_network(form, chosen, 4, 6).loss_and_gradient(weights, x, y)
         expected_loss, expected_gradient = chosen.loss_and_gradient(weights, x, y)
     tolerance = 5e-2 if form == "bf16" else 1e-5
     torch.testing.assert_close(loss, expected_loss, rtol=tolerance, atol=tolerance)
@@ -92,7 +92,7 @@ def test_the_variants_of_a_device_and_what_they_are(monkeypatch):
     assert variants_on("cuda") == ("loop", "static", "graph")
     assert (variant_stepping("fused-graph"), variant_rule("fused-graph")) == ("graph", FusedL2ERule)
     assert (variant_stepping("static"), variant_rule("static")) == ("static", L2ERule)
-    assert (variant_stepping("hand-loop"), variant_rule("hand-loop")) == (None, L2ERule)
+    assert (variant_stepping("hand-loop"), variant_rule("hand-loop")) == ("loop", L2ERule)
     runs = [make_unroll((4, 1, 8, 16), InnerBenchmark(members=2), name) for name in ("loop", "static")]
     assert [run.stepping for run, _ in runs] == ["loop", "static"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

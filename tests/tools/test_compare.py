@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from learned_samplers import metrics
 from meta_tasks.networks import architectures
-from meta_tasks.tasks.family import FAMILIES
+from meta_tasks.tasks import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 NETWORK = ["--model", "mlp", "--hidden", "8", "--limit", "320", "--batch-size", "32", "--num-samples", "4"]

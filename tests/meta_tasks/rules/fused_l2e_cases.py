@@ -18,7 +18,7 @@ from learned_samplers.learned.features import feature_set_named
 from learned_samplers.learned.l2e.rule import l2e_residual_rule
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.objectives import BMALoss
 from meta_tasks.rules import triton_kernels as kernels
 from meta_tasks.rules import triton_l2e as fused_l2e
 from meta_tasks.rules.learned import L2ERule

@@ -13,7 +13,7 @@ from learned_samplers.learned.l2e.rule import apply_network
 from learned_samplers.learned.weights import save
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.objectives import BMALoss
 from meta_tasks.rules.base import Hyperparameters
 from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import L2ERule

@@ -6,14 +6,14 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from meta_tasks.estimators.evolution import AntitheticES
+from meta_tasks.estimators import AntitheticES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD, SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule
-from meta_tasks.tasks.family import family_named
+from meta_tasks.tasks import family_named
 from meta_tasks.tasks.task import ImageTask
+from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.evaluation import HeldOutEvaluation
-from meta_tasks.training.trainer import Trainer, TrainerSettings
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_figures_have_a_cadence_of_their_own(tmp_path):
     assert "network/contours" not in logged(tmp_path / "never").Tags()["images"]
     # the cadence may change when a run goes on
     assert trainer(tmp_path / "never", iterations=3, evaluate_every=0, figures_every=1).iteration == 2
-    with pytest.raises(ValueError, match="figures_every must not be negative, got -1"):
+    with pytest.raises(ValueError, match="figures_every must be at least 0, got -1"):
         TrainerSettings(figures_every=-1)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meta_tasks.estimators.evolution import AntitheticES
+from meta_tasks.estimators import AntitheticES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.training import workers
@@ -25,9 +25,8 @@ ESTIMATOR = AntitheticES(0.2, 4, Horizon(12, 12, samples=3))
 SCRIPT = """
 import sys
 from pathlib import Path
-from meta_tasks.training.trainer import Trainer, TrainerSettings
+from meta_tasks.training import ProcessExecutor, Trainer, TrainerSettings
 from meta_tasks.rules.classical import LearnableSGD
-from meta_tasks.training.workers import ProcessExecutor
 from tests.meta_tasks.training.test_workers import ESTIMATOR
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 

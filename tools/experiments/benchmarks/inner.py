@@ -20,7 +20,7 @@ from experiments.benchmarks.forms import (
     FORMS,
     VARIANTS,
     device_name,
-    make_kernel,
+    make_network,
     synchronize,
     variant_rule,
     variant_stepping,
@@ -30,8 +30,8 @@ from experiments.benchmarks.protocol import Protocol, measure_protocol
 from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.networks.batched import kernel_for
-from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.networks import batched_network_for
+from meta_tasks.objectives import BMALoss
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.tasks.task import ImageTask, TaskConfig
 from meta_tasks.training.process import one_core
@@ -81,7 +81,7 @@ def gflop(channels: int, depth: int, size: int, batch: int, features: int) -> fl
     linear = pooled * 20 + batch * 20 * CLASSES
     # Forward, gradient of weights, gradient of inputs; the first layer has no need of the last.
     network = 2 * first + 3 * (depth - 1) * later + 3 * linear
-    d = kernel_for("cnn", (1, size, size), CLASSES, channels=channels, depth=depth).segments.total
+    d = batched_network_for("cnn", (1, size, size), CLASSES, channels=channels, depth=depth).segments.total
     passes = d * (2 * (features * 32 + 32 * 32) + 32 * 3)
     return 2e-9 * (network + passes)
 
@@ -95,7 +95,7 @@ def make_unroll(configuration: Configuration, options: InnerBenchmark, form: str
     settings = TaskConfig("random", "cnn", {"channels": channels, "depth": depth}, batch_size=batch, lr=0.1)
     task = ImageTask(settings, data, 0, options.device)
     if form in FORMS:
-        task.kernel = make_kernel(form, task.kernel, options.members, batch)
+        task.network = make_network(form, task.network, options.members, batch)
     rule = variant_rule(form)("residual", options.feature_set)
     weights = torch.stack([rule.initial_weights(i) for i in range(options.members)])
     group = 2 if options.members % 2 == 0 else 1

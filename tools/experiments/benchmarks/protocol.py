@@ -10,12 +10,12 @@ import torch
 
 from experiments.benchmarks.forms import device_name, synchronize, variant_rule, variant_stepping
 from meta_tasks.datasets import ImageData
-from meta_tasks.estimators.evolution import AntitheticES
+from meta_tasks.estimators import AntitheticES, Evaluator
 from meta_tasks.inner_loop.schedule import Horizon
-from meta_tasks.tasks.family import ImageTaskFamily, family_named
+from meta_tasks.tasks import ImageTaskFamily, family_named
+from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.process import one_core
-from meta_tasks.training.trainer import Trainer, TrainerSettings
-from meta_tasks.training.workers import Evaluator, Executor, SerialExecutor
+from meta_tasks.training.workers import Executor, SerialExecutor
 
 
 @dataclass(frozen=True)

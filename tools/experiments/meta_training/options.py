@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from meta_tasks.training.trainer import TrainerSettings
+from meta_tasks.training import TrainerSettings
 
 
 @dataclass(frozen=True)
