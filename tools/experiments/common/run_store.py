@@ -28,13 +28,15 @@ class RunStore:
 
     def __init__(self, folder: Path, data: str | None = None, *, fresh: bool = False) -> None:
         self.folder, self.data, self.fresh = folder, data, fresh
-        self.done: set[str] = set()
+        self.done: set[Path] = set()
+
+    def below(self, name: str) -> RunStore:
+        """A store of the same data for a folder inside this one."""
+        return RunStore(self.folder / name, self.data, fresh=self.fresh)
 
     def path(self, name: str, kind: str = "runs", suffix: str = ".json") -> Path:
-        """A file of the run of that name; its folder is made."""
-        folder = self.folder / kind
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{name}{suffix}"
+        """A file of the run of that name."""
+        return self.folder / kind / f"{name}{suffix}"
 
     def run(self, name: str, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The result of that name made with these settings: the one on disk, else that of ``make``, written there.
@@ -53,14 +55,14 @@ class RunStore:
 
     def read(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """The finished run of that name; None if there is none, or one made of anything else."""
-        if self.fresh and name not in self.done:
+        if self.fresh and self.path(name) not in self.done:
             return None
         record = self.record(name)
         return record["result"] if record is not None and record["made_of"] == self._made_of(settings) else None
 
     def record(self, name: str) -> dict[str, Any] | None:
         """The run of that name as it is on disk, "made_of" and "result", whatever it was made of."""
-        path = self.folder / "runs" / f"{name}.json"
+        path = self.path(name)
         if not path.is_file():
             return None
         try:
@@ -72,15 +74,22 @@ class RunStore:
     def write(self, name: str, settings: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
         """Put a result on disk; the same as JSON gives it back."""
         content = json.dumps({"made_of": self._made_of(settings), "result": result}, indent=1, allow_nan=False)
+        self.path(name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path(name), content.encode())
-        self.done.add(name)
+        self.done.add(self.path(name))
         return json.loads(content)["result"]
 
-    def begin(self, name: str) -> None:
-        """Remove what an earlier run of that name has left: interrupted, this one must not leave it beside its own."""
+    def begin(self, name: str, *kinds: str) -> None:
+        """Remove what an earlier run of that name has left: interrupted, this one must not leave it beside its own.
+
+        Args:
+            kinds: of files that the run will write beside its result; their folders are made.
+        """
         self.path(name).unlink(missing_ok=True)
         for curves in (self.folder / "tensorboard" / name).glob("events.out.tfevents.*"):
             curves.unlink()
+        for kind in kinds:
+            (self.folder / kind).mkdir(parents=True, exist_ok=True)
 
     def board(self, name: str) -> str:
         """Folder of the run's TensorBoard curves."""
