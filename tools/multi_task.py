@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.common.options import prepare_torch
+from experiments.common.devices import prepare_torch
 from experiments.common.output import command_line, explained, tensorboard_hint
 from experiments.multi_task.comparison import Comparison
 from experiments.multi_task.options import parse

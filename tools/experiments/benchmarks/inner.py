@@ -19,14 +19,14 @@ import tyro
 from experiments.benchmarks.forms import (
     FORMS,
     VARIANTS,
-    device_name,
     make_kernel,
-    synchronize,
     variant_rule,
     variant_stepping,
     variants_on,
 )
 from experiments.benchmarks.protocol import Protocol, measure_protocol
+from experiments.benchmarks.timing import write_table
+from experiments.common.devices import device_name, synchronize
 from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
@@ -240,9 +240,7 @@ def benchmark_inner(options: InnerBenchmark) -> None:
 
 
 def _finish(options: InnerBenchmark, text: str) -> None:
-    print(text)
-    if options.out is not None:
-        options.out.write_text(f"`python tools/benchmark.py inner`: {text}\n")
+    write_table(options.out, "inner", text)
 
 
 def _speed_table(medians: dict[Any, float], peak: float, options: InnerBenchmark) -> str:

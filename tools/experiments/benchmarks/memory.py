@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from experiments.benchmarks.timing import write_table
 from learned_samplers import MGDA, MOOSVGD, MTSGD, SVGD
 
 #: Name in the table → the sampler and its number of targets K.
@@ -75,7 +76,4 @@ def benchmark_memory(options: MemoryBenchmark) -> None:
                 used = in_its_own_process(name, particles, parameters)
                 cells.append(f"{used / 1e6:,.0f} ({used / (4 * particles * parameters):.1f}×)")
             lines.append(f"| M={particles}, d={parameters:,} | " + " | ".join(cells) + " |")
-    table = "\n".join(lines)
-    print(table)
-    if options.out is not None:
-        options.out.write_text(f"`python tools/benchmark.py memory`: torch {torch.__version__}\n\n{table}\n")
+    write_table(options.out, "memory", f"torch {torch.__version__}\n\n" + "\n".join(lines))

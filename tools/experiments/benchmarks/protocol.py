@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.benchmarks.forms import device_name, synchronize, variant_rule, variant_stepping
+from experiments.benchmarks.forms import variant_rule, variant_stepping
+from experiments.common.devices import device_name, synchronize
 from meta_tasks.datasets import ImageData
 from meta_tasks.estimators.evolution import AntitheticES
 from meta_tasks.inner_loop.schedule import Horizon

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import tyro
 
 Options = TypeVar("Options")
@@ -92,23 +91,6 @@ def each_once(options: Any, *names: str) -> None:
         value = getattr(options, name)
         if not value or len(set(value)) < len(value):
             raise ValueError(f"{name} must hold names, each once, got {value}")
-
-
-def prepare_torch(device: str, threads: int) -> str:
-    """Set torch's number of threads; the device that ``auto`` means, others as they are.
-
-    Raises:
-        ValueError: torch knows no such device, or sees none here.
-    """
-    torch.set_num_threads(threads)
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device={device!r} cannot be used: {reason}") from error
-    return device
 
 
 def parse(

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from experiments.common.devices import prepare_torch
 from experiments.common.methods import one_of
 from experiments.common.options import (
     DataOptions,
@@ -18,7 +19,6 @@ from experiments.common.options import (
     each_once,
     not_negative,
     parse,
-    prepare_torch,
 )
 from experiments.images.methods import METHODS
 from experiments.images.presets import PRESETS

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from experiments.common.devices import synchronize
 from experiments.common.run_store import RunStore, fingerprint
 from experiments.images.measures import mean_temperatures, modes
 from experiments.images.methods import METHODS
@@ -210,7 +211,7 @@ class ImageRuns:
                     samples = point_runs(method, settings, result.lr, data, steps, log)
             except (Diverged, FloatingPointError) as error:
                 result.diverged = str(error)
-            synchronize(data)
+            synchronize(data.train_x.device)
             result.seconds = time.perf_counter() - start - log.validation_seconds
             result.gradient_evaluations = bar.n - begun
             result.temperatures, result.validation_curve = log.temperatures, log.validation_curve
@@ -305,9 +306,3 @@ def write_curves(result: Result, writer: SummaryWriter) -> None:
 def predictions(result: Result, out: Path) -> dict[str, Tensor]:
     """A run's predicted probabilities: "test" (n, classes), "test_labels" (n,), and if scored "ood" (m, classes)."""
     return load_file(out / "predictions" / f"{result.name}.safetensors")
-
-
-def synchronize(data: ImageData) -> None:
-    """Wait for the device, so that a time taken next is that of finished work."""
-    if data.train_x.is_cuda:
-        torch.cuda.synchronize(data.train_x.device)

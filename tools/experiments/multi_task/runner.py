@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
 
+from experiments.common.devices import synchronize
 from experiments.common.run_store import RunStore, fingerprint
 from experiments.multi_task.methods import Settings, make_sampler, uses_features
 from experiments.multi_task.networks import ParticleNetwork, build
@@ -175,8 +176,7 @@ def train(
                 bar.update()
                 if result.steps % max(total // POINTS, 1) == 0:
                     log_losses(losses[0] if with_features else losses, data, writer, bar, result.steps)
-            if data.train_x.is_cuda:
-                torch.cuda.synchronize(data.train_x.device)  # so that the time is that of finished work
+            synchronize(data.train_x.device)
             result.seconds += time.perf_counter() - start
             scores = score(predict(network, data.val_x).mean(1), data.val_y)
             result.curve.append(scores)
