@@ -36,9 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figure(out / "results.png", runs, f"{settings.dataset}, {settings.model}, {steps} gradients", out)
     print(
         f"\n{table}\n\nmean ± standard deviation over {counted(options.seeds, 'seed')}; ECE in 15 bins; seconds of "
-        f"training alone\nin {out}: table.md, results.json, results.png (the figure), samples/ (posterior samples) and "
-        f"predictions/\n{tensorboard_hint(out / 'tensorboard')}\ndone in {time.perf_counter() - start:.0f} s"
+        f"training alone"
     )
+    named = {"table": "table.md", "results": "results.json", "figure": "results.png", "posterior samples": "samples"}
+    for what, name in {**named, "predictions": "predictions"}.items():
+        print(f"{what + ':':20}{out / name}")
+    print(f"{tensorboard_hint(out / 'tensorboard')}\ndone in {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":
