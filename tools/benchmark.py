@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tyro
 from experiments.benchmarks.inner import InnerBenchmark, benchmark_inner
 from experiments.benchmarks.lenet import LeNetBenchmark, benchmark_lenet
 from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
 from experiments.benchmarks.particles import ParticleBenchmark, benchmark_particles
 from experiments.benchmarks.step import StepBenchmark, benchmark_steps
+from experiments.common.options import Action, parse_command
+from experiments.common.output import command_line, explained
 
-COMMANDS = {
+COMMANDS: dict[str, tuple[type, Action]] = {
     "step": (StepBenchmark, benchmark_steps),
     "inner": (InnerBenchmark, benchmark_inner),
     "particles": (ParticleBenchmark, benchmark_particles),
@@ -31,9 +32,9 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
-    kinds = {name: kind for name, (kind, _) in COMMANDS.items()}
-    options = tyro.extras.subcommand_cli_from_dict(kinds, args=arguments, description=__doc__)
-    next(action for kind, action in COMMANDS.values() if type(options) is kind)(options)
+    with explained():
+        options, action = parse_command(COMMANDS, arguments, __doc__)
+        action(options, command_line("benchmark", arguments))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import tyro
+from experiments.common.options import parse_command
 from experiments.common.output import command_line, explained
 from experiments.function_space.commands import COMMANDS
 
@@ -23,10 +23,8 @@ from experiments.function_space.commands import COMMANDS
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
-        kinds = {name: kind for name, (kind, _) in COMMANDS.items()}
-        options = tyro.extras.subcommand_cli_from_dict(kinds, args=arguments, description=__doc__)
+        options, action = parse_command(COMMANDS, arguments, __doc__)
     torch.set_num_threads(options.threads)
-    action = next(action for kind, action in COMMANDS.values() if type(options) is kind)
     with explained(options.out):
         action(options, command_line("function_space", arguments))
 

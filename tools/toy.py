@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tyro
+from experiments.common.options import parse_command
 from experiments.common.output import command_line, explained
-from experiments.toys.experiment import ZDT3, Mixtures, ToyOptions, compare
+from experiments.toys.experiment import ZDT3, Mixtures, compare
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
-        commands = {"mixtures": Mixtures, "zdt3": ZDT3}
-        options: ToyOptions = tyro.extras.subcommand_cli_from_dict(commands, args=arguments, description=__doc__)
+        options, action = parse_command({"mixtures": (Mixtures, compare), "zdt3": (ZDT3, compare)}, arguments, __doc__)
     with explained(options.out):
-        text = compare(options, command_line("toy", arguments))
-    print(f"\n{text}\nwritten to {options.out}")
+        action(options, command_line("toy", arguments))
 
 
 if __name__ == "__main__":

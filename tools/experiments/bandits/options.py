@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -39,9 +39,9 @@ class BanditOptions(DataOptions, RunOptions):
     """
 
     # A whole budget. Options given beside it take their place.
-    preset: Literal[*PRESETS] = "cpu"
+    preset: Annotated[str, one_of(PRESETS)] = "cpu"
     # Problems to play.
-    problem: tuple[Literal["mushroom", *WHEELS], ...] = ("mushroom", *WHEELS)
+    problem: tuple[Annotated[str, one_of(("mushroom", *WHEELS))], ...] = ("mushroom", *WHEELS)
     # Posteriors to play them with, in any letter case.
     method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
     # Rounds, networks and training.

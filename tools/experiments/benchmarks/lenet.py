@@ -110,10 +110,10 @@ def contestants(options: LeNetBenchmark) -> dict[str, Callable[[], list[Tensor]]
     }
 
 
-def benchmark_lenet(options: LeNetBenchmark) -> None:
+def benchmark_lenet(options: LeNetBenchmark, command: str = "python tools/benchmark.py lenet") -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     times = interleaved(contestants(options), options.rounds, "LeNet", warm_up=2, clock="processor")
     fastest = {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
     table = markdown([{"computed by": name, "ms": f"{value:.1f}"} for name, value in fastest.items()])
-    write_table(options.out, "lenet", f"torch {torch.__version__}, {options}\n\n{table}")
+    write_table(options.out, command, f"torch {torch.__version__}, {options}\n\n{table}")

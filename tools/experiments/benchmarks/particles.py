@@ -135,6 +135,7 @@ class Problem:
             jac_to_grad(own.values(), aggregator)
             with torch.no_grad():
                 for p in (*own.values(), *(p for head in heads for p in head)):
+                    assert p.grad is not None
                     p.add_(p.grad, alpha=-1e-12)
 
 
@@ -183,7 +184,7 @@ def left_out(name: str, particles: int, tasks: int, options: ParticleBenchmark) 
     return None
 
 
-def benchmark_particles(options: ParticleBenchmark) -> None:
+def benchmark_particles(options: ParticleBenchmark, command: str = "python tools/benchmark.py particles") -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -213,4 +214,4 @@ def benchmark_particles(options: ParticleBenchmark) -> None:
         table += f"\n\nLeft out: {'; '.join(missing)}."
     if torchjd_mgda() is None:
         table += "\n\n(TorchJD is not installed: pip install torchjd)"
-    write_table(options.out, "particles", f"{head}\n\n{table}")
+    write_table(options.out, command, f"{head}\n\n{table}")

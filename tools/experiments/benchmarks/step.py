@@ -94,9 +94,9 @@ def training_steps(device: str, num_images: int = 20_000) -> dict[str, Callable[
     labels = torch.randint(10, (num_images,), device=device)
     learned = build_meta_network((10,), zero_last=False, generator=torch.Generator().manual_seed(0))
 
-    def trainer(cls: type[torch.optim.Optimizer], **settings: Any) -> Callable[[], object]:
+    def trainer(cls: Callable[..., torch.optim.Optimizer], **settings: Any) -> Callable[[], object]:
         model = nn.Sequential(nn.Linear(784, 20), nn.ReLU(), nn.Linear(20, 10)).to(device)
-        sampler: Any = cls(model.parameters(), 1e-3, NUM_DATA, **settings)  # type: ignore[call-arg]
+        sampler: Any = cls(model.parameters(), 1e-3, NUM_DATA, **settings)
 
         def closure() -> Tensor:
             chosen = torch.randint(num_images, (500,), device=device)
@@ -152,7 +152,7 @@ def _posteriors_sghmc(params: list[Tensor]) -> Callable[[], object] | None:
     return step
 
 
-def benchmark_steps(options: StepBenchmark) -> None:
+def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchmark.py step") -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -167,7 +167,7 @@ def benchmark_steps(options: StepBenchmark) -> None:
     training = _milliseconds(training_steps(options.device), options, whole)
     table = f"{_table(columns)}\n\n{_training_table(whole, training)}"
     head = f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.rounds} rounds"
-    write_table(options.out, "step", f"{head}\n\n{table}")
+    write_table(options.out, command, f"{head}\n\n{table}")
     if not any("posteriors" in name for name in next(iter(columns.values()))):
         print("\n(the posteriors package is not installed: pip install posteriors)")
 

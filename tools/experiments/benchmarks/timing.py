@@ -50,4 +50,4 @@ def write_table(out: Path | None, command: str, text: str) -> None:
     """Print a benchmark's table, and put it in a file where one is named, under its command."""
     print(text)
     if out is not None:
-        out.write_text(f"`python tools/benchmark.py {command}`: {text}\n")
+        out.write_text(f"`{command}`: {text}\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,6 +93,22 @@ def each_once(options: Any, *names: str) -> None:
             raise ValueError(f"{name} must hold names, each once, got {value}")
 
 
+Action = Callable[[Any, str], None]
+
+
+def parse_command(
+    commands: Mapping[str, tuple[type, Action]], arguments: Sequence[str] | None, description: str | None
+) -> tuple[Any, Action]:
+    """The options of a tool with commands, and what carries the named one out.
+
+    Args:
+        commands: name → its options class, and its action, (options, command line) → None.
+    """
+    kinds: dict[str, Callable[..., Any]] = {name: kind for name, (kind, _) in commands.items()}
+    options: Any = tyro.extras.subcommand_cli_from_dict(kinds, args=arguments, description=description)
+    return options, next(action for kind, action in commands.values() if type(options) is kind)
+
+
 def parse(
     arguments: Sequence[str] | None, default: Options, presets: Mapping[str, Options], description: str | None
 ) -> Options:
@@ -105,5 +121,6 @@ def parse(
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset")
-    name = first.parse_known_args(arguments)[0].preset
-    return tyro.cli(type(default), args=arguments, default=presets.get(name, default), description=description)
+    name = first.parse_known_args(arguments)[0].preset or ""
+    preset = presets.get(name.lower(), default)
+    return tyro.cli(type(default), args=arguments, default=preset, description=description)

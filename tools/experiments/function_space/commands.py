@@ -48,7 +48,7 @@ class UCI(DataOptions, OutputOptions):
     # 3,000 of minibatches of 1,000 above.
     preset: Literal["cpu", "paper"] = "cpu"
     # Sets, in the order of the tables.
-    sets: tuple[Literal[NAMES], ...] = NAMES
+    sets: tuple[Annotated[str, one_of(NAMES)], ...] = NAMES
     # Methods, in the order of the tables, in any letter case.
     methods: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
     # Splits of each set, at most; the files hold 20, of protein 5.

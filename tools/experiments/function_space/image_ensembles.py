@@ -118,7 +118,7 @@ def _step(method: str, networks: Classifiers, data: ImageData, lr: float, protoc
     if method == "FSVGD":
         prior = GaussianProcessPrior(infinite_width(len(protocol.hidden), PRIOR_VARIANCE))
         pixels = networks.standardised(data.train_x)
-        sampler = FSVGD(params, lr, count, base_optimizer=torch.optim.Adam)
+        functions = FSVGD(params, lr, count, base_optimizer=torch.optim.Adam)
 
         def function_space(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             inputs = measurement_set(networks.standardised(x), pixels, protocol.extra, scale=protocol.noise)
@@ -127,7 +127,7 @@ def _step(method: str, networks: Classifiers, data: ImageData, lr: float, protoc
             density = prior.log_density(inputs[chosen], outputs[:, chosen])
             return classification_loss(outputs[:, : len(x)], y), outputs, density
 
-        return sampler, function_space
+        return functions, function_space
     settings: dict[str, Any] = dict(prior_precision=1 / PRIOR_VARIANCE, base_optimizer=torch.optim.Adam)
     if method == "SVGD":
         return SVGD(params, lr, count, **settings), lambda x, y: classification_loss(networks.logits(x), y)

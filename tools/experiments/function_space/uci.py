@@ -125,7 +125,7 @@ def fit(method: str, data: Standardised, lr: float, protocol: Protocol, seed: in
         if method == "SGHMC":
             keep = {steps - k * (steps // 2) // protocol.states for k in range(protocol.states)}
         states = _minibatches(networks, METHODS[method].build(networks, lr, protocol), batch, steps, keep)
-        result = Fit(*(torch.cat(parts, dim=1) for parts in zip(*states, strict=True)), steps=steps)
+        result = Fit(*joined(states), steps=steps)
     result.seconds = time.perf_counter() - start
     if not (result.outputs.isfinite().all() and result.log_noise.isfinite().all()):
         raise FloatingPointError("the predictions are not finite")
@@ -143,6 +143,12 @@ def _minibatches(networks: Networks, step: Step, batch: int, steps: int, keep: s
         if count in keep:
             states.append(networks.state())
     return states
+
+
+def joined(states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The networks of several states side by side."""
+    outputs, log_noise = (torch.cat(parts, dim=1) for parts in zip(*states, strict=True))
+    return outputs, log_noise
 
 
 def prior_by_group(prior: FittedPrior, inputs: Tensor, outputs: Tensor) -> Tensor:
@@ -228,8 +234,7 @@ def _hmc(data: Standardised, lr: float, protocol: Protocol) -> Fit:
         sampler.step(closure)
         if count > protocol.hmc_burn_in and (count - protocol.hmc_burn_in) % protocol.hmc_thinning == 0:
             states.append(networks.state())
-    parts = (torch.cat(parts, dim=1) for parts in zip(*states, strict=True))
-    return Fit(*parts, steps=total * (protocol.leapfrog_steps + 1), acceptance_rate=sampler.acceptance_rate)
+    return Fit(*joined(states), steps=total * (protocol.leapfrog_steps + 1), acceptance_rate=sampler.acceptance_rate)
 
 
 @dataclass(frozen=True)

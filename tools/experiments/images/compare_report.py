@@ -48,16 +48,16 @@ class BudgetReport:
     runs: dict[str, list[Result]] = field(default_factory=dict)
 
 
-def measured(result: Result) -> dict[str, float | None]:
+def measured(result: Result) -> dict[str, Any]:
     """The numbers of a run that are averaged over seeds; None where a method has no such number."""
     own = {"kld": result.pairwise_kld, "ess_per_second": result.ess_per_second, "seconds": result.seconds}
     return {**result.scores, **own, "num_samples": result.num_samples}
 
 
-def summary(results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
+def summary(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
     """Mean and standard deviation of each number over the seeds that did not diverge."""
     rows = [measured(result) for result in finished(results)]
-    means: dict[str, dict[str, float | None]] = {"mean": {}, "std": {}}
+    means: dict[str, dict[str, Any]] = {"mean": {}, "std": {}}
     for key in rows[0] if rows else ():
         values = [value for row in rows if (value := row[key]) is not None]
         mean, std = mean_and_std(values) if values else (math.nan, math.nan)
@@ -119,7 +119,7 @@ def against_baselines(report: BudgetReport) -> dict[str, dict[str, Any]]:
 
 def content(report: BudgetReport) -> dict[str, Any]:
     """All numbers of a budget; the curves and the temperatures over a run are in its own file, which "file" names."""
-    methods = {}
+    methods: dict[str, Any] = {}
     for name, results in report.runs.items():
         tuning = report.tuning[name]
         methods[name] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -108,7 +108,7 @@ class CompareOptions(ImageOptions):
     """Compare samplers at equal gradient evaluations, each tuned on validation data, at one or several budgets."""
 
     # A whole experiment: its data, network, posterior and budgets. Options given beside it take their place.
-    preset: Literal[*PRESETS] | None = None
+    preset: Annotated[str, one_of(PRESETS)] | None = None
     # Methods to compare, in the order of the tables, in any letter case.
     sampler: tuple[MethodName, ...] = (
         *("SGHMC", "PSGLD", "CyclicalSGMCMC", "L2E", "AdamAverage", "DeepEnsemble", "AdamEnsemble"),
@@ -177,7 +177,7 @@ class CompareOptions(ImageOptions):
 def parse_compare(arguments: Sequence[str] | None, description: str | None = None) -> CompareOptions:
     """The options of `compare.py`; those of the preset, if one is named, are the defaults of the others."""
     presets = {
-        name: CompareOptions(settings=settings, budgets=budgets, preset=name)  # type: ignore[arg-type]
+        name: CompareOptions(settings=settings, budgets=budgets, preset=name)
         for name, (settings, budgets) in PRESETS.items()
     }
     return parse(arguments, CompareOptions(), presets, description)

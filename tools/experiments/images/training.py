@@ -153,7 +153,7 @@ def minibatch_run(
         if step % log.every == 0:
             log.write(step * gradients_per_step, model, optimizer)
         if getattr(optimizer, "needs_closure", False):
-            closure = Reevaluation(model, optimizer, images, labels, loss)
+            closure: Any = Reevaluation(model, optimizer, images, labels, loss)
             optimizer.step(closure)
             log.bar.update(closure.calls)
         else:

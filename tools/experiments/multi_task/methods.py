@@ -103,17 +103,24 @@ def _mt_sgd(groups: Any, lr: float, num_data: float, settings: Settings, **more:
 
 
 def _mt_sgd_code(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-    rules = dict(target_weights="gradients", kernel_on="features", gradient_normalisation="coordinate")
-    return MTSGD(groups, lr, num_data, **rules, **more)
+    return MTSGD(
+        groups,
+        lr,
+        num_data,
+        target_weights="gradients",
+        kernel_on="features",
+        gradient_normalisation="coordinate",
+        **more,
+    )
 
 
 def _svgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
     return MTSGD(groups, lr, num_data, target_weights="equal", kernel_on=settings.kernel_on, **more)
 
 
-def _plain(cls: type[ParticleSampler]) -> Callable[..., ParticleSampler]:
+def _plain(cls: Callable[..., ParticleSampler]) -> Callable[..., ParticleSampler]:
     def make(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-        return cls(groups, lr, num_data, **more)  # type: ignore[call-arg]
+        return cls(groups, lr, num_data, **more)
 
     return make
 

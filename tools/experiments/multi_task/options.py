@@ -50,7 +50,7 @@ class TaskOptions(DeviceOptions, DataOptions, RunOptions):
     rates: tuple[float, ...] | None = None
     # Scales of the energies to try with each rate, where particles repel each other: "posterior" is N times the mean
     # loss, "mean_loss" that itself, as in the published code, which makes the repulsion N times stronger.
-    energies: tuple[Literal["posterior", "mean_loss"], ...] = ENERGIES
+    energies: tuple[Annotated[str, one_of(ENERGIES)], ...] = ENERGIES
     # Times that the grid is extended where its best rate lies at an edge.
     extensions: int = 1
     # Epochs of a run to tune by.
@@ -77,7 +77,11 @@ class TaskOptions(DeviceOptions, DataOptions, RunOptions):
     def load(self, name: str) -> MultiTaskData:
         """A data set with as many images as the settings say."""
         settings = self.settings
-        limits = {"limit": settings.train, "limit_validation": settings.validation, "limit_test": settings.test}
+        limits: dict[str, Any] = {
+            "limit": settings.train,
+            "limit_validation": settings.validation,
+            "limit_test": settings.test,
+        }
         if name == "celeba":
             return load_celeba(self.data, attributes=settings.attributes, size=settings.size, **limits)
         return load_overlaid(name, self.data, size=settings.size, **limits)

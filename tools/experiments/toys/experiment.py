@@ -152,7 +152,7 @@ def keep(name: str, make: Maker, options: ToyOptions, seed: int, one: Callable[[
     return Run(**{**found, "snapshots": snapshots})
 
 
-def mixtures(options: Mixtures) -> tuple[dict[str, list[Run]], list[dict[str, str]]]:
+def mixtures(options: ToyOptions) -> tuple[dict[str, list[Run]], list[dict[str, str]]]:
     keep = (0, options.steps // 4, options.steps // 2, options.steps)
 
     def one(make: Maker, seed: int) -> Run:
@@ -208,11 +208,11 @@ def pareto(options: ZDT3) -> tuple[dict[str, list[Run]], list[dict[str, str]]]:
     return runs, [*table, front]
 
 
-def compare(options: ToyOptions, command: str) -> str:
-    """Run everything and write table, figure and numbers; the table."""
+def compare(options: ToyOptions, command: str) -> None:
+    """Run everything, and write table, figure and numbers."""
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    runs, table = mixtures(options) if isinstance(options, Mixtures) else pareto(options)
+    runs, table = pareto(options) if isinstance(options, ZDT3) else mixtures(options)
     first = {name: results[0].snapshots for name, results in runs.items()}
     note = f"mean ± standard deviation over {counted(options.seeds, 'starting point')}"
     if isinstance(options, Mixtures):
@@ -223,4 +223,4 @@ def compare(options: ToyOptions, command: str) -> str:
     methods = {name: [{"seed": r.seed, "seconds": r.seconds, **r.scores} for r in rs] for name, rs in runs.items()}
     text = f"{markdown(table)}\n\n{note}"
     write_outputs(options.out, command, text, {"settings": settings_of(options), "methods": methods})
-    return text
+    print(f"\n{text}\nwritten to {options.out}")
