@@ -100,6 +100,12 @@ class RunStore:
         return json.loads(json.dumps(made_of, allow_nan=False))
 
 
+def data_fingerprint(data: Any, *others: Tensor) -> str:
+    """That of a data set: inputs and labels of its three parts, and further tensors."""
+    parts = (getattr(data, f"{part}_{kind}") for part in ("train", "val", "test") for kind in "xy")
+    return fingerprint([*parts, *others])
+
+
 def fingerprint(tensors: Iterable[Tensor]) -> str:
     """16 hexadecimal digits that change with any number, shape or type in the data."""
     digest = hashlib.sha256()

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from experiments.common.run_store import RunStore, fingerprint
+from experiments.common.run_store import RunStore, data_fingerprint
 from experiments.common.tuning import Choice, tune
 from experiments.function_space.stacked_mlp import StackedMLP
 from learned_samplers import FSVGD, SVGD, LinearScalarisation, metrics
@@ -167,8 +167,7 @@ class ImageRuns:
 
     def __init__(self, out: Path, data: ImageData, protocol: ImageProtocol, *, fresh: bool = False):
         self.data, self.protocol = data, protocol
-        tensors = [data.train_x, data.train_y, data.val_x, data.val_y, data.test_x, data.test_y]
-        self.store = RunStore(out, fingerprint(tensors), fresh=fresh)
+        self.store = RunStore(out, data_fingerprint(data), fresh=fresh)
 
     def tune(self, method: str) -> tuple[float, dict[str, float | None]]:
         """The learning rate with the best validation NLL after the tuning epochs, and that of all (None: diverged).

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from experiments.common.devices import synchronize
-from experiments.common.run_store import RunStore, fingerprint
+from experiments.common.run_store import RunStore, data_fingerprint
 from experiments.images.measures import mean_temperatures, modes
 from experiments.images.methods import METHODS
 from experiments.images.settings import Settings
@@ -244,8 +244,7 @@ class ImageRuns:
 
 def store_for(out: Path, data: ImageData, ood: ImageData | None = None, *, fresh: bool = False) -> RunStore:
     """The store of runs on these data."""
-    tensors = [data.train_x, data.train_y, data.val_x, data.val_y, data.test_x, data.test_y]
-    return RunStore(out, fingerprint(tensors + ([] if ood is None else [ood.test_x])), fresh=fresh)
+    return RunStore(out, data_fingerprint(data, *([] if ood is None else [ood.test_x])), fresh=fresh)
 
 
 def validate(result: Result, samples: SampleCollection, data: ImageData, store: RunStore) -> None:

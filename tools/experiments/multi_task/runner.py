@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
 
 from experiments.common.devices import synchronize
-from experiments.common.run_store import RunStore, fingerprint
+from experiments.common.run_store import RunStore, data_fingerprint
 from experiments.multi_task.methods import Settings, make_sampler, uses_features
 from experiments.multi_task.networks import ParticleNetwork, build
 from learned_samplers import metrics
@@ -84,8 +84,7 @@ def new_result(settings: Settings, dataset: str, method: str, lr: float, energy:
 
 def store_for(out: Path, data: MultiTaskData, *, fresh: bool = False) -> RunStore:
     """The store of runs on these data."""
-    tensors = [data.train_x, data.train_y, data.val_x, data.val_y, data.test_x, data.test_y]
-    return RunStore(out, fingerprint(tensors), fresh=fresh)
+    return RunStore(out, data_fingerprint(data), fresh=fresh)
 
 
 def run(
