@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 import tyro
-from experiments.common.figure import new_figure
+from experiments.common.figures import new_figure
 from experiments.common.output import command_line, settings_of, write_outputs
-from experiments.images.report import markdown
+from experiments.common.tables import markdown
 from torch import Tensor
 
 from learned_samplers.learned import weights

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 import tyro
-from experiments.common.checks import check_at_least_one
-from experiments.images.report import markdown
+from experiments.common.options import at_least_one
+from experiments.common.tables import markdown
 from experiments.images.settings import Settings
 from experiments.images.training import batches, build_network, evaluate
 from torch.nn.functional import cross_entropy
@@ -53,7 +53,7 @@ class Options:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "epochs", "block")
+        at_least_one(self, "epochs", "block")
 
 
 @dataclass(frozen=True)

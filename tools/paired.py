@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
-from experiments.images.report import markdown
+from experiments.common.tables import markdown
 from experiments.meta_training.cards import blend, check_same_rule
 from torch import Tensor, nn
 from tqdm import tqdm

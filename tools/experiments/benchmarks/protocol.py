@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from experiments.benchmarks.forms import device_name, synchronize, variant_rule, variant_stepping
+from experiments.benchmarks.forms import variant_rule, variant_stepping
+from experiments.common.devices import device_name, synchronize
 from meta_tasks.datasets import ImageData
 from meta_tasks.estimators import AntitheticES, Evaluator
 from meta_tasks.inner_loop.schedule import Horizon
@@ -57,7 +59,8 @@ def make_trainer(protocol: Protocol, family: ImageTaskFamily, feature_set: str, 
     estimator = AntitheticES(0.01, protocol.pairs, horizon, pairs_per_task=protocol.pairs)
     settings = TrainerSettings(iterations=protocol.outer, evaluate_every=0)
     rule = variant_rule(variant)("residual", feature_set)
-    return Trainer(family, rule, estimator, settings, make_executor=executor)
+    anything: Any = family  # the protocol wants a name that can be set
+    return Trainer(anything, rule, estimator, settings, make_executor=executor)
 
 
 def load_data(protocol: Protocol, family: ImageTaskFamily) -> None:
@@ -98,8 +101,8 @@ def measure_protocol(
         family = family_named(protocol.family, root=protocol.data, device=device)
         trainers = {variant: make_trainer(protocol, family, feature_set, variant) for variant in variants}
         load_data(protocol, family)
-    except (ValueError, FileNotFoundError) as error:
-        raise SystemExit(f"error: {error}") from error
+    except (ValueError, FileNotFoundError) as problem:
+        raise SystemExit(f"error: {problem}") from problem
     seconds: dict[str, list[float]] = {variant: [] for variant in variants}
     for number in range(measured + 1):
         for variant, trainer in trainers.items():

@@ -1,56 +1,50 @@
-"""Ways to compute the gradients of five LeNets on two tasks: what the form of `experiments.multi_task.networks.LeNet`
-rests on.
-
-    python tools/experiments/multi_task/forms.py --batch-size 32
-
-Rounds are interleaved; the times are of the processor, so that what else the machine does counts little.
-"""
+"""Ways to compute the gradients of five LeNets on two tasks: what `experiments.multi_task.networks.LeNet` rests on."""
 
 from __future__ import annotations
 
 import statistics
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-import tyro
 from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
-from tqdm import tqdm
 
-from experiments.common.checks import check_at_least_one
-from experiments.images.report import markdown
+from experiments.benchmarks.timing import interleaved, write_table
+from experiments.common.options import at_least_one
+from experiments.common.tables import markdown
 from experiments.multi_task.networks import LeNet
 
 TASKS = 2
 
 
 @dataclass(frozen=True)
-class Options:
-    """Milliseconds of a forward pass and the gradients of every task, for each form."""
+class LeNetBenchmark:
+    """Milliseconds of the processor for a forward pass and the gradients of every task, computed in several ways."""
 
     # Images in the minibatch.
     batch_size: int = 32
     # Number of particles.
     particles: int = 5
-    # Each form is timed once a round.
+    # Each way is timed once a round.
     rounds: int = 20
     # CPU threads of torch.
     threads: int = 1
+    # File for the Markdown table, besides the terminal.
+    out: Path | None = None
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "batch_size", "particles", "threads")
+        at_least_one(self, "batch_size", "particles", "threads")
         if self.rounds < 2:
             raise ValueError(f"rounds must be at least 2, got {self.rounds}")
 
 
-class Forms:
-    """One problem, and the forms of its forward pass: each gives the heads' inputs, (M, B, 50)."""
+class Variants:
+    """One problem, and the variants of its forward pass: each gives the heads' inputs, (M, B, 50)."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LeNetBenchmark) -> None:
         self.network = LeNet((1, 28, 28), TASKS, 10, options.particles)
         self.module = LeNet.one(1, 320, 5)
         self.x = torch.rand(options.batch_size, 1, 28, 28)
@@ -98,41 +92,28 @@ class Forms:
         return [torch.stack(pieces) for pieces in zip(*(grads[: len(trunk)] for grads in passes), strict=True)]
 
 
-def contestants(options: Options) -> dict[str, Callable[[], list[Tensor]]]:
+def contestants(options: LeNetBenchmark) -> dict[str, Callable[[], list[Tensor]]]:
     """Name → a forward pass and the gradients."""
-    forms = Forms(options)
+    variants = Variants(options)
     named = {
-        "patches × weights, then a grouped convolution": forms.chosen,
-        "two grouped convolutions": forms.grouped,
-        "loop over particles": forms.loop,
-        "vmap over particles": forms.vectorised,
+        "patches × weights, then a grouped convolution": variants.chosen,
+        "two grouped convolutions": variants.grouped,
+        "loop over particles": variants.loop,
+        "vmap over particles": variants.vectorised,
     }
     return {
         f"{name}; {'one batched pass' if batched else 'a pass a task'}": (
-            lambda form=form, batched=batched: forms.gradients(form, batched)  # type: ignore[misc]
+            lambda variant=variant, batched=batched: variants.gradients(variant, batched)  # type: ignore[misc]
         )
-        for name, form in named.items()
+        for name, variant in named.items()
         for batched in (False, True)
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; `arguments` None takes those of the process."""
-    options = tyro.cli(Options, args=arguments, description=__doc__)
+def benchmark_lenet(options: LeNetBenchmark, command: str = "python tools/benchmark.py lenet") -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    steps = contestants(options)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in tqdm(range(options.rounds + 2), file=sys.stderr):
-        for name, step in steps.items():
-            start = time.process_time()
-            step()
-            if number >= 2:
-                times[name].append(1e3 * (time.process_time() - start))
+    times = interleaved(contestants(options), options.rounds, "LeNet", warm_up=2, clock="processor")
     fastest = {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
-    print(f"torch {torch.__version__}, {options}\n")
-    print(markdown([{"form": name, "ms": f"{value:.1f}"} for name, value in fastest.items()]))
-
-
-if __name__ == "__main__":
-    main()
+    table = markdown([{"computed by": name, "ms": f"{value:.1f}"} for name, value in fastest.items()])
+    write_table(options.out, command, f"torch {torch.__version__}, {options}\n\n{table}")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = sorted((Path(__file__).parents[2] / "tools").glob("*.py"))
+ROOT = Path(__file__).parents[4] / "tools"
+FILES = sorted(ROOT.rglob("*.py"))
 
 
 def uncommented_fields(source):
@@ -25,7 +26,7 @@ def uncommented_fields(source):
     return found
 
 
-@pytest.mark.parametrize("path", TOOLS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_option_has_a_comment_of_its_own(path):
     source = path.read_text()
     assert uncommented_fields(source) == []

@@ -1,16 +1,14 @@
-"""Particles of classifiers: the prior on functions, the averaged prediction, both commands on small digits."""
+"""Particles of classifiers: the prior on functions, the averaged prediction, runs on small digits."""
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 
 import pytest
 import torch
 from experiments.function_space import image_ensembles as _image_ensembles
 from experiments.function_space.image_ensembles import (
-    LABELS,
+    METHODS,
     PRIOR_VARIANCE,
     Classifiers,
     ImageProtocol,
@@ -19,7 +17,6 @@ from experiments.function_space.image_ensembles import (
     train,
 )
 from experiments.function_space.stacked_mlp import StackedMLP
-from function_space import main
 
 from meta_tasks.datasets import load
 
@@ -58,7 +55,7 @@ def test_prediction_is_the_mean_of_the_probabilities(digits):
     assert abs(pixels.std() - 1) < 1e-4
 
 
-@pytest.mark.parametrize("method", list(LABELS))
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns(method, digits):
     networks, _ = train(method, digits, 3e-2, PROTOCOL, 0)
     right = networks.predict(digits.test_x).argmax(-1) == digits.test_y
@@ -70,11 +67,11 @@ def test_every_method_learns(method, digits):
 def test_runs_are_kept_and_loaded(digits, tmp_path, monkeypatch):
     runs = ImageRuns(tmp_path, digits, PROTOCOL)
     with pytest.raises(FileNotFoundError, match="train those networks first"):
-        runs.load("svgd", 0)
-    lr, trials = runs.tune("svgd")
+        runs.load("SVGD", 0)
+    lr, trials = runs.tune("SVGD")
     assert trials[f"{lr:g}"] == min(trials.values())
-    result = runs.run("svgd", lr, 0)
-    loaded = runs.load("svgd", 0)
+    result = runs.run("SVGD", lr, 0)
+    loaded = runs.load("SVGD", 0)
     wrong = (loaded.predict(digits.test_x).argmax(-1) != digits.test_y).double().mean().item()
     assert result["error"] == pytest.approx(wrong)
     assert result["error"] <= result["error_of_one"] + 0.05
@@ -83,30 +80,10 @@ def test_runs_are_kept_and_loaded(digits, tmp_path, monkeypatch):
         raise FloatingPointError("planted")
 
     monkeypatch.setattr(_image_ensembles, "train", refuse)
-    assert runs.run("svgd", lr, 0) == result
-    with pytest.raises(RuntimeError, match="f-SVGD diverged with every learning rate"):
-        runs.tune("fsvgd")
+    assert runs.run("SVGD", lr, 0) == result
+    with pytest.raises(RuntimeError, match="FSVGD: it diverged at every learning rate"):
+        runs.tune("FSVGD")
     for change in ({"hidden": (8,)}, {"particles": 4}, {"epochs": 16}):
         other = ImageRuns(tmp_path, digits, replace(PROTOCOL, **change))
-        with pytest.raises(ValueError, match=r"svgd_seed0\.safetensors was trained with protocol"):
-            other.load("svgd", 0)
-
-
-def test_commands(tmp_path, capsys):
-    settings = ["--dataset", "digits", "--hidden", "16", "--particles", "3", "--epochs", "60", "--tuning-epochs", "1"]
-    settings += ["--runs", str(tmp_path / "runs")]
-    with pytest.raises(SystemExit, match="train those networks first"):
-        main(["attack", *settings, "--out", str(tmp_path / "attack")])
-    main(["mnist", *settings, "--seeds", "2", "--out", str(tmp_path / "error")])
-    content = json.loads((tmp_path / "error" / "results.json").read_text())
-    assert {method: len(runs) for method, runs in content["methods"].items()} == dict.fromkeys(LABELS, 2)
-    assert all(label in (tmp_path / "error" / "table.md").read_text() for label in LABELS.values())
-    capsys.readouterr()
-    main(["attack", *settings, "--images", "100", "--epsilons", "0", "0.2", "--out", str(tmp_path / "attack")])
-    content = json.loads((tmp_path / "attack" / "results.json").read_text())["methods"]
-    for entry in content.values():
-        (fgsm,), (iterated,) = entry["fgsm"], entry["iterated"]
-        assert fgsm[0] == iterated[0] > 0.8
-        assert iterated[1] <= fgsm[1] < 0.6
-    assert (tmp_path / "attack" / "figure.png").stat().st_size > 10_000
-    assert re.search(r"one network of it +\| +0\.\d+", capsys.readouterr().out)
+        with pytest.raises(ValueError, match=r"SVGD_seed0\.safetensors was trained with protocol"):
+            other.load("SVGD", 0)

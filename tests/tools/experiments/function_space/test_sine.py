@@ -1,13 +1,10 @@
-"""The sine: against Bayesian linear regression, where the networks have no hidden layer, and the command."""
+"""The sine: against Bayesian linear regression, where the networks have no hidden layer."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from experiments.function_space.sine import LABELS, REGIONS, SineProblem, SineRuns, regions, summary, worst_rhat
-from function_space import main
+from experiments.function_space.sine import REGIONS, SineProblem, SineRuns, regions, summary, worst_rhat
 
 LINEAR = SineProblem(
     data=12, noise=0.3, hidden=(), variance=2.0, particles=100, steps=1500, chains=20, burn_in=30, trajectories=100,
@@ -29,7 +26,7 @@ def exact(runs):
     ("method", "mean_tolerance", "tolerance"),
     # HMC: 1,000 draws that are nearly independent. f-SVGD with 100 particles and the median bandwidth has a law of its
     # own; the ensemble has no law, which is the planted fault.
-    [("hmc", 0.15, 0.1), ("fsvgd", 0.1, 0.4), ("ensemble", 0.1, None)],
+    [("HMC", 0.15, 0.1), ("FSVGD", 0.1, 0.4), ("DeepEnsemble", 0.1, None)],
 )
 def test_linear_regression(method, mean_tolerance, tolerance):
     runs = SineRuns(LINEAR, 0)
@@ -41,7 +38,7 @@ def test_linear_regression(method, mean_tolerance, tolerance):
         assert ratio.max() < 0.2
     else:
         assert (ratio - 1).abs().max() < tolerance
-    assert (accepted is not None) == (method == "hmc")
+    assert (accepted is not None) == (method == "HMC")
 
 
 def test_regions_cover_the_grid():
@@ -69,16 +66,3 @@ def test_chains_that_disagree_are_seen():
     draws[:, 0] += 2  # planted: one chain elsewhere
     assert worst_rhat(draws.view(200, 241), 4) > 1.3
     assert worst_rhat(draws[:3].reshape(12, 241), 4) is None
-
-
-def test_command(tmp_path, capsys):
-    small = ["--steps", "5", "--particles", "4", "--trajectories", "10", "--burn-in", "2"]
-    main(["sine", "--seeds", "2", *small, "--out", str(tmp_path)])
-    content = json.loads((tmp_path / "results.json").read_text())["methods"]
-    assert {label: len(runs) for label, runs in content.items()} == dict.fromkeys(LABELS.values(), 2)
-    assert content["HMC"][0]["ratio in the gap"] == pytest.approx(1)
-    assert content["SVGD"][0]["acceptance_rate"] is None
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
-    assert "seed 1, f-SVGD, fitted prior" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="trajectories must be at least 10"):
-        main(["sine", "--trajectories", "9", "--out", str(tmp_path)])

@@ -1,23 +1,18 @@
-"""UCI regression: scores, methods on a problem that is known, splits that do not meet, and the command."""
+"""UCI regression: scores, methods on a problem that is known, and splits that do not meet."""
 
 from __future__ import annotations
 
-import inspect
-import json
 import math
-import re
 
 import pytest
 import torch
-from experiments.function_space import uci_runs as _uci_runs
-from experiments.function_space.uci import LABELS, RATES, Fit, Networks, Protocol, fit, prior_by_group, scores
+from experiments.function_space.uci import METHODS, Fit, Networks, Protocol, fit, prior_by_group, scores
 from experiments.function_space.uci_data import RegressionData, load, standardise
-from experiments.function_space.uci_runs import Comparison, Run, tables, with_error
-from function_space import MNIST, UCI, Attack, Sine, main
+from experiments.function_space.uci_runs import Comparison, Run, tables
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from learned_samplers.particles import FittedPrior
-from tests.tools.test_uci_data import made, write
+from tests.tools.experiments.function_space.test_uci_data import made, write
 
 NOISE = 0.1
 SMALL = Protocol(
@@ -50,9 +45,9 @@ def test_scores_are_those_of_the_mixture():
         torch.testing.assert_close(rmse[g], (means.mean(1) - targets).square().mean().sqrt())
 
 
-@pytest.mark.parametrize("method", list(LABELS))
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_fits_and_knows_its_noise(method):
-    lr = {"sghmc": 1e-2, "hmc": 1e-3}.get(method, 3e-2)
+    lr = {"SGHMC": 1e-2, "HMC": 1e-3}.get(method, 3e-2)
     rows = linear_data()
     fitted = fit(method, rows, lr, SMALL, 0)
     rmse, log_likelihood = scores(fitted, rows)
@@ -108,85 +103,21 @@ def test_losses_belong_to_their_networks():
 
 
 def test_table_text():
-    assert with_error([1.0, 2.0, 3.0], 2) == f"2.00 ± {1 / math.sqrt(3):.2f}"
-    assert with_error([], 2) == "–"
     entry = {"lr": 0.1, "splits_diverged": 0}
     results = {
         "made": {
-            "fsvgd": {**entry, "rmse": [1.0, 2.0], "log_likelihood": [0.0, 1.0]},
-            "svgd": {**entry, "rmse": [0.5, 1.5], "log_likelihood": [-1.0, -1.0]},
+            "FSVGD": {**entry, "rmse": [1.0, 2.0], "log_likelihood": [0.0, 1.0]},
+            "SVGD": {**entry, "rmse": [0.5, 1.5], "log_likelihood": [-1.0, -1.0]},
         }
     }
-    text = tables(results, ["fsvgd", "svgd"])
+    text = tables(results, ["FSVGD", "SVGD"])
     assert "**1.000 ± 0.500**" in text  # the lower RMSE is SVGD's
     assert "**0.500 ± 0.500**" in text  # the higher log-likelihood is f-SVGD's
     assert "1.500 ± 0.500" in text  # by which it is ahead
-    results["made"]["svgd"] |= {"rmse": [0.5], "log_likelihood": [-1.0], "splits_diverged": 1}
-    text = tables(results, ["fsvgd", "svgd"])
+    results["made"]["SVGD"] |= {"rmse": [0.5], "log_likelihood": [-1.0], "splits_diverged": 1}
+    text = tables(results, ["FSVGD", "SVGD"])
     assert "0.500 (1 diverged)" in text
     assert "**" not in text  # over other splits: not to be compared
-
-
-@pytest.mark.parametrize("options", [UCI, MNIST, Attack, Sine])
-def test_every_option_has_a_help_text_of_its_own(options):
-    """tyro gives a field without a comment the comment above it."""
-    for kind in options.__mro__[:-1]:
-        lines = inspect.getsource(kind).splitlines()
-        for number, line in enumerate(lines):
-            if re.match(r"    \w+: .* = ", line):
-                assert lines[number - 1].startswith("    # "), f"{kind.__name__}: {line.strip()} has no comment"
-
-
-COMMAND = ["uci", "--sets", "yacht", "--splits", "3", "--steps", "5", "--particles", "3", "--at-once", "2"]
-COMMAND += ["--hmc-trajectories", "5"]
-
-
-@pytest.fixture
-def command(tmp_path):
-    write(tmp_path, made(60))
-    return [*COMMAND, "--data", str(tmp_path), "--out", str(tmp_path / "out")]
-
-
-def test_command_is_resumed(command, tmp_path, capsys, monkeypatch):
-    main(command)
-    first = json.loads((tmp_path / "out" / "results.json").read_text())["sets"]["yacht"]
-    assert set(first) == set(LABELS)
-    assert all(len(entry["rmse"]) == len(entry["log_likelihood"]) == 3 for entry in first.values())
-    for method, entry in first.items():
-        tried = {float(rate): sum(values) for rate, values in entry["validation"].items()}
-        assert entry["lr"] == (max(tried, key=tried.get) if tried else RATES[method][0])
-    assert "yacht" in (tmp_path / "out" / "table.md").read_text()
-
-    def refuse(*arguments):
-        raise AssertionError("a finished run was done again")
-
-    monkeypatch.setattr(_uci_runs, "fit", refuse)
-    main(command)
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["sets"]["yacht"] == first
-    with pytest.raises(AssertionError, match="done again"):  # other settings are other runs
-        main([*command, "--seed", "1"])
-
-
-def test_command_stops_in_time_and_reports_divergence(command, tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([*command, "--minutes", "0"])
-    assert caught.value.code == 3
-
-    def diverge(*arguments):
-        raise FloatingPointError("planted")
-
-    monkeypatch.setattr(_uci_runs, "fit", diverge)
-    with pytest.raises(SystemExit, match="f-SVGD diverged on yacht with every learning rate"):
-        main(command)
-
-
-def test_bad_options(command, tmp_path):
-    with pytest.raises(SystemExit, match="splits must be at least 1, got 0"):
-        main([*command, "--splits", "0"])
-    with pytest.raises(SystemExit, match="hmc_trajectories must be at least 5, or no state is kept, got 3"):
-        main([*command, "--hmc-trajectories", "3"])
-    with pytest.raises(SystemExit, match=r"kin8nm\.npz is missing"):
-        main([*command, "--sets", "kin8nm"])
 
 
 @pytest.mark.parametrize(
@@ -210,6 +141,6 @@ def test_rates_are_extended_where_the_best_lies_at_an_edge(tmp_path, monkeypatch
 
     monkeypatch.setattr(Comparison, "run", run)
     write(tmp_path, made(60))
-    lr, trials = Comparison(tmp_path, Protocol()).tune(load("yacht", tmp_path), "svgd")
+    tuning = Comparison(tmp_path, Protocol()).tune(load("yacht", tmp_path), "SVGD")
     assert tried == [0.004, 0.016, 0.064, *beyond]
-    assert (lr, list(trials)) == (chosen, tried)
+    assert (tuning.chosen.lr, [choice.lr for choice in tuning.trials]) == (chosen, tried)

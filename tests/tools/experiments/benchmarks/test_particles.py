@@ -53,7 +53,7 @@ def test_every_contestant_runs(name):
 def test_the_table_says_what_was_measured(tmp_path, monkeypatch, capsys):
     measured = {"backward passes alone": 2.0, "MT-SGD": 3.0}
     monkeypatch.setattr(_benchmark_particles, "contestants", lambda *args: {})
-    monkeypatch.setattr(_benchmark_particles, "milliseconds", lambda steps, options, title: measured)
+    monkeypatch.setattr(_benchmark_particles, "milliseconds", lambda *args: measured)
     out = tmp_path / "particles.md"
     benchmark_particles(ParticleBenchmark(network=("mlp",), particles=(5, 20), tasks=(2,), out=out))
     assert "| mlp, M=20, K=2 | 2.0 (1.00×) | 3.0 (1.50×) |" in out.read_text()

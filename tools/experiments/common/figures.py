@@ -1,4 +1,4 @@
-"""An empty figure, without a window and without matplotlib's global state."""
+"""Figures without a window and without matplotlib's global state."""
 
 from __future__ import annotations
 
@@ -13,3 +13,9 @@ def new_figure(width: float, height: float) -> Any:
     fig = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(fig)
     return fig
+
+
+def grid_lines(ax: Any, **options: Any) -> None:
+    """Pale lines behind the curves."""
+    ax.grid(True, color="0.9", linewidth=0.8, **options)
+    ax.set_axisbelow(True)
