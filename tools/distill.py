@@ -30,7 +30,7 @@ from tqdm import tqdm, trange
 
 from learned_samplers.learned import weights
 from learned_samplers.learned.features import data_feature, features, update_averages
-from learned_samplers.learned.l2e.rule import apply_network
+from learned_samplers.learned.network import apply_network
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives.objectives import BMALoss

@@ -14,8 +14,7 @@ from learned_samplers.base import validation as check
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.saved_state import check_saved
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.l2e.rule import Phi
-from learned_samplers.learned.network import flatten, layers_of, shapes_of
+from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
 
 
 class LearnedSampler(Sampler):

@@ -8,9 +8,9 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from learned_samplers.learned.l2e.measures import output_grids
-from learned_samplers.learned.l2e.rule import Phi
 from learned_samplers.learned.meta_sgmcmc.network import split_meta_network
 from learned_samplers.learned.meta_sgmcmc.rule import Fields
+from learned_samplers.learned.network import Phi
 
 __all__ = ["meta_contours", "output_contours", "output_names"]
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from learned_samplers.learned.features import feature_set_named, features, update_averages
 from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES, kinetic_mean, l2e_kinetic_rule
 from learned_samplers.learned.l2e.measures import term_contributions
-from learned_samplers.learned.l2e.rule import Phi, apply_network, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.l2e.rule import l2e_paper_rule, l2e_residual_rule
 from learned_samplers.learned.meta_sgmcmc.network import META_FEATURES, build_meta_network, meta_features
 from learned_samplers.learned.meta_sgmcmc.rule import meta_sgmcmc_rule
-from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
+from learned_samplers.learned.network import Phi, apply_network, build_network, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.learned.preconditioned.rule import l2e_precond_rule
 from learned_samplers.learned.weights import load as load_weights
 from meta_tasks.random_streams import generator

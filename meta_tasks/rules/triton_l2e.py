@@ -23,7 +23,8 @@ from torch import Tensor
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, data_feature, feature_set_named
-from learned_samplers.learned.l2e.rule import Phi, decayed, l2e_residual_rule, velocity_scale
+from learned_samplers.learned.l2e.rule import decayed, l2e_residual_rule, velocity_scale
+from learned_samplers.learned.network import Phi
 from meta_tasks.rules.learned import L2ERule
 
 __all__ = ["FusedL2ERule", "fused_residual_rule", "triton_installed"]

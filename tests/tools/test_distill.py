@@ -10,7 +10,7 @@ import pretrained
 from learned_samplers import L2E
 from learned_samplers.learned import weights
 from learned_samplers.learned.features import FEATURE_SETS, data_feature
-from learned_samplers.learned.l2e.rule import apply_network
+from learned_samplers.learned.network import apply_network
 from meta_tasks.rules.learned import L2ERule
 
 SMALL = ["--family", "digits", "--tasks", "2", "--steps", "40", "--every", "5"]

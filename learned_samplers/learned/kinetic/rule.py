@@ -23,7 +23,7 @@ from torch import Tensor
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.l2e.rule import Phi, apply_network
+from learned_samplers.learned.network import Phi, apply_network
 
 #: The network's inputs: θ and ∇Ũ, each over its root mean square over the tensor.
 KINETIC_FEATURES = ("parameter", "energy_gradient")

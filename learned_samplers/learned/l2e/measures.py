@@ -23,15 +23,8 @@ from learned_samplers.learned.features import (
     feature_set_named,
     update_averages,
 )
-from learned_samplers.learned.l2e.rule import (
-    NetworkOnChain,
-    Phi,
-    apply_network,
-    decayed,
-    l2e_paper_rule,
-    l2e_residual_rule,
-    velocity_scale,
-)
+from learned_samplers.learned.l2e.rule import decayed, l2e_paper_rule, l2e_residual_rule, velocity_scale
+from learned_samplers.learned.network import NetworkOnChain, Phi, apply_network
 
 _RULES: dict[str, Callable[..., Any]] = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from learned_samplers.learned.l2e.rule import Phi
-from learned_samplers.learned.network import build_network, layers_of
+from learned_samplers.learned.network import Phi, build_network, layers_of
 
 #: The inputs: s_u·Ũ/N, the momentum pᵢ, s_g·∂ᵢŨ/N. The curl sees the first two, the friction all three.
 META_FEATURES = ("energy", "momentum", "energy_gradient")

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.l2e.rule import Phi
 from learned_samplers.learned.meta_sgmcmc.network import split_meta_network
+from learned_samplers.learned.network import Phi
 
 # Added to the mean squares of momentum and gradient before they are divided by. The first keeps a momentum that starts
 # at zero from steep slopes; it is exp(−½‖r‖²) that makes the momentum's scale 1 from the next step on.

@@ -10,7 +10,7 @@ from torch import Tensor
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import FeatureSet, TensorScales, feature_set_named, update_averages
-from learned_samplers.learned.l2e.rule import NetworkOnChain, Phi
+from learned_samplers.learned.network import NetworkOnChain, Phi
 
 
 def l2e_precond_rule(

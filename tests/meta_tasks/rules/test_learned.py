@@ -9,7 +9,7 @@ import torch
 import pretrained
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import FEATURE_SETS, features, update_averages
-from learned_samplers.learned.l2e.rule import apply_network
+from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.weights import save
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll

@@ -13,8 +13,8 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import FEATURE_SETS, TensorScales, update_averages
 from learned_samplers.learned.l2e.measures import assumption_violation, output_grids, term_contributions, term_effects
 from learned_samplers.learned.l2e.report import flat_states, gaussian_law, measure
-from learned_samplers.learned.l2e.rule import NetworkOnChain, l2e_paper_rule, l2e_residual_rule
-from learned_samplers.learned.network import build_network, layers_of
+from learned_samplers.learned.l2e.rule import l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.network import NetworkOnChain, build_network, layers_of
 from meta_tasks.rules.learned import L2ERule
 from tests.harness import closure_for, small_network
 
