@@ -6,11 +6,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.learned.features import FeatureSet, TensorScales, feature_set_named
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned.features import FeatureSet, TensorScales, feature_set_named, update_averages
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
 Phi = Sequence[tuple[Tensor, Tensor]]
@@ -180,3 +182,23 @@ class NetworkOnChain:
         total, size = scales.parameter.shape[-1], _block_size(self.phi, scales.parameter)
         blocks = (scales.window(start, min(start + size, total)) for start in range(0, total, size))
         return _outputs(self.phi, blocks, self.output_bound, heads)
+
+
+def network_at(
+    phi: Phi,
+    parameter: Tensor,
+    gradient: Tensor,
+    averages: Tensor,
+    segments: Segments,
+    *,
+    feature_set: str,
+    output_bound: float | None,
+    lr: Any,
+    num_data: Any,
+    step: Any,
+) -> tuple[NetworkOnChain, Tensor]:
+    """The network at a state of the chain, and the running averages (..., K, d) updated with the gradient."""
+    named = feature_set_named(feature_set)
+    averages = update_averages(averages, gradient, named)
+    scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
+    return NetworkOnChain(phi, scales, output_bound), averages

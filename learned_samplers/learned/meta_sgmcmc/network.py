@@ -17,17 +17,6 @@ META_FEATURES = ("energy", "momentum", "energy_gradient")
 META_FEATURE_SETS = {"energy": META_FEATURES, "energy_rms": ("energy", "momentum_to_rms", "energy_gradient_to_rms")}
 
 
-def meta_features(name: str) -> tuple[str, ...]:
-    """The inputs under that name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in META_FEATURE_SETS:
-        raise ValueError(f"feature_set must be one of {', '.join(map(repr, META_FEATURE_SETS))}, got {name!r}")
-    return META_FEATURE_SETS[name]
-
-
 def build_meta_network(
     hidden: Sequence[int] = (10,),
     *,
