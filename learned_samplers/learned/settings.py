@@ -37,9 +37,9 @@ def setting(
     return field(default=default, metadata={"checked": checked, "doc": doc, "in_card": in_card, "optional": optional})
 
 
-def choice(default: str, *choices: str, doc: str = "", in_card: bool = True) -> Any:
+def choice(default: str | None, *choices: str, doc: str = "", in_card: bool = True) -> Any:
     """A `setting` that is one of some words."""
-    return setting(default, partial(check.one_of, choices=choices), doc=doc, in_card=in_card)
+    return setting(default, partial(check.one_of, choices=choices), doc=doc, in_card=in_card, optional=default is None)
 
 
 @dataclass(frozen=True, kw_only=True)

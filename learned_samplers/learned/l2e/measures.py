@@ -139,7 +139,7 @@ def term_contributions(
     if residual:
         terms |= {"friction": momentum * momentum_decay, "momentum": moved}
     report = {name: term.square().mean(-1).sqrt() for name, term in terms.items()}
-    spread = scalar_sqrt(2 * momentum_decay * temperature * settings.noise_multiplier)
+    spread = scalar_sqrt(2 * momentum_decay * temperature * (1.0 if residual else settings.noise_multiplier))
     report["noise"] = torch.ones_like(report["alpha"]) * spread
     return report
 

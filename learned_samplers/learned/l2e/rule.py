@@ -29,7 +29,10 @@ _OF_ONE_FORM = {
     "noise_multiplier": "paper",
     "friction": "paper",
 }
-_BY_FORM = {"residual": {"alpha_scale": 0.1, "beta_scale": 1.0}, "paper": {"alpha_scale": 1e-3, "beta_scale": 1e-3}}
+_BY_FORM: dict[str, dict[str, Any]] = {
+    "residual": {"alpha_scale": 0.1, "beta_scale": 1.0},
+    "paper": {"alpha_scale": 1e-3, "beta_scale": 1e-3, "noise_multiplier": 1.0, "friction": "equation6"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +59,12 @@ class L2ESettings(LearnedSettings):
     decay_time: float | None = setting(
         None, check.positive, optional=True, doc="τ in steps: outputs are divided by √(1 + t/τ) after t updates."
     )
-    noise_multiplier: float = setting(1.0, check.non_negative, doc="Factor on the noise's variance (paper form).")
-    friction: str = choice("equation6", "equation6", "algorithm2", doc="The friction of the paper form: a/ε or a.")
+    noise_multiplier: float | None = setting(
+        None, check.non_negative, optional=True, doc="Factor on the noise's variance (paper form)."
+    )
+    friction: str | None = choice(
+        None, "equation6", "algorithm2", doc="Friction of the paper form: a/ε (equation6) or a (algorithm2)."
+    )
 
     def __post_init__(self) -> None:
         check.one_of("form", self.form, _BY_FORM)
@@ -65,7 +72,7 @@ class L2ESettings(LearnedSettings):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         for name, form in _OF_ONE_FORM.items():
-            if form != self.form and getattr(self, name) != self.__dataclass_fields__[name].default:
+            if form != self.form and getattr(self, name) is not None:
                 raise ValueError(
                     f"{name} does not belong to this form of L2E, form={self.form!r}, got {getattr(self, name)!r}"
                 )

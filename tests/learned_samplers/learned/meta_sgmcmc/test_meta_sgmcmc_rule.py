@@ -10,9 +10,13 @@ import torch
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned.meta_sgmcmc import rule as module
+from learned_samplers.learned.meta_sgmcmc.corrections import slopes_by_autograd, to_root_mean_square
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network, check_meta_network, split_meta_network
-from learned_samplers.learned.meta_sgmcmc.rule import meta_sgmcmc_rule, slopes_by_autograd, to_root_mean_square
+from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.network import flatten, layers_of, shapes_of, unflatten
+from tests.learned_samplers.learned.flat_keywords import keywords
+
+meta_sgmcmc_rule = keywords(meta_sgmcmc_rule, MetaSGMCMCSettings)
 
 
 def random_phi(seed, hidden=(8,), dtype=torch.float64):
