@@ -113,6 +113,7 @@ def test_the_tensors_are_those_of_the_group(monkeypatch):
         x, r = meta_sgmcmc_rule(
             x, torch.func.grad(flat_loss)(x), noise, r, energy=N * flat_loss(x), phi=phi, lr=0.2, num_data=N,
             temperature=1.0, prior_precision=0.0, momentum_decay=0.1, gradient_scale=3.0, segments=Segments((6, 4)),
+                feature_set="energy_rms",
         )  # fmt: skip
     torch.testing.assert_close(torch.cat([p.detach().flatten() for p in params]), x, rtol=1e-10, atol=1e-12)
 
@@ -158,5 +159,5 @@ def test_the_feature_set_is_that_of_the_weights(tmp_path):
         make(network=path, feature_set="energy")
     with pytest.raises(ValueError, match="feature_set must be one of 'energy', 'energy_rms', got 'paper'"):
         make(lr=0.1, feature_set="paper")
-    with pytest.raises(ValueError, match="another network: feature_set is 'energy' there"):
+    with pytest.raises(ValueError, match="other settings: feature_set is 'energy' there"):
         make(network=path).load_state_dict(make(network=network(dtype=torch.float32), lr=0.1).state_dict())
