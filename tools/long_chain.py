@@ -96,7 +96,7 @@ def chain(options: Options, data: ImageData) -> list[Block]:
         loss = cross_entropy(model(data.train_x[index]), data.train_y[index])
         loss.backward()
         kinetic += sampler.temperatures()[0]["kinetic"] if step > 1 else 1.0
-        sampler.step(lambda found=loss: found)
+        sampler.step(loss.detach)  # a closure that has the loss already
         total += loss.item()
         if step % per_block == 0:
             nll, accuracy = evaluate(model, data.val_x, data.val_y)

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FeatureSet, TensorScales, feature_set_named, update_averages
-from learned_samplers.learned.l2e.rule import NetworkOnChain, Phi
+from learned_samplers.learned.features import FEATURE_SETS, feature_set_named
+from learned_samplers.learned.network import Phi, network_at
+from learned_samplers.learned.settings import LearnedSettings, choice, setting
+
+
+def _at_least_one(name: str, value: Any) -> None:
+    if check.number(name, value) < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreconditionedSettings(LearnedSettings):
+    """The settings of `learned_samplers.PrecondL2E`, where each is explained."""
+
+    sampler: ClassVar[str] = "PrecondL2E"
+
+    feature_set: str = choice("paper", *FEATURE_SETS, doc="What the network sees.")
+    curl_scale: float = setting(1.0, check.non_negative, doc="Factor on log Q, or s_Q.")
+    friction_scale: float = setting(1.0, check.non_negative, doc="Factor on log D.")
+    curl_clip: float = setting(5.0, _at_least_one, doc="Bound on Q.")
+    friction_clip: float = setting(100.0, _at_least_one, doc="Bound on D.")
+    output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
+    correction: str = choice("none", "none", "network", in_card=False)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return feature_set_named(self.feature_set).names
 
 
 def l2e_precond_rule(
@@ -28,13 +55,7 @@ def l2e_precond_rule(
     prior_precision: Any,
     momentum_decay: Any,
     step: Any = 0,
-    curl_scale: Any = 1.0,
-    friction_scale: Any = 1.0,
-    curl_clip: float = 5.0,
-    friction_clip: float = 100.0,
-    output_bound: float | None = None,
-    correction: str = "none",
-    feature_set: str | FeatureSet = "paper",
+    settings: PreconditionedSettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """SGHMC with a learned preconditioner Q and friction D, both diagonal and positive, in place of 1.
 
@@ -50,20 +71,20 @@ def l2e_precond_rule(
     is all of Γ only where the network looks at θ and r alone. ``"none"``, the ablation of the paper, leaves them out.
 
     Arguments and returns are those of `learned_samplers.learned.l2e.rule.l2e_residual_rule`; with a last layer of
-    zeros it is
-    `sghmc_rule` to rounding.
+    zeros it is `sghmc_rule` to rounding.
     """
-    named = feature_set_named(feature_set)
-    averages = update_averages(averages, gradient, named)
-    scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
-    network = NetworkOnChain(phi, scales, output_bound)
-    heat = temperature if correction == "network" and noise is not None else None
+    network, averages = network_at(
+        phi, parameter, gradient, averages, segments, lr=lr, num_data=num_data, step=step,
+        feature_set=settings.feature_set, output_bound=settings.output_bound,
+    )  # fmt: skip
+    curl_clip, friction_clip = settings.curl_clip, settings.friction_clip
+    heat = temperature if settings.correction == "network" and noise is not None else None
 
     def positive(outputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         q, d = outputs
-        curl = torch.exp(q * curl_scale).clamp(1 / curl_clip, curl_clip)
+        curl = torch.exp(q * settings.curl_scale).clamp(1 / curl_clip, curl_clip)
         # a·D ≤ 1: with more friction than that the explicit step overshoots.
-        friction = torch.exp(d * friction_scale).clamp(1 / friction_clip, friction_clip)
+        friction = torch.exp(d * settings.friction_scale).clamp(1 / friction_clip, friction_clip)
         return curl, friction.minimum(torch.ones_like(friction) / momentum_decay)
 
     def derivatives(r: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -59,8 +58,7 @@ def make_trainer(protocol: Protocol, family: ImageTaskFamily, feature_set: str, 
     estimator = AntitheticES(0.01, protocol.pairs, horizon, pairs_per_task=protocol.pairs)
     settings = TrainerSettings(iterations=protocol.outer, evaluate_every=0)
     rule = variant_rule(variant)("residual", feature_set)
-    anything: Any = family  # the protocol wants a name that can be set
-    return Trainer(anything, rule, estimator, settings, make_executor=executor)
+    return Trainer(family, rule, estimator, settings, make_executor=executor)
 
 
 def load_data(protocol: Protocol, family: ImageTaskFamily) -> None:
