@@ -3,11 +3,15 @@
 from learned_samplers import differentiable as _differentiable  # noqa: F401  (registers the samplers with higher)
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
+from learned_samplers.classical.adapted import ScaleAdaptedSGHMC
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
+from learned_samplers.classical.entropy_mcmc import EntropyMCMC
 from learned_samplers.classical.hmc import HMC
+from learned_samplers.classical.mclmc import MCLMC
 from learned_samplers.classical.psgld import PSGLD
 from learned_samplers.classical.sghmc import SGHMC
 from learned_samplers.classical.sgld import SGLD
+from learned_samplers.classical.sglrw import SGLRW
 from learned_samplers.classical.sgnht import SGNHT
 from learned_samplers.conventions import convert
 from learned_samplers.learned.kinetic.optimizer import KineticL2E
@@ -21,16 +25,19 @@ __all__ = [
     "FSVGD",
     "HMC",
     "L2E",
+    "MCLMC",
     "MGDA",
     "MOOSVGD",
     "MTSGD",
     "PSGLD",
     "SGHMC",
     "SGLD",
+    "SGLRW",
     "SGNHT",
     "SVGD",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
+    "EntropyMCMC",
     "KineticL2E",
     "LinearScalarisation",
     "MetaSGMCMC",
@@ -40,6 +47,7 @@ __all__ = [
     "SampleCollection",
     "Sampler",
     "SamplerReport",
+    "ScaleAdaptedSGHMC",
     "check_sampler",
     "convert",
     "to_arviz",

@@ -12,10 +12,13 @@ import higher
 import torch
 
 from learned_samplers.base.sampler import Sampler
+from learned_samplers.classical.adapted import ScaleAdaptedSGHMC
 from learned_samplers.classical.cyclical import CyclicalSGMCMC
+from learned_samplers.classical.entropy_mcmc import EntropyMCMC
 from learned_samplers.classical.psgld import PSGLD
 from learned_samplers.classical.sghmc import SGHMC
 from learned_samplers.classical.sgld import SGLD
+from learned_samplers.classical.sglrw import SGLRW
 from learned_samplers.classical.sgnht import SGNHT
 from learned_samplers.learned.kinetic.optimizer import KineticL2E
 from learned_samplers.learned.l2e.optimizer import L2E
@@ -80,6 +83,8 @@ class DifferentiableMetaSGMCMC(DifferentiableSampler):
         return {"energy": self._energies[index], "detach_inputs": self._detach}
 
 
-for _sampler in (SGLD, PSGLD, SGHMC, SGNHT, CyclicalSGMCMC, L2E, KineticL2E, PrecondL2E):
+for _sampler in (
+    SGLD, SGLRW, PSGLD, SGHMC, SGNHT, CyclicalSGMCMC, ScaleAdaptedSGHMC, EntropyMCMC, L2E, KineticL2E, PrecondL2E
+):  # fmt: skip
     higher.register_optim(_sampler, DifferentiableSampler)
 higher.register_optim(MetaSGMCMC, DifferentiableMetaSGMCMC)

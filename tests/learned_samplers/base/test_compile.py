@@ -7,7 +7,17 @@ import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
-from learned_samplers import L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC
+from learned_samplers import (
+    L2E,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGLRW,
+    SGNHT,
+    CyclicalSGMCMC,
+    EntropyMCMC,
+    ScaleAdaptedSGHMC,
+)
 from learned_samplers.learned.network import build_network
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # inductor and its threads warn of their own affairs
@@ -23,6 +33,11 @@ MAKERS = {
     "SGHMC": lambda p, lr: SGHMC(p, lr, 100, prior_precision=1.0),
     "SGNHT": lambda p, lr: SGNHT(p, lr, 100),
     "CyclicalSGMCMC": lambda p, lr: CyclicalSGMCMC(p, lr, 100, cycle_length=4, exploration_ratio=0.5),
+    "SGLRW": lambda p, lr: SGLRW(p, lr, 100, prior_precision=1.0),
+    "EntropyMCMC": lambda p, lr: EntropyMCMC(p, lr, 100, guide_variance=0.1),
+    "ScaleAdaptedSGHMC": lambda p, lr: ScaleAdaptedSGHMC(
+        p, lr, 100, adaptation_steps=6, adaptation_temperature=0.0, eps=0.1
+    ),
     "L2E": lambda p, lr: L2E(p, lr, 100, network=_network("paper")),
     "L2E-adaptive": lambda p, lr: L2E(p, lr, 100, network=_network("adaptive"), feature_set="adaptive"),
 }
