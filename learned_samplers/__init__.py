@@ -1,6 +1,7 @@
 """Bayesian deep learning as a one-line change: samplers with the interface of ``torch.optim``."""
 
-from learned_samplers import differentiable as _differentiable  # noqa: F401  (registers the samplers with higher)
+import sys as _sys
+
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
 from learned_samplers.classical.adapted import ScaleAdaptedSGHMC
@@ -19,7 +20,7 @@ from learned_samplers.learned.l2e.optimizer import L2E
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
 from learned_samplers.learned.preconditioned.optimizer import PrecondL2E
 from learned_samplers.particles import FSVGD, MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
-from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection, to_arviz
+from learned_samplers.posterior import PosteriorSamples, SampleCollection, to_arviz
 
 __all__ = [
     "FSVGD",
@@ -52,3 +53,6 @@ __all__ = [
     "convert",
     "to_arviz",
 ]
+
+if "higher" in _sys.modules:  # its user expects it to know the samplers; see `learned_samplers.differentiable`
+    from learned_samplers import differentiable as _differentiable  # noqa: F401

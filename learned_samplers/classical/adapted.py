@@ -1,4 +1,4 @@
-"""SGHMC with a diagonal mass: adapted to the gradients' scale while burning in, then frozen, so that its law is known."""
+"""SGHMC with a diagonal mass that is adapted while burning in, then frozen, so that its law is known."""
 
 from __future__ import annotations
 

@@ -10,13 +10,14 @@ import math
 from typing import Any
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 #: Rate of the running moments of |ΔE| once 1/RATE steps are over.
 RATE = 0.01
 #: Steps whose |ΔE| exceeds this quantile of the steps before are undone.
 QUANTILE = 0.98
+#: That quantile of |x| for a standard normal x.
+_NORMAL_QUANTILE = 2.3263
 #: Steps without an opinion about the tail.
 _WARM_UP = 10
 
@@ -58,7 +59,9 @@ def tail(tally: Tally) -> float:
     spread = tally["square"] - tally["mean"] ** 2
     if tally["count"] < _WARM_UP or spread <= 0:
         return math.inf
-    return float(stats.gamma.ppf(QUANTILE, tally["mean"] ** 2 / spread, scale=spread / tally["mean"]))
+    from scipy.stats import gamma  # slow to import
+
+    return float(gamma.ppf(QUANTILE, tally["mean"] ** 2 / spread, scale=spread / tally["mean"]))
 
 
 def control(tally: Tally, errors: Tensor, size: int, target: float) -> tuple[Tally, Tensor, float]:
@@ -75,6 +78,6 @@ def control(tally: Tally, errors: Tensor, size: int, target: float) -> tuple[Tal
     for name, value in (("mean", sane.mean().item()), ("square", sane.square().mean().item())):
         tally[name] += rate * (value - tally[name])
     tally["undone"] += undone.double().mean().item()
-    limit, wanted = tail(tally), stats.norm.isf((1 - QUANTILE) / 2) * math.sqrt(target * size)
-    ratio = wanted / limit if 0 < limit < math.inf else wanted / max(math.sqrt(tally["square"]) * 2.3, 1e-12)
+    limit, wanted = tail(tally), _NORMAL_QUANTILE * math.sqrt(target * size)
+    ratio = wanted / limit if 0 < limit < math.inf else wanted / max(_NORMAL_QUANTILE * math.sqrt(tally["square"]), 1e-12)
     return tally, undone, min(2.0, max(0.5, ratio ** (2 / 3))) ** (10 * rate if rate < 0.1 else 1.0)
