@@ -198,8 +198,8 @@ class ScaleAdaptedSGHMC(Sampler):
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         evaluation = super().evaluate(closure)
         for group in self.param_groups:
-            if group["step"] < group["adaptation_steps"]:
-                continue
+            if torch.compiler.is_compiling() or group["step"] < group["adaptation_steps"]:
+                continue  # a compiled step cannot raise, and must not depend on the count
             for i, p in enumerate(group["params"]):
                 if p.requires_grad and "second_moment" not in self.state.get(p, {}):
                     raise ValueError(

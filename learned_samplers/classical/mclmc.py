@@ -56,10 +56,11 @@ class MCLMC(Sampler):
             over its root mean square, from running averages (rate .01), within [1/10, 10]. It makes the gradient noise
             isotropic. It never stops moving: heuristic.
         energy_target: wanted mean of ΔE²/d, which makes a step evaluate the closure twice, at both ends, on the *same*
-            minibatch. lr follows the .98 quantile of |ΔE|, by a Gamma distribution fitted to its running moments, and
+            minibatch. lr is multiplied by `lr_factor`, which follows the .98 quantile of |ΔE|, by a Gamma distribution fitted to its running moments, and
             a step beyond the quantile is undone and its direction reversed: heuristic. None controls nothing.
 
     Attributes:
+        lr_factor: what ``energy_target`` multiplies every group's lr by; 1 without it.
         undone_share: share of the steps that were undone.
 
     Raises:
@@ -136,7 +137,9 @@ class MCLMC(Sampler):
         state = {name: [self._peek(g, p, name) for g, p in members] for name in self.state_names}
         noise = [self.noise_like(p) for p in params]
         step_size: list[Any] = [
-            math.sqrt(as_number(g["lr"]) * as_number(g["temperature"]) * size / as_number(g["num_data"]))
+            math.sqrt(
+                self.lr_factor * as_number(g["lr"]) * as_number(g["temperature"]) * size / as_number(g["num_data"])
+            )
             for g, _ in members
         ]
         if "noise_square" in state:
@@ -226,11 +229,9 @@ class MCLMC(Sampler):
     # ---------------------------------------------------------------- energy errors
 
     def _control(self, errors: Tensor, size: int) -> Tensor:
-        """Record the errors, move every group's lr, and say which chains undo their step."""
+        """Record the errors, move the factor on lr, and say which chains undo their step."""
         first = self.param_groups[0]
-        first["tally"], undone, factor = energy.control(first["tally"], errors, size, first["energy_target"])
-        for group in self.param_groups:
-            group["lr"] = group["lr"] * factor
+        first["tally"], undone = energy.control(first["tally"], errors, size, first["energy_target"])
         return undone
 
     def _one_a_chain(self, values: list[float]) -> Tensor:
@@ -247,6 +248,10 @@ class MCLMC(Sampler):
         """Mean of ΔE²/d over the steps so far, one a chain; nan before there is one."""
         tally = self.param_groups[0]["tally"]
         return self._one_a_chain(tally["squares"]) / max(1, tally["count"] * tally["size"])
+
+    @property
+    def lr_factor(self) -> float:
+        return self.param_groups[0]["tally"]["lr_factor"]
 
     @property
     def undone_share(self) -> float:

@@ -26,7 +26,17 @@ Tally = dict[str, Any]
 
 def new_tally() -> Tally:
     """Nothing recorded yet: ``ahead`` is U/T and kinetic growth of a step that is half done, a number a chain each."""
-    return {"ahead": [], "error": [], "squares": [], "size": 1, "count": 0, "undone": 0.0, "mean": 0.0, "square": 0.0}
+    return {
+        "ahead": [],
+        "error": [],
+        "squares": [],
+        "size": 1,
+        "count": 0,
+        "undone": 0.0,
+        "mean": 0.0,
+        "square": 0.0,
+        "lr_factor": 1.0,
+    }
 
 
 def record(tally: Tally, errors: Tensor, size: int) -> Tally:
@@ -64,20 +74,24 @@ def tail(tally: Tally) -> float:
     return float(gamma.ppf(QUANTILE, tally["mean"] ** 2 / spread, scale=spread / tally["mean"]))
 
 
-def control(tally: Tally, errors: Tensor, size: int, target: float) -> tuple[Tally, Tensor, float]:
-    """What to do about a step: the new tally, which chains undo it, and the factor on lr.
+def control(tally: Tally, errors: Tensor, size: int, target: float) -> tuple[Tally, Tensor]:
+    """What to do about a step: the new tally, with its factor on lr, and which chains undo it.
 
     ΔE grows as lr^(3/2). lr moves so that the tail of |ΔE| becomes that of a normal law of variance ``target`` · d.
     """
     undone = ~(errors.abs() <= tail(tally))
     sane = errors[errors.isfinite()].abs()
     if not sane.numel():  # all chains left the numbers: a smaller step is all that is known
-        return record(tally, torch.zeros_like(errors), size) | {"undone": tally["undone"] + 1.0}, undone, 0.5
+        shrunk = {"undone": tally["undone"] + 1.0, "lr_factor": 0.5 * tally["lr_factor"]}
+        return record(tally, torch.zeros_like(errors), size) | shrunk, undone
     tally = record(tally, torch.where(errors.isfinite(), errors, 0.0), size)
     rate = max(RATE, 1 / tally["count"])
     for name, value in (("mean", sane.mean().item()), ("square", sane.square().mean().item())):
         tally[name] += rate * (value - tally[name])
     tally["undone"] += undone.double().mean().item()
     limit, wanted = tail(tally), _NORMAL_QUANTILE * math.sqrt(target * size)
-    ratio = wanted / limit if 0 < limit < math.inf else wanted / max(_NORMAL_QUANTILE * math.sqrt(tally["square"]), 1e-12)
-    return tally, undone, min(2.0, max(0.5, ratio ** (2 / 3))) ** (10 * rate if rate < 0.1 else 1.0)
+    ratio = (
+        wanted / limit if 0 < limit < math.inf else wanted / max(_NORMAL_QUANTILE * math.sqrt(tally["square"]), 1e-12)
+    )
+    tally["lr_factor"] *= min(2.0, max(0.5, ratio ** (2 / 3))) ** min(1.0, 10 * rate)
+    return tally, undone
