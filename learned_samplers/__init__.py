@@ -5,6 +5,7 @@ import sys as _sys
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
 from learned_samplers.classical.adapted import ScaleAdaptedSGHMC
+from learned_samplers.classical.baoa import BAOA
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
 from learned_samplers.classical.entropy_mcmc import EntropyMCMC
 from learned_samplers.classical.hmc import HMC
@@ -23,6 +24,7 @@ from learned_samplers.particles import FSVGD, MGDA, MOOSVGD, MTSGD, SVGD, Linear
 from learned_samplers.posterior import PosteriorSamples, SampleCollection, to_arviz
 
 __all__ = [
+    "BAOA",
     "FSVGD",
     "HMC",
     "L2E",

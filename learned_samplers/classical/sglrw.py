@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number, scalar_sqrt
+from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 
 
@@ -25,11 +25,8 @@ def lattice_drift(
 ) -> Any:
     """m = −√(lr/(2NT))·(N·g + λθ), the mean of a step in units of its length δ; a new tensor, not yet clipped."""
     rate = scalar_sqrt(lr / (2 * num_data * temperature))  # (lr/N)/δ, which is no division by zero at lr 0
-    drift = ops.affine(gradient, -rate * num_data, 0.0)
-    pull = rate * prior_precision
-    if isinstance(pull, Tensor) or pull != 0:
-        drift = ops.add(drift, parameter, -pull)
-    return drift
+    force = {"step_size": rate, "num_data": num_data, "prior_precision": prior_precision}
+    return kick(ops.map(torch.zeros_like, gradient), parameter, gradient, **force, ops=ops)
 
 
 def _direction(drift: Tensor, noise: Tensor) -> Tensor:
