@@ -91,7 +91,8 @@ class ScaleAdaptedSGHMC(Sampler):
 
     Invariant law once the mass is frozen: exp(−U/T) up to O(lr), for *any* mass; on quadratics "baoa" has Var θ = T/k
     exactly, and "semi_implicit" SGHMC's variance with ηk = hᵢ²k. Before, there is none, and `is_sampling` is False, so
-    that `PosteriorSamples` collects nothing. Stable while hᵢ²k < 2(2−a) ("baoa": < 4).
+    that `PosteriorSamples` collects nothing. At the posterior √v̂ ∝ √k, so that a condition number of
+    10⁴ becomes one of 100 in hᵢ²k. Stable while hᵢ²k < 2(2−a) ("baoa": < 4).
 
     Args:
         params, num_data, temperature, prior_precision, momentum_init, foreach, generator: as for `SGHMC`.

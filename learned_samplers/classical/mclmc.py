@@ -55,9 +55,10 @@ class MCLMC(Sampler):
         preconditioner: "none", or "gradient_noise": σ is divided by ŝ, the standard deviation of each weight's gradient
             over its root mean square, from running averages (rate .01), within [1/10, 10]. It makes the gradient noise
             isotropic. It never stops moving: heuristic.
-        energy_target: wanted mean of ΔE²/d, which makes a step evaluate the closure twice, at both ends, on the *same*
-            minibatch. lr is multiplied by `lr_factor`, which follows the .98 quantile of |ΔE|, by a Gamma distribution fitted to its running moments, and
-            a step beyond the quantile is undone and its direction reversed: heuristic. None controls nothing.
+        energy_target: wanted mean of ΔE²/d; None controls nothing. A step then evaluates the closure twice, at both
+            ends, on the *same* minibatch (torch's random numbers are replayed). lr is multiplied by `lr_factor`, which
+            follows the .98 quantile of |ΔE|, by a Gamma distribution fitted to its running moments; a step beyond that
+            quantile is undone and its direction reversed: heuristic.
 
     Attributes:
         lr_factor: what ``energy_target`` multiplies every group's lr by; 1 without it.
