@@ -22,6 +22,7 @@ from learned_samplers.classical.mclmc_rule import (
     noise_scale,
     normalise,
     per_chain,
+    step_length,
     turn,
 )
 
@@ -137,12 +138,9 @@ class MCLMC(Sampler):
         rng = self.rng_state()
         state = {name: [self._peek(g, p, name) for g, p in members] for name in self.state_names}
         noise = [self.noise_like(p) for p in params]
-        step_size: list[Any] = [
-            math.sqrt(
-                self.lr_factor * as_number(g["lr"]) * as_number(g["temperature"]) * size / as_number(g["num_data"])
-            )
-            for g, _ in members
-        ]
+        numbers = [{name: as_number(g[name]) for name in ("lr", "num_data", "temperature")} for g, _ in members]
+        factor = math.sqrt(self.lr_factor)
+        step_size: list[Any] = [factor * step_length(**of_group, size=size) for of_group in numbers]
         if "noise_square" in state:
             rate = max(energy.RATE, 1 / (self.step_count + 1))
             averages = (state["mean_gradient"], state["noise_square"])

@@ -65,33 +65,34 @@ def complete(tally: Tally, potential: Tensor, growth: tuple[Tensor, Tensor], siz
 
 
 def tail(tally: Tally) -> float:
-    """The quantile of |ΔE| of a Gamma distribution with the running mean and mean square; infinite while unknown."""
+    """Quantile of |ΔE| at the present step size, by a Gamma law with the running moments; infinite while unknown."""
     spread = tally["square"] - tally["mean"] ** 2
     if tally["count"] < _WARM_UP or spread <= 0:
         return math.inf
     from scipy.stats import gamma  # slow to import
 
-    return float(gamma.ppf(QUANTILE, tally["mean"] ** 2 / spread, scale=spread / tally["mean"]))
+    quantile = gamma.ppf(QUANTILE, tally["mean"] ** 2 / spread, scale=spread / tally["mean"])
+    return float(quantile) * tally["lr_factor"] ** 1.5
 
 
 def control(tally: Tally, errors: Tensor, size: int, target: float) -> tuple[Tally, Tensor]:
     """What to do about a step: the new tally, with its factor on lr, and which chains undo it.
 
-    ΔE grows as lr^(3/2). lr moves so that the tail of |ΔE| becomes that of a normal law of variance ``target`` · d.
+    ΔE grows as lr^(3/2); the running moments are those of |ΔE| divided by that, so that they outlive a change of lr.
+    The factor moves towards that at which the tail of |ΔE| is the one of a normal law of variance ``target`` · d.
     """
-    undone = ~(errors.abs() <= tail(tally))
-    sane = errors[errors.isfinite()].abs()
-    if not sane.numel():  # all chains left the numbers: a smaller step is all that is known
-        shrunk = {"undone": tally["undone"] + 1.0, "lr_factor": 0.5 * tally["lr_factor"]}
-        return record(tally, torch.zeros_like(errors), size) | shrunk, undone
+    undone = ~errors.isfinite() | (errors.abs() > tail(tally))
     tally = record(tally, torch.where(errors.isfinite(), errors, 0.0), size)
+    tally["undone"] += undone.double().mean().item()
+    sane = errors[errors.isfinite()].abs() / tally["lr_factor"] ** 1.5
+    if not sane.numel():  # all chains left the numbers: a smaller step is all that is known to help
+        return tally | {"lr_factor": 0.5 * tally["lr_factor"]}, undone
     rate = max(RATE, 1 / tally["count"])
     for name, value in (("mean", sane.mean().item()), ("square", sane.square().mean().item())):
         tally[name] += rate * (value - tally[name])
-    tally["undone"] += undone.double().mean().item()
-    limit, wanted = tail(tally), _NORMAL_QUANTILE * math.sqrt(target * size)
-    ratio = (
-        wanted / limit if 0 < limit < math.inf else wanted / max(_NORMAL_QUANTILE * math.sqrt(tally["square"]), 1e-12)
-    )
+    limit = tail(tally)
+    if math.isinf(limit):
+        limit = _NORMAL_QUANTILE * math.sqrt(tally["square"]) * tally["lr_factor"] ** 1.5
+    ratio = _NORMAL_QUANTILE * math.sqrt(target * size) / max(limit, 1e-30)
     tally["lr_factor"] *= min(2.0, max(0.5, ratio ** (2 / 3))) ** min(1.0, 10 * rate)
     return tally, undone

@@ -55,6 +55,11 @@ def turn(
     return normalise(turned, batch_axes), (size - 1) * growth
 
 
+def step_length(lr: Any, num_data: Any, temperature: Any, size: int) -> Any:
+    """σ = √(lr·T·d/N), in units of θ: what a momentum of variance T moves all d weights in a step of `SGHMC`."""
+    return scalar_sqrt(lr * temperature * size / num_data)
+
+
 def energy_force(
     params: Tensors,
     gradients: Tensors,
