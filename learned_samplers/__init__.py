@@ -4,12 +4,16 @@ import sys as _sys
 
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
+from learned_samplers.classical.adapted import ScaleAdaptedSGHMC
 from learned_samplers.classical.baoa import BAOA
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
+from learned_samplers.classical.entropy_mcmc import EntropyMCMC
 from learned_samplers.classical.hmc import HMC
+from learned_samplers.classical.mclmc import MCLMC
 from learned_samplers.classical.psgld import PSGLD
 from learned_samplers.classical.sghmc import SGHMC
 from learned_samplers.classical.sgld import SGLD
+from learned_samplers.classical.sglrw import SGLRW
 from learned_samplers.classical.sgnht import SGNHT
 from learned_samplers.conventions import convert
 from learned_samplers.learned.kinetic.optimizer import KineticL2E
@@ -24,16 +28,19 @@ __all__ = [
     "FSVGD",
     "HMC",
     "L2E",
+    "MCLMC",
     "MGDA",
     "MOOSVGD",
     "MTSGD",
     "PSGLD",
     "SGHMC",
     "SGLD",
+    "SGLRW",
     "SGNHT",
     "SVGD",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
+    "EntropyMCMC",
     "KineticL2E",
     "LinearScalarisation",
     "MetaSGMCMC",
@@ -43,6 +50,7 @@ __all__ = [
     "SampleCollection",
     "Sampler",
     "SamplerReport",
+    "ScaleAdaptedSGHMC",
     "check_sampler",
     "convert",
     "to_arviz",

@@ -63,6 +63,16 @@ class Sampler(ResumableOptimizer):
         validation.positive("lr", group["lr"])
         self._validate(group)
 
+    def _validate_shared(self, group: dict[str, Any], names: Sequence[str]) -> None:
+        """Check that a group has the first group's values of what belongs to the whole chain."""
+        first = self.param_groups[0] if getattr(self, "param_groups", None) else group
+        for name in names:
+            if group[name] != first[name]:
+                raise ValueError(
+                    f"{name} must be the same in every group of {type(self).__name__}, got {group[name]} beside "
+                    f"{first[name]}"
+                )
+
     def _validate_changed(self) -> None:
         """Check each group whose hyperparameters differ from those checked last; a scheduler may have changed them."""
         known = self.__dict__.setdefault("_validated", {})

@@ -62,3 +62,16 @@ def blocks(params: list[Tensor]) -> Iterator[slice]:
         size += p.numel()
     if start < len(params):
         yield slice(start, len(params))
+
+
+def chains_of(loss: Tensor, params: list[Tensor]) -> int:
+    """Number of chains that a closure's losses (M,) and the parameters' leading axes have; 0 for a scalar loss."""
+    if loss.dim() == 0:
+        return 0
+    if loss.dim() == 1 and all(p.dim() and p.shape[0] == loss.shape[0] for p in params):
+        return loss.shape[0]
+    shapes = sorted({tuple(p.shape) for p in params})
+    raise ValueError(
+        f"closure returned losses of shape {tuple(loss.shape)}; expected () or the leading axis of the parameters, "
+        f"whose shapes are {shapes}"
+    )
