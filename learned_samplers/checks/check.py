@@ -113,8 +113,8 @@ def check_sampler(
         stiffness: dimensionless lr·k/N of the Gaussians to try, each its own parameter tensor.
         curvature: the k themselves, in place of ``stiffness``.
         gradient_noise: V ≥ 0, variance of Gaussian noise added to ∇U, in units of (∇U)²: minibatch noise.
-        without_replacement: M ≥ 2, the minibatches of an epoch, for gradient noise as ``DataLoader(shuffle=True)`` makes
-            it: the noises of an epoch add up to zero. Variances are then means over the epoch. None draws every
+        without_replacement: M ≥ 2, the minibatches of an epoch, for gradient noise as ``DataLoader(shuffle=True)``
+            makes it: the noises of an epoch add up to zero. Variances are then means over the epoch. None draws every
             minibatch independently, with replacement.
         coordinates: independent coordinates in each tensor.
         steps: measured steps of the simulation; as many again for burn-in. The default is 10 relaxation times of the
