@@ -38,19 +38,17 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
     def _update(self, grouped_grads: Any, **kwargs: Any) -> None:
         sampler = self._sampler
         for index, (group, grads) in enumerate(zip(self.param_groups, grouped_grads, strict=True)):
-            hyper = sampler._hyper(group, keep_tensors=True) | self._inputs(index)
-            temperature = hyper["temperature"]
-            draw = isinstance(temperature, torch.Tensor) or temperature != 0
+            hyper = sampler.hyper(group, keep_tensors=True) | self._inputs(index)
             for i, (p, gradient) in enumerate(zip(group["params"], grads, strict=True)):
                 if gradient is None:
                     continue
                 state = self.state[index][i]
                 for name in sampler.state_names:
                     if name not in state:
-                        state[name] = sampler._initial_state(group, p.detach(), name)
-                noise = sampler._noise(p.detach()) if draw else None
+                        state[name] = sampler.initial_state(group, p.detach(), name)
+                noise = sampler.noise_for([p.detach()], hyper)
                 before = [state[name] for name in sampler.state_names]
-                group["params"][i], *after = sampler.rule(p, gradient, noise, *before, **hyper)
+                group["params"][i], *after = sampler.rule(p, gradient, noise and noise[0], *before, **hyper)
                 state.update(zip(sampler.state_names, after, strict=True))
             group["step"] += 1
 

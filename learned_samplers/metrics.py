@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 
 FLOOR = torch.finfo(torch.float32).tiny
 TOLERANCE = 1e-3
@@ -104,7 +104,7 @@ def ece(probs: Any, labels: Any, num_bins: int = 15) -> float:
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     p = _probabilities("probs", probs)
-    check.whole("num_bins", num_bins)
+    validation.whole("num_bins", num_bins)
     target = _labels(labels, p)
     # torchmetrics gives a confidence of exactly 1 a bin of its own, and takes anything above 1 for logits. The largest
     # float32 below 1 belongs to the last bin, as the definition has it.
@@ -123,7 +123,7 @@ class CalibrationBins(NamedTuple):
 def calibration_bins(probs: Any, labels: Any, num_bins: int = 15) -> CalibrationBins:
     """The bins that :func:`ece` sums over, for a reliability diagram."""
     p = _probabilities("probs", probs)
-    check.whole("num_bins", num_bins)
+    validation.whole("num_bins", num_bins)
     target = _labels(labels, p)
     confidence, predicted = p.max(1)
     edges = torch.linspace(0, 1, num_bins + 1, device=p.device)

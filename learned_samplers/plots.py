@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.diagnostics import LossLines
 from learned_samplers.metrics import calibration_bins, ece
 
@@ -261,7 +261,7 @@ def loss_barriers(
 
 def side_by_side(count: int, *, size: tuple[float, float] = (5.5, 4.0)) -> Sequence[Axes]:
     """``count`` axes in a row of one new figure, for several of the plots above in one file."""
-    check.whole("count", count)
+    validation.whole("count", count)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -59,6 +59,12 @@ def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
+def momentum(group: dict[str, Any]) -> None:
+    """The two hyperparameters that every sampler with a momentum has."""
+    fraction("momentum_decay", group["momentum_decay"], open_left=True)
+    one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
+
+
 def parameter(name: str, value: Any) -> None:
     """A tensor that a sampler can move: real floating point and dense."""
     if not isinstance(value, Tensor):

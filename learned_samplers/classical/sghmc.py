@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 
@@ -80,5 +80,4 @@ class SGHMC(Sampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
-        check.fraction("momentum_decay", group["momentum_decay"], open_left=True)
-        check.one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
+        validation.momentum(group)

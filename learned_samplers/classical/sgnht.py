@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 
@@ -102,15 +102,17 @@ class SGNHT(Sampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
-        check.positive("temperature", group["temperature"])
-        check.fraction("momentum_decay", group["momentum_decay"], open_left=True)
-        check.positive("thermostat_rate", group["thermostat_rate"])
-        check.one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
+        validation.momentum(group)
+        validation.positive("thermostat_rate", group["thermostat_rate"])
 
-    def _initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+    def _validate_new(self, group: dict[str, Any]) -> None:
+        super()._validate_new(group)
+        validation.positive("temperature", group["temperature"])  # a cyclical schedule may bring it to 0 for a while
+
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         if name == "thermostat":
-            return p.new_full(self._state_shape(name, p), check.number("momentum_decay", group["momentum_decay"]))
-        return super()._initial_state(group, p, name)
+            return p.new_full(self.state_shape(name, p), validation.number("momentum_decay", group["momentum_decay"]))
+        return super().initial_state(group, p, name)
 
-    def _state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
-        return (1,) * p.dim() if name == "thermostat" else super()._state_shape(name, p)
+    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        return (1,) * p.dim() if name == "thermostat" else super().state_shape(name, p)

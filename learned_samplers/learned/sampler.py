@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.base.saved_state import check_saved
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.step import GroupInputs
 from learned_samplers.learned.l2e.rule import Phi
 from learned_samplers.learned.network import flatten, layers_of, shapes_of
 
@@ -93,15 +93,13 @@ class LearnedSampler(Sampler):
 
     # ---------------------------------------------------------------- the step
 
-    def _advance(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        hyper = self._hyper(group)
-        state = [[self._state(group, p, name) for p in params] for name in self.state_names]
-        # "Nothing is drawn at temperature 0", as in the base class.
-        draw = isinstance(hyper["temperature"], Tensor) or hyper["temperature"] != 0
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)
+        state = [[self.state_of(group, p, name) for p in params] for name in self.state_names]
         for members in together(params):
             chosen = [params[i] for i in members]
             segments = Segments(tuple(p.numel() for p in chosen))
-            noise = gather([self._noise(p) for p in chosen]) if draw else None
+            noise = self.noise_for(chosen, hyper)
             before = [
                 self._flat_state(name, [tensors[i] for i in members])
                 for name, tensors in zip(self.state_names, state, strict=True)
@@ -109,7 +107,7 @@ class LearnedSampler(Sampler):
             after = self.flat_rule(
                 gather(chosen),
                 gather([grads[i] for i in members]),
-                noise,
+                None if noise is None else gather(noise),
                 *before,
                 phi=self._phi(chosen[0]),
                 segments=segments,
@@ -125,12 +123,12 @@ class LearnedSampler(Sampler):
     def _phi(self, like: Tensor) -> Phi:
         return [(w.to(like), b.to(like)) for w, b in layers_of(self.network)]
 
-    def _initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         if name in self.rows:
-            return p.new_zeros(self._state_shape(name, p))
-        return super()._initial_state(group, p, name)
+            return p.new_zeros(self.state_shape(name, p))
+        return super().initial_state(group, p, name)
 
-    def _state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         return (self.rows[name], *p.shape) if name in self.rows else tuple(p.shape)
 
     # ---------------------------------------------------------------- saving and resuming
@@ -153,7 +151,7 @@ class LearnedSampler(Sampler):
         Raises:
             ValueError: also if the state is of a chain with another network, form or feature set. Nothing has changed.
         """
-        check_saved(self, state_dict)
+        self.validate_saved(state_dict)
         theirs, ours = state_dict["sampler"].get("network", {}), self.fingerprint()
         differs = [key for key in ours if theirs.get(key) != ours[key]]
         if differs:

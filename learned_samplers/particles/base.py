@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.particles.gradients import all_finite, check_losses, check_names, gather, task_gradients
@@ -96,14 +96,14 @@ class ParticleSampler(Sampler):
     # ---------------------------------------------------------------- arguments
 
     def _validate(self, group: dict[str, Any]) -> None:
-        check.positive("lr", group["lr"])
-        check.positive("num_data", group["num_data"])
-        check.non_negative("temperature", group["temperature"])
-        check.non_negative("prior_precision", group["prior_precision"])
-        check.one_of("shared", group["shared"], (None, True, False))
+        validation.non_negative("lr", group["lr"])
+        validation.positive("num_data", group["num_data"])
+        validation.non_negative("temperature", group["temperature"])
+        validation.non_negative("prior_precision", group["prior_precision"])
+        validation.one_of("shared", group["shared"], (None, True, False))
         task, shared = group["task"], group["shared"]
         if task is not None:
-            check.whole("task", task, least=0)
+            validation.whole("task", task, least=0)
             if shared:
                 raise ValueError(f"a parameter group is shared or belongs to a task, got shared=True and task={task}")
             if not self.several_targets:
@@ -133,7 +133,7 @@ class ParticleSampler(Sampler):
         seen: set[Tensor] = set()
         for i, entry in enumerate(listed):
             name, p = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
-            check.parameter(f"parameter {name!r}", p)
+            validation.parameter(f"parameter {name!r}", p)
             if p in seen:
                 raise ValueError(f"parameter {name!r} is listed twice in a parameter group")
             seen.add(p)
@@ -176,7 +176,7 @@ class ParticleSampler(Sampler):
             FloatingPointError: a loss, a gradient or a direction is not finite. Nothing has changed after any of
                 these.
         """
-        self._check_hyperparameters()
+        self._validate_groups()
         if closure is None:
             raise ValueError(f"{type(self).__name__}.step needs a closure that returns the losses, got None")
         with torch.enable_grad():
@@ -195,12 +195,10 @@ class ParticleSampler(Sampler):
         self._end(parts)
         return _detached(result)
 
-    def _check_hyperparameters(self) -> None:
+    def _validate_groups(self) -> None:
+        self._validate_changed()
         first = self.param_groups[0]
-        for group in self.param_groups:  # a scheduler, or a hand, may have written anything since the last step
-            check.non_negative("lr", group["lr"])
-            check.positive("num_data", group["num_data"])
-            check.non_negative("temperature", group["temperature"])
+        for group in self.param_groups:
             for name in ("num_data", "temperature"):
                 if as_number(group[name]) != as_number(first[name]):
                     raise ValueError(
@@ -236,7 +234,7 @@ class ParticleSampler(Sampler):
     def _named(self, task: int | None) -> list[tuple[str, Tensor]]:
         """Names and parameters of a role, without those that are frozen."""
         return [
-            (self._name(group, i), p)
+            (self.name_of(group, i), p)
             for group in self.param_groups
             if group["task"] == task
             for i, p in enumerate(group["params"])

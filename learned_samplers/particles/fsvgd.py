@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
 from learned_samplers.particles.directions import repulsion, svgd_direction
@@ -63,7 +63,7 @@ class FSVGD(ParticleSampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
-        check.one_of("likelihood", group["likelihood"], (True, False))
+        validation.one_of("likelihood", group["likelihood"], (True, False))
         if group["prior_precision"] != 0:
             raise ValueError(
                 "FSVGD's prior is on functions, from the closure; prior_precision must be 0, got "
@@ -147,7 +147,7 @@ class FSVGD(ParticleSampler):
 
     def _role(self, likelihood: bool) -> list[tuple[str, Tensor]]:
         return [
-            (self._name(group, i), p)
+            (self.name_of(group, i), p)
             for group in self.param_groups
             if group["likelihood"] == likelihood
             for i, p in enumerate(group["params"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 
 if TYPE_CHECKING:
     import arviz
@@ -62,7 +62,7 @@ def to_arviz(
     sizes = [int(np.prod(shapes[name], dtype=np.int64)) for name in names]
     total = sum(sizes)
     if max_parameters is not None:
-        check.whole("max_parameters", max_parameters)
+        validation.whole("max_parameters", max_parameters)
     count = total if max_parameters is None else min(total, max_parameters)
     chosen = (np.arange(count) * total) // count
     starts = np.concatenate([[0], np.cumsum(sizes)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.posterior.prediction import (
     Inputs,
     Output,
@@ -177,9 +177,9 @@ class SampleCollection:
         if not len(self):
             raise RuntimeError(f"no sample to predict with: {self!r}")
         count = len(self) if num_samples is None else num_samples
-        check.whole("num_samples", count)
-        check.whole("batch_size", batch_size)
-        check.whole("sample_chunk", sample_chunk)
+        validation.whole("num_samples", count)
+        validation.whole("batch_size", batch_size)
+        validation.whole("sample_chunk", sample_chunk)
         if count > len(self):
             raise ValueError(f"num_samples must be at most the {len(self)} samples held, got {num_samples}")
         return chunk_predictions(
@@ -209,7 +209,7 @@ class SampleCollection:
         """
         if self._settings["buffers"] != "reestimate":
             raise ValueError(f"reestimate_buffers needs buffers='reestimate', got {self._settings['buffers']!r}")
-        check.whole("batch_size", batch_size)
+        validation.whole("batch_size", batch_size)
         states = (self._store.read(index) for index in range(len(self)))
         results = list(reestimated_buffers(self.model, states, self._fixed(), data, batch_size))
         self._reestimated = dict(zip(self.steps, results, strict=True))

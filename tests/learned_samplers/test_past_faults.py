@@ -58,8 +58,10 @@ def test_the_probe_replays_the_random_numbers_of_the_closure():
         return loss
 
     for _ in range(20):
+        with torch.no_grad():
+            (inputs,) = sampler.evaluate(closure).groups
+        assert max(slope.abs().max().item() for slope in inputs.per_parameter["curvature"]) < 20
         sampler.step(closure)
-    assert max(slope.abs().max().item() for slope in sampler._curvature.values()) < 20
 
 
 def test_a_frozen_parameter_with_an_old_gradient_stays():
@@ -70,21 +72,6 @@ def test_a_frozen_parameter_with_an_old_gradient_stays():
     sampler.step()
     assert torch.equal(b, torch.ones(2))
     assert not torch.equal(a, torch.ones(2))
-
-
-@EVERY
-@pytest.mark.parametrize("key", ["lr", "temperature"])
-@pytest.mark.parametrize("value", [-0.1, NAN])
-def test_a_group_spoilt_between_steps_changes_nothing(name, key, value):
-    model = small_network()
-    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
-    sampler = SAMPLERS[name](groups)
-    closure_for(model, sampler)()
-    before = flat(model)
-    sampler.param_groups[1][key] = value
-    with pytest.raises(ValueError, match=f"{key} must not be negative"):
-        sampler.step(closure_for(model, sampler))
-    assert torch.equal(flat(model), before)
 
 
 def test_the_base_of_a_cyclical_sampler_is_one_and_is_checked_when_loading():

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.operations import as_number, is_finite
+from learned_samplers.base.operations import as_number
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES, kinetic_finish, kinetic_half_step, kinetic_mean
 from learned_samplers.learned.network import build_network
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, settings_from, together
@@ -128,18 +128,21 @@ class KineticL2E(LearnedSampler):
 
     # ---------------------------------------------------------------- the step
 
-    def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
-        loss = super()._evaluate(closure)
+    def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
+        """The gradients, the first half of the step, and the Hessian's product for the second half."""
+        loss = self.run(closure)
         slopes = self._differentiable_gradients(loss) if self.hessian == "double_backward" else {}
-        groups = [(group, *self._gradients(group)) for group in self.param_groups]
-        self._check_finite([(params, grads) for _, params, grads in groups])
-        self._halves = [self._half_steps(*group) for group in groups]
+        evaluation = Evaluation(loss, self.collect_gradients())
+        halves: list[_HalfStep] = []
+        for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
+            inputs.prepared = self._half_steps(group, inputs)
+            halves += inputs.prepared
         directions: dict[Tensor, Tensor] = {}
-        for half in chain(*self._halves):
+        for half in halves:
             pieces = half.direction.split(half.segments.lengths)
             directions.update({p: w.reshape(p.shape) for p, w in zip(half.params, pieces, strict=True)})
         if self.hessian == "none" or not any(w.any() for w in directions.values()):
-            return loss
+            return evaluation
         if slopes:
             with torch.enable_grad():
                 products = torch.autograd.grad(
@@ -149,22 +152,22 @@ class KineticL2E(LearnedSampler):
         else:
             assert closure is not None
             product = self._probe(closure, directions)
-        for half in chain(*self._halves):
+        for half in halves:
             half.force = half.force + gather([product[p] for p in half.params])
-        return loss
+        return evaluation
 
-    def _half_steps(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[_HalfStep]:
-        hyper = self._hyper(group)
-        draw = isinstance(hyper["temperature"], Tensor) or hyper["temperature"] != 0
-        momenta = [self._state(group, p, "momentum") for p in params]
+    def _half_steps(self, group: dict[str, Any], inputs: GroupInputs) -> list[_HalfStep]:
+        params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)
+        momenta = [self.state_of(group, p, "momentum") for p in params]
         halves = []
         for members in together(params):
             chosen = [params[i] for i in members]
+            noise = self.noise_for(chosen, hyper)
             segments, theta = Segments(tuple(p.numel() for p in chosen)), gather(chosen)
             parts = kinetic_half_step(
                 theta,
                 gather([grads[i] for i in members]),
-                gather([self._noise(p) for p in chosen]) if draw else None,
+                None if noise is None else gather(noise),
                 gather([momenta[i] for i in members]),
                 phi=self._phi(theta),
                 segments=segments,
@@ -197,20 +200,16 @@ class KineticL2E(LearnedSampler):
         try:
             for p, w in directions.items():
                 p.add_(w, alpha=delta)
-            with torch.enable_grad():
-                loss = closure()
-            if not is_finite(loss):
-                raise FloatingPointError(f"the closure returned a loss that is not finite at the probe: {loss}")
+            self.run(closure, " at the probe")
             return {p: (p.grad - slope) / delta for p, (_, slope) in before.items() if p.grad is not None}
         finally:
             for p, (start, slope) in before.items():
                 p.copy_(start)
                 p.grad = slope
 
-    def _advance(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        position = next(i for i, other in enumerate(self.param_groups) if other is group)
-        hyper = self._hyper(group)
-        for half in self._halves[position]:
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        hyper = self.hyper(group)
+        for half in inputs.prepared:
             theta, momentum = kinetic_finish(
                 half.theta, half.mean, half.half, half.force, lr=hyper["lr"], num_data=hyper["num_data"]
             )

@@ -33,8 +33,8 @@ def flat_states(sampler: L2E) -> list[dict[str, Any]]:
     if not sampler.step_count:
         raise ValueError("sampler must have taken a step, for the state to be there; it has taken 0")
     states = []
-    for group in sampler.param_groups:
-        params, grads = sampler._gradients(group)
+    for group, inputs in zip(sampler.param_groups, sampler.collect_gradients(), strict=True):
+        params, grads = inputs.params, inputs.gradients
         for members in together(params):
             chosen = [params[i] for i in members]
             state = [[sampler.state[p][name] for p in chosen] for name in ("momentum", "averages")]
@@ -49,7 +49,7 @@ def flat_states(sampler: L2E) -> list[dict[str, Any]]:
                     "segments": Segments(tuple(p.numel() for p in chosen)),
                     "form": sampler.form,
                     "feature_set": sampler.feature_set,
-                    **sampler._hyper(group),
+                    **sampler.hyper(group),
                 }
             )
     return states

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from learned_samplers.base import validation as check
 from learned_samplers.base.operations import is_finite
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network, check_meta_network, meta_features
 from learned_samplers.learned.meta_sgmcmc.rule import CORRECTIONS, meta_sgmcmc_rule
 from learned_samplers.learned.network import layers_of
@@ -164,20 +165,22 @@ class MetaSGMCMC(LearnedSampler):
 
     # ---------------------------------------------------------------- the energy
 
-    def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
+    def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
+        """The gradients, and as each group's ``prepared`` its energy."""
         if closure is None:
             raise ValueError(
                 "MetaSGMCMC.step needs a closure that returns the mean loss, for the energy is an input of its "
                 "networks: step(closure), or step(lambda: loss) after loss.backward(); got None"
             )
-        loss = super()._evaluate(closure)
-        if loss is None:
+        evaluation = super().evaluate(closure)
+        if evaluation.loss is None:
             raise ValueError("the closure of MetaSGMCMC must return the mean loss, got None")
-        self._energies = self.energies(torch.as_tensor(loss).detach(), self.param_groups)
-        for group, energy in zip(self.param_groups, self._energies, strict=True):
+        energies = self.energies(torch.as_tensor(evaluation.loss).detach(), self.param_groups)
+        for group, inputs, energy in zip(self.param_groups, evaluation.groups, energies, strict=True):
             if not is_finite(energy):
                 self._report(group, energy)
-        return loss
+            inputs.prepared = energy
+        return evaluation
 
     def energies(self, loss: Tensor, groups: Sequence[dict[str, Any]]) -> list[Tensor]:
         """Ũ = N·loss + ½Σλ‖θ‖² over all groups, once for each group's N, of the loss's shape: () or (M,).
@@ -206,7 +209,7 @@ class MetaSGMCMC(LearnedSampler):
         for other in self.param_groups:
             for i, p in enumerate(other["params"]):
                 if p.requires_grad and not p.isfinite().all():
-                    raise FloatingPointError(f"parameter {self._name(other, i)} is not finite; nothing was changed")
+                    raise FloatingPointError(f"parameter {self.name_of(other, i)} is not finite; nothing was changed")
         where = f" of chains {(~energy.isfinite()).nonzero().flatten().tolist()}" if energy.dim() else ""
         raise FloatingPointError(
             f"the energy Ũ = N·loss + ½λ‖θ‖²{where} is not finite, with num_data={group['num_data']} and "
@@ -241,21 +244,18 @@ class MetaSGMCMC(LearnedSampler):
         after = self.flat_rule(*flat, phi=self._phi(parameter), segments=segments, **hyper)
         return tuple(x.reshape(parameter.shape) for x in after)
 
-    def _advance(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        position = next(i for i, other in enumerate(self.param_groups) if other is group)
-        hyper, energy = self._hyper(group), self._energies[position]
-        # "Nothing is drawn at temperature 0", as in the base class.
-        draw = isinstance(hyper["temperature"], Tensor) or hyper["temperature"] != 0
-        momenta = [self._state(group, p, "momentum") for p in params]
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        params, grads, energy, hyper = inputs.params, inputs.gradients, inputs.prepared, self.hyper(group)
+        momenta = [self.state_of(group, p, "momentum") for p in params]
         for members in together(params):
             chosen, moved = [params[i] for i in members], [momenta[i] for i in members]
             chains, phi = tuple(energy.shape), self._phi(chosen[0])
-            noise = gather([self._noise(p) for p in chosen], chains) if draw else None
+            noise = self.noise_for(chosen, hyper)
             here = energy.to(chosen[0].device)
             buffers = [
                 gather(chosen, chains),
                 gather([grads[i] for i in members], chains),
-                noise,
+                None if noise is None else gather(noise, chains),
                 gather(moved, chains),
             ]
             lengths = [p.numel() // max(here.numel(), 1) for p in chosen]

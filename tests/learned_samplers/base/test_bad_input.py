@@ -318,3 +318,66 @@ def test_hmc_restores_the_state_when_the_closure_fails_on_the_way():
         sampler.step(closure)
     assert torch.equal(flat(model), before)
     assert sampler.step_count == 0
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("lr", -0.1, ValueError),
+        ("lr", NAN, ValueError),
+        ("lr", torch.ones(2), TypeError),
+        ("num_data", 0, ValueError),
+        ("temperature", -0.1, ValueError),
+        ("prior_precision", "flat", TypeError),
+        ("foreach", "yes", ValueError),
+    ],
+)
+def test_a_group_changed_between_steps_is_validated_before_any_group_moves(name, key, value, error):
+    model = small_network()
+    sampler = SAMPLERS[name]([{"params": model[0].parameters()}, {"params": model[2].parameters()}])
+    for _ in range(2):
+        sampler.step(closure_for(model, sampler))
+    before, noise, good = flat(model), torch.get_rng_state(), sampler.param_groups[1][key]
+    sampler.param_groups[1][key] = value
+    for _ in range(2):  # a second try is refused like the first
+        with pytest.raises(error, match=f"{key} must"):
+            sampler.step(closure_for(model, sampler))
+    assert torch.equal(flat(model), before)
+    assert torch.equal(torch.get_rng_state(), noise)
+    sampler.param_groups[1][key] = good
+    sampler.step(closure_for(model, sampler))
+    assert [group["step"] for group in sampler.param_groups] == [3, 3]
+
+
+def test_a_learning_rate_changed_in_place_is_validated():
+    p = parameter()
+    sampler = SGLD([p], torch.tensor(0.1), 100)
+    p.grad = torch.zeros(3)
+    sampler.step()
+    sampler.param_groups[0]["lr"].fill_(-1.0)
+    with pytest.raises(ValueError, match="lr must not be negative"):
+        sampler.step()
+
+
+def test_hyperparameters_of_a_sampler_are_validated_as_at_construction():
+    p = parameter()
+    sampler = SGHMC([p], 0.1, 100)
+    p.grad = torch.zeros(3)
+    sampler.step()
+    sampler.param_groups[0]["momentum_decay"] = 1.5
+    with pytest.raises(ValueError, match=r"momentum_decay must lie in \(0, 1\], got 1.5"):
+        sampler.step()
+
+
+def test_unchanged_hyperparameters_are_not_validated_again(monkeypatch):
+    p, calls = parameter(), []
+    sampler = SGLD([p], 0.1, 100)
+    p.grad = torch.zeros(3)
+    sampler.step()
+    monkeypatch.setattr(sampler, "_validate", calls.append)
+    sampler.step()
+    assert not calls
+    sampler.param_groups[0]["lr"] = 0.0  # where a schedule may end
+    sampler.step()
+    assert len(calls) == 1

@@ -40,7 +40,7 @@ def test_foreach_equals_the_loop_bit_for_bit(name):
 @EVERY
 def test_blocks_do_not_change_the_chain(name, monkeypatch):
     whole = flat(run(name, 5)[0])
-    monkeypatch.setattr("learned_samplers.base.sampler._BLOCK_ON_CPU", 6)
+    monkeypatch.setattr("learned_samplers.base.step.BLOCK_ON_CPU", 6)
     assert torch.equal(whole, flat(run(name, 5)[0]))
 
 
@@ -297,7 +297,7 @@ def test_any_shapes_and_dtypes(name, shapes, dtype, foreach):
 def test_the_rule_works_with_leading_batch_axes(name, members, width):
     """The pure function on a stack of members is the pure function on each member."""
     sampler = STOCHASTIC[name]([torch.zeros(width, requires_grad=True)])
-    hyper = sampler._hyper(sampler.param_groups[0])
+    hyper = sampler.hyper(sampler.param_groups[0])
     x, g, noise = torch.randn(3, members, width)
     shapes = {"thermostat": (members, 1)}
     state = [torch.rand(shapes.get(n, (members, width))) for n in sampler.state_names]

@@ -75,7 +75,7 @@ def by_higher(problem, rule, weights, start, seeds, steps, every, schedule):
         **SCALES,
     )  # fmt: skip
     streams = [generator(seed, "noise") for seed in seeds]
-    sampler._noise = lambda p: torch.stack([torch.randn(p.shape[-1], generator=s) for s in streams]).to(p.dtype)
+    sampler.noise_like = lambda p: torch.stack([torch.randn(p.shape[-1], generator=s) for s in streams]).to(p.dtype)
 
     def direction(samples):
         return N * (samples - problem.mean) @ problem.precision + 2.0 * samples
