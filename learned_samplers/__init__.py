@@ -1,6 +1,7 @@
 """Bayesian deep learning as a one-line change: samplers with the interface of ``torch.optim``."""
 
 from learned_samplers import differentiable as _differentiable  # noqa: F401  (registers the samplers with higher)
+from learned_samplers.approximations.ivon import IVON
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
@@ -20,6 +21,7 @@ from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollec
 __all__ = [
     "FSVGD",
     "HMC",
+    "IVON",
     "L2E",
     "MGDA",
     "MOOSVGD",

@@ -137,7 +137,7 @@ def check_sampler(
     if not (stiffness if curvature is None else curvature):
         raise ValueError("stiffness or curvature must have at least one value")
     if without_replacement is not None:
-        check.whole("without_replacement", without_replacement, least=2)
+        validation.whole("without_replacement", without_replacement, least=2)
     if steps is not None:
         validation.whole("steps", steps)
     probe = factory([torch.zeros(1, requires_grad=True)])
