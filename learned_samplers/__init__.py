@@ -2,6 +2,8 @@
 
 from learned_samplers import differentiable as _differentiable  # noqa: F401  (registers the samplers with higher)
 from learned_samplers.approximations.ivon import IVON
+from learned_samplers.approximations.laplace import laplace_samples
+from learned_samplers.approximations.swag import SWAG
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
@@ -31,6 +33,7 @@ __all__ = [
     "SGLD",
     "SGNHT",
     "SVGD",
+    "SWAG",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
     "KineticL2E",
@@ -44,5 +47,6 @@ __all__ = [
     "SamplerReport",
     "check_sampler",
     "convert",
+    "laplace_samples",
     "to_arviz",
 ]
