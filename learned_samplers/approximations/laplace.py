@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,9 +36,10 @@ def laplace_samples(model: nn.Module, laplace: Any, count: int) -> SampleCollect
         ValueError: the approximation is not of this network's weights, or covers neither all nor the last of them.
     """
     validation.whole("count", count)
-    mean, names = laplace.mean.detach(), []
+    mean = laplace.mean.detach()
+    names: list[str] = []
     size = 0
-    parameters: Mapping[str, Tensor] = dict(model.named_parameters())
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
     for name in reversed(parameters):
         if size >= mean.numel():
             break
