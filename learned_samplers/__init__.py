@@ -1,11 +1,13 @@
 """Bayesian deep learning as a one-line change: samplers with the interface of ``torch.optim``."""
 
-from learned_samplers import differentiable as _differentiable  # noqa: F401  (registers the samplers with higher)
+import sys as _sys
+
 from learned_samplers.approximations.ivon import IVON
 from learned_samplers.approximations.laplace import laplace_samples
 from learned_samplers.approximations.swag import SWAG
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
+from learned_samplers.classical.baoa import BAOA
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
 from learned_samplers.classical.hmc import HMC
 from learned_samplers.classical.psgld import PSGLD
@@ -18,9 +20,10 @@ from learned_samplers.learned.l2e.optimizer import L2E
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
 from learned_samplers.learned.preconditioned.optimizer import PrecondL2E
 from learned_samplers.particles import FSVGD, MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
-from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection, to_arviz
+from learned_samplers.posterior import PosteriorSamples, SampleCollection, to_arviz
 
 __all__ = [
+    "BAOA",
     "FSVGD",
     "HMC",
     "IVON",
@@ -50,3 +53,6 @@ __all__ = [
     "laplace_samples",
     "to_arviz",
 ]
+
+if "higher" in _sys.modules:  # its user expects it to know the samplers; see `learned_samplers.differentiable`
+    from learned_samplers import differentiable as _differentiable  # noqa: F401

@@ -1,26 +1,27 @@
-"""Differentiable twins of the samplers for ``higher``: the same rules, out of place and on the autograd tape.
+"""Differentiable samplers: ``higher`` unrolls the chain, and gradients flow through every step of it.
 
-Importing `learned_samplers` registers them, so that ``higher.innerloop_ctx(model, sampler)`` works and gradients flow
-through the chain to initial parameters, to hyperparameters given as ``override={"lr": [tensor]}``, and to the data.
+``import learned_samplers.differentiable`` (it needs ``pip install "learned-samplers[higher]"``) makes every sampler of
+this package known to ``higher``; where ``higher`` was imported first, ``import learned_samplers`` does. Then
+``higher.innerloop_ctx(model, sampler)`` works, with the same rules as the samplers', out of place and on the autograd
+tape. Gradients flow to initial parameters, to hyperparameters given as ``override={"lr": [tensor]}``, and to the data.
+A sampler of your own is made known by ``register(MySampler)``.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-import higher
 import torch
 
+from learned_samplers.base.optional import require
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.classical.cyclical import CyclicalSGMCMC
-from learned_samplers.classical.psgld import PSGLD
-from learned_samplers.classical.sghmc import SGHMC
-from learned_samplers.classical.sgld import SGLD
-from learned_samplers.classical.sgnht import SGNHT
-from learned_samplers.learned.kinetic.optimizer import KineticL2E
-from learned_samplers.learned.l2e.optimizer import L2E
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
-from learned_samplers.learned.preconditioned.optimizer import PrecondL2E
+
+if TYPE_CHECKING:
+    import higher
+else:
+    higher = require("higher", "higher")
 
 
 class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
@@ -80,6 +81,17 @@ class DifferentiableMetaSGMCMC(DifferentiableSampler):
         return {"energy": self._energies[index], "detach_inputs": self._detach}
 
 
-for _sampler in (SGLD, PSGLD, SGHMC, SGNHT, CyclicalSGMCMC, L2E, KineticL2E, PrecondL2E):
-    higher.register_optim(_sampler, DifferentiableSampler)
-higher.register_optim(MetaSGMCMC, DifferentiableMetaSGMCMC)
+def register(sampler: type[Sampler]) -> None:
+    """Make a class of samplers known to ``higher``; its rule must be out of place with the default ``ops``."""
+    twin = DifferentiableMetaSGMCMC if issubclass(sampler, MetaSGMCMC) else DifferentiableSampler
+    higher.register_optim(sampler, twin)
+
+
+def _subclasses(cls: type[Sampler]) -> Iterator[type[Sampler]]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+for _sampler in _subclasses(Sampler):  # importing this module imports the package, and so all of its samplers
+    register(_sampler)

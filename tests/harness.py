@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import learned_samplers
 from learned_samplers import (
     HMC,
     IVON,
     L2E,
     PSGLD,
     SGHMC,
-    SGLD,
-    SGNHT,
     CyclicalSGMCMC,
     KineticL2E,
     MetaSGMCMC,
@@ -24,6 +23,8 @@ from learned_samplers import (
 )
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
 from learned_samplers.learned.network import build_network
+from learned_samplers.learned.sampler import LearnedSampler
+from learned_samplers.particles.base import ParticleSampler
 
 Make = Callable[..., Sampler]
 
@@ -46,14 +47,10 @@ def _meta_network() -> nn.Module:
     return build_meta_network((6,), zero_last=False, generator=torch.Generator().manual_seed(1))
 
 
-#: Every sampler of the library with ordinary settings, by a name for the test report.
-SAMPLERS: dict[str, Make] = {
-    "SGLD": _maker(SGLD),
-    "PSGLD": _maker(PSGLD),
+#: Samplers that need settings to run, and variants worth a test of their own, by a name for the test report.
+_CHOSEN: dict[str, Make] = {
     "PSGLD-probe": _maker(PSGLD, correction="probe"),
-    "SGHMC": _maker(SGHMC),
     "SGHMC-normal": _maker(SGHMC, momentum_init="normal"),
-    "SGNHT": _maker(SGNHT),
     "CyclicalSGMCMC": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4),
     "CyclicalSGMCMC-sgld": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4, base="sgld"),
     "HMC": _maker(HMC, leapfrog_steps=3),
@@ -67,8 +64,15 @@ SAMPLERS: dict[str, Make] = {
     "MetaSGMCMC": _maker(MetaSGMCMC, network=_meta_network()),
     "MetaSGMCMC-difference": _maker(MetaSGMCMC, network=_meta_network(), correction="finite_difference"),
 }
+#: Every sampler of the library: those above, and each other that the package exports, with its defaults.
+SAMPLERS: dict[str, Make] = {
+    cls.__name__: _maker(cls)
+    for cls in (getattr(learned_samplers, name) for name in learned_samplers.__all__)
+    if isinstance(cls, type) and issubclass(cls, Sampler) and cls is not Sampler
+    if not issubclass(cls, ParticleSampler) and cls.__name__ not in _CHOSEN
+} | _CHOSEN
 #: Those with a network: their rules work on flat buffers, and have tests of their own for leading axes.
-LEARNED = frozenset(name for name in SAMPLERS if "L2E" in name or "Meta" in name)
+LEARNED = frozenset(name for name, make in SAMPLERS.items() if issubclass(make.cls, LearnedSampler))  # type: ignore
 #: Those that cannot step without a closure.
 NEED_CLOSURE = frozenset({"HMC", "PSGLD-probe", "KineticL2E", "MetaSGMCMC", "MetaSGMCMC-difference"})
 #: Those that take their gradients at drawn weights: a step needs a closure, or a block in which they are drawn.

@@ -203,6 +203,22 @@ IN_PLACE: Operations = _InPlace()
 FOREACH: Operations = _Foreach()
 
 
+def kick(
+    momentum: Any,
+    parameter: Any,
+    gradient: Any,
+    *,
+    step_size: Any,
+    num_data: Any,
+    prior_precision: Any,
+    ops: Operations,
+) -> Any:
+    """r ← r − ε·(N·g + λθ), the momentum after a step ε along the force."""
+    momentum = ops.add(momentum, gradient, -step_size * num_data)
+    pull = step_size * prior_precision
+    return ops.add(momentum, parameter, -pull) if isinstance(pull, Tensor) or pull != 0 else momentum
+
+
 def is_finite(value: Any) -> bool:
     return value is None or bool(torch.as_tensor(value).isfinite().all())
 

@@ -122,7 +122,7 @@ class Sampler(ResumableOptimizer):
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         """The loss and the gradients of all groups, checked; nothing of the chain has moved when it returns or raises.
 
-        Subclasses extend it by what their `advance` needs beside (see `GroupInputs`). Called without a graph being made.
+        Subclasses extend it by what their `advance` needs beside (see `GroupInputs`).
         """
         loss = self.run(closure)
         return Evaluation(loss, self.collect_gradients())

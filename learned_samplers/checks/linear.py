@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -65,10 +64,12 @@ class LinearStep:
         """
         if self.spectral_radius >= 1:
             return np.full_like(self.transition, np.inf)
+        from scipy.linalg import solve_discrete_lyapunov  # slow to import
+
         thermal = self.noise @ self.noise.T
         if batches_per_epoch is None:
             pushed = thermal + np.outer(self.gradient_noise, self.gradient_noise)
-            return scipy.linalg.solve_discrete_lyapunov(self.transition, pushed)
+            return solve_discrete_lyapunov(self.transition, pushed)
         # After t steps of an epoch that starts at z: z_t = Aᵗz + noise, whose covariance is Q_t − w_t·w_tᵀ/M, with Q_t
         # the covariance of independent noises of variance M/(M−1) and w_t = Σ_s Aˢb.
         share = batches_per_epoch / (batches_per_epoch - 1)
@@ -80,7 +81,7 @@ class LinearStep:
             independent = self.transition @ independent @ self.transition.T + step
             common = self.transition @ common + self.gradient_noise
             phases.append((power, independent - share / batches_per_epoch * np.outer(common, common)))
-        start = scipy.linalg.solve_discrete_lyapunov(*phases[-1])
+        start = solve_discrete_lyapunov(*phases[-1])
         return np.mean([power @ start @ power.T + noise for power, noise in phases], axis=0)
 
 

@@ -10,23 +10,9 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, as_number, is_finite, scalar_sqrt
+from learned_samplers.base.operations import FOREACH, as_number, is_finite, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs
-
-
-def hmc_kick(
-    parameter: Any, gradient: Any, momentum: Any, *, step_size: Any, num_data: Any, prior_precision: Any,
-    ops: Operations = FUNCTIONAL,
-) -> Any:  # fmt: skip
-    """r ← r − ε·(N·g + λθ); half a kick has half the ``step_size``."""
-    momentum = ops.add(momentum, gradient, -step_size * num_data)
-    return ops.add(momentum, parameter, -step_size * prior_precision) if prior_precision else momentum
-
-
-def hmc_drift(parameter: Any, momentum: Any, *, step_size: Any, ops: Operations = FUNCTIONAL) -> Any:
-    """θ ← θ + ε·r."""
-    return ops.add(parameter, momentum, step_size)
 
 
 class HMC(Sampler):
@@ -137,24 +123,24 @@ class HMC(Sampler):
             p.copy_(value)
 
     def _trajectory(self, closure, groups, momentum, chains, scale) -> tuple[Tensor, Tensor]:
-        def kick(share: float) -> None:
+        def kick_all(share: float) -> None:
             for group, params in groups:
                 for p in params:
-                    hmc_kick([p], [p.grad], [momentum[p]], ops=FOREACH, **self._leapfrog(group, scale * share))
+                    kick([momentum[p]], [p], [p.grad], ops=FOREACH, **self._leapfrog(group, scale * share))
 
-        kick(0.5)
+        kick_all(0.5)
         steps = self.param_groups[0]["leapfrog_steps"]
         loss = torch.as_tensor(float("nan"))
         for i in range(steps):
             for group, params in groups:
                 if params:
                     size = self._leapfrog(group, scale)["step_size"]
-                    hmc_drift(params, [momentum[p] for p in params], step_size=size, ops=FOREACH)
+                    FOREACH.add(params, [momentum[p] for p in params], size)
             with torch.enable_grad():
                 loss = torch.as_tensor(closure())
             if not chains and not is_finite(loss):  # with one chain there is nothing to go on for
                 break
-            kick(1.0 if i < steps - 1 else 0.5)
+            kick_all(1.0 if i < steps - 1 else 0.5)
         return self._hamiltonian(loss, groups, momentum, chains), loss
 
     def _leapfrog(self, group: dict[str, Any], scale: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
+from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 
 
@@ -33,10 +33,8 @@ def sgnht_rule(
     """
     step_size = scalar_sqrt(lr / num_data)
     momentum = ops.add_product(momentum, momentum, thermostat, -1.0)
-    momentum = ops.add(momentum, gradient, -step_size * num_data)
-    pull = step_size * prior_precision
-    if isinstance(pull, Tensor) or pull != 0:
-        momentum = ops.add(momentum, parameter, -pull)
+    force = {"step_size": step_size, "num_data": num_data, "prior_precision": prior_precision}
+    momentum = kick(momentum, parameter, gradient, **force, ops=ops)
     if noise is not None:
         momentum = ops.add(momentum, noise, scalar_sqrt(2 * momentum_decay * temperature))
     parameter = ops.add(parameter, momentum, step_size)

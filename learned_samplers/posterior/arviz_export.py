@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.optional import require
 
 if TYPE_CHECKING:
     import arviz
 
-    from learned_samplers.posterior.collection import SampleCollection
+
+class Chain(Protocol):
+    """What is exported: a `SampleCollection`, or anything that reads like one."""
+
+    @property
+    def steps(self) -> list[int]: ...
+    @property
+    def cycles(self) -> list[int]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> dict[str, Tensor]: ...
+    def __iter__(self) -> Iterator[dict[str, Tensor]]: ...
 
 
 def import_arviz() -> Any:
     """ArviZ, without the notice about its future that it prints once a day."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        import arviz
-    return arviz
+        return require("arviz", "arviz")
 
 
 def to_arviz(
-    chains: Sequence[SampleCollection],
+    chains: Sequence[Chain],
     *,
     parameters: Sequence[str] | None = None,
     max_parameters: int | None = 1000,
@@ -36,7 +47,7 @@ def to_arviz(
     coordinate ``parameter`` says which, as in ``"0.weight[3,1]"``. Group ``sample_stats`` holds ``step`` and ``cycle``.
 
     Args:
-        chains: collections over the same network with the same number of samples.
+        chains: `SampleCollection`s over the same network with the same number of samples.
         parameters: names of the parameter tensors to take; None for all.
         max_parameters: take so many evenly spaced coordinates of them, for a network has more than anyone can look
             at; None for all.

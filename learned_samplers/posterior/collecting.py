@@ -14,13 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from learned_samplers.base import validation
-from learned_samplers.posterior.arviz_export import to_arviz
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.given import validate_policy
 from learned_samplers.posterior.prediction import normalisation_buffers
 from learned_samplers.posterior.storage import Entry, FolderStore, MemoryStore, Progress, Tensors, compare_settings
-
-__all__ = ["PosteriorSamples", "SampleCollection", "to_arviz"]
 
 
 class PosteriorSamples(SampleCollection):

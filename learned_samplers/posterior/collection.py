@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation
+from learned_samplers.posterior.arviz_export import to_arviz
 from learned_samplers.posterior.given import drawn_samples, given_samples
 from learned_samplers.posterior.prediction import (
     Inputs,
@@ -293,6 +294,4 @@ class SampleCollection:
         max_parameters: int | None = 1000,
     ) -> arviz.InferenceData:
         """The samples as an ArviZ ``InferenceData``, this collection being the first chain. See :func:`to_arviz`."""
-        from learned_samplers.posterior.arviz_export import to_arviz
-
         return to_arviz([self, *other_chains], parameters=parameters, max_parameters=max_parameters)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
+from learned_samplers.base.optional import require
 from meta_tasks.datasets.files import data_root, fetch, find
 from meta_tasks.datasets.image_data import resize
 from meta_tasks.datasets.multi_task_data import MultiTaskData, check_count
@@ -160,7 +160,7 @@ def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes]:
 def _decode(file: str, read: Callable[[str], bytes]) -> Tensor:
     content = read(file)
     try:
-        with Image.open(BytesIO(content)) as image:
+        with require("PIL.Image", "meta").open(BytesIO(content)) as image:
             pixels = np.array(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for files that are damaged
         raise ValueError(f"celeba: {file} cannot be decoded as an image: {error}") from error

@@ -7,11 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torchvision.transforms.functional import rgb_to_grayscale
 
+from learned_samplers.base.optional import require
 from meta_tasks.datasets.labels import renumber
 
 CHUNK = 8192  # images converted at a time, which bounds the memory of the intermediate float copies
@@ -96,7 +95,7 @@ def scale_images(x: Tensor, maximum: float, size: int | None, grayscale: bool) -
 
 def to_grayscale(x: Tensor) -> Tensor:
     """Luma (ITU-R BT.601) of images (n, 3, H, W) as (n, 1, H, W); one-channel images are returned as they are."""
-    return x if x.shape[1] == 1 else rgb_to_grayscale(x)
+    return x if x.shape[1] == 1 else require("torchvision.transforms.functional", "meta").rgb_to_grayscale(x)
 
 
 def resize(x: Tensor, size: int | tuple[int, int] | None) -> Tensor:
@@ -173,7 +172,8 @@ def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> tuple[T
     if count == len(y):
         return torch.arange(len(y)), torch.arange(0)
     try:
-        chosen, rest = train_test_split(torch.arange(len(y)).numpy(), train_size=count, stratify=y, random_state=seed)
+        split = require("sklearn.model_selection", "meta").train_test_split
+        chosen, rest = split(torch.arange(len(y)).numpy(), train_size=count, stratify=y, random_state=seed)
     except ValueError as error:
         raise ValueError(f"{argument}={count} does not split {len(y)} images by class: {error}") from error
     return torch.from_numpy(chosen), torch.from_numpy(rest)

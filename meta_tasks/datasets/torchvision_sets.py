@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torchvision import datasets as torchvision_datasets
 
+from learned_samplers.base.optional import require
 from meta_tasks.datasets.files import fetch, find, find_idx, read_idx
 from meta_tasks.datasets.image_data import RawSplits
 from meta_tasks.datasets.npz import read_splits
@@ -42,7 +42,7 @@ def read_idx_family(name: str, root: Path, download: bool) -> RawSplits:
         arguments = f"split={kwargs['split']!r}, "
     stems = [f"{prefix}-{kind}" for prefix in prefixes for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
     if any(find_idx(folder, stem) is None for stem in stems):
-        dataset_class = getattr(torchvision_datasets, class_name)
+        dataset_class = getattr(require("torchvision.datasets", "meta"), class_name)
         source = dataset_class.url if name in EMNIST_SPLITS else " or ".join(dataset_class.mirrors)
         fetch(
             name,
@@ -85,7 +85,7 @@ def read_cifar(name: str, root: Path, download: bool) -> RawSplits:
     The first 40,960 training images are the training split and the other 9,040 the validation split. torchvision
     checks the MD5 of every file before it unpickles it.
     """
-    dataset_class = {"cifar10": torchvision_datasets.CIFAR10, "cifar100": torchvision_datasets.CIFAR100}[name]
+    dataset_class = getattr(require("torchvision.datasets", "meta"), name.upper())
     num_classes = {"cifar10": 10, "cifar100": 100}[name]
     folder = root / dataset_class.base_folder
     npz = find([root / f"{name}.npz"])
@@ -113,7 +113,7 @@ def read_cifar(name: str, root: Path, download: bool) -> RawSplits:
 def read_svhn(root: Path, download: bool) -> RawSplits:
     """Street View House Numbers, cropped digits: <root>/train_32x32.mat and test_32x32.mat, or in <root>/SVHN."""
     folder = root if find([root / "test_32x32.mat"]) else root / "SVHN"
-    dataset_class = torchvision_datasets.SVHN
+    dataset_class = require("torchvision.datasets", "meta").SVHN
 
     def build() -> list[tuple[Tensor, Tensor]]:
         parts = [dataset_class(str(folder), split=split) for split in ("train", "test")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from learned_samplers.base.optional import require
 from meta_tasks.training.evaluation import Score
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Monitor:
     """
 
     def __init__(self, folder: Path, start: int) -> None:
+        require("tensorboard", "meta")
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         self._writer = SummaryWriter(str(folder), purge_step=start + 1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers import HMC
 from tests.harness import STOCHASTIC, closure_for, flat, small_data, small_network
 
@@ -99,7 +100,7 @@ def test_dead_units_do_not_poison_the_gradient():
 
 def test_a_sampler_that_needs_a_closure_says_so():
     model = small_network()
-    with pytest.raises(ValueError, match="not supported by higher"), higher.innerloop_ctx(
+    with pytest.raises(ValueError, match="HMC needs a closure"), higher.innerloop_ctx(
         model, HMC(model.parameters(), 0.1, 10)
     ):  # fmt: skip
         pass

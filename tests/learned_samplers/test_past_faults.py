@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learned_samplers import HMC, PSGLD, SGLD, CyclicalSGMCMC
-from tests.harness import SAMPLERS, closure_for, flat, small_network
+from tests.harness import SAMPLERS, closure_for, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
 NAN, INF = float("nan"), float("inf")

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers import MetaSGMCMC
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
 from learned_samplers.learned.network import flatten, layers_of

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers import L2E, SGHMC, KineticL2E, PrecondL2E
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import FEATURE_SETS
