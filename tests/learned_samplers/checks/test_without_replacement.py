@@ -84,8 +84,8 @@ def test_a_step_that_is_not_linear_is_simulated():
 
 def test_fewer_noise_than_the_law_needs_is_found():
     class Cold(SGLD):
-        def _noise(self, p):
-            return super()._noise(p) * 0.9
+        def noise_like(self, p):
+            return super().noise_like(p) * 0.9
 
     report = check_sampler(lambda p: Cold(p, 0.1, N), gradient_noise=30.0, without_replacement=5)
     assert not report
