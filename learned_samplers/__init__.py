@@ -7,6 +7,7 @@ from learned_samplers.approximations.laplace import laplace_samples
 from learned_samplers.approximations.swag import SWAG
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
+from learned_samplers.checks.step_size import StepSizeReport, suggest_lr
 from learned_samplers.classical.baoa import BAOA
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
 from learned_samplers.classical.hmc import HMC
@@ -48,9 +49,11 @@ __all__ = [
     "SampleCollection",
     "Sampler",
     "SamplerReport",
+    "StepSizeReport",
     "check_sampler",
     "convert",
     "laplace_samples",
+    "suggest_lr",
     "to_arviz",
 ]
 
