@@ -39,7 +39,7 @@ class MeanLoss:
         return _flat(torch.autograd.grad(self(rows), list(self.weights.values())))
 
     def hessian_times(self, vector: Tensor) -> Tensor:
-        """H·v with H the Hessian of the mean over all data; sets torch's global seed, so that dropout is one function."""
+        """H·v with H the Hessian of the mean over all data; sets the global seed, so that dropout is one function."""
         torch.default_generator.manual_seed(0)
         weights = list(self.weights.values())
         parts = vector.split([p.numel() for p in weights])
