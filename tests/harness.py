@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +119,35 @@ def closure_for(model: nn.Module, sampler: torch.optim.Optimizer) -> Callable[[]
 
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+
+
+def run(name, steps, *, seed=1, **settings):
+    """The small network, a sampler of it by its name in `SAMPLERS`, and the losses of some steps."""
+    model = small_network()
+    sampler = SAMPLERS[name](model.parameters(), **settings)
+    torch.manual_seed(seed)
+    closure = closure_for(model, sampler)
+    losses = [sampler.step(closure) for _ in range(steps)]
+    return model, sampler, losses
+
+
+def running(name):
+    """A sampler in the middle of a run, and a function that says whether anything of it has changed."""
+    model = small_network()
+    sampler = SAMPLERS[name](model.named_parameters())
+    closure = closure_for(model, sampler)
+    for _ in range(3):
+        sampler.step(closure)
+    closure()
+    weights, state, noise = flat(model), copy.deepcopy(sampler.state_dict()), torch.get_rng_state()
+
+    def unchanged():
+        assert torch.equal(flat(model), weights)
+        now = sampler.state_dict()
+        assert now["param_groups"] == state["param_groups"]
+        for key, entry in state["state"].items():
+            assert all(torch.equal(value, now["state"][key][k]) for k, value in entry.items())
+        assert torch.equal(torch.get_rng_state(), noise)
+        return True
+
+    return model, sampler, unchanged

@@ -220,8 +220,10 @@ def kick(
 
 
 def is_finite(value: Any) -> bool:
+    """Whether a number or every element of a tensor is finite; None counts as finite."""
     return value is None or bool(torch.as_tensor(value).isfinite().all())
 
 
 def as_number(value: Any) -> Any:
+    """The Python number in a zero-dimensional tensor; anything else as it is."""
     return value.item() if isinstance(value, Tensor) else value

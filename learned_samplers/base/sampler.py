@@ -20,7 +20,7 @@ from learned_samplers.base.step import Evaluation, GroupInputs, all_finite, bloc
 
 
 class Sampler(ResumableOptimizer):
-    """A ``torch.optim.Optimizer`` that draws samples from a posterior.
+    """A ``torch.optim.Optimizer`` whose steps draw samples from a Bayesian posterior.
 
     The target is p(θ|D)^(1/T) ∝ exp(−U(θ)/T) with U(θ) = −Σₙ log p(yₙ|xₙ, θ) + ½ λ‖θ‖². The user's loss is the *mean*
     negative log-likelihood of a minibatch, so that ``p.grad`` = g and ∇Ũ = N·g + λθ.
@@ -186,7 +186,7 @@ class Sampler(ResumableOptimizer):
             self.rule(*lists, **extra, **hyper, ops=IN_PLACE if single else FOREACH)
 
     def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
-        """The rule's keyword arguments, read from the group at every step so that schedulers have their say."""
+        """The rule's keyword arguments, read from the group at every step, since a scheduler may have changed them."""
         if keep_tensors or torch.compiler.is_compiling():
             return {name: group[name] for name in self.hyperparameters}
         return {name: as_number(group[name]) for name in self.hyperparameters}
@@ -239,7 +239,7 @@ class Sampler(ResumableOptimizer):
 
     @torch.no_grad()
     def temperatures(self) -> list[dict[str, float]]:
-        """Kinetic and configurational temperature of each parameter group, live health checks of the chain.
+        """Two estimates of the chain's temperature for each parameter group, which say whether it is at equilibrium.
 
         Kinetic: mean of r² over the coordinates; configurational: mean of θ·∇Ũ(θ). Both equal T when the chain is at
         equilibrium. Call it between ``backward`` and ``step``, while the gradients belong to the parameters.

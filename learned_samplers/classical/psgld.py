@@ -129,7 +129,7 @@ class PSGLD(Sampler):
     def _probe(self, closure: Callable[[], Any], evaluation: Evaluation, replay: dict[str, Tensor]) -> None:
         """Add ∂gᵢ/∂θᵢ to the inputs, from one more evaluation beside θ with the random numbers of the first.
 
-        Parameters, gradients and the generators end as they were, whatever happens.
+        Parameters, gradients and generators are put back as they were, also if the closure fails.
         """
         groups = list(zip(self.param_groups, evaluation.groups, strict=True))
         params = [p for inputs in evaluation.groups for p in inputs.params]

@@ -15,7 +15,8 @@ from torch import Tensor
 from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.particles.gradients import all_finite, check_losses, check_names, gather, task_gradients
+from learned_samplers.particles.axes import validate_axes
+from learned_samplers.particles.gradients import all_finite, gather, task_gradients, validate_losses, validate_names
 
 BaseOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
@@ -121,34 +122,12 @@ class ParticleSampler(Sampler):
         if isinstance(param_group, dict) and "params" in param_group and not isinstance(param_group["params"], set):
             params = param_group["params"]
             listed = [params] if isinstance(params, Tensor) else list(params)
-            self._check_axes(listed)
+            validate_axes(listed, next((p for group in self.param_groups for p in group["params"]), None))
             param_group = {**param_group, "params": listed}
         super().add_param_group(param_group)
         if self.base_optimizer is not None:
             group = self.param_groups[-1]
             self.base_optimizer.add_param_group({"params": list(group["params"]), "lr": group["lr"]})
-
-    def _check_axes(self, listed: list[Any]) -> None:
-        first = next((p for group in self.param_groups for p in group["params"]), None)
-        seen: set[Tensor] = set()
-        for i, entry in enumerate(listed):
-            name, p = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
-            validation.parameter(f"parameter {name!r}", p)
-            if p in seen:
-                raise ValueError(f"parameter {name!r} is listed twice in a parameter group")
-            seen.add(p)
-            if p.dim() < 1 or p.shape[0] == 0:
-                raise ValueError(f"parameter {name!r} needs a leading particle axis, got shape {tuple(p.shape)}")
-            first = p if first is None else first
-            if p.shape[0] != first.shape[0]:
-                raise ValueError(
-                    f"parameter {name!r} has {p.shape[0]} particles (shape {tuple(p.shape)}), others have "
-                    f"{first.shape[0]}: every parameter's leading axis must be the particles"
-                )
-            if (p.dtype, p.device) != (first.dtype, first.device):
-                raise ValueError(
-                    f"parameter {name!r} is {p.dtype} on {p.device}, others are {first.dtype} on {first.device}"
-                )
 
     @property
     def num_particles(self) -> int:
@@ -208,9 +187,9 @@ class ParticleSampler(Sampler):
     def _parts(self, result: Any) -> list[Part]:
         losses, features = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         count = self.num_particles
-        losses = check_losses(losses, count, several=self.several_targets)
+        losses = validate_losses(losses, count, several=self.several_targets)
         tasks = sorted({group["task"] for group in self.param_groups if group["task"] is not None})
-        check_names(tasks, len(losses), any(group["task"] is None for group in self.param_groups))
+        validate_names(tasks, len(losses), any(group["task"] is None for group in self.param_groups))
         trunk, heads = self._named(None), {task: self._named(task) for task in tasks}
         if not trunk and not any(heads.values()):
             raise ValueError("every parameter is frozen: none has requires_grad=True")

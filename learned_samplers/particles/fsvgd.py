@@ -11,7 +11,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
 from learned_samplers.particles.directions import repulsion, svgd_direction
-from learned_samplers.particles.gradients import check_losses, checked_gradient, gather
+from learned_samplers.particles.gradients import checked_gradient, gather, validate_losses
 from learned_samplers.particles.kernels import RBF, Kernel, check_kernel
 
 
@@ -130,7 +130,7 @@ class FSVGD(ParticleSampler):
         if not isinstance(result, tuple) or len(result) not in (2, 3):
             raise TypeError("the closure must return (losses, outputs) or (losses, outputs, log_prior)")
         count = self.num_particles
-        losses = check_losses(result[0], count, several=False)[0]
+        losses = validate_losses(result[0], count, several=False)[0]
         outputs, log_prior = result[1], result[2] if len(result) == 3 else None
         if not isinstance(outputs, Tensor) or outputs.dim() < 2 or outputs.shape[0] != count:
             shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__

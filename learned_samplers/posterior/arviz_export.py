@@ -78,14 +78,14 @@ def to_arviz(
     chosen = (np.arange(count) * total) // count
     starts = np.concatenate([[0], np.cumsum(sizes)])
     values = np.empty((len(chains), lengths[0], count))
-    labels: list[str] = []
+    coordinates: list[str] = []
     picks = []
     for name, start, stop in zip(names, starts[:-1], starts[1:], strict=True):
         inside = chosen[(chosen >= start) & (chosen < stop)] - start
         picks.append((name, inside))
         for flat in inside:
             where = ",".join(str(int(i)) for i in np.unravel_index(int(flat), shapes[name]))
-            labels.append(f"{name}[{where}]" if where else name)
+            coordinates.append(f"{name}[{where}]" if where else name)
     for c, chain in enumerate(chains):
         for k, sample in enumerate(chain):
             parts = [sample[name].double().cpu().numpy().ravel()[inside] for name, inside in picks]
@@ -96,6 +96,6 @@ def to_arviz(
             "step": np.array([chain.steps for chain in chains]),
             "cycle": np.array([chain.cycles for chain in chains]),
         },
-        coords={"parameter": labels},
+        coords={"parameter": coordinates},
         dims={"weights": ["parameter"]},
     )

@@ -1,4 +1,4 @@
-"""A collection of sampled weights of one network: reading, predicting, saving. Collecting is in ``posterior.py``."""
+"""A collection of sampled weights of one network: reading, predicting, saving. Collecting is in ``collecting.py``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from learned_samplers.posterior.prediction import (
     reestimated_buffers,
     vmap_is_faster,
 )
-from learned_samplers.posterior.saved import check_network, read_collection
+from learned_samplers.posterior.saved import read_collection, validate_network
 from learned_samplers.posterior.storage import FolderStore, MemoryStore, Tensors, write_safetensors
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class SampleCollection:
             ValueError: the file is truncated, not of this format, or of another network; the message names it.
         """
         store, settings, reestimated = read_collection(Path(path), torch.device(device))
-        check_network(model, store, settings, str(path))
+        validate_network(model, store, settings, str(path))
         collection = SampleCollection(model, store, settings)
         collection._reestimated = reestimated
         return collection

@@ -140,3 +140,18 @@ def test_a_copy_keeps_its_schedule():
     clone = copy.deepcopy(sampler)
     assert not clone.is_sampling
     assert clone.schedule.sampler is clone
+
+
+def test_the_base_of_a_cyclical_sampler_is_one_and_is_checked_when_loading():
+    with pytest.raises(ValueError, match="base must be the same"):
+        CyclicalSGMCMC([{"params": [torch.zeros(3, requires_grad=True)], "base": "sgld"}], 0.1, 100, cycle_length=10)
+    saved = CyclicalSGMCMC([torch.zeros(3, requires_grad=True)], 0.1, 100, cycle_length=10, base="sgld").state_dict()
+    with pytest.raises(ValueError, match="base='sgld'"):
+        CyclicalSGMCMC([torch.zeros(3, requires_grad=True)], 0.1, 100, cycle_length=10).load_state_dict(saved)
+
+
+def test_schedule_wants_a_sampler():
+    with pytest.raises(TypeError, match="sampler must be a Sampler, got SGD"):
+        CyclicalSchedule(torch.optim.SGD([torch.zeros(3, requires_grad=True)], 0.1), 10)
+    with pytest.raises(ValueError, match="no sampling step"):
+        CyclicalSchedule(SGLD([torch.zeros(3, requires_grad=True)], 0.1, 10), 3, 0.9)
