@@ -42,7 +42,7 @@ class StepSizeReport:
     residual: float
     #: Learning rates from here on diverge along the stiffest direction.
     stability_limit: float
-    #: The largest learning rate, up to half the limit, whose bias is within what was allowed.
+    #: The largest learning rate, up to half the limit, whose bias (and heat, where measured) are within the bound.
     suggested: float
     allowed_bias: float
     batch_size: int | None
@@ -53,7 +53,7 @@ class StepSizeReport:
         lines = [
             f"{self.sampler} on {self.network}: largest curvature {self.curvature:.4g} (± {self.residual:.1g})",
             f"stable below lr {self.stability_limit:.3g}; suggested lr {self.suggested:.3g} "
-            f"(bias of the variance along the stiffest direction at most {self.allowed_bias:.0%})",
+            f"({'bias' if self.batch_size is None else 'bias and heat each'} at most {self.allowed_bias:.0%})",
             f"{'lr':>10}{'bias, stiffest direction':>28}{heat}",
         ]
         for row in self.rows:
@@ -82,19 +82,22 @@ def suggest_lr(
     on Hessian-vector products, reads the sampler's step off on a quadratic of that curvature (as `check_sampler` does),
     and looks for the learning rates at which the step is stable and its stationary variance right::
 
-        report = suggest_lr(model, nn.functional.cross_entropy, (x, y), lambda params: SGHMC(params, 0.1, num_data=N))
+        report = suggest_lr(
+            model, nn.functional.cross_entropy, (x, y), lambda p: SGHMC(p, 0.1, num_data=N), batch_size=64
+        )
         print(report)
 
     The stiffest direction is the worst one: softer ones have less bias. Ask at weights that are trained, for at random
-    ones the curvature is another, often a smaller one. With minibatches look at the heat too, which the bias does not
-    contain; reshuffling the data each epoch removes most of it for directions that take many epochs to relax.
+    ones the curvature is another. The noise of minibatches adds heat, which has nothing to do with the curvature: say
+    your ``batch_size``. Reshuffling the data each epoch removes most of it along directions that take many epochs to
+    relax, so that it is a bound.
 
     Args:
         model: the network, at the weights in question, in the mode in which it is sampled.
         loss: from (outputs, targets) to the mean loss, as in your training loop.
         data: inputs and targets; some thousand examples are enough.
         sampler: makes the sampler from a list of parameters, as for `check_sampler`. Its lr may be any.
-        allowed_bias: bound on the relative error of the variance along the stiffest direction.
+        allowed_bias: bound on the relative error of the variance along the stiffest direction, and on the heat.
         batch_size: examples of a minibatch, to measure the heat of their noise; None leaves it out.
         iterations: Hessian-vector products over ``data``; as many vectors of the weights' size are kept.
         chunk_size: examples differentiated at once.
@@ -181,10 +184,11 @@ class _Probe:
         return float(self.step(lr, curvature, push).stationary_covariance()[0, 0]) / target
 
     def largest(self, allowed_bias: float, limit: float) -> float:
-        """The largest learning rate up to ``limit`` with at most the allowed bias along the stiffest direction."""
+        """The largest learning rate up to ``limit`` whose bias and heat are at most what is allowed."""
 
         def right(lr: float) -> bool:
-            return abs(self.variance(lr, self.curvature) - 1) <= allowed_bias
+            row = self.row(lr)
+            return max(abs(row.bias), row.heat) <= allowed_bias
 
         limit = min(limit, 1e3 / self.curvature)
         low = limit

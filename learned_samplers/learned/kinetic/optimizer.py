@@ -64,6 +64,7 @@ class KineticL2E(LearnedSampler):
     """
 
     state_names = ("momentum",)
+    takes_prior_mean = False
     hyperparameters = (
         *("lr", "num_data", "temperature", "prior_precision", "momentum_decay"),
         *("mean_scale", "output_bound"),

@@ -80,6 +80,7 @@ class MetaSGMCMC(LearnedSampler):
 
     needs_closure = True
     state_names = ("momentum",)
+    takes_prior_mean = False
     hyperparameters = (
         *("lr", "num_data", "temperature", "prior_precision", "momentum_decay"),
         *_SCALES,
