@@ -89,7 +89,7 @@ def local_learning_coefficient(
     mean loss over whole epochs, whose minibatches partition the data, so that their noise cancels against L(w*).
 
     What it depends on: γ holds the chain near w*, and flattens what it should measure (a direction of curvature k
-    counts nβk/(nβk + γ)/2): see that a smaller one changes little. Chains must level off: see `LearningCoefficient.losses`.
+    counts nβk/(nβk + γ)/2): see that a smaller one changes little. Chains must level off: look at the result's `losses`.
 
     Args:
         model: the network at w*, a minimum of the loss; it is not changed.
