@@ -79,7 +79,8 @@ def largest_curvature(loss: MeanLoss, iterations: int, generator: torch.Generato
         raise FloatingPointError("the loss or its second derivatives are not finite at these weights")
     tridiagonal = np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1)
     values, vectors = np.linalg.eigh(tridiagonal)
-    return float(values[-1]), float(abs(beside[-1] * vectors[-1, -1]))
+    rounding = torch.finfo(reference.dtype).eps * abs(float(values[-1]))
+    return float(values[-1]), max(float(abs(beside[-1] * vectors[-1, -1])), rounding)
 
 
 def gradient_variance(loss: MeanLoss, batch_size: int, batches: int, generator: torch.Generator) -> float:

@@ -16,6 +16,8 @@ from learned_samplers.checks.curvature import Loss, MeanLoss, gradient_variance,
 from learned_samplers.checks.linear import LinearStep, read_linear_step
 
 _FRACTIONS = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
+# Largest suggestion, in units of the limit: the curvature is higher elsewhere along the chain, and no quadratic there.
+_SHARE = 1 / 8
 # Minibatches from which the variance of the gradient is estimated.
 _BATCHES = 16
 
@@ -42,18 +44,20 @@ class StepSizeReport:
     residual: float
     #: Learning rates from here on diverge along the stiffest direction.
     stability_limit: float
-    #: The largest learning rate, up to half the limit, whose bias (and heat, where measured) are within the bound.
+    #: The largest learning rate, up to an eighth of the limit, with at most the allowed bias (and heat, if bounded).
     suggested: float
     allowed_bias: float
+    allowed_heat: float | None
     batch_size: int | None
     rows: tuple[StepSizeRow, ...]
 
     def __str__(self) -> str:
         heat = "" if self.batch_size is None else f"{f'heat of batches of {self.batch_size}':>26}"
+        bound = "" if self.allowed_heat is None else f", heat at most {self.allowed_heat:.0%}"
         lines = [
             f"{self.sampler} on {self.network}: largest curvature {self.curvature:.4g} (± {self.residual:.1g})",
             f"stable below lr {self.stability_limit:.3g}; suggested lr {self.suggested:.3g} "
-            f"({'bias' if self.batch_size is None else 'bias and heat each'} at most {self.allowed_bias:.0%})",
+            f"(bias at most {self.allowed_bias:.0%}{bound})",
             f"{'lr':>10}{'bias, stiffest direction':>28}{heat}",
         ]
         for row in self.rows:
@@ -71,6 +75,7 @@ def suggest_lr(
     sampler: Factory,
     *,
     allowed_bias: float = 0.1,
+    allowed_heat: float | None = None,
     batch_size: int | None = None,
     iterations: int = 20,
     chunk_size: int = 512,
@@ -89,15 +94,16 @@ def suggest_lr(
 
     The stiffest direction is the worst one: softer ones have less bias. Ask at weights that are trained, for at random
     ones the curvature is another. The noise of minibatches adds heat, which has nothing to do with the curvature: say
-    your ``batch_size``. Reshuffling the data each epoch removes most of it along directions that take many epochs to
-    relax, so that it is a bound.
+    your ``batch_size`` to see it. Where it is large, as at low temperatures, it and not the posterior sets the spread
+    of the chain, unless the data are reshuffled each epoch, which removes most of it along soft directions.
 
     Args:
         model: the network, at the weights in question, in the mode in which it is sampled.
         loss: from (outputs, targets) to the mean loss, as in your training loop.
         data: inputs and targets; some thousand examples are enough.
         sampler: makes the sampler from a list of parameters, as for `check_sampler`. Its lr may be any.
-        allowed_bias: bound on the relative error of the variance along the stiffest direction, and on the heat.
+        allowed_bias: bound on the relative error of the variance along the stiffest direction.
+        allowed_heat: bound on what minibatches add to the temperature; None only reports it. Needs ``batch_size``.
         batch_size: examples of a minibatch, to measure the heat of their noise; None leaves it out.
         iterations: Hessian-vector products over ``data``; as many vectors of the weights' size are kept.
         chunk_size: examples differentiated at once.
@@ -115,6 +121,10 @@ def suggest_lr(
     inputs, targets = _validate_data(data)
     if batch_size is not None:
         validation.whole("batch_size", batch_size)
+    if allowed_heat is not None:
+        validation.positive("allowed_heat", allowed_heat)
+        if batch_size is None:
+            raise ValueError("allowed_heat needs batch_size, got None")
     generator = torch.Generator().manual_seed(seed)
     mean_loss = MeanLoss(model, loss, inputs, targets, chunk_size)
     if not mean_loss.weights:
@@ -125,12 +135,21 @@ def suggest_lr(
         raise ValueError(f"loss has no positive curvature at these weights: its largest one is {curvature:g}")
     probe = _Probe(sampler, curvature, noise)
     limit = probe.stability_limit()
-    suggested = probe.largest(allowed_bias, 0.5 * limit)
+    suggested = probe.largest(allowed_bias, math.inf if allowed_heat is None else allowed_heat, _SHARE * limit)
     rows = tuple(probe.row(lr) for lr in sorted({suggested, *(f * limit for f in _FRACTIONS)}, reverse=True))
     if batch_size is None:
         rows = tuple(StepSizeRow(row.lr, row.bias, math.nan) for row in rows)
     return StepSizeReport(
-        probe.name, type(model).__name__, curvature, residual, limit, suggested, allowed_bias, batch_size, rows
+        probe.name,
+        type(model).__name__,
+        curvature,
+        residual,
+        limit,
+        suggested,
+        allowed_bias,
+        allowed_heat,
+        batch_size,
+        rows,
     )
 
 
@@ -183,12 +202,12 @@ class _Probe:
         target = self.temperature / (self.num_data * curvature + self.prior)
         return float(self.step(lr, curvature, push).stationary_covariance()[0, 0]) / target
 
-    def largest(self, allowed_bias: float, limit: float) -> float:
+    def largest(self, allowed_bias: float, allowed_heat: float, limit: float) -> float:
         """The largest learning rate up to ``limit`` whose bias and heat are at most what is allowed."""
 
         def right(lr: float) -> bool:
             row = self.row(lr)
-            return max(abs(row.bias), row.heat) <= allowed_bias
+            return abs(row.bias) <= allowed_bias and row.heat <= allowed_heat
 
         limit = min(limit, 1e3 / self.curvature)
         low = limit

@@ -89,7 +89,7 @@ def local_learning_coefficient(
     mean loss over whole epochs, whose minibatches partition the data, so that their noise cancels against L(w*).
 
     What it depends on: γ holds the chain near w*, and flattens what it should measure (a direction of curvature k
-    counts nβk/(nβk + γ)/2): see that a smaller one changes little. Chains must level off: look at the result's `losses`.
+    counts nβk/(nβk + γ)/2): see that a smaller one changes little. The chains must have levelled off: plot `losses`.
 
     Args:
         model: the network at w*, a minimum of the loss; it is not changed.
@@ -137,6 +137,7 @@ def local_learning_coefficient(
             (inputs, targets),
             lambda p: make(p, lr=0.1, **settings),
             allowed_bias=0.05,
+            allowed_heat=None if noise is None else 0.05,
             batch_size=noise,
         ).suggested
     validation.positive("lr", lr)

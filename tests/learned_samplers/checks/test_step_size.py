@@ -83,7 +83,7 @@ def test_limits_and_biases_are_the_closed_forms(make, limit, bias):
     if bias(1.0):
         assert abs(bias(report.suggested * 7.0)) == pytest.approx(0.1, rel=0.01)
     else:
-        assert report.suggested * 7.0 == pytest.approx(limit / 2, rel=2e-3)
+        assert report.suggested * 7.0 == pytest.approx(limit / 8, rel=2e-3)
 
 
 def test_the_prior_adds_to_the_curvature():
@@ -110,6 +110,13 @@ def test_the_heat_is_that_of_the_minibatches():
     for row in report.rows:
         variance = N**2 / 20
         assert row.heat == pytest.approx(row.lr / N * variance / (2 * 0.1), rel=0.1)
+    bounded = suggest_lr(
+        Mean(), lambda output, _: output.mean(), (x, torch.zeros(4000)), lambda p: SGHMC(p, 0.1, N), batch_size=20,
+        allowed_heat=0.02,
+    )  # fmt: skip
+    assert bounded.suggested == pytest.approx(0.02 * 2 * 0.1 * 20 / N, rel=0.1)
+    assert bounded.suggested < report.suggested / 5
+    assert "heat at most 2%" in str(bounded)
     text = str(report)
     assert "heat of batches of 20" in text
     assert f"stable below lr {report.stability_limit:.3g}" in text
@@ -135,6 +142,8 @@ def test_running_statistics_weights_and_the_global_generator_stay():
         ({"allowed_bias": 0.0}, ValueError, "allowed_bias"),
         ({"iterations": 0}, ValueError, "iterations"),
         ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"allowed_heat": 0.1}, ValueError, "allowed_heat needs batch_size"),
+        ({"allowed_heat": -0.1, "batch_size": 4}, ValueError, "allowed_heat"),
         ({"data": torch.zeros(3)}, TypeError, "data"),
         ({"data": (torch.zeros(3, 3), torch.zeros(2))}, ValueError, "data"),
         ({"loss": lambda output, target: -output.square().mean()}, ValueError, "no positive curvature"),
