@@ -2,8 +2,12 @@
 
 import sys as _sys
 
+from learned_samplers.approximations.ivon import IVON
+from learned_samplers.approximations.laplace import laplace_samples
+from learned_samplers.approximations.swag import SWAG
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
+from learned_samplers.checks.step_size import StepSizeReport, suggest_lr
 from learned_samplers.classical.adapted import ScaleAdaptedSGHMC
 from learned_samplers.classical.baoa import BAOA
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
@@ -27,6 +31,7 @@ __all__ = [
     "BAOA",
     "FSVGD",
     "HMC",
+    "IVON",
     "L2E",
     "MCLMC",
     "MGDA",
@@ -38,6 +43,7 @@ __all__ = [
     "SGLRW",
     "SGNHT",
     "SVGD",
+    "SWAG",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
     "EntropyMCMC",
@@ -51,8 +57,11 @@ __all__ = [
     "Sampler",
     "SamplerReport",
     "ScaleAdaptedSGHMC",
+    "StepSizeReport",
     "check_sampler",
     "convert",
+    "laplace_samples",
+    "suggest_lr",
     "to_arviz",
 ]
 

@@ -51,7 +51,10 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
                         state[name] = sampler.initial_state(group, p.detach(), name)
                 noise = sampler.noise_for([p.detach()], hyper)
                 before = [state[name] for name in sampler.state_names]
-                group["params"][i], *after = sampler.rule(p, gradient, noise and noise[0], *before, **hyper)
+                mean = None if group["prior_mean"] is None else group["prior_mean"][i]
+                centred = p if mean is None else p - mean
+                moved, *after = sampler.rule(centred, gradient, noise and noise[0], *before, **hyper)
+                group["params"][i] = moved if mean is None else moved + mean
                 state.update(zip(sampler.state_names, after, strict=True))
             group["step"] += 1
 

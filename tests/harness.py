@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import learned_samplers
 from learned_samplers import (
     HMC,
+    IVON,
     L2E,
     MCLMC,
     PSGLD,
@@ -64,6 +65,8 @@ _CHOSEN: dict[str, Make] = {
     "MCLMC-noise": _maker(MCLMC, preconditioner="gradient_noise"),
     "MCLMC-control": _maker(MCLMC, energy_target=1e-3),
     "HMC": _maker(HMC, leapfrog_steps=3),
+    "IVON": _maker(IVON),
+    "IVON-clipped": _maker(IVON, clip_radius=1.0, rescale_lr=False, draws=2),
     "L2E": _maker(L2E, network=_network("paper")),
     "L2E-adaptive": _maker(L2E, network=_network("adaptive"), feature_set="adaptive", beta_scale=0.3),
     "L2E-paper": _maker(L2E, network=_network("scaled"), feature_set="scaled", form="paper", beta_scale=0.3),
@@ -85,8 +88,10 @@ LEARNED = frozenset(name for name, make in SAMPLERS.items() if issubclass(make.c
 NEED_CLOSURE = frozenset(
     {"HMC", "MCLMC", "MCLMC-noise", "MCLMC-control", "PSGLD-probe", "KineticL2E", "MetaSGMCMC", "MetaSGMCMC-difference"}
 )
+#: Those that take their gradients at drawn weights: a step needs a closure, or a block in which they are drawn.
+NEED_DRAWS = frozenset({"IVON", "IVON-clipped"})
 #: Those that higher, torch.compile and a step without a closure are for.
-STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in NEED_CLOSURE}
+STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in NEED_CLOSURE | NEED_DRAWS}
 
 
 def sgld_variance(k: float, h: float, temperature: float = 1.0, gradient_noise: float = 0.0) -> float:

@@ -69,6 +69,7 @@ class EntropyMCMC(Sampler):
     """
 
     badge = "O(h)"
+    takes_prior_mean = False
     state_names = ("guide",)
     hyperparameters = (*Sampler.hyperparameters, "guide_variance")
     rule = staticmethod(entropy_mcmc_rule)

@@ -53,6 +53,7 @@ class HMC(Sampler):
 
     badge = "exact"
     needs_closure = True
+    takes_prior_mean = False
 
     def __init__(
         self,

@@ -65,6 +65,7 @@ class KineticL2E(LearnedSampler):
     settings: KineticSettings
     claims_law = True
     state_names = ("momentum",)
+    takes_prior_mean = False
 
     def __init__(
         self,

@@ -79,6 +79,7 @@ class MetaSGMCMC(LearnedSampler):
     settings: MetaSGMCMCSettings
     claims_law = True
     state_names = ("momentum",)
+    takes_prior_mean = False
 
     def __init__(
         self,

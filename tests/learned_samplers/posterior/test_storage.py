@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection, to_arviz
+from learned_samplers.posterior import PosteriorSamples, SampleCollection, to_arviz
 
 
 def model_of(hidden=8, norm=False, seed=0):
