@@ -26,7 +26,7 @@ FLOORS: list[tuple[str, ...]] = [
      "learned_samplers.conventions", "learned_samplers.differentiable"),
     ("learned_samplers",),
     ("pretrained",),
-    ("meta_tasks.random_streams",),
+    ("meta_tasks.random_streams", "meta_tasks.progress"),
     ("meta_tasks.datasets",),
     ("meta_tasks.networks",),
     ("meta_tasks.rules",),

@@ -71,6 +71,7 @@ class MCLMC(Sampler):
     """
 
     needs_closure = True
+    takes_prior_mean = False
     structural = ("preconditioner",)
     hyperparameters = ("num_data", "temperature", "prior_precision", "momentum_decay")
     rule = staticmethod(mclmc_rule)

@@ -11,11 +11,11 @@ import torch
 
 from learned_samplers import L2E, SGHMC, PrecondL2E, check_sampler
 from learned_samplers.base.segments import Segments
-from learned_samplers.checks.law import gaussian_law, l2e_law
 from learned_samplers.learned.features import FEATURE_SETS, TensorScales, update_averages
 from learned_samplers.learned.l2e.measures import assumption_violation, output_grids, term_contributions, term_effects
 from learned_samplers.learned.l2e.report import flat_states
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.law import gaussian_law, l2e_law
 from learned_samplers.learned.network import NetworkOnChain, build_network, layers_of
 from meta_tasks.rules.learned import L2ERule
 from tests.harness import closure_for, small_network
