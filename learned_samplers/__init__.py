@@ -2,8 +2,12 @@
 
 import sys as _sys
 
+from learned_samplers.approximations.ivon import IVON
+from learned_samplers.approximations.laplace import laplace_samples
+from learned_samplers.approximations.swag import SWAG
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
+from learned_samplers.checks.step_size import StepSizeReport, suggest_lr
 from learned_samplers.classical.baoa import BAOA
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
 from learned_samplers.classical.hmc import HMC
@@ -23,6 +27,7 @@ __all__ = [
     "BAOA",
     "FSVGD",
     "HMC",
+    "IVON",
     "L2E",
     "MGDA",
     "MOOSVGD",
@@ -32,6 +37,7 @@ __all__ = [
     "SGLD",
     "SGNHT",
     "SVGD",
+    "SWAG",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
     "KineticL2E",
@@ -43,8 +49,11 @@ __all__ = [
     "SampleCollection",
     "Sampler",
     "SamplerReport",
+    "StepSizeReport",
     "check_sampler",
     "convert",
+    "laplace_samples",
+    "suggest_lr",
     "to_arviz",
 ]
 

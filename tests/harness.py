@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import learned_samplers
 from learned_samplers import (
     HMC,
+    IVON,
     L2E,
     PSGLD,
     SGHMC,
@@ -54,6 +55,8 @@ _CHOSEN: dict[str, Make] = {
     "CyclicalSGMCMC": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4),
     "CyclicalSGMCMC-sgld": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4, base="sgld"),
     "HMC": _maker(HMC, leapfrog_steps=3),
+    "IVON": _maker(IVON),
+    "IVON-clipped": _maker(IVON, clip_radius=1.0, rescale_lr=False, draws=2),
     "L2E": _maker(L2E, network=_network("paper")),
     "L2E-adaptive": _maker(L2E, network=_network("adaptive"), feature_set="adaptive", beta_scale=0.3),
     "L2E-paper": _maker(L2E, network=_network("scaled"), feature_set="scaled", form="paper", beta_scale=0.3),
@@ -73,8 +76,10 @@ SAMPLERS: dict[str, Make] = {
 LEARNED = frozenset(name for name, make in SAMPLERS.items() if issubclass(make.cls, LearnedSampler))  # type: ignore
 #: Those that cannot step without a closure.
 NEED_CLOSURE = frozenset({"HMC", "PSGLD-probe", "KineticL2E", "MetaSGMCMC", "MetaSGMCMC-difference"})
+#: Those that take their gradients at drawn weights: a step needs a closure, or a block in which they are drawn.
+NEED_DRAWS = frozenset({"IVON", "IVON-clipped"})
 #: Those that higher, torch.compile and a step without a closure are for.
-STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in NEED_CLOSURE}
+STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in NEED_CLOSURE | NEED_DRAWS}
 
 
 def sgld_variance(k: float, h: float, temperature: float = 1.0, gradient_noise: float = 0.0) -> float:

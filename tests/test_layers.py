@@ -21,7 +21,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("learned_samplers.base",),
     ("learned_samplers.classical", "learned_samplers.posterior"),
     ("learned_samplers.checks",),
-    ("learned_samplers.learned", "learned_samplers.particles"),
+    ("learned_samplers.learned", "learned_samplers.particles", "learned_samplers.approximations"),
     ("learned_samplers.metrics", "learned_samplers.diagnostics", "learned_samplers.plots",
      "learned_samplers.conventions", "learned_samplers.differentiable"),
     ("learned_samplers",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self
@@ -14,10 +15,9 @@ from torch.optim import Optimizer
 
 from learned_samplers.base import validation
 from learned_samplers.posterior.collection import SampleCollection
+from learned_samplers.posterior.given import validate_policy
 from learned_samplers.posterior.prediction import normalisation_buffers
 from learned_samplers.posterior.storage import Entry, FolderStore, MemoryStore, Progress, Tensors, compare_settings
-
-POLICIES = ("refuse", "snapshot", "reestimate")
 
 
 class PosteriorSamples(SampleCollection):
@@ -35,7 +35,8 @@ class PosteriorSamples(SampleCollection):
     sampler was not sampling if that came later. So a cyclical sampler's steps are counted from the start of each
     sampling phase, and every phase of n steps gives ⌊n / ``thinning``⌋ states, in each cycle the same ones; a whole
     phase that gives none raises ValueError as it ends. Steps are ``sampler.step_count``, or, for optimizers without it
-    (any of ``torch.optim``: its trajectory is averaged then), those seen since this object was made.
+    (any of ``torch.optim``: its trajectory is averaged then), those seen since this object was made. A sampler with
+    ``sampled_params()`` (`IVON`) is asked for a fresh draw, which takes numbers from its random number generator.
 
     **Memory.** With ``max_samples`` = M the collection is thinned as it grows: when a state is due and M are held,
     every second one is dropped and from then on only every second state that is due is kept. The kept ones are evenly
@@ -97,7 +98,7 @@ class PosteriorSamples(SampleCollection):
             raise TypeError(f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
         self.burn_in, self.thinning, self.max_samples, self.dtype = burn_in, thinning, max_samples, dtype
         self.device = torch.device(device)
-        self.buffers = _check_policy(model, buffers)
+        self.buffers = validate_policy(model, buffers)
         sampled = _sampled_parameters(model, sampler)
         settings = {
             "burn_in": burn_in,
@@ -135,10 +136,13 @@ class PosteriorSamples(SampleCollection):
         self._progress = replace(before, last_step=step)
         count = step - max(self.burn_in, before.phase_start)
         if count > 0 and count % self.thinning == 0:
-            self._keep(step, int(getattr(sampler, "cycle", 0)))
+            self._keep(sampler, step)
 
-    def _keep(self, step: int, cycle: int) -> None:
-        """Keep the present state if it survives ``max_samples``; on any error nothing but the step count has moved."""
+    def _keep(self, sampler: Any, step: int) -> None:
+        """Keep the present state, or a draw from the present Gaussian, if it survives ``max_samples``.
+
+        On any error nothing but the step count has moved.
+        """
         number, stride, entries = self._progress.candidates + 1, self._progress.stride, self._store.entries
         if number % stride == 0 and self.max_samples is not None and len(entries) >= self.max_samples:
             stride *= 2
@@ -148,8 +152,9 @@ class PosteriorSamples(SampleCollection):
         fixed = self._store.fixed
         try:
             if number % stride == 0:
-                added = {step: self._snapshot(step)}
-                entries = [*entries, Entry(step, cycle, number)]
+                with getattr(sampler, "sampled_params", nullcontext)():
+                    added = {step: self._snapshot(step)}
+                entries = [*entries, Entry(step, int(getattr(sampler, "cycle", 0)), number)]
             if added or stride != self._progress.stride:
                 self._store.commit(entries, added, progress)
         except BaseException:
@@ -257,21 +262,6 @@ class PosteriorSamples(SampleCollection):
         self._store.fixed = fixed
         self._progress = progress
         self._reestimated = {}
-
-
-def _check_policy(model: nn.Module, buffers: str) -> str:
-    if buffers not in POLICIES:
-        raise ValueError(f"buffers must be one of {POLICIES}, got {buffers!r}")
-    statistics = normalisation_buffers(model)
-    if statistics and buffers == "refuse":
-        raise ValueError(
-            f"the model has running statistics ({statistics[0]!r} and {len(statistics) - 1} more buffers) that belong "
-            "to the weights they were computed with: choose buffers='snapshot' to keep them with each sample, or "
-            "buffers='reestimate' to compute them from data before predicting; got buffers='refuse'"
-        )
-    if buffers == "reestimate" and not statistics:
-        raise ValueError("buffers='reestimate', but the model has no normalisation layer with running statistics")
-    return buffers
 
 
 def _sampled_parameters(model: nn.Module, sampler: Optimizer) -> dict[str, nn.Parameter]:

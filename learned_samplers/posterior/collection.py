@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from learned_samplers.base import validation
 from learned_samplers.posterior.arviz_export import to_arviz
+from learned_samplers.posterior.given import drawn_samples, given_samples
 from learned_samplers.posterior.prediction import (
     Inputs,
     Output,
     chunk_predictions,
-    normalisation_buffers,
     reestimated_buffers,
     vmap_is_faster,
 )
 from learned_samplers.posterior.saved import read_collection, validate_network
-from learned_samplers.posterior.storage import Entry, FolderStore, MemoryStore, Tensors, write_safetensors
+from learned_samplers.posterior.storage import FolderStore, MemoryStore, Tensors, write_safetensors
 
 if TYPE_CHECKING:
     import arviz
@@ -32,8 +32,9 @@ class SampleCollection:
     """K sets of weights θ_1 … θ_K of one network, and the predictions that average over them.
 
     Made by :meth:`load` (a file or a folder that :class:`~learned_samplers.PosteriorSamples` wrote), by
-    :meth:`from_samples` (any list of weights: the members of a deep ensemble, say), and, while it is being
-    collected, by :class:`~learned_samplers.PosteriorSamples`, its subclass.
+    :meth:`from_samples` (any list of weights: the members of a deep ensemble, say), by :meth:`from_draws` (from a
+    Gaussian approximation), and, while it is being collected, by :class:`~learned_samplers.PosteriorSamples`, its
+    subclass.
 
     ``len(samples)`` is K; ``samples[k]`` and iteration give dictionaries from parameter name to tensor, in the dtype
     and on the device of storage. They are the stored tensors themselves: copy before changing them.
@@ -263,28 +264,28 @@ class SampleCollection:
         Raises:
             ValueError: no samples, or one with a name or shape that is not the model's.
         """
-        if not samples:
-            raise ValueError("samples must hold at least one set of weights, got none")
-        shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-        buffers = {name: list(buffer.shape) for name, buffer in model.named_buffers()}
-        aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(shapes)
-        store = MemoryStore()
-        rows: dict[int, Tensors] = {}
-        for k, sample in enumerate(samples):
-            rows[k + 1] = {name: t.detach().clone() for name, t in sample.items() if name not in aliases}
-            expected = {**shapes, **{name: shape for name, shape in buffers.items() if name in samples[0]}}
-            found = {name: list(tensor.shape) for name, tensor in rows[k + 1].items()}
-            if found != expected:
-                wrong = next(name for name in (*expected, *found) if expected.get(name) != found.get(name))
-                raise ValueError(
-                    f"samples[{k}]: {wrong!r} has shape {found.get(wrong)}, the model's is {expected.get(wrong)}"
-                )
-        missing = [name for name in normalisation_buffers(model) if name not in samples[0]]
-        if missing:
-            raise ValueError(f"samples[0] lacks the running statistics {missing[0]!r} of the model")
-        store.commit([Entry(step, 0, step) for step in rows], rows, store.progress)
-        store.set_fixed({n: b.detach().clone() for n, b in model.named_buffers() if n not in samples[0]})
-        return SampleCollection(model, store, {"shapes": shapes, "buffers": "snapshot"})
+        return SampleCollection(model, *given_samples(model, samples, "snapshot"))
+
+    @staticmethod
+    def from_draws(
+        model: nn.Module,
+        sampled_params: Callable[[], AbstractContextManager[Any]],
+        count: int,
+        *,
+        buffers: str = "refuse",
+    ) -> SampleCollection:
+        """A collection of ``count`` draws from an approximate posterior: `IVON`'s, `SWAG`'s, or one of your own.
+
+        Args:
+            model: the network whose parameters the draws change.
+            sampled_params: called once a draw; gives a context in which the model's parameters are that draw.
+            count: number of draws, ≥ 1.
+            buffers: as for `PosteriorSamples`: what to do with running statistics, which the draws do not change.
+
+        Raises:
+            TypeError, ValueError: an argument that cannot be used, by name and value.
+        """
+        return SampleCollection(model, *drawn_samples(model, sampled_params, count, buffers))
 
     def to_arviz(
         self,
