@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from learned_samplers.base import validation
 from learned_samplers.posterior.arviz_export import import_arviz, to_arviz
 from learned_samplers.posterior.collection import SampleCollection
-from learned_samplers.posterior.prediction import as_inputs, evaluation_mode, normalisation_buffers
+from learned_samplers.posterior.inputs import as_inputs
+from learned_samplers.posterior.names import Caller, normalisation_buffers
+from learned_samplers.posterior.prediction import evaluation_mode
 from learned_samplers.posterior.storage import chunks
 
 MINIMUM_DRAWS = 4
@@ -32,7 +33,7 @@ State = Mapping[str, Tensor]
 
 def _as_draws(draws: Any) -> np.ndarray:
     if isinstance(draws, SampleCollection):
-        draws = to_arviz([draws])
+        draws = draws.to_arviz()
     elif isinstance(draws, list | tuple) and draws and all(isinstance(chain, SampleCollection) for chain in draws):
         draws = to_arviz(draws)
     if hasattr(draws, "posterior"):
@@ -277,6 +278,7 @@ def network_loss(
         )
     reference = next(model.parameters())
     fixed = {name: tensor.to(reference.device) for name, tensor in samples._fixed().items()}
+    call = Caller(model)
 
     def evaluate(state: dict[str, Tensor]) -> float:
         total = 0.0
@@ -285,7 +287,7 @@ def network_loss(
             for rows in chunks(len(labels), batch_size):
                 batch = tuple(item[rows.start : rows.stop].to(reference.device) for item in inputs)
                 target = labels[rows.start : rows.stop].to(reference.device)
-                logits = functional_call(model, {**fixed, **weights}, batch).float()
+                logits = call({**fixed, **weights}, batch, {}).float()
                 if kind == "nll":
                     total += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
                 else:
