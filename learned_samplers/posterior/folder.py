@@ -108,7 +108,9 @@ class FolderStore:
             self.frozen = dict(metadata.get("frozen", {}))
 
     def _read_index(self, path: Path, data: bytes) -> None:
-        whole = data[: data.rfind(b"\n") + 1]
+        whole, torn = data[: data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1 :]
+        if _is_whole(torn[:-1]):
+            raise ValueError(f"{path}: its last line is damaged (no end of line)")
         header, *lines = whole.decode().splitlines() or [""]
         content = _unsealed(header)
         if content["format"] != FORMAT or content["version"] != VERSION:
@@ -223,6 +225,13 @@ def _sealed(content: dict[str, Any]) -> bytes:
     """A line of the index: the checksum and the text of a JSON object."""
     text = json.dumps(content)
     return json.dumps([checksum(text), text]).encode() + b"\n"
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        return bool(_unsealed(line.decode()))
+    except (ValueError, RecursionError):
+        return False
 
 
 def _unsealed(line: str) -> dict[str, Any]:

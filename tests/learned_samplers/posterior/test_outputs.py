@@ -160,7 +160,7 @@ def loader(data, **options):
 def test_every_form_of_the_same_inputs_predicts_the_same():
     samples, raw = collection(3)
     expected = raw.softmax(2).mean(0)
-    pairs, alone = TensorDataset(X, torch.zeros(7)), [row for row in X]
+    pairs, alone = TensorDataset(X, torch.zeros(7)), list(X)
     for x in (X, X.numpy(), X.double().numpy(), (X,), {"x": X}, {"x": X.numpy()}, loader(pairs), loader(alone)):
         torch.testing.assert_close(samples.predict(x, sample_chunk=2, batch_size=4), expected)
     torch.manual_seed(0)
@@ -187,7 +187,7 @@ def test_inputs_that_cannot_be_used():
         samples.predict(np.zeros((0, 4)))
 
 
-# -- networks that vmap cannot run --------------------------------------------------------------------------------------
+# -- networks that vmap cannot run ------------------------------------------------------------------------------------
 
 
 class Branching(nn.Module):
@@ -239,7 +239,7 @@ def test_the_loop_takes_over_by_itself_with_the_same_numbers(network, caplog):
     assert len(said) <= 1, "found out once"
     if network is not Recurrent:  # newer versions of torch may run that one
         assert len(said) == 1
-        with pytest.raises(RuntimeError, match="vmap cannot run .*leave vectorize out"):
+        with pytest.raises(RuntimeError, match=r"vmap cannot run .*leave vectorize out"):
             samples.predict(X, vectorize=True)
 
 
