@@ -23,7 +23,7 @@ MINIMUM_DRAWS = 4
 
 def _as_draws(draws: Any) -> np.ndarray:
     if isinstance(draws, SampleCollection):
-        draws = to_arviz([draws])
+        draws = draws.to_arviz()
     elif isinstance(draws, list | tuple) and draws and all(isinstance(chain, SampleCollection) for chain in draws):
         draws = to_arviz(draws)
     if hasattr(draws, "posterior"):

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from learned_samplers.base import validation
 from learned_samplers.posterior.collection import SampleCollection
-from learned_samplers.posterior.prediction import as_inputs, evaluation_mode, normalisation_buffers
+from learned_samplers.posterior.inputs import as_inputs
+from learned_samplers.posterior.names import Caller, normalisation_buffers
+from learned_samplers.posterior.prediction import evaluation_mode
 from learned_samplers.posterior.storage import chunks
 
 State = Mapping[str, Tensor]
@@ -149,6 +150,7 @@ def network_loss(
         )
     reference = next(model.parameters())
     fixed = {name: tensor.to(reference.device) for name, tensor in samples._fixed().items()}
+    call = Caller(model)
 
     def evaluate(state: dict[str, Tensor]) -> float:
         total = 0.0
@@ -157,7 +159,7 @@ def network_loss(
             for rows in chunks(len(labels), batch_size):
                 batch = tuple(item[rows.start : rows.stop].to(reference.device) for item in inputs)
                 target = labels[rows.start : rows.stop].to(reference.device)
-                logits = functional_call(model, {**fixed, **weights}, batch).float()
+                logits = call({**fixed, **weights}, batch, {}).float()
                 if kind == "nll":
                     total += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
                 else:

@@ -9,8 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from learned_samplers.base import validation
-from learned_samplers.posterior.prediction import normalisation_buffers
-from learned_samplers.posterior.storage import Entry, MemoryStore, Tensors
+from learned_samplers.posterior.names import (
+    buffers_of,
+    normalisation_buffers,
+    parameters_of,
+    plain_names,
+    with_plain_names,
+)
+from learned_samplers.posterior.storage import Entry, MemoryStore
+from learned_samplers.posterior.tensor_files import Tensors
 
 POLICIES = ("refuse", "snapshot", "reestimate")
 
@@ -37,9 +44,11 @@ def given_samples(
     """The store and the settings of a collection of these weights; see `SampleCollection.from_samples`."""
     if not samples:
         raise ValueError("samples must hold at least one set of weights, got none")
-    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    others = {name: list(buffer.shape) for name, buffer in model.named_buffers()}
-    aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(shapes)
+    shapes = {name: list(parameter.shape) for name, parameter in parameters_of(model).items()}
+    others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
+    every = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]
+    aliases = set(plain_names(every).values()) - set(shapes) - set(others)
+    samples = [with_plain_names(sample, {*shapes, *others, *aliases}) for sample in samples]
     statistics = normalisation_buffers(model)
     store = MemoryStore()
     rows: dict[int, Tensors] = {}
@@ -57,7 +66,7 @@ def given_samples(
         raise ValueError(f"samples[0] lacks the running statistics {missing[0]!r} of the model")
     store.commit([Entry(step, 0, step) for step in rows], rows, store.progress)
     left_out = set(samples[0]) | (set(statistics) if buffers == "reestimate" else set())
-    store.set_fixed({n: b.detach().clone() for n, b in model.named_buffers() if n not in left_out})
+    store.set_fixed({n: b.detach().clone() for n, b in buffers_of(model).items() if n not in left_out})
     return store, {"shapes": shapes, "buffers": buffers}
 
 
@@ -72,8 +81,8 @@ def drawn_samples(
     samples = []
     for _ in range(count):
         with sampled_params():
-            tensors = dict(model.named_parameters())
+            tensors: Tensors = dict(parameters_of(model))
             if buffers == "snapshot":
-                tensors |= dict(model.named_buffers())  # type: ignore[arg-type]
+                tensors |= buffers_of(model)
             samples.append({name: tensor.detach().clone() for name, tensor in tensors.items()})
     return given_samples(model, samples, buffers)

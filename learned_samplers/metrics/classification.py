@@ -20,79 +20,26 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.optional import require
-
-FLOOR = torch.finfo(torch.float32).tiny
-TOLERANCE = 1e-3
-
-
-def _probabilities(name: str, value: Any, ndim: int = 2) -> Tensor:
-    """``value`` as a float64 tensor of ``ndim`` axes, the last one over classes, checked to hold probabilities."""
-    try:
-        probs = torch.as_tensor(value).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be a tensor or an array, got {type(value).__name__}") from error
-    if not probs.is_floating_point():
-        raise TypeError(f"{name} must hold floating-point numbers, got {probs.dtype}")
-    expected = "(N, C)" if ndim == 2 else "(K, N, C)"
-    if probs.ndim != ndim or 0 in probs.shape:
-        raise ValueError(f"{name} must have shape {expected}, none of them zero; got {tuple(probs.shape)}")
-    probs = probs.double()
-    rows = probs.flatten(0, -2)
-    for problem, bad in (
-        ("is not finite", ~rows.isfinite()),
-        ("is negative", rows < 0),
-        ("is above one", rows > 1 + TOLERANCE),
-    ):
-        if bad.any():
-            where = tuple(bad.nonzero()[0].tolist())
-            raise ValueError(f"{name} must hold probabilities: {rows[where].item()} (row {where[0]}) {problem}")
-    off = (rows.sum(1) - 1).abs() > TOLERANCE
-    if off.any():
-        row = int(off.nonzero()[0])
-        raise ValueError(f"{name}: row {row} sums to {rows[row].sum().item():.6g} instead of 1 (are these logits?)")
-    return probs
-
-
-def _labels(labels: Any, probs: Tensor) -> Tensor:
-    try:
-        values = torch.as_tensor(labels).detach().to(probs.device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"labels must be a tensor or an array, got {type(labels).__name__}") from error
-    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, got {values.dtype}")
-    examples, classes = probs.shape
-    if values.shape != (examples,):
-        raise ValueError(f"labels must have shape ({examples},), one for each row of probs; got {tuple(values.shape)}")
-    bad = (values < 0) | (values >= classes)
-    if bad.any():
-        raise ValueError(f"labels must lie in [0, {classes}), got {int(values[bad][0])}")
-    return values.long()
-
-
-def _both(probs: Any, reference: Any) -> tuple[Tensor, Tensor]:
-    first, second = _probabilities("probs", probs), _probabilities("reference", reference)
-    if first.shape != second.shape:
-        raise ValueError(f"reference must have the shape of probs, {tuple(first.shape)}; got {tuple(second.shape)}")
-    return first, second.to(first.device)
+from learned_samplers.metrics.arrays import FLOOR, class_labels, probabilities, two_predictions
 
 
 def accuracy(probs: Any, labels: Any) -> float:
     """Share of examples whose most probable class is the label, in [0, 1]."""
-    p = _probabilities("probs", probs)
-    return (p.argmax(1) == _labels(labels, p)).double().mean().item()
+    p = probabilities("probs", probs)
+    return (p.argmax(1) == class_labels(labels, p)).double().mean().item()
 
 
 def nll(probs: Any, labels: Any) -> float:
     """Mean negative log-likelihood −(1/N) Σ_n log p_n(y_n), in nats; p is floored as the module says."""
-    p = _probabilities("probs", probs)
-    chosen = p.gather(1, _labels(labels, p).unsqueeze(1))
+    p = probabilities("probs", probs)
+    chosen = p.gather(1, class_labels(labels, p).unsqueeze(1))
     return -chosen.clamp_min(FLOOR).log().mean().item()
 
 
 def brier(probs: Any, labels: Any) -> float:
     """Brier score (1/N) Σ_n Σ_k (p_n(k) − [k = y_n])², summed over classes (not averaged), in [0, 2]."""
-    p = _probabilities("probs", probs)
-    target = torch.nn.functional.one_hot(_labels(labels, p), p.shape[1])
+    p = probabilities("probs", probs)
+    target = torch.nn.functional.one_hot(class_labels(labels, p), p.shape[1])
     return (p - target).square().sum(1).mean().item()
 
 
@@ -102,9 +49,9 @@ def ece(probs: Any, labels: Any, num_bins: int = 15) -> float:
     The confidence is the largest probability of a row; the ``num_bins`` bins are [0, 1/B), …, [(B−1)/B, 1].
     """
     classification = require("torchmetrics.functional.classification", "metrics")
-    p = _probabilities("probs", probs)
+    p = probabilities("probs", probs)
     validation.whole("num_bins", num_bins)
-    target = _labels(labels, p)
+    target = class_labels(labels, p)
     # torchmetrics gives a confidence of exactly 1 a bin of its own, and takes anything above 1 for logits. The largest
     # float32 below 1 belongs to the last bin, as the definition has it.
     p = p.float().clamp(max=1 - 2**-24)
@@ -122,9 +69,9 @@ class CalibrationBins(NamedTuple):
 
 def calibration_bins(probs: Any, labels: Any, num_bins: int = 15) -> CalibrationBins:
     """The bins that :func:`ece` sums over, for a reliability diagram."""
-    p = _probabilities("probs", probs)
+    p = probabilities("probs", probs)
     validation.whole("num_bins", num_bins)
-    target = _labels(labels, p)
+    target = class_labels(labels, p)
     confidence, predicted = p.max(1)
     edges = torch.linspace(0, 1, num_bins + 1, device=p.device)
     bins = torch.bucketize(confidence.float(), edges[1:-1], right=True)
@@ -144,7 +91,7 @@ def pairwise_kld(sample_probs: Any) -> float:
     Args:
         sample_probs: (K, N, C) with K ≥ 2, as from ``PosteriorSamples.predict_samples``.
     """
-    p = _probabilities("sample_probs", sample_probs, ndim=3)
+    p = probabilities("sample_probs", sample_probs, ndim=3)
     count = len(p)
     if count < 2:
         raise ValueError(f"sample_probs must hold at least two samples, got {count}")
@@ -163,7 +110,7 @@ def agreement(probs: Any, reference: Any) -> float:
     Args:
         probs, reference: (N, C) each; the reference is usually that of Hamiltonian Monte Carlo.
     """
-    first, second = _both(probs, reference)
+    first, second = two_predictions(probs, reference)
     return (first.argmax(1) == second.argmax(1)).double().mean().item()
 
 
@@ -172,7 +119,7 @@ def total_variation(probs: Any, reference: Any) -> float:
 
     The numbers of L2E's Table 1 seem to be means over the C classes instead of half sums; times C/2 they compare.
     """
-    first, second = _both(probs, reference)
+    first, second = two_predictions(probs, reference)
     return 0.5 * (first - second).abs().sum(1).mean().item()
 
 
@@ -187,7 +134,7 @@ def ood_auroc(probs: Any, ood_probs: Any) -> float:
         ood_probs: (N', C) on out-of-distribution examples.
     """
     classification = require("torchmetrics.functional.classification", "metrics")
-    inside, outside = _probabilities("probs", probs), _probabilities("ood_probs", ood_probs)
+    inside, outside = probabilities("probs", probs), probabilities("ood_probs", ood_probs)
     if inside.shape[1] != outside.shape[1]:
         raise ValueError(f"ood_probs must have the {inside.shape[1]} classes of probs, got {outside.shape[1]}")
     # Scores above 1, by rounding, would be taken for logits.
