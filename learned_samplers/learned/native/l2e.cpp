@@ -1,0 +1,391 @@
+// One step of L2E on any number of tensors, in place: what `l2e_residual_rule` and its kin compute, to rounding.
+//
+// A tensor is cut into blocks. Phase by phase, with a reduction over each tensor in between, because every feature is
+// divided by a root mean square over its tensor:
+//
+//   AVERAGES   running averages in place; sums of squares of all that the features are divided by
+//   FIRST      features → (α, β) → new momentum; its sum of squares
+//   FRICTION   only with normalised outputs that also act through the friction: −a·s_β·f·β, divided by β's scale
+//   SECOND     features with the new momentum → β → new parameters
+//   MOVE       only with normalised outputs: the new parameters, from β divided by its scale
+//
+// Features are made tile by tile and never stored; those of a whole tensor (the context) are a shift of the first layer's
+// bias, and the division by a root mean square a factor on its weights. Sums run over fixed blocks in a fixed order, so that
+// the number of threads changes no bit.
+#include <algorithm>
+#include <cmath>
+
+#include "network.h"
+#include "settings.h"
+#include "team.h"
+
+namespace {
+
+constexpr int64_t BLOCK = 2048;
+// Coordinates whose state stays in the second-level cache from phase to phase, for each thread.
+constexpr int64_t GROUP = 32768;
+// Features are x·rsqrt(FLOOR + mean x²); logarithms are flat below TINY and SMALL: as in learned_samplers.learned.features.
+constexpr double FLOOR = 1e-5, TINY = 1e-16, SMALL = 1e-8, LOG_SCALE = 0.25;
+constexpr float RATIO_BOUND = 8.0f, LOG_RATIO_FLOOR = 1e-10f;
+
+enum Sum { GRADIENT, PARAMETER, MOMENTUM, AVERAGE };  // then the averages, then the second moments
+constexpr int MOST_SUMS = AVERAGE + MOST_AVERAGES + MOST_SECONDS;
+
+struct Block {
+    int piece;
+    int64_t start, stop;
+    double sums[MOST_SUMS];
+    double output;  // sum of β²
+};
+
+// What the coordinates of a tensor need to know of the whole of it.
+struct Whole {
+    double means[MOST_SUMS];  // of squares, and of the second moments
+    float log_factor[MOST_SECONDS];
+    float output_factor = 1;
+    std::vector<float> weight, bias;  // first layer, with the tensor's scales and context in it
+};
+
+// Where a tile of coordinates lies.
+struct Tile {
+    const float *gradient;
+    float *parameter, *momentum, *noise, *averages;
+    int64_t stride;
+
+    Tile from(int64_t i) const {
+        return {gradient + i, parameter + i, momentum + i, noise ? noise + i : nullptr, averages + i, stride};
+    }
+};
+
+float sum_of_squares(const float *x, int64_t n) {
+    Vector a{}, b{};
+    int64_t i = 0;
+    for (; i + 2 * LANES <= n; i += 2 * LANES) {
+        const Vector first = load(x + i), second = load(x + i + LANES);
+        a += first * first, b += second * second;
+    }
+    float rest = 0;
+    for (; i < n; i++) rest += x[i] * x[i];
+    return sum(a + b) + rest;
+}
+
+class Step {
+    const Settings &s;
+    const Piece *pieces;
+    std::vector<std::vector<Layer>> networks;
+    std::vector<Block> blocks;
+    std::vector<Whole> wholes;
+    int first_piece = 0;
+    const int rows, hidden;
+
+  public:
+    Step(const Settings &settings, const Piece *pieces_, const Network *network, int count)
+        : s(settings), pieces(pieces_), networks(count), rows(3 + s.averages + s.ratios + s.logs), hidden(s.layers - 1) {
+        for (int n = 0; n < count; n++) {
+            networks[n].resize(s.layers);
+            for (int l = 0; l < s.layers; l++) pack(networks[n][l], network[l], n, l);
+        }
+    }
+
+    void run(int64_t piece_count) {
+        Team team(threads_for(piece_count));
+        for (int64_t begin = 0, end; begin < piece_count; begin = end) {
+            int64_t size = 0;
+            for (end = begin; end < piece_count && (end == begin || size + pieces[end].length <= GROUP * s.threads); end++)
+                size += pieces[end].length;
+            cut(begin, end);
+            phase(team, &Step::averages, &Step::after_averages);
+            phase(team, &Step::first, s.normalise && s.friction_beta != 0 ? &Step::after_output : &Step::after_momentum);
+            if (s.normalise && s.friction_beta != 0) phase(team, &Step::friction, &Step::after_momentum);
+            phase(team, &Step::second, s.normalise ? &Step::after_output : nullptr);
+            if (s.normalise) phase(team, &Step::move, nullptr);
+        }
+    }
+
+  private:
+    int threads_for(int64_t piece_count) const {
+        int64_t total = 0;
+        for (int64_t i = 0; i < piece_count; i++) total += pieces[i].length;
+        return static_cast<int>(std::min<int64_t>(s.threads, 1 + total / (4 * BLOCK)));
+    }
+
+    void pack(Layer &layer, const Network &from, int member, int index) {
+        const int inputs = s.widths[index], units = s.widths[index + 1];
+        const float *weight = from.weight + member * from.weight_stride, *bias = from.bias + member * from.bias_stride;
+        if (index == hidden) {  // the last layer is read unit by unit
+            layer.inputs = inputs, layer.units = units;
+            layer.weight.assign(weight, weight + inputs * units), layer.bias.assign(bias, bias + units);
+            if (!s.normalise)
+                for (auto *part : {&layer.weight, &layer.bias})
+                    for (auto &value : *part) value *= s.output_factor;
+            return;
+        }
+        layer.shape(inputs, units);
+        for (int u = 0; u < units; u++) {
+            layer.bias[u] = bias[u];
+            for (int k = 0; k < inputs; k++) layer.at(u, k) = weight[u * inputs + k];
+        }
+    }
+
+    void cut(int64_t begin, int64_t end) {
+        first_piece = static_cast<int>(begin);
+        blocks.clear();
+        wholes.resize(end - begin);
+        for (int64_t i = begin; i < end; i++)
+            for (int64_t start = 0; start < pieces[i].length; start += BLOCK)
+                blocks.push_back({static_cast<int>(i - begin), start, std::min(start + BLOCK, pieces[i].length), {}, 0});
+    }
+
+    void phase(Team &team, void (Step::*work)(Block &), void (Step::*reduce)(int, Block *, Block *)) {
+        team.each(blocks.size(), [&](int64_t i) { (this->*work)(blocks[i]); });
+        if (!reduce) return;
+        for (size_t i = 0, j; i < blocks.size(); i = j) {
+            for (j = i; j < blocks.size() && blocks[j].piece == blocks[i].piece;) j++;
+            (this->*reduce)(blocks[i].piece, blocks.data() + i, blocks.data() + j);
+        }
+    }
+
+    const Piece &piece(const Block &b) const { return pieces[first_piece + b.piece]; }
+
+    Tile tile(const Block &b) const {
+        const Piece &p = piece(b);
+        return Tile{p.gradient, p.parameter, p.momentum, p.noise, p.averages, p.stride}.from(b.start);
+    }
+
+    // ------------------------------------------------------------ running averages and the scales of the tensors
+
+    template <bool SQUARE>
+    static float average(const float *gradient, float *average, int64_t n, float weight) {
+        Vector a{}, b{};
+        int64_t i = 0;
+        const auto one = [&](int64_t at) __attribute__((always_inline)) {
+            const Vector g = load(gradient + at);
+            Vector m = load(average + at);
+            m += weight * ((SQUARE ? g * g : g) - m);
+            store(average + at, m);
+            return SQUARE ? m : m * m;
+        };
+        for (; i + 2 * LANES <= n; i += 2 * LANES) a += one(i), b += one(i + LANES);
+        float rest = 0;
+        for (; i < n; i++) {
+            const float g = gradient[i], m = average[i] + weight * ((SQUARE ? g * g : g) - average[i]);
+            average[i] = m;
+            rest += SQUARE ? m : m * m;
+        }
+        return sum(a + b) + rest;
+    }
+
+    void averages(Block &b) {
+        const Tile t = tile(b);
+        const int64_t n = b.stop - b.start;
+        b.sums[GRADIENT] = sum_of_squares(t.gradient, n);
+        b.sums[PARAMETER] = sum_of_squares(t.parameter, n);
+        b.sums[MOMENTUM] = sum_of_squares(t.momentum, n);
+        for (int k = 0; k < s.averages; k++)
+            b.sums[AVERAGE + k] = average<false>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
+        for (int k = s.averages; k < s.averages + s.seconds; k++)
+            b.sums[AVERAGE + k] = average<true>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
+    }
+
+    void after_averages(int i, Block *from, Block *to) {
+        Whole &w = wholes[i];
+        for (int k = 0; k < AVERAGE + s.averages + s.seconds; k++) {
+            double total = 0;
+            for (const Block *b = from; b < to; b++) total += b->sums[k];
+            w.means[k] = total / pieces[first_piece + i].length;
+        }
+        for (int k = 0; k < s.seconds; k++)
+            w.log_factor[k] = static_cast<float>(1 / (w.means[AVERAGE + s.averages + k] + TINY));
+        specialise(i);
+    }
+
+    void after_momentum(int i, Block *from, Block *to) {
+        double total = 0;
+        for (const Block *b = from; b < to; b++) total += b->sums[MOMENTUM];
+        wholes[i].means[MOMENTUM] = total / pieces[first_piece + i].length;
+        specialise(i);
+    }
+
+    void after_output(int i, Block *from, Block *to) {
+        double total = 0;
+        for (const Block *b = from; b < to; b++) total += b->output;
+        wholes[i].output_factor = s.output_factor / std::sqrt(FLOOR + total / pieces[first_piece + i].length);
+    }
+
+    double context(const Whole &w, int64_t length, int c) const {
+        const auto log_root = [](double square) { return 0.5 * LOG_SCALE * std::log(square); };
+        const double gradient = w.means[GRADIENT], parameter = w.means[PARAMETER], momentum = w.means[MOMENTUM];
+        const double eps2 = s.step_size * s.step_size;
+        switch (s.context_kind[c]) {
+        case LOG_KICK: return log_root(gradient * s.kick * s.kick + SMALL);
+        case LOG_PARAMETER: return log_root(parameter + SMALL);
+        case LOG_MOMENTUM: return log_root(momentum + SMALL);
+        case LOG_DISPLACEMENT: return log_root((momentum * eps2 + SMALL * SMALL) / (parameter + SMALL));
+        case LOG_COHERENCE:
+            return log_root((w.means[AVERAGE + s.context_average[c]] / s.context_value[c] + TINY) / (gradient + TINY));
+        case LOG_SIZE: return std::log10(static_cast<double>(length)) / 3 - 1;
+        default: return s.context_value[c];
+        }
+    }
+
+    // The first layer for one tensor: its scales in the weights, its context in the bias.
+    void specialise(int i) {
+        Whole &w = wholes[i];
+        const Piece &p = pieces[first_piece + i];
+        const Layer &layer = networks[p.network][0];
+        w.weight.resize(layer.bias.size() * rows);
+        w.bias = layer.bias;
+        const int wide = UNITS * layer.inputs;
+        float values[MOST_CONTEXTS];
+        for (int c = 0; c < s.contexts; c++) values[c] = static_cast<float>(context(w, p.length, c));
+        for (int chunk = 0; chunk < layer.chunks(); chunk++) {
+            const float *from = layer.weight.data() + chunk * wide;
+            float *to = w.weight.data() + chunk * UNITS * rows, *bias = w.bias.data() + chunk * UNITS;
+            for (int k = 0; k < rows; k++) {
+                const float factor = k < 3 + s.averages ? static_cast<float>(1 / std::sqrt(w.means[k] + FLOOR)) : 1.0f;
+                for (int u = 0; u < UNITS; u++) to[k * UNITS + u] = from[k * UNITS + u] * factor;
+            }
+            for (int c = 0; c < s.contexts; c++)
+                for (int u = 0; u < UNITS; u++) bias[u] += from[(rows + c) * UNITS + u] * values[c];
+        }
+    }
+
+    // ------------------------------------------------------------ the two passes of the network
+
+    // The outputs at the tile; those that are not needed are left as they are.
+    template <int WIDTH>
+    INLINE void network(const Block &b, const Tile &t, bool with_alpha, bool with_beta, Vector (&alpha)[WIDTH],
+                        Vector (&beta)[WIDTH]) {
+        const Whole &w = wholes[b.piece];
+        const auto &layers = networks[piece(b).network];
+        const float *row[MOST_ROWS] = {t.gradient, t.parameter, t.momentum};
+        for (int k = 0; k < s.averages; k++) row[3 + k] = t.averages + k * t.stride;
+        alignas(64) float made[MOST_RATIOS + MOST_SECONDS][WIDTH * LANES];
+        if (s.ratios + s.logs) {
+            const float *second = t.averages + s.averages * t.stride;
+            Vector inverse[WIDTH];
+            for (int v = 0; v < WIDTH; v++)
+                inverse[v] = reciprocal_root(load(second + v * LANES) * s.second_correction + static_cast<float>(TINY));
+            for (int k = 0; k < s.ratios; k++) {
+                const float *from = s.ratio_average[k] < 0 ? t.gradient : t.averages + s.ratio_average[k] * t.stride;
+                for (int v = 0; v < WIDTH; v++)
+                    store(made[k] + v * LANES, clamp(load(from + v * LANES) * (inverse[v] * s.ratio_correction[k]),
+                                                     -RATIO_BOUND, RATIO_BOUND));
+            }
+            for (int k = 0; k < s.logs; k++, second += t.stride)
+                for (int v = 0; v < WIDTH; v++)
+                    store(made[s.ratios + k] + v * LANES,
+                          logarithm(load(second + v * LANES) * w.log_factor[k] + LOG_RATIO_FLOOR) *
+                              static_cast<float>(0.5 * LOG_SCALE));
+            for (int k = 0; k < s.ratios + s.logs; k++) row[3 + s.averages + k] = made[k];
+        }
+        Activations<WIDTH> one, two, *in = &one, *out = &two;
+        hidden_layer<WIDTH>(rows, layers[0].chunks(), w.weight.data(), w.bias.data(), [&](int k) { return row[k]; }, *in);
+        for (int l = 1; l < hidden; l++) {
+            const Layer &layer = layers[l];
+            hidden_layer<WIDTH>(layer.inputs, layer.chunks(), layer.weight.data(), layer.bias.data(),
+                                [&](int k) { return in->row[k]; }, *out);
+            std::swap(in, out);
+        }
+        const Layer &last = layers[hidden];
+        if (with_alpha) bounded<WIDTH>(last.weight.data(), last.bias[0], last.inputs, *in, alpha);
+        if (with_beta) bounded<WIDTH>(last.weight.data() + last.inputs, last.bias[1], last.inputs, *in, beta);
+    }
+
+    template <int WIDTH>
+    INLINE void bounded(const float *weight, float bias, int inputs, const Activations<WIDTH> &in, Vector (&out)[WIDTH]) {
+        output<WIDTH>(weight, bias, inputs, in, out);
+        if (s.output_bound > 0)
+            for (int v = 0; v < WIDTH; v++) out[v] = hyperbolic_tangent(out[v] / s.output_bound) * s.output_bound;
+    }
+
+    // A block in tiles of VECTORS vectors, then of one; the last, which may be incomplete, on copies.
+    template <typename Wide, typename Narrow>
+    void tiles(const Block &b, Wide wide, Narrow narrow) {
+        const Tile t = tile(b);
+        const int64_t n = b.stop - b.start;
+        int64_t i = 0;
+        for (; i + VECTORS * LANES <= n; i += VECTORS * LANES) wide(t.from(i));
+        for (; i + LANES <= n; i += LANES) narrow(t.from(i));
+        const size_t rest = (n - i) * sizeof(float);
+        if (!rest) return;
+        alignas(64) float copies[4 + MOST_AVERAGES + MOST_SECONDS][LANES] = {};
+        const Tile from = t.from(i), copy{copies[0], copies[1], copies[2], t.noise ? copies[3] : nullptr, copies[4], LANES};
+        std::memcpy(copies[0], from.gradient, rest);
+        std::memcpy(copy.parameter, from.parameter, rest);
+        std::memcpy(copy.momentum, from.momentum, rest);
+        if (t.noise) std::memcpy(copy.noise, from.noise, rest);
+        for (int k = 0; k < s.averages + s.seconds; k++) std::memcpy(copies[4 + k], from.averages + k * from.stride, rest);
+        narrow(copy);
+        std::memcpy(from.parameter, copy.parameter, rest);
+        std::memcpy(from.momentum, copy.momentum, rest);
+        if (t.noise) std::memcpy(from.noise, copy.noise, rest);
+    }
+
+    template <int WIDTH>
+    INLINE void first_tile(const Block &b, const Tile &t) {
+        Vector alpha[WIDTH] = {}, beta[WIDTH] = {};
+        network<WIDTH>(b, t, s.alpha != 0, s.friction_beta != 0, alpha, beta);
+        for (int v = 0; v < WIDTH; v++) {
+            const int at = v * LANES;
+            Vector r = load(t.momentum + at) * s.keep - load(t.gradient + at) * s.kick - load(t.parameter + at) * s.pull;
+            if (s.heat != 0) r += load(t.noise + at) * s.heat;
+            r -= alpha[v] * s.alpha;
+            if (s.normalise)
+                if (s.friction_beta != 0) store(t.noise + at, beta[v]);
+                else {}
+            else r -= beta[v] * s.friction_beta;
+            store(t.momentum + at, r);
+        }
+    }
+
+    void first(Block &b) {
+        tiles(b, [&](const Tile &t) { first_tile<VECTORS>(b, t); }, [&](const Tile &t) { first_tile<1>(b, t); });
+        const Tile t = tile(b);
+        if (s.normalise && s.friction_beta != 0) b.output = sum_of_squares(t.noise, b.stop - b.start);
+        b.sums[MOMENTUM] = sum_of_squares(t.momentum, b.stop - b.start);
+    }
+
+    void friction(Block &b) {
+        const Tile t = tile(b);
+        const float factor = s.friction_beta * wholes[b.piece].output_factor;
+        for (int64_t i = 0; i < b.stop - b.start; i++) t.momentum[i] -= factor * t.noise[i];
+        b.sums[MOMENTUM] = sum_of_squares(t.momentum, b.stop - b.start);
+    }
+
+    template <int WIDTH>
+    INLINE void second_tile(const Block &b, const Tile &t) {
+        Vector alpha[WIDTH], beta[WIDTH];
+        network<WIDTH>(b, t, false, true, alpha, beta);
+        for (int v = 0; v < WIDTH; v++) {
+            const int at = v * LANES;
+            if (s.normalise) {
+                store(t.noise + at, beta[v]);
+                continue;
+            }
+            const Vector velocity = load(t.momentum + at) * s.inertia + beta[v] * s.velocity_beta;
+            store(t.parameter + at, load(t.parameter + at) + velocity * s.step_size);
+        }
+    }
+
+    void second(Block &b) {
+        tiles(b, [&](const Tile &t) { second_tile<VECTORS>(b, t); }, [&](const Tile &t) { second_tile<1>(b, t); });
+        if (s.normalise) b.output = sum_of_squares(tile(b).noise, b.stop - b.start);
+    }
+
+    void move(Block &b) {
+        const Tile t = tile(b);
+        const float factor = s.velocity_beta * wholes[b.piece].output_factor;
+        for (int64_t i = 0; i < b.stop - b.start; i++)
+            t.parameter[i] += s.step_size * (s.inertia * t.momentum[i] + factor * t.noise[i]);
+    }
+};
+
+}  // namespace
+
+// The update of `count` tensors in place; `network` has an entry for each layer. 0, or 1 if memory ran out beforehand.
+extern "C" int l2e_step(const Settings *settings, const Piece *pieces, int64_t count, const Network *network, int networks) {
+    FlushToZero mode;
+    Step(*settings, pieces, network, networks).run(count);
+    return 0;
+}

@@ -1,0 +1,80 @@
+// The network on a tile of coordinates: all activations in registers and the first-level cache.
+#pragma once
+
+#include <vector>
+
+#include "vectors.h"
+
+constexpr int MOST_WIDTH = 64, MOST_LAYERS = 5, MOST_ROWS = 16;
+
+// A layer's weights as they are read: UNITS units side by side, input by input; units beyond the last one are zeros.
+struct Layer {
+    int inputs = 0, units = 0;
+    std::vector<float> weight, bias;
+
+    void shape(int inputs_, int units_) {
+        inputs = inputs_, units = units_;
+        weight.assign(static_cast<size_t>(chunks()) * inputs * UNITS, 0.0f);
+        bias.assign(static_cast<size_t>(chunks()) * UNITS, 0.0f);
+    }
+    int chunks() const { return (units + UNITS - 1) / UNITS; }
+    float &at(int unit, int input) { return weight[(unit / UNITS * inputs + input) * UNITS + unit % UNITS]; }
+};
+
+// Activations of one tile, a row a unit.
+template <int TILE>
+struct Activations {
+    alignas(64) float row[MOST_WIDTH][TILE * LANES];
+};
+
+// out ← relu(weight · in + bias); `in(k)` is where the k-th row begins.
+template <int TILE, typename In>
+INLINE void hidden_layer(int inputs, int chunks, const float *weight, const float *bias, In in, Activations<TILE> &out) {
+    for (int chunk = 0; chunk < chunks; chunk++, weight += inputs * UNITS, bias += UNITS) {
+        Vector sums[UNITS][TILE];
+#pragma GCC unroll 8
+        for (int u = 0; u < UNITS; u++)
+#pragma GCC unroll 4
+            for (int t = 0; t < TILE; t++) sums[u][t] = broadcast(bias[u]);
+        const float *w = weight;
+#pragma GCC unroll 1
+        for (int k = 0; k < inputs; k++, w += UNITS) {
+            const float *row = in(k);
+            Vector x[TILE];
+#pragma GCC unroll 4
+            for (int t = 0; t < TILE; t++) x[t] = load(row + t * LANES);
+#pragma GCC unroll 8
+            for (int u = 0; u < UNITS; u++) {
+                const Vector factor = broadcast(w[u]);
+#pragma GCC unroll 4
+                for (int t = 0; t < TILE; t++) sums[u][t] += factor * x[t];
+            }
+        }
+#pragma GCC unroll 8
+        for (int u = 0; u < UNITS; u++)
+#pragma GCC unroll 4
+            for (int t = 0; t < TILE; t++) store(out.row[chunk * UNITS + u] + t * LANES, relu(sums[u][t]));
+    }
+}
+
+// The last layer's output `head`, times nothing and unbounded. Two partial sums, for one would wait for itself.
+template <int TILE>
+INLINE void output(const float *weight, float bias, int inputs, const Activations<TILE> &in, Vector (&out)[TILE]) {
+    Vector even[TILE], odd[TILE];
+#pragma GCC unroll 4
+    for (int t = 0; t < TILE; t++) even[t] = broadcast(bias), odd[t] = Vector{};
+    int k = 0;
+#pragma GCC unroll 1
+    for (; k + 1 < inputs; k += 2) {
+#pragma GCC unroll 4
+        for (int t = 0; t < TILE; t++) {
+            even[t] += weight[k] * load(in.row[k] + t * LANES);
+            odd[t] += weight[k + 1] * load(in.row[k + 1] + t * LANES);
+        }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < TILE; t++) {
+        if (k < inputs) even[t] += weight[k] * load(in.row[k] + t * LANES);
+        out[t] = even[t] + odd[t];
+    }
+}
