@@ -24,7 +24,7 @@ class Settings(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("averages", "seconds", "ratios", "logs", "contexts")),
-        *((name, ctypes.c_int32) for name in ("layers", "normalise", "threads")),
+        *((name, ctypes.c_int32) for name in ("layers", "normalise", "preconditioned", "threads")),
         ("widths", ctypes.c_int32 * 8),
         ("ratio_average", ctypes.c_int32 * _MOST_RATIOS),
         ("context_kind", ctypes.c_int32 * _MOST_CONTEXTS),
@@ -34,7 +34,8 @@ class Settings(ctypes.Structure):
         ("second_correction", ctypes.c_float),
         ("context_value", ctypes.c_double * _MOST_CONTEXTS),
         *((name, ctypes.c_float) for name in ("keep", "kick", "pull", "heat", "alpha", "friction_beta", "inertia")),
-        *((name, ctypes.c_float) for name in ("velocity_beta", "step_size", "output_factor", "output_bound")),
+        *((name, ctypes.c_float) for name in ("velocity_beta", "step_size", "curl_clip", "friction_low")),
+        *((name, ctypes.c_float) for name in ("friction_high", "output_factor", "output_bound")),
     )  # fmt: skip
 
 

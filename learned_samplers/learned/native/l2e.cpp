@@ -14,6 +14,7 @@
 // the number of threads changes no bit.
 #include <algorithm>
 #include <cmath>
+#include <new>
 
 #include "network.h"
 #include "settings.h"
@@ -331,16 +332,38 @@ class Step {
             Vector r = load(t.momentum + at) * s.keep - load(t.gradient + at) * s.kick - load(t.parameter + at) * s.pull;
             if (s.heat != 0) r += load(t.noise + at) * s.heat;
             r -= alpha[v] * s.alpha;
-            if (s.normalise)
-                if (s.friction_beta != 0) store(t.noise + at, beta[v]);
-                else {}
-            else r -= beta[v] * s.friction_beta;
+            if (!s.normalise) r -= beta[v] * s.friction_beta;
+            else if (s.friction_beta != 0) store(t.noise + at, beta[v]);
             store(t.momentum + at, r);
         }
     }
 
+    // r ← (1 − aD)·r − Q·(kick·g + pull·θ) + heat·√D·ξ with the outputs (log Q, log D)
+    template <int WIDTH>
+    INLINE void first_preconditioned(const Block &b, const Tile &t) {
+        Vector curl[WIDTH], damping[WIDTH];
+        network<WIDTH>(b, t, true, true, curl, damping);
+        for (int v = 0; v < WIDTH; v++) {
+            const int at = v * LANES;
+            const Vector q = curl_of(curl[v]);
+            const Vector d = clamp(exponential(damping[v] * s.alpha), s.friction_low, s.friction_high);
+            Vector r = load(t.momentum + at);
+            r -= d * r * (1 - s.keep) + q * (load(t.gradient + at) * s.kick + load(t.parameter + at) * s.pull);
+            if (s.heat != 0) r += d * reciprocal_root(d) * s.heat * load(t.noise + at);
+            store(t.momentum + at, r);
+        }
+    }
+
+    INLINE Vector curl_of(Vector output) const {
+        return clamp(exponential(output * s.velocity_beta), 1 / s.curl_clip, s.curl_clip);
+    }
+
     void first(Block &b) {
-        tiles(b, [&](const Tile &t) { first_tile<VECTORS>(b, t); }, [&](const Tile &t) { first_tile<1>(b, t); });
+        if (s.preconditioned)
+            tiles(b, [&](const Tile &t) { first_preconditioned<VECTORS>(b, t); },
+                  [&](const Tile &t) { first_preconditioned<1>(b, t); });
+        else
+            tiles(b, [&](const Tile &t) { first_tile<VECTORS>(b, t); }, [&](const Tile &t) { first_tile<1>(b, t); });
         const Tile t = tile(b);
         if (s.normalise && s.friction_beta != 0) b.output = sum_of_squares(t.noise, b.stop - b.start);
         b.sums[MOMENTUM] = sum_of_squares(t.momentum, b.stop - b.start);
@@ -355,15 +378,16 @@ class Step {
 
     template <int WIDTH>
     INLINE void second_tile(const Block &b, const Tile &t) {
-        Vector alpha[WIDTH], beta[WIDTH];
-        network<WIDTH>(b, t, false, true, alpha, beta);
+        Vector alpha[WIDTH] = {}, beta[WIDTH] = {};
+        network<WIDTH>(b, t, s.preconditioned, !s.preconditioned, alpha, beta);
         for (int v = 0; v < WIDTH; v++) {
             const int at = v * LANES;
             if (s.normalise) {
                 store(t.noise + at, beta[v]);
                 continue;
             }
-            const Vector velocity = load(t.momentum + at) * s.inertia + beta[v] * s.velocity_beta;
+            const Vector r = load(t.momentum + at);
+            const Vector velocity = s.preconditioned ? curl_of(alpha[v]) * r : r * s.inertia + beta[v] * s.velocity_beta;
             store(t.parameter + at, load(t.parameter + at) + velocity * s.step_size);
         }
     }
@@ -383,9 +407,13 @@ class Step {
 
 }  // namespace
 
-// The update of `count` tensors in place; `network` has an entry for each layer. 0, or 1 if memory ran out beforehand.
+// The update of `count` tensors in place; `network` has an entry for each layer. 0, or 1 if memory ran out.
 extern "C" int l2e_step(const Settings *settings, const Piece *pieces, int64_t count, const Network *network, int networks) {
-    FlushToZero mode;
-    Step(*settings, pieces, network, networks).run(count);
+    const FlushToZero mode;
+    try {
+        Step(*settings, pieces, network, networks).run(count);
+    } catch (const std::bad_alloc &) {
+        return 1;
+    }
     return 0;
 }

@@ -32,27 +32,27 @@ template <int TILE, typename In>
 INLINE void hidden_layer(int inputs, int chunks, const float *weight, const float *bias, In in, Activations<TILE> &out) {
     for (int chunk = 0; chunk < chunks; chunk++, weight += inputs * UNITS, bias += UNITS) {
         Vector sums[UNITS][TILE];
-#pragma GCC unroll 8
+UNROLL(8)
         for (int u = 0; u < UNITS; u++)
-#pragma GCC unroll 4
+UNROLL(4)
             for (int t = 0; t < TILE; t++) sums[u][t] = broadcast(bias[u]);
         const float *w = weight;
-#pragma GCC unroll 1
+UNROLL(1)
         for (int k = 0; k < inputs; k++, w += UNITS) {
             const float *row = in(k);
             Vector x[TILE];
-#pragma GCC unroll 4
+UNROLL(4)
             for (int t = 0; t < TILE; t++) x[t] = load(row + t * LANES);
-#pragma GCC unroll 8
+UNROLL(8)
             for (int u = 0; u < UNITS; u++) {
                 const Vector factor = broadcast(w[u]);
-#pragma GCC unroll 4
+UNROLL(4)
                 for (int t = 0; t < TILE; t++) sums[u][t] += factor * x[t];
             }
         }
-#pragma GCC unroll 8
+UNROLL(8)
         for (int u = 0; u < UNITS; u++)
-#pragma GCC unroll 4
+UNROLL(4)
             for (int t = 0; t < TILE; t++) store(out.row[chunk * UNITS + u] + t * LANES, relu(sums[u][t]));
     }
 }
@@ -61,18 +61,18 @@ INLINE void hidden_layer(int inputs, int chunks, const float *weight, const floa
 template <int TILE>
 INLINE void output(const float *weight, float bias, int inputs, const Activations<TILE> &in, Vector (&out)[TILE]) {
     Vector even[TILE], odd[TILE];
-#pragma GCC unroll 4
+UNROLL(4)
     for (int t = 0; t < TILE; t++) even[t] = broadcast(bias), odd[t] = Vector{};
     int k = 0;
-#pragma GCC unroll 1
+UNROLL(1)
     for (; k + 1 < inputs; k += 2) {
-#pragma GCC unroll 4
+UNROLL(4)
         for (int t = 0; t < TILE; t++) {
             even[t] += weight[k] * load(in.row[k] + t * LANES);
             odd[t] += weight[k + 1] * load(in.row[k + 1] + t * LANES);
         }
     }
-#pragma GCC unroll 4
+UNROLL(4)
     for (int t = 0; t < TILE; t++) {
         if (k < inputs) even[t] += weight[k] * load(in.row[k] + t * LANES);
         out[t] = even[t] + odd[t];

@@ -12,6 +12,12 @@
 #endif
 
 #define INLINE inline __attribute__((always_inline))
+#define PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define UNROLL(times) PRAGMA(clang loop unroll_count(times))
+#else
+#define UNROLL(times) PRAGMA(GCC unroll times)
+#endif
 
 // LANES coordinates in a vector, UNITS of a layer at a time for VECTORS vectors of coordinates: UNITS·VECTORS accumulators and
 // VECTORS inputs fill the registers (32 of them, 16 before AVX-512 on x86).
@@ -36,7 +42,8 @@ INLINE Vector load(const float *from) {
 
 INLINE void store(float *to, Vector x) { std::memcpy(to, &x, sizeof x); }
 
-INLINE Vector broadcast(float value) { return Vector{} + value; }
+// Taking away zero, unlike adding it, changes no number at all: the compiler leaves the broadcast alone.
+INLINE Vector broadcast(float value) { return value - Vector{}; }
 
 // A NaN stays one, as in torch.
 INLINE Vector relu(Vector x) { return x < 0.0f ? Vector{} : x; }
