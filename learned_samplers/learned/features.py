@@ -74,8 +74,10 @@ _SECOND_MOMENT_DECAYS = (0.99, 0.999)
 _MAGNITUDES = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
 _COHERENCES = ("log_coherence_0.9", "log_coherence_0.99", "log_coherence_0.999")
 _CONTEXT = (*_MAGNITUDES, *_COHERENCES, "log_size", "time_10", "time_100", "time_1000")
-_DATA = "log_data"
-_LEAN_CONTEXT = ("log_kick", "log_momentum", "log_displacement", "log_coherence_0.99", "log_size", "time_100", "time_1000")
+_LEAN_CONTEXT = (
+    *("log_kick", "log_momentum", "log_displacement", "log_coherence_0.99"),
+    *("log_size", "time_100", "time_1000", "log_data"),
+)
 
 FEATURE_SETS: dict[str, FeatureSet] = {
     each.name: each
@@ -83,8 +85,8 @@ FEATURE_SETS: dict[str, FeatureSet] = {
         FeatureSet("paper"),
         FeatureSet("scaled", context=_CONTEXT),
         FeatureSet("adaptive", _CONTEXT, _SECOND_MOMENT_DECAYS),
-        FeatureSet("adaptive_data", (*_CONTEXT, _DATA), _SECOND_MOMENT_DECAYS),
-        FeatureSet("lean", (*_LEAN_CONTEXT, _DATA), (0.99,), (0.9, 0.99, 0.999)),
+        FeatureSet("adaptive_data", (*_CONTEXT, "log_data"), _SECOND_MOMENT_DECAYS),
+        FeatureSet("lean", _LEAN_CONTEXT, (0.99,), (0.9, 0.99, 0.999)),
     )
 }
 
@@ -223,7 +225,7 @@ class TensorScales:
         return torch.cat([rows, *more], -2) if more else rows
 
     def _adaptive_rows(self) -> Tensor:
-        """The rows `FeatureSet.adaptive`, (..., A, d); made once, for many small operations cost more than the memory does."""
+        """The rows `FeatureSet.adaptive`, (..., A, d), made once: small operations cost more than memory."""
         decays, t = self.named.average_decays, self.time
         k = len(decays)
         seconds = self.averages[..., k:, :]

@@ -43,7 +43,7 @@ struct Block {
 struct Whole {
     double means[MOST_SUMS];  // of squares, and of the second moments
     float log_factor[MOST_SECONDS];
-    float output_factor = 1;
+    double output_factor = 1;  // of normalised outputs
     std::vector<float> weight, bias;  // first layer, with the tensor's scales and context in it
 };
 
@@ -63,7 +63,7 @@ float sum_of_squares(const float *x, int64_t n) {
     int64_t i = 0;
     for (; i + 2 * LANES <= n; i += 2 * LANES) {
         const Vector first = load(x + i), second = load(x + i + LANES);
-        a += first * first, b += second * second;
+        a = fused(first, first, a), b = fused(second, second, b);
     }
     float rest = 0;
     for (; i < n; i++) rest += x[i] * x[i];
@@ -162,7 +162,7 @@ class Step {
         const auto one = [&](int64_t at) __attribute__((always_inline)) {
             const Vector g = load(gradient + at);
             Vector m = load(average + at);
-            m += weight * ((SQUARE ? g * g : g) - m);
+            m = fused((SQUARE ? g * g : g) - m, weight, m);
             store(average + at, m);
             return SQUARE ? m : m * m;
         };
@@ -266,7 +266,7 @@ class Step {
             const float *second = t.averages + s.averages * t.stride;
             Vector inverse[WIDTH];
             for (int v = 0; v < WIDTH; v++)
-                inverse[v] = reciprocal_root(load(second + v * LANES) * s.second_correction + static_cast<float>(TINY));
+                inverse[v] = reciprocal_root(fused(load(second + v * LANES), s.second_correction, static_cast<float>(TINY)));
             for (int k = 0; k < s.ratios; k++) {
                 const float *from = s.ratio_average[k] < 0 ? t.gradient : t.averages + s.ratio_average[k] * t.stride;
                 for (int v = 0; v < WIDTH; v++)
@@ -276,7 +276,7 @@ class Step {
             for (int k = 0; k < s.logs; k++, second += t.stride)
                 for (int v = 0; v < WIDTH; v++)
                     store(made[s.ratios + k] + v * LANES,
-                          logarithm(load(second + v * LANES) * w.log_factor[k] + LOG_RATIO_FLOOR) *
+                          logarithm(fused(load(second + v * LANES), w.log_factor[k], LOG_RATIO_FLOOR)) *
                               static_cast<float>(0.5 * LOG_SCALE));
             for (int k = 0; k < s.ratios + s.logs; k++) row[3 + s.averages + k] = made[k];
         }
@@ -300,13 +300,13 @@ class Step {
             for (int v = 0; v < WIDTH; v++) out[v] = hyperbolic_tangent(out[v] / s.output_bound) * s.output_bound;
     }
 
-    // A block in tiles of VECTORS vectors, then of one; the last, which may be incomplete, on copies.
-    template <typename Wide, typename Narrow>
+    // A block in tiles of WIDTH vectors, then of one; the last, which may be incomplete, on copies.
+    template <int WIDTH = VECTORS, typename Wide, typename Narrow>
     void tiles(const Block &b, Wide wide, Narrow narrow) {
         const Tile t = tile(b);
         const int64_t n = b.stop - b.start;
         int64_t i = 0;
-        for (; i + VECTORS * LANES <= n; i += VECTORS * LANES) wide(t.from(i));
+        for (; i + WIDTH * LANES <= n; i += WIDTH * LANES) wide(t.from(i));
         for (; i + LANES <= n; i += LANES) narrow(t.from(i));
         const size_t rest = (n - i) * sizeof(float);
         if (!rest) return;
@@ -329,10 +329,12 @@ class Step {
         network<WIDTH>(b, t, s.alpha != 0, s.friction_beta != 0, alpha, beta);
         for (int v = 0; v < WIDTH; v++) {
             const int at = v * LANES;
-            Vector r = load(t.momentum + at) * s.keep - load(t.gradient + at) * s.kick - load(t.parameter + at) * s.pull;
-            if (s.heat != 0) r += load(t.noise + at) * s.heat;
-            r -= alpha[v] * s.alpha;
-            if (!s.normalise) r -= beta[v] * s.friction_beta;
+            // In the order, and with the roundings, of `sghmc_rule`: with outputs of zero this is SGHMC bit for bit.
+            Vector r = fused(load(t.gradient + at), -s.kick, load(t.momentum + at) * s.keep);
+            if (s.pull != 0) r = fused(load(t.parameter + at), -s.pull, r);
+            if (s.heat != 0) r = fused(load(t.noise + at), s.heat, r);
+            r = fused(alpha[v], -s.alpha, r);
+            if (!s.normalise) r = fused(beta[v], -s.friction_beta, r);
             else if (s.friction_beta != 0) store(t.noise + at, beta[v]);
             store(t.momentum + at, r);
         }
@@ -371,8 +373,11 @@ class Step {
 
     void friction(Block &b) {
         const Tile t = tile(b);
-        const float factor = s.friction_beta * wholes[b.piece].output_factor;
-        for (int64_t i = 0; i < b.stop - b.start; i++) t.momentum[i] -= factor * t.noise[i];
+        const float factor = static_cast<float>(s.friction_beta * wholes[b.piece].output_factor);
+        const auto one = [&](const Tile &at) {
+            store(at.momentum, fused(load(at.noise), -factor, load(at.momentum)));
+        };
+        tiles<1>(b, one, one);
         b.sums[MOMENTUM] = sum_of_squares(t.momentum, b.stop - b.start);
     }
 
@@ -387,8 +392,8 @@ class Step {
                 continue;
             }
             const Vector r = load(t.momentum + at);
-            const Vector velocity = s.preconditioned ? curl_of(alpha[v]) * r : r * s.inertia + beta[v] * s.velocity_beta;
-            store(t.parameter + at, load(t.parameter + at) + velocity * s.step_size);
+            const Vector velocity = s.preconditioned ? curl_of(alpha[v]) * r : fused(beta[v], s.velocity_beta, r * s.inertia);
+            store(t.parameter + at, fused(velocity, s.step_size, load(t.parameter + at)));
         }
     }
 
@@ -398,10 +403,12 @@ class Step {
     }
 
     void move(Block &b) {
-        const Tile t = tile(b);
-        const float factor = s.velocity_beta * wholes[b.piece].output_factor;
-        for (int64_t i = 0; i < b.stop - b.start; i++)
-            t.parameter[i] += s.step_size * (s.inertia * t.momentum[i] + factor * t.noise[i]);
+        const float factor = static_cast<float>(s.velocity_beta * wholes[b.piece].output_factor);
+        const auto one = [&](const Tile &at) {
+            const Vector velocity = fused(load(at.noise), factor, load(at.momentum) * s.inertia);
+            store(at.parameter, fused(velocity, s.step_size, load(at.parameter)));
+        };
+        tiles<1>(b, one, one);
     }
 };
 

@@ -47,7 +47,7 @@ UNROLL(8)
             for (int u = 0; u < UNITS; u++) {
                 const Vector factor = broadcast(w[u]);
 UNROLL(4)
-                for (int t = 0; t < TILE; t++) sums[u][t] += factor * x[t];
+                for (int t = 0; t < TILE; t++) sums[u][t] = fused(factor, x[t], sums[u][t]);
             }
         }
 UNROLL(8)
@@ -68,13 +68,13 @@ UNROLL(1)
     for (; k + 1 < inputs; k += 2) {
 UNROLL(4)
         for (int t = 0; t < TILE; t++) {
-            even[t] += weight[k] * load(in.row[k] + t * LANES);
-            odd[t] += weight[k + 1] * load(in.row[k + 1] + t * LANES);
+            even[t] = fused(load(in.row[k] + t * LANES), weight[k], even[t]);
+            odd[t] = fused(load(in.row[k + 1] + t * LANES), weight[k + 1], odd[t]);
         }
     }
 UNROLL(4)
     for (int t = 0; t < TILE; t++) {
-        if (k < inputs) even[t] += weight[k] * load(in.row[k] + t * LANES);
+        if (k < inputs) even[t] = fused(load(in.row[k] + t * LANES), weight[k], even[t]);
         out[t] = even[t] + odd[t];
     }
 }

@@ -1,4 +1,4 @@
-// What a call hands over; `learned_samplers.learned.native.call` has the same structures, field by field.
+// What a call hands over; `learned_samplers.learned.native.structures` has the same structures, field by field.
 #pragma once
 
 #include <cstdint>

@@ -1,15 +1,9 @@
-"""The compiled L2E update as a Python function of tensors, in place."""
+"""What a call of the compiled code hands over: settings.h, in Python."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from learned_samplers.learned.features import RATIO_DECAYS, FeatureSet, data_feature
 
@@ -39,6 +33,19 @@ class Settings(ctypes.Structure):
     )  # fmt: skip
 
 
+def fits(named: FeatureSet, widths: tuple[int, ...]) -> bool:
+    """Whether the structures have room for the feature set and for a network of these widths."""
+    return (
+        widths[0] == named.size
+        and widths[-1] == 2
+        and 3 <= len(widths) <= _MOST_LAYERS + 1
+        and max(widths[1:]) <= _MOST_WIDTH
+        and len(named.average_decays) <= _MOST_AVERAGES
+        and len(named.second_moment_decays) <= _MOST_SECONDS
+        and len(named.context) <= _MOST_CONTEXTS
+    )
+
+
 @lru_cache(maxsize=64)
 def _template(named: FeatureSet, widths: tuple[int, ...]) -> bytes:
     """What the feature set and the network's widths alone decide of `Settings`."""
@@ -59,6 +66,7 @@ def _template(named: FeatureSet, widths: tuple[int, ...]) -> bytes:
 
 
 def settings_of(named: FeatureSet, widths: tuple[int, ...], step: float, num_data: float, **numbers: float) -> Settings:
+    """`Settings` for a step; ``numbers`` are further fields."""
     s = Settings.from_buffer_copy(_template(named, widths))
     t = step + 1
     if named.second_moment_decays:
