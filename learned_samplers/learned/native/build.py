@@ -62,6 +62,7 @@ def compile_library(level: str, folder: Path) -> Path:
     program = compiler()
     if program is None:
         raise BuildError("no C++ compiler was found")
+    folder = folder.resolve()  # the compiler runs in another one
     target = folder / library_name(level)
     folder.mkdir(parents=True, exist_ok=True)
     # Written beside its place and then moved there, for several processes may do this at once.

@@ -414,6 +414,8 @@ class Step {
 
 }  // namespace
 
+extern "C" int l2e_settings_size() { return sizeof(Settings); }
+
 // The update of `count` tensors in place; `network` has an entry for each layer. 0, or 1 if memory ran out.
 extern "C" int l2e_step(const Settings *settings, const Piece *pieces, int64_t count, const Network *network, int networks) {
     const FlushToZero mode;

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from learned_samplers.learned.native.build import FOLDER, BuildError, compile_library, levels, library_name
+from learned_samplers.learned.native.structures import Settings
 
 __all__ = ["ENVIRONMENT_VARIABLE", "native_library"]
 
@@ -69,11 +70,13 @@ def _opened(path: Path) -> ctypes.CDLL:
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: it cannot be loaded.
+        OSError: it cannot be loaded, or is another library.
     """
     if not path.is_file():
         raise FileNotFoundError(path)
     library = ctypes.CDLL(str(path))
+    if library.l2e_settings_size() != ctypes.sizeof(Settings):
+        raise OSError(f"{path} lays out its settings in another way")
     library.l2e_step.restype = ctypes.c_int
     library.l2e_step.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
     return library
