@@ -1,7 +1,7 @@
 """Compiles the C++ of learned_samplers/learned/native for the wheel; everything else is in pyproject.toml.
 
-Without a compiler, or with LEARNED_SAMPLERS_NATIVE=0, the wheel is pure Python and holds the C++ as source: it is compiled
-at its first use where that can be done, and until then L2E takes its steps in Python.
+Without a compiler, or with LEARNED_SAMPLERS_NATIVE=0, the wheel is pure Python and holds the C++ as source, which
+is compiled at its first use where that can be done; until then L2E takes its steps in Python.
 """
 
 import importlib.util

@@ -22,7 +22,16 @@ _X86_FLAGS = {
     "AVX2": ("-march=x86-64-v3",),
     "DEFAULT": (),
 }
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=off")
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+)
 _TIME_LIMIT = 300
 
 

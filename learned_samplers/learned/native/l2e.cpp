@@ -16,59 +16,12 @@
 #include <cmath>
 #include <new>
 
-#include "network.h"
-#include "settings.h"
+#include "scales.h"
 #include "team.h"
 
 namespace {
 
-constexpr int64_t BLOCK = 2048;
-// Coordinates whose state stays in the second-level cache from phase to phase, for each thread.
-constexpr int64_t GROUP = 32768;
-// Features are x·rsqrt(FLOOR + mean x²); logarithms are flat below TINY and SMALL: as in learned_samplers.learned.features.
-constexpr double FLOOR = 1e-5, TINY = 1e-16, SMALL = 1e-8, LOG_SCALE = 0.25;
 constexpr float RATIO_BOUND = 8.0f, LOG_RATIO_FLOOR = 1e-10f;
-
-enum Sum { GRADIENT, PARAMETER, MOMENTUM, AVERAGE };  // then the averages, then the second moments
-constexpr int MOST_SUMS = AVERAGE + MOST_AVERAGES + MOST_SECONDS;
-
-struct Block {
-    int piece;
-    int64_t start, stop;
-    double sums[MOST_SUMS];
-    double output;  // sum of β²
-};
-
-// What the coordinates of a tensor need to know of the whole of it.
-struct Whole {
-    double means[MOST_SUMS];  // of squares, and of the second moments
-    float log_factor[MOST_SECONDS];
-    double output_factor = 1;  // of normalised outputs
-    std::vector<float> weight, bias;  // first layer, with the tensor's scales and context in it
-};
-
-// Where a tile of coordinates lies.
-struct Tile {
-    const float *gradient;
-    float *parameter, *momentum, *noise, *averages;
-    int64_t stride;
-
-    Tile from(int64_t i) const {
-        return {gradient + i, parameter + i, momentum + i, noise ? noise + i : nullptr, averages + i, stride};
-    }
-};
-
-float sum_of_squares(const float *x, int64_t n) {
-    Vector a{}, b{};
-    int64_t i = 0;
-    for (; i + 2 * LANES <= n; i += 2 * LANES) {
-        const Vector first = load(x + i), second = load(x + i + LANES);
-        a = fused(first, first, a), b = fused(second, second, b);
-    }
-    float rest = 0;
-    for (; i < n; i++) rest += x[i] * x[i];
-    return sum(a + b) + rest;
-}
 
 class Step {
     const Settings &s;
@@ -84,7 +37,7 @@ class Step {
         : s(settings), pieces(pieces_), networks(count), rows(3 + s.averages + s.ratios + s.logs), hidden(s.layers - 1) {
         for (int n = 0; n < count; n++) {
             networks[n].resize(s.layers);
-            for (int l = 0; l < s.layers; l++) pack(networks[n][l], network[l], n, l);
+            for (int l = 0; l < s.layers; l++) pack(s, networks[n][l], network[l], n, l);
         }
     }
 
@@ -110,31 +63,13 @@ class Step {
         return static_cast<int>(std::min<int64_t>(s.threads, 1 + total / (4 * BLOCK)));
     }
 
-    void pack(Layer &layer, const Network &from, int member, int index) {
-        const int inputs = s.widths[index], units = s.widths[index + 1];
-        const float *weight = from.weight + member * from.weight_stride, *bias = from.bias + member * from.bias_stride;
-        if (index == hidden) {  // the last layer is read unit by unit
-            layer.inputs = inputs, layer.units = units;
-            layer.weight.assign(weight, weight + inputs * units), layer.bias.assign(bias, bias + units);
-            if (!s.normalise)
-                for (auto *part : {&layer.weight, &layer.bias})
-                    for (auto &value : *part) value *= s.output_factor;
-            return;
-        }
-        layer.shape(inputs, units);
-        for (int u = 0; u < units; u++) {
-            layer.bias[u] = bias[u];
-            for (int k = 0; k < inputs; k++) layer.at(u, k) = weight[u * inputs + k];
-        }
-    }
-
     void cut(int64_t begin, int64_t end) {
         first_piece = static_cast<int>(begin);
         blocks.clear();
         wholes.resize(end - begin);
         for (int64_t i = begin; i < end; i++)
             for (int64_t start = 0; start < pieces[i].length; start += BLOCK)
-                blocks.push_back({static_cast<int>(i - begin), start, std::min(start + BLOCK, pieces[i].length), {}, 0});
+                blocks.push_back({static_cast<int>(i - begin), start, std::min(start + BLOCK, pieces[i].length), {}});
     }
 
     void phase(Team &team, void (Step::*work)(Block &), void (Step::*reduce)(int, Block *, Block *)) {
@@ -155,27 +90,6 @@ class Step {
 
     // ------------------------------------------------------------ running averages and the scales of the tensors
 
-    template <bool SQUARE>
-    static float average(const float *gradient, float *average, int64_t n, float weight) {
-        Vector a{}, b{};
-        int64_t i = 0;
-        const auto one = [&](int64_t at) __attribute__((always_inline)) {
-            const Vector g = load(gradient + at);
-            Vector m = load(average + at);
-            m = fused((SQUARE ? g * g : g) - m, weight, m);
-            store(average + at, m);
-            return SQUARE ? m : m * m;
-        };
-        for (; i + 2 * LANES <= n; i += 2 * LANES) a += one(i), b += one(i + LANES);
-        float rest = 0;
-        for (; i < n; i++) {
-            const float g = gradient[i], m = average[i] + weight * ((SQUARE ? g * g : g) - average[i]);
-            average[i] = m;
-            rest += SQUARE ? m : m * m;
-        }
-        return sum(a + b) + rest;
-    }
-
     void averages(Block &b) {
         const Tile t = tile(b);
         const int64_t n = b.stop - b.start;
@@ -183,72 +97,37 @@ class Step {
         b.sums[PARAMETER] = sum_of_squares(t.parameter, n);
         b.sums[MOMENTUM] = sum_of_squares(t.momentum, n);
         for (int k = 0; k < s.averages; k++)
-            b.sums[AVERAGE + k] = average<false>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
+            b.sums[AVERAGE + k] = update_average<false>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
         for (int k = s.averages; k < s.averages + s.seconds; k++)
-            b.sums[AVERAGE + k] = average<true>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
+            b.sums[AVERAGE + k] = update_average<true>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
+    }
+
+    double mean(int i, const Block *from, const Block *to, int k) const {
+        double total = 0;
+        for (; from < to; from++) total += from->sums[k];
+        return total / pieces[first_piece + i].length;
     }
 
     void after_averages(int i, Block *from, Block *to) {
         Whole &w = wholes[i];
-        for (int k = 0; k < AVERAGE + s.averages + s.seconds; k++) {
-            double total = 0;
-            for (const Block *b = from; b < to; b++) total += b->sums[k];
-            w.means[k] = total / pieces[first_piece + i].length;
-        }
+        for (int k = GRADIENT; k < AVERAGE + s.averages + s.seconds; k++) w.means[k] = mean(i, from, to, k);
         for (int k = 0; k < s.seconds; k++)
             w.log_factor[k] = static_cast<float>(1 / (w.means[AVERAGE + s.averages + k] + TINY));
         specialise(i);
     }
 
     void after_momentum(int i, Block *from, Block *to) {
-        double total = 0;
-        for (const Block *b = from; b < to; b++) total += b->sums[MOMENTUM];
-        wholes[i].means[MOMENTUM] = total / pieces[first_piece + i].length;
+        wholes[i].means[MOMENTUM] = mean(i, from, to, MOMENTUM);
         specialise(i);
     }
 
     void after_output(int i, Block *from, Block *to) {
-        double total = 0;
-        for (const Block *b = from; b < to; b++) total += b->output;
-        wholes[i].output_factor = s.output_factor / std::sqrt(FLOOR + total / pieces[first_piece + i].length);
+        wholes[i].output_factor = s.output_factor / std::sqrt(FLOOR + mean(i, from, to, OUTPUT));
     }
 
-    double context(const Whole &w, int64_t length, int c) const {
-        const auto log_root = [](double square) { return 0.5 * LOG_SCALE * std::log(square); };
-        const double gradient = w.means[GRADIENT], parameter = w.means[PARAMETER], momentum = w.means[MOMENTUM];
-        const double eps2 = s.step_size * s.step_size;
-        switch (s.context_kind[c]) {
-        case LOG_KICK: return log_root(gradient * s.kick * s.kick + SMALL);
-        case LOG_PARAMETER: return log_root(parameter + SMALL);
-        case LOG_MOMENTUM: return log_root(momentum + SMALL);
-        case LOG_DISPLACEMENT: return log_root((momentum * eps2 + SMALL * SMALL) / (parameter + SMALL));
-        case LOG_COHERENCE:
-            return log_root((w.means[AVERAGE + s.context_average[c]] / s.context_value[c] + TINY) / (gradient + TINY));
-        case LOG_SIZE: return std::log10(static_cast<double>(length)) / 3 - 1;
-        default: return s.context_value[c];
-        }
-    }
-
-    // The first layer for one tensor: its scales in the weights, its context in the bias.
     void specialise(int i) {
-        Whole &w = wholes[i];
         const Piece &p = pieces[first_piece + i];
-        const Layer &layer = networks[p.network][0];
-        w.weight.resize(layer.bias.size() * rows);
-        w.bias = layer.bias;
-        const int wide = UNITS * layer.inputs;
-        float values[MOST_CONTEXTS];
-        for (int c = 0; c < s.contexts; c++) values[c] = static_cast<float>(context(w, p.length, c));
-        for (int chunk = 0; chunk < layer.chunks(); chunk++) {
-            const float *from = layer.weight.data() + chunk * wide;
-            float *to = w.weight.data() + chunk * UNITS * rows, *bias = w.bias.data() + chunk * UNITS;
-            for (int k = 0; k < rows; k++) {
-                const float factor = k < 3 + s.averages ? static_cast<float>(1 / std::sqrt(w.means[k] + FLOOR)) : 1.0f;
-                for (int u = 0; u < UNITS; u++) to[k * UNITS + u] = from[k * UNITS + u] * factor;
-            }
-            for (int c = 0; c < s.contexts; c++)
-                for (int u = 0; u < UNITS; u++) bias[u] += from[(rows + c) * UNITS + u] * values[c];
-        }
+        ::specialise(s, networks[p.network][0], p.length, wholes[i]);
     }
 
     // ------------------------------------------------------------ the two passes of the network
@@ -367,7 +246,7 @@ class Step {
         else
             tiles(b, [&](const Tile &t) { first_tile<VECTORS>(b, t); }, [&](const Tile &t) { first_tile<1>(b, t); });
         const Tile t = tile(b);
-        if (s.normalise && s.friction_beta != 0) b.output = sum_of_squares(t.noise, b.stop - b.start);
+        if (s.normalise && s.friction_beta != 0) b.sums[OUTPUT] = sum_of_squares(t.noise, b.stop - b.start);
         b.sums[MOMENTUM] = sum_of_squares(t.momentum, b.stop - b.start);
     }
 
@@ -399,7 +278,7 @@ class Step {
 
     void second(Block &b) {
         tiles(b, [&](const Tile &t) { second_tile<VECTORS>(b, t); }, [&](const Tile &t) { second_tile<1>(b, t); });
-        if (s.normalise) b.output = sum_of_squares(tile(b).noise, b.stop - b.start);
+        if (s.normalise) b.sums[OUTPUT] = sum_of_squares(tile(b).noise, b.stop - b.start);
     }
 
     void move(Block &b) {
@@ -414,10 +293,11 @@ class Step {
 
 }  // namespace
 
-extern "C" int l2e_settings_size() { return sizeof(Settings); }
+extern "C" __attribute__((visibility("default"))) int l2e_settings_size() { return sizeof(Settings); }
 
 // The update of `count` tensors in place; `network` has an entry for each layer. 0, or 1 if memory ran out.
-extern "C" int l2e_step(const Settings *settings, const Piece *pieces, int64_t count, const Network *network, int networks) {
+extern "C" __attribute__((visibility("default"))) int l2e_step(
+    const Settings *settings, const Piece *pieces, int64_t count, const Network *network, int networks) {
     const FlushToZero mode;
     try {
         Step(*settings, pieces, network, networks).run(count);
