@@ -174,8 +174,9 @@ def fused_residual_rule(
 
 def _check(tensors: dict[str, Tensor], segments: Segments, named: FeatureSet) -> tuple[int, int]:
     """Number of members and d; raises as `fused_residual_rule` says."""
-    if named not in FEATURE_SETS.values():
-        raise ValueError(f"feature_set must be one of {', '.join(map(repr, FEATURE_SETS))} here, got {named!r}")
+    served = {name: each for name, each in FEATURE_SETS.items() if each.average_decays == AVERAGE_DECAYS}
+    if named not in served.values():
+        raise ValueError(f"feature_set must be one of {', '.join(map(repr, served))} here, got {named!r}")
     shape = tensors["parameter"].shape
     if len(shape) != 2 or shape[1] != segments.total:
         raise ValueError(f"parameter must be (P, {segments.total}), got {tuple(shape)}")
