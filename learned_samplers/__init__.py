@@ -1,13 +1,19 @@
 """Bayesian deep learning as a one-line change: samplers with the interface of ``torch.optim``."""
 
-from learned_samplers import differentiable as _differentiable  # noqa: F401  (registers the samplers with higher)
+import sys as _sys
+
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
+from learned_samplers.classical.adapted import ScaleAdaptedSGHMC
+from learned_samplers.classical.baoa import BAOA
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
+from learned_samplers.classical.entropy_mcmc import EntropyMCMC
 from learned_samplers.classical.hmc import HMC
+from learned_samplers.classical.mclmc import MCLMC
 from learned_samplers.classical.psgld import PSGLD
 from learned_samplers.classical.sghmc import SGHMC
 from learned_samplers.classical.sgld import SGLD
+from learned_samplers.classical.sglrw import SGLRW
 from learned_samplers.classical.sgnht import SGNHT
 from learned_samplers.conventions import convert
 from learned_samplers.learned.kinetic.optimizer import KineticL2E
@@ -15,22 +21,26 @@ from learned_samplers.learned.l2e.optimizer import L2E
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
 from learned_samplers.learned.preconditioned.optimizer import PrecondL2E
 from learned_samplers.particles import FSVGD, MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
-from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection, to_arviz
+from learned_samplers.posterior import PosteriorSamples, SampleCollection, to_arviz
 
 __all__ = [
+    "BAOA",
     "FSVGD",
     "HMC",
     "L2E",
+    "MCLMC",
     "MGDA",
     "MOOSVGD",
     "MTSGD",
     "PSGLD",
     "SGHMC",
     "SGLD",
+    "SGLRW",
     "SGNHT",
     "SVGD",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
+    "EntropyMCMC",
     "KineticL2E",
     "LinearScalarisation",
     "MetaSGMCMC",
@@ -40,7 +50,11 @@ __all__ = [
     "SampleCollection",
     "Sampler",
     "SamplerReport",
+    "ScaleAdaptedSGHMC",
     "check_sampler",
     "convert",
     "to_arviz",
 ]
+
+if "higher" in _sys.modules:  # its user expects it to know the samplers; see `learned_samplers.differentiable`
+    from learned_samplers import differentiable as _differentiable  # noqa: F401

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 
 #: Names of each parametrisation's quantities; see `convert`.
 PARAMETRISATIONS: dict[str, tuple[str, ...]] = {
@@ -44,19 +44,19 @@ def convert(source: str, target: str, *, num_data: float, **values: float) -> di
     Raises:
         ValueError, TypeError: an unknown parametrisation, a quantity it does not have, or a value out of range.
     """
-    check.one_of("source", source, PARAMETRISATIONS)
-    check.one_of("target", target, PARAMETRISATIONS)
-    check.positive("num_data", num_data)
+    validation.one_of("source", source, PARAMETRISATIONS)
+    validation.one_of("target", target, PARAMETRISATIONS)
+    validation.positive("num_data", num_data)
     for name, value in values.items():
-        check.one_of(f"a quantity of {source!r}", name, PARAMETRISATIONS[source])
-        check.number(name, value)
+        validation.one_of(f"a quantity of {source!r}", name, PARAMETRISATIONS[source])
+        validation.number(name, value)
     step = PARAMETRISATIONS[source][0]
     if step not in values:
         raise ValueError(f"{step} must be given for {source!r}")
-    check.positive(step, values[step])
+    validation.positive(step, values[step])
     ours = _to_ours(source, num_data, values)
     if ours.get("momentum_decay") is not None:
-        check.fraction(f"momentum_decay that {source!r} implies", ours["momentum_decay"], open_left=True)
+        validation.fraction(f"momentum_decay that {source!r} implies", ours["momentum_decay"], open_left=True)
     return {k: v for k, v in _from_ours(target, num_data, ours).items() if v is not None}
 
 
@@ -104,5 +104,5 @@ def _from_ours(target: str, n: float, ours: dict[str, Any]) -> dict[str, Any]:
 
 def prior_precision(standard_deviation: float) -> float:
     """λ = 1/σ² of a Gaussian prior with standard deviation σ > 0."""
-    check.positive("standard_deviation", standard_deviation)
+    validation.positive("standard_deviation", standard_deviation)
     return 1.0 / standard_deviation**2

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.posterior.arviz_export import import_arviz, to_arviz
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.prediction import as_inputs, evaluation_mode, normalisation_buffers
@@ -78,7 +78,7 @@ def ess(draws: Any, method: str = "mean") -> np.ndarray:
     Returns:
         An array over the coordinates, of the shape of ``draws`` without its first two axes.
     """
-    check.one_of("method", method, ("mean", "bulk"))
+    validation.one_of("method", method, ("mean", "bulk"))
     values = _as_draws(draws)
     _require_draws(values, MINIMUM_DRAWS)
     return _by_arviz("ess", values, method)
@@ -89,7 +89,7 @@ def ess_per_second(draws: Any, seconds: float) -> float:
 
     L2E's Table 4 sums over the parameters instead, and takes one thinning interval as its unit of time.
     """
-    check.positive("seconds", seconds)
+    validation.positive("seconds", seconds)
     return float(ess(draws).mean() / seconds)
 
 
@@ -108,7 +108,7 @@ def split_rhat(draws: Any, method: str = "rank") -> np.ndarray:
     Returns:
         An array over the coordinates.
     """
-    check.one_of("method", method, ("rank", "split"))
+    validation.one_of("method", method, ("rank", "split"))
     values = _as_draws(draws)
     _require_draws(values, MINIMUM_DRAWS)
     if len(values) < 2:
@@ -130,7 +130,7 @@ def chainwise_rhat(draws: Any, num_splits: int = 2, *, rank_normalize: bool = Tr
     Returns:
         An array (chain, ...).
     """
-    check.whole("num_splits", num_splits, least=2)
+    validation.whole("num_splits", num_splits, least=2)
     values = _as_draws(draws)
     _require_draws(values, MINIMUM_DRAWS * num_splits)
     length = values.shape[1] // num_splits
@@ -143,7 +143,7 @@ def converged_share(draws: Any, num_splits: int = 2, *, threshold: float = 1.1) 
 
     A coordinate that never moves has not converged. For one layer: ``posterior.to_arviz(parameters=["fc.weight"])``.
     """
-    check.positive("threshold", threshold)
+    validation.positive("threshold", threshold)
     # NaN compares as false.
     return float((chainwise_rhat(draws, num_splits) < threshold).mean())
 
@@ -212,10 +212,10 @@ def loss_lines(
     Raises:
         TypeError, ValueError: an argument that cannot be used, or a loss that is not finite.
     """
-    check.whole("num_points", num_points, least=3)
+    validation.whole("num_points", num_points, least=3)
     count = len(samples)
     if isinstance(pairs, str):
-        check.one_of("pairs", pairs, ("consecutive", "all"))
+        validation.one_of("pairs", pairs, ("consecutive", "all"))
         chosen = list(combinations(range(count), 2)) if pairs == "all" else [(k, k + 1) for k in range(count - 1)]
     else:
         chosen = [(int(i), int(j)) for i, j in pairs]
@@ -266,8 +266,8 @@ def network_loss(
     Raises:
         ValueError: an argument that cannot be used, or a network with running statistics.
     """
-    check.one_of("kind", kind, ("nll", "error"))
-    check.whole("batch_size", batch_size)
+    validation.one_of("kind", kind, ("nll", "error"))
+    validation.whole("batch_size", batch_size)
     inputs, model = as_inputs(x), samples.model
     if len(labels) != len(inputs[0]):
         raise ValueError(f"labels must be as many as the {len(inputs[0])} inputs, got {len(labels)}")

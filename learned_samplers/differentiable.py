@@ -1,26 +1,29 @@
-"""Differentiable twins of the samplers for ``higher``: the same rules, out of place and on the autograd tape.
+"""Differentiable samplers: ``higher`` unrolls the chain, and gradients flow through every step of it.
 
-Importing `learned_samplers` registers them, so that ``higher.innerloop_ctx(model, sampler)`` works and gradients flow
-through the chain to initial parameters, to hyperparameters given as ``override={"lr": [tensor]}``, and to the data.
+``import learned_samplers.differentiable`` (it needs ``pip install "learned-samplers[higher]"``) makes every sampler of
+this package known to ``higher``; where ``higher`` was imported first, ``import learned_samplers`` does. Then
+``higher.innerloop_ctx(model, sampler)`` works, with the same rules as the samplers', out of place and on the autograd
+tape. Gradients flow to initial parameters, to hyperparameters given as ``override={"lr": [tensor]}``, and to the data.
+A sampler of your own is made known by ``register(MySampler)``.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-import higher
 import torch
 
+from learned_samplers.base.optional import require
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.classical.cyclical import CyclicalSGMCMC
-from learned_samplers.classical.psgld import PSGLD
-from learned_samplers.classical.sghmc import SGHMC
-from learned_samplers.classical.sgld import SGLD
-from learned_samplers.classical.sgnht import SGNHT
-from learned_samplers.learned.kinetic.optimizer import KineticL2E
-from learned_samplers.learned.l2e.optimizer import L2E
+from learned_samplers.classical.mclmc import MCLMC
+from learned_samplers.classical.mclmc_rule import step_length
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
-from learned_samplers.learned.preconditioned.optimizer import PrecondL2E
+
+if TYPE_CHECKING:
+    import higher
+else:
+    higher = require("higher", "higher")
 
 
 class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
@@ -38,19 +41,17 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
     def _update(self, grouped_grads: Any, **kwargs: Any) -> None:
         sampler = self._sampler
         for index, (group, grads) in enumerate(zip(self.param_groups, grouped_grads, strict=True)):
-            hyper = sampler._hyper(group, keep_tensors=True) | self._inputs(index)
-            temperature = hyper["temperature"]
-            draw = isinstance(temperature, torch.Tensor) or temperature != 0
+            hyper = sampler.hyper(group, keep_tensors=True) | self._inputs(index)
             for i, (p, gradient) in enumerate(zip(group["params"], grads, strict=True)):
                 if gradient is None:
                     continue
                 state = self.state[index][i]
                 for name in sampler.state_names:
                     if name not in state:
-                        state[name] = sampler._initial_state(group, p.detach(), name)
-                noise = sampler._noise(p.detach()) if draw else None
+                        state[name] = sampler.initial_state(group, p.detach(), name)
+                noise = sampler.noise_for([p.detach()], hyper)
                 before = [state[name] for name in sampler.state_names]
-                group["params"][i], *after = sampler.rule(p, gradient, noise, *before, **hyper)
+                group["params"][i], *after = sampler.rule(p, gradient, noise and noise[0], *before, **hyper)
                 state.update(zip(sampler.state_names, after, strict=True))
             group["step"] += 1
 
@@ -82,6 +83,49 @@ class DifferentiableMetaSGMCMC(DifferentiableSampler):
         return {"energy": self._energies[index], "detach_inputs": self._detach}
 
 
-for _sampler in (SGLD, PSGLD, SGHMC, SGNHT, CyclicalSGMCMC, L2E, KineticL2E, PrecondL2E):
-    higher.register_optim(_sampler, DifferentiableSampler)
-higher.register_optim(MetaSGMCMC, DifferentiableMetaSGMCMC)
+class DifferentiableMCLMC(DifferentiableSampler):
+    """The twin of `MCLMC`, whose direction spans all parameter groups; one chain, without the two heuristics."""
+
+    loss_is_enough = True  # the twin reports no energy errors, which is all that MCLMC needs the loss for
+
+    def __init__(self, other: MCLMC, *args: Any, **kwargs: Any):
+        if other.badge == "heuristic":
+            raise ValueError("MCLMC must have preconditioner='none' and energy_target=None in higher")
+        super().__init__(other, *args, **kwargs)
+
+    def _update(self, grouped_grads: Any, **kwargs: Any) -> None:
+        sampler, moved = self._sampler, []
+        for index, (group, grads) in enumerate(zip(self.param_groups, grouped_grads, strict=True)):
+            moved += [(index, i, group, g) for i, g in enumerate(grads) if g is not None]
+            group["step"] += 1
+        params = [group["params"][i] for _, i, group, _ in moved]
+        size = sum(p.numel() for p in params)
+        states = [self.state[index][i] for index, i, *_ in moved]
+        for state, p in zip(states, params, strict=True):
+            if "direction" not in state:
+                state["direction"] = sampler.noise_like(p.detach())
+        hyper = sampler.hyper(self.param_groups[0], keep_tensors=True)
+        step_size = [step_length(g["lr"], g["num_data"], g["temperature"], size) for _, _, g, _ in moved]
+        noise, before = [sampler.noise_like(p.detach()) for p in params], [state["direction"] for state in states]
+        after, directions, _ = sampler.rule(
+            params, [g for *_, g in moved], noise, before, step_size, size=size, **hyper
+        )
+        for (_, i, group, _), state, p, direction in zip(moved, states, after, directions, strict=True):
+            group["params"][i], state["direction"] = p, direction
+
+
+def register(sampler: type[Sampler]) -> None:
+    """Make a class of samplers known to ``higher``; its rule must be out of place with the default ``ops``."""
+    twins = {MetaSGMCMC: DifferentiableMetaSGMCMC, MCLMC: DifferentiableMCLMC}
+    twin = next((twin for cls, twin in twins.items() if issubclass(sampler, cls)), DifferentiableSampler)
+    higher.register_optim(sampler, twin)
+
+
+def _subclasses(cls: type[Sampler]) -> Iterator[type[Sampler]]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+for _sampler in _subclasses(Sampler):  # importing this module imports the package, and so all of its samplers
+    register(_sampler)

@@ -7,6 +7,8 @@ TypeError or ValueError naming the argument that is not as said here.
 A probability of exactly zero (float32 underflows below 1e-45) would make a logarithm infinite. Under a logarithm
 probabilities are therefore floored at 1.2e-38, the smallest normal float32: an example whose label was given
 probability zero costs 87.3 nats.
+
+`ece` and `ood_auroc` are torchmetrics' own, and need ``pip install "learned-samplers[metrics]"``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
+from learned_samplers.base.optional import require
 
 FLOOR = torch.finfo(torch.float32).tiny
 TOLERANCE = 1e-3
@@ -75,11 +78,8 @@ def _both(probs: Any, reference: Any) -> tuple[Tensor, Tensor]:
 
 def accuracy(probs: Any, labels: Any) -> float:
     """Share of examples whose most probable class is the label, in [0, 1]."""
-    from torchmetrics.functional.classification import multiclass_accuracy
-
     p = _probabilities("probs", probs)
-    # "micro" is the share of examples; torchmetrics' default averages over classes.
-    return multiclass_accuracy(p, _labels(labels, p), num_classes=p.shape[1], average="micro").item()
+    return (p.argmax(1) == _labels(labels, p)).double().mean().item()
 
 
 def nll(probs: Any, labels: Any) -> float:
@@ -101,15 +101,15 @@ def ece(probs: Any, labels: Any, num_bins: int = 15) -> float:
 
     The confidence is the largest probability of a row; the ``num_bins`` bins are [0, 1/B), …, [(B−1)/B, 1].
     """
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
+    classification = require("torchmetrics.functional.classification", "metrics")
     p = _probabilities("probs", probs)
-    check.whole("num_bins", num_bins)
+    validation.whole("num_bins", num_bins)
     target = _labels(labels, p)
     # torchmetrics gives a confidence of exactly 1 a bin of its own, and takes anything above 1 for logits. The largest
     # float32 below 1 belongs to the last bin, as the definition has it.
     p = p.float().clamp(max=1 - 2**-24)
-    return multiclass_calibration_error(p, target, num_classes=p.shape[1], n_bins=num_bins, norm="l1").item()
+    score = classification.multiclass_calibration_error(p, target, num_classes=p.shape[1], n_bins=num_bins, norm="l1")
+    return score.item()
 
 
 class CalibrationBins(NamedTuple):
@@ -123,7 +123,7 @@ class CalibrationBins(NamedTuple):
 def calibration_bins(probs: Any, labels: Any, num_bins: int = 15) -> CalibrationBins:
     """The bins that :func:`ece` sums over, for a reliability diagram."""
     p = _probabilities("probs", probs)
-    check.whole("num_bins", num_bins)
+    validation.whole("num_bins", num_bins)
     target = _labels(labels, p)
     confidence, predicted = p.max(1)
     edges = torch.linspace(0, 1, num_bins + 1, device=p.device)
@@ -186,8 +186,7 @@ def ood_auroc(probs: Any, ood_probs: Any) -> float:
         probs: (N, C) on in-distribution examples.
         ood_probs: (N', C) on out-of-distribution examples.
     """
-    from torchmetrics.functional.classification import binary_auroc
-
+    classification = require("torchmetrics.functional.classification", "metrics")
     inside, outside = _probabilities("probs", probs), _probabilities("ood_probs", ood_probs)
     if inside.shape[1] != outside.shape[1]:
         raise ValueError(f"ood_probs must have the {inside.shape[1]} classes of probs, got {outside.shape[1]}")
@@ -195,7 +194,7 @@ def ood_auroc(probs: Any, ood_probs: Any) -> float:
     scores = torch.cat([inside.amax(1), outside.to(inside.device).amax(1)]).clamp(max=1)
     target = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
     target[: len(inside)] = 1
-    return binary_auroc(scores, target).item()
+    return classification.binary_auroc(scores, target).item()
 
 
 def summary(probs: Any, labels: Any, ood_probs: Any = None) -> dict[str, float]:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
+from learned_samplers.base.optional import require
 from learned_samplers.diagnostics import LossLines
 from learned_samplers.metrics import calibration_bins, ece
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, told apart with every kind of colour vision; its yellow is too pale for lines on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -29,12 +31,13 @@ DASHES = ("-", "--", "-.", ":")
 def _axes(ax: Axes | None, size: tuple[float, float] = (5.0, 4.0)) -> Axes:
     if ax is not None:
         return ax
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    return _figure(size).add_subplot()
 
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure.add_subplot()
+
+def _figure(size: tuple[float, float]) -> Figure:
+    figure = require("matplotlib.figure", "plots").Figure(figsize=size, layout="constrained")
+    require("matplotlib.backends.backend_agg", "plots").FigureCanvasAgg(figure)
+    return figure
 
 
 def _finish(ax: Axes, title: str | None) -> Axes:
@@ -53,9 +56,7 @@ def _styles() -> Any:
 
 
 def _integers() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(integer=True)
+    return require("matplotlib.ticker", "plots").MaxNLocator(integer=True)
 
 
 def _legend_beside(ax: Axes, title: str | None = None) -> None:
@@ -261,10 +262,6 @@ def loss_barriers(
 
 def side_by_side(count: int, *, size: tuple[float, float] = (5.5, 4.0)) -> Sequence[Axes]:
     """``count`` axes in a row of one new figure, for several of the plots above in one file."""
-    check.whole("count", count)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(size[0] * count, size[1]), layout="constrained")
-    FigureCanvasAgg(figure)
+    validation.whole("count", count)
+    figure = _figure((size[0] * count, size[1]))
     return list(figure.subplots(1, count, squeeze=False)[0])

@@ -1,4 +1,4 @@
-"""Independent random streams by name: the same labels give the same numbers, in any process and in any order."""
+"""Independent random streams by name: the same keys give the same numbers, in any process and in any order."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 __all__ = ["Minibatches", "derive_seed", "generator", "log_uniform"]
 
 
-def derive_seed(*labels: int | str) -> int:
+def derive_seed(*keys: int | str) -> int:
     """A 63-bit seed from integers and words, for instance ``derive_seed(seed, iteration, pair, "noise")``.
 
-    Different labels give unrelated seeds (BLAKE2b), so that (seed, iteration, pair) fixes every random choice of a
+    Different keys give unrelated seeds (BLAKE2b), so that (seed, iteration, pair) fixes every random choice of a
     pair without any state that would have to travel between processes.
     """
-    text = "/".join(f"{type(label).__name__}:{label}" for label in labels)
+    text = "/".join(f"{type(key).__name__}:{key}" for key in keys)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def generator(*labels: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A ``torch.Generator`` seeded with `derive_seed` of the labels."""
-    return torch.Generator(device).manual_seed(derive_seed(*labels))
+def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A ``torch.Generator`` seeded with `derive_seed` of the keys."""
+    return torch.Generator(device).manual_seed(derive_seed(*keys))
 
 
 def log_uniform(low: float, high: float, stream: torch.Generator) -> float:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import learned_samplers
 from learned_samplers import (
     HMC,
     L2E,
+    MCLMC,
     PSGLD,
     SGHMC,
-    SGLD,
-    SGNHT,
     CyclicalSGMCMC,
+    EntropyMCMC,
     KineticL2E,
     MetaSGMCMC,
     PrecondL2E,
     Sampler,
+    ScaleAdaptedSGHMC,
 )
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
 from learned_samplers.learned.network import build_network
+from learned_samplers.learned.sampler import LearnedSampler
+from learned_samplers.particles.base import ParticleSampler
 
 Make = Callable[..., Sampler]
 
@@ -45,16 +50,19 @@ def _meta_network() -> nn.Module:
     return build_meta_network((6,), zero_last=False, generator=torch.Generator().manual_seed(1))
 
 
-#: Every sampler of the library with ordinary settings, by a name for the test report.
-SAMPLERS: dict[str, Make] = {
-    "SGLD": _maker(SGLD),
-    "PSGLD": _maker(PSGLD),
+#: Samplers that need settings to run, and variants worth a test of their own, by a name for the test report.
+_CHOSEN: dict[str, Make] = {
     "PSGLD-probe": _maker(PSGLD, correction="probe"),
-    "SGHMC": _maker(SGHMC),
     "SGHMC-normal": _maker(SGHMC, momentum_init="normal"),
-    "SGNHT": _maker(SGNHT),
     "CyclicalSGMCMC": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4),
     "CyclicalSGMCMC-sgld": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4, base="sgld"),
+    "EntropyMCMC": _maker(EntropyMCMC, guide_variance=0.1),
+    "ScaleAdaptedSGHMC": _maker(ScaleAdaptedSGHMC, adaptation_steps=4, eps=0.1),
+    "ScaleAdaptedSGHMC-cold": _maker(
+        ScaleAdaptedSGHMC, adaptation_steps=4, adaptation_temperature=0.0, integrator="semi_implicit", eps=0.1
+    ),
+    "MCLMC-noise": _maker(MCLMC, preconditioner="gradient_noise"),
+    "MCLMC-control": _maker(MCLMC, energy_target=1e-3),
     "HMC": _maker(HMC, leapfrog_steps=3),
     "L2E": _maker(L2E, network=_network("paper")),
     "L2E-adaptive": _maker(L2E, network=_network("adaptive"), feature_set="adaptive", beta_scale=0.3),
@@ -64,10 +72,19 @@ SAMPLERS: dict[str, Make] = {
     "MetaSGMCMC": _maker(MetaSGMCMC, network=_meta_network()),
     "MetaSGMCMC-difference": _maker(MetaSGMCMC, network=_meta_network(), correction="finite_difference"),
 }
+#: Every sampler of the library: those above, and each other that the package exports, with its defaults.
+SAMPLERS: dict[str, Make] = {
+    cls.__name__: _maker(cls)
+    for cls in (getattr(learned_samplers, name) for name in learned_samplers.__all__)
+    if isinstance(cls, type) and issubclass(cls, Sampler) and cls is not Sampler
+    if not issubclass(cls, ParticleSampler) and cls.__name__ not in _CHOSEN
+} | _CHOSEN
 #: Those with a network: their rules work on flat buffers, and have tests of their own for leading axes.
-LEARNED = frozenset(name for name in SAMPLERS if "L2E" in name or "Meta" in name)
+LEARNED = frozenset(name for name, make in SAMPLERS.items() if issubclass(make.cls, LearnedSampler))  # type: ignore
 #: Those that cannot step without a closure.
-NEED_CLOSURE = frozenset({"HMC", "PSGLD-probe", "KineticL2E", "MetaSGMCMC", "MetaSGMCMC-difference"})
+NEED_CLOSURE = frozenset(
+    {"HMC", "MCLMC", "MCLMC-noise", "MCLMC-control", "PSGLD-probe", "KineticL2E", "MetaSGMCMC", "MetaSGMCMC-difference"}
+)
 #: Those that higher, torch.compile and a step without a closure are for.
 STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in NEED_CLOSURE}
 
@@ -109,3 +126,35 @@ def closure_for(model: nn.Module, sampler: torch.optim.Optimizer) -> Callable[[]
 
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+
+
+def run(name, steps, *, seed=1, **settings):
+    """The small network, a sampler of it by its name in `SAMPLERS`, and the losses of some steps."""
+    model = small_network()
+    sampler = SAMPLERS[name](model.parameters(), **settings)
+    torch.manual_seed(seed)
+    closure = closure_for(model, sampler)
+    losses = [sampler.step(closure) for _ in range(steps)]
+    return model, sampler, losses
+
+
+def running(name):
+    """A sampler in the middle of a run, and a function that says whether anything of it has changed."""
+    model = small_network()
+    sampler = SAMPLERS[name](model.named_parameters())
+    closure = closure_for(model, sampler)
+    for _ in range(3):
+        sampler.step(closure)
+    closure()
+    weights, state, noise = flat(model), copy.deepcopy(sampler.state_dict()), torch.get_rng_state()
+
+    def unchanged():
+        assert torch.equal(flat(model), weights)
+        now = sampler.state_dict()
+        assert now["param_groups"] == state["param_groups"]
+        for key, entry in state["state"].items():
+            assert all(torch.equal(value, now["state"][key][k]) for k, value in entry.items())
+        assert torch.equal(torch.get_rng_state(), noise)
+        return True
+
+    return model, sampler, unchanged

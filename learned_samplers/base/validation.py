@@ -1,4 +1,4 @@
-"""Checks of a sampler's arguments, shared by all of them; each error names the argument and the value."""
+"""Validation of arguments: each function raises TypeError or ValueError naming the argument and its value."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ def number(name: str, value: Any) -> float:
 
 
 def positive(name: str, value: Any) -> None:
+    """``value`` is a number greater than 0."""
     if number(name, value) <= 0:
         raise ValueError(f"{name} must be greater than 0, got {value}")
 
 
 def non_negative(name: str, value: Any) -> None:
+    """``value`` is a number, 0 or greater."""
     if number(name, value) < 0:
         raise ValueError(f"{name} must not be negative, got {value}")
 
@@ -47,20 +49,34 @@ def fraction(name: str, value: Any, *, open_left: bool = False, open_right: bool
 
 
 def whole(name: str, value: Any, *, least: int = 1) -> None:
+    """``value`` is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
+def truth(name: str, value: Any) -> None:
+    """``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
+
+
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """``value`` is one of ``choices``."""
     choices = list(choices)
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
+def momentum(group: dict[str, Any]) -> None:
+    """The group's ``momentum_decay`` lies in (0, 1] and its ``momentum_init`` is known."""
+    fraction("momentum_decay", group["momentum_decay"], open_left=True)
+    one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
+
+
 def parameter(name: str, value: Any) -> None:
-    """A tensor that a sampler can move: real floating point and dense."""
+    """``value`` is a tensor that a sampler can move: real floating-point and dense."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
     if not value.is_floating_point():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.simulation import Simulation
@@ -133,7 +133,7 @@ def check_sampler(
     if not (stiffness if curvature is None else curvature):
         raise ValueError("stiffness or curvature must have at least one value")
     if steps is not None:
-        check.whole("steps", steps)
+        validation.whole("steps", steps)
     probe = factory([torch.zeros(1, requires_grad=True)])
     if not isinstance(probe, torch.optim.Optimizer):
         raise TypeError(f"factory must return an optimizer, got {type(probe).__name__}")
@@ -145,16 +145,16 @@ def check_sampler(
         value = as_number(group.get(name, default)) if given is None else given
         if value is None:
             raise ValueError(f"{name} must be given: the sampler's parameter group has none")
-        return check.number(name, value)
+        return validation.number(name, value)
 
     n = of_target("num_data", num_data, None)
     t = of_target("temperature", temperature, 1.0)
     prior = of_target("prior_precision", prior_precision, 0.0)
-    lr = check.number("lr", group["lr"])
-    check.positive("temperature", t)
+    lr = validation.number("lr", group["lr"])
+    validation.positive("temperature", t)
     curvatures = [s * n / lr for s in stiffness] if curvature is None else list(curvature)
     for k in curvatures:
-        check.positive("curvature", k)
+        validation.positive("curvature", k)
     targets = [t / (k + prior) for k in curvatures]
 
     refine = refinement
@@ -188,10 +188,10 @@ def check_sampler(
 
 
 def _validate(coordinates: Any, tolerance: Any, refinement: Any, gradient_noise: Any) -> None:
-    check.whole("coordinates", coordinates, least=2)
-    check.positive("tolerance", tolerance)
-    check.non_negative("gradient_noise", gradient_noise)
-    if check.number("refinement", refinement) <= 1:
+    validation.whole("coordinates", coordinates, least=2)
+    validation.positive("tolerance", tolerance)
+    validation.non_negative("gradient_noise", gradient_noise)
+    if validation.number("refinement", refinement) <= 1:
         raise ValueError(f"refinement must be greater than 1, got {refinement}")
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -59,7 +58,9 @@ class LinearStep:
         """Σ with Σ = AΣAᵀ + BBᵀ, (m, m); infinite if the step is unstable."""
         if self.spectral_radius >= 1:
             return np.full_like(self.transition, np.inf)
-        return scipy.linalg.solve_discrete_lyapunov(self.transition, self.noise @ self.noise.T)
+        from scipy.linalg import solve_discrete_lyapunov  # slow to import
+
+        return solve_discrete_lyapunov(self.transition, self.noise @ self.noise.T)
 
 
 def read_linear_step(

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.base.sampler import Sampler, arguments
-from learned_samplers.classical.sghmc import SGHMC, sghmc_rule
-from learned_samplers.classical.sgld import sgld_rule
+from learned_samplers.classical.sghmc import SGHMC
+from learned_samplers.classical.sgld import SGLD
+
+_BASES: dict[str, type[Sampler]] = {"sghmc": SGHMC, "sgld": SGLD}
 
 
 def cyclical_phase(step: Any, cycle_length: int, exploration_ratio: float) -> tuple[Any, Any]:
@@ -24,9 +26,19 @@ def cyclical_phase(step: Any, cycle_length: int, exploration_ratio: float) -> tu
     return 0.5 * (cosine + 1), position >= exploration_ratio
 
 
+def in_sampling_phase(count: int, cycle_length: int, exploration_ratio: float) -> bool:
+    """Whether the last of ``count`` steps was one of a sampling phase."""
+    return count > 0 and cyclical_phase(count, cycle_length, exploration_ratio)[1]
+
+
+def cycle_of(count: int, cycle_length: int) -> int:
+    """Index, from 0, of the cycle that the last of ``count`` steps belonged to."""
+    return max(count - 1, 0) // cycle_length
+
+
 def _validate_schedule(cycle_length: Any, exploration_ratio: Any) -> None:
-    check.whole("cycle_length", cycle_length)
-    check.fraction("exploration_ratio", exploration_ratio, open_right=True)
+    validation.whole("cycle_length", cycle_length)
+    validation.fraction("exploration_ratio", exploration_ratio, open_right=True)
     if not cyclical_phase(cycle_length, cycle_length, exploration_ratio)[1]:
         raise ValueError(
             f"exploration_ratio {exploration_ratio} leaves no sampling step in a cycle_length of {cycle_length}"
@@ -59,7 +71,7 @@ class CyclicalSchedule:
             raise TypeError(f"sampler must be a Sampler, got {type(sampler).__name__}")
         _validate_schedule(cycle_length, exploration_ratio)
         self.sampler, self.cycle_length, self.exploration_ratio = sampler, cycle_length, exploration_ratio
-        sampler._schedule = self  # type: ignore[attr-defined]
+        sampler.schedule = self
         self.step()
 
     def step(self) -> None:
@@ -75,16 +87,15 @@ class CyclicalSchedule:
     @property
     def is_sampling(self) -> bool:
         """Whether the sampler's last step was one of a sampling phase."""
-        count = self.sampler.step_count
-        return count > 0 and cyclical_phase(count, self.cycle_length, self.exploration_ratio)[1]
+        return in_sampling_phase(self.sampler.step_count, self.cycle_length, self.exploration_ratio)
 
     @property
     def cycle(self) -> int:
         """Index of the cycle that the sampler's last step belonged to."""
-        return max(self.sampler.step_count - 1, 0) // self.cycle_length
+        return cycle_of(self.sampler.step_count, self.cycle_length)
 
 
-class CyclicalSGMCMC(SGHMC):
+class CyclicalSGMCMC(Sampler):
     """Cyclical SGMCMC (Zhang, Li, Zhang, Chen and Wilson, ICLR 2020) over `SGHMC` or `SGLD`.
 
     Step k = 1, 2, … is a step of the base sampler with
@@ -129,30 +140,31 @@ class CyclicalSGMCMC(SGHMC):
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
     ):
-        Sampler.__init__(self, params, arguments(locals()), generator=generator)
+        super().__init__(params, arguments(locals()), generator=generator)
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
+        validation.momentum(group)
         _validate_schedule(group["cycle_length"], group["exploration_ratio"])
-        check.one_of("base", group["base"], ("sghmc", "sgld"))
+        validation.one_of("base", group["base"], _BASES)
         base = self.defaults["base"] if hasattr(self, "defaults") else group["base"]
         if group["base"] != base:
             raise ValueError(f"base must be the same in every group, got {group['base']!r} beside {base!r}")
 
     @property
     def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("momentum",) if self.defaults["base"] == "sghmc" else ()
+        return _BASES[self.defaults["base"]].state_names
 
     @property
     def hyperparameters(self) -> tuple[str, ...]:  # type: ignore[override]
-        return SGHMC.hyperparameters if self.defaults["base"] == "sghmc" else Sampler.hyperparameters
+        return _BASES[self.defaults["base"]].hyperparameters
 
     @property
     def rule(self) -> Any:  # type: ignore[override]
-        return sghmc_rule if self.defaults["base"] == "sghmc" else sgld_rule
+        return _BASES[self.defaults["base"]].rule
 
-    def _hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
-        hyper = super()._hyper(group, keep_tensors=keep_tensors)
+    def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
+        hyper = super().hyper(group, keep_tensors=keep_tensors)
         step = group["step"] + 1
         if torch.compiler.is_compiling():  # a tensor keeps one graph for every step: the noise is drawn and weighted
             step = torch.full((), step, dtype=torch.float64)
@@ -163,9 +175,9 @@ class CyclicalSGMCMC(SGHMC):
     def is_sampling(self) -> bool:
         """Whether the last step belonged to the sampling phase of its cycle."""
         group = self.param_groups[0]
-        return group["step"] > 0 and cyclical_phase(group["step"], group["cycle_length"], group["exploration_ratio"])[1]
+        return in_sampling_phase(group["step"], group["cycle_length"], group["exploration_ratio"])
 
     @property
     def cycle(self) -> int:
         """Index of the cycle that the last step belonged to, from 0."""
-        return max(self.step_count - 1, 0) // self.param_groups[0]["cycle_length"]
+        return cycle_of(self.step_count, self.param_groups[0]["cycle_length"])

@@ -9,24 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import saved_state as _saved_state
-from learned_samplers.base import validation as check
-from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, as_number, is_finite, scalar_sqrt
+from learned_samplers.base import validation
+from learned_samplers.base.operations import FOREACH, as_number, is_finite, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
-
-
-def hmc_kick(
-    parameter: Any, gradient: Any, momentum: Any, *, step_size: Any, num_data: Any, prior_precision: Any,
-    ops: Operations = FUNCTIONAL,
-) -> Any:  # fmt: skip
-    """r ← r − ε·(N·g + λθ); half a kick has half the ``step_size``."""
-    momentum = ops.add(momentum, gradient, -step_size * num_data)
-    return ops.add(momentum, parameter, -step_size * prior_precision) if prior_precision else momentum
-
-
-def hmc_drift(parameter: Any, momentum: Any, *, step_size: Any, ops: Operations = FUNCTIONAL) -> Any:
-    """θ ← θ + ε·r."""
-    return ops.add(parameter, momentum, step_size)
+from learned_samplers.base.step import Evaluation, GroupInputs, chains_of
 
 
 class HMC(Sampler):
@@ -91,75 +77,71 @@ class HMC(Sampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
-        check.positive("temperature", group["temperature"])
-        check.whole("leapfrog_steps", group["leapfrog_steps"])
-        check.fraction("step_jitter", group["step_jitter"], open_right=True)
-        check.whole("adapt_steps", group["adapt_steps"], least=0)
-        check.fraction("target_acceptance", group["target_acceptance"], open_left=True, open_right=True)
+        validation.positive("temperature", group["temperature"])
+        validation.whole("leapfrog_steps", group["leapfrog_steps"])
+        validation.fraction("step_jitter", group["step_jitter"], open_right=True)
+        validation.whole("adapt_steps", group["adapt_steps"], least=0)
+        validation.fraction("target_acceptance", group["target_acceptance"], open_left=True, open_right=True)
         whole_trajectory = ("leapfrog_steps", "adapt_steps", "step_jitter", "target_acceptance")
-        for key in ("num_data", "temperature", "prior_precision", *whole_trajectory):
-            first = (self.param_groups[0] if getattr(self, "param_groups", None) else group)[key]
-            if group[key] != first:
-                raise ValueError(f"{key} must be the same in every group of HMC, got {group[key]} beside {first}")
+        self._validate_shared(group, ("num_data", "temperature", "prior_precision", *whole_trajectory))
 
     # ---------------------------------------------------------------- one trajectory
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Draw one state; returns the mean loss there, of the closure's shape."""
-        loss = self._evaluate(closure)
+    def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
+        """A trajectory and its Metropolis test; each group's ``prepared`` is where the chain goes, moved or not."""
+        evaluation = super().evaluate(closure)
         assert closure is not None
-        gradients = [self._gradients(group) for group in self.param_groups]
-        self._check_finite(gradients)
-        groups = list(zip(self.param_groups, (params for params, _ in gradients), strict=True))
-        params = [p for _, ps in groups for p in ps]
-        loss = torch.as_tensor(loss)
-        chains = self._chains(loss, params)
+        params = [p for inputs in evaluation.groups for p in inputs.params]
+        loss = torch.as_tensor(evaluation.loss)
+        chains = chains_of(loss, params)
+        groups = [(group, inputs.params) for group, inputs in zip(self.param_groups, evaluation.groups, strict=True)]
         temperature = as_number(self.param_groups[0]["temperature"])
-        start, rng = [p.clone() for p in params], _saved_state.rng_state(self)
-        momentum = {p: self._noise(p).mul_(temperature**0.5) for p in params}
-        before = self._hamiltonian(loss, groups, momentum, chains)
-        jitter = self.param_groups[0]["step_jitter"] * (2 * self._uniform(loss.new_empty(())).item() - 1)
+        start, rng = {p: p.clone() for p in params}, self.rng_state()
         try:
+            momentum = {p: self.noise_like(p).mul_(temperature**0.5) for p in params}
+            before = self._hamiltonian(loss, groups, momentum, chains)
+            jitter = self.param_groups[0]["step_jitter"] * (2 * self._uniform(loss.new_empty(())).item() - 1)
             after, end_loss = self._trajectory(closure, groups, momentum, chains, 1 + jitter)
         except BaseException:
-            for p, value in zip(params, start, strict=True):
+            for p, value in start.items():
                 p.copy_(value)
-            _saved_state.set_rng_state(self, rng)
+            self.set_rng_state(rng)
             raise
         divergent = ~after.isfinite()
         probability = torch.where(divergent, 0.0, ((before - after) / temperature).exp().clamp(max=1.0))
         accept = self._uniform(probability) < probability
-        for p, value in zip(params, start, strict=True):
-            p.copy_(torch.where(accept.to(p.device).view(accept.shape + (1,) * (p.dim() - accept.dim())), p, value))
+        for inputs in evaluation.groups:
+            inputs.prepared = [torch.where(_along(accept, p), p, start[p]) for p in inputs.params]
         self._record(probability, accept, divergent)
-        for group in self.param_groups:
-            group["step"] += 1
-        return torch.where(accept.to(loss.device), end_loss, loss)
+        return Evaluation(torch.where(accept.to(loss.device), end_loss, loss), evaluation.groups)
+
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        for p, value in zip(inputs.params, inputs.prepared, strict=True):
+            p.copy_(value)
 
     def _trajectory(self, closure, groups, momentum, chains, scale) -> tuple[Tensor, Tensor]:
-        def kick(share: float) -> None:
+        def kick_all(share: float) -> None:
             for group, params in groups:
                 for p in params:
-                    hmc_kick([p], [p.grad], [momentum[p]], ops=FOREACH, **self._leapfrog(group, scale * share))
+                    kick([momentum[p]], [p], [p.grad], ops=FOREACH, **self._leapfrog(group, scale * share))
 
-        kick(0.5)
+        kick_all(0.5)
         steps = self.param_groups[0]["leapfrog_steps"]
         loss = torch.as_tensor(float("nan"))
         for i in range(steps):
             for group, params in groups:
                 if params:
                     size = self._leapfrog(group, scale)["step_size"]
-                    hmc_drift(params, [momentum[p] for p in params], step_size=size, ops=FOREACH)
+                    FOREACH.add(params, [momentum[p] for p in params], size)
             with torch.enable_grad():
                 loss = torch.as_tensor(closure())
             if not chains and not is_finite(loss):  # with one chain there is nothing to go on for
                 break
-            kick(1.0 if i < steps - 1 else 0.5)
+            kick_all(1.0 if i < steps - 1 else 0.5)
         return self._hamiltonian(loss, groups, momentum, chains), loss
 
     def _leapfrog(self, group: dict[str, Any], scale: float) -> dict[str, Any]:
-        hyper = self._hyper(group)
+        hyper = self.hyper(group)
         del hyper["temperature"]
         return {"step_size": scalar_sqrt(hyper.pop("lr") / hyper["num_data"]) * scale, **hyper}
 
@@ -171,18 +153,6 @@ class HMC(Sampler):
                 energy = momentum[p].double().square() + group["prior_precision"] * p.double().square()
                 total = total + 0.5 * (energy.reshape(chains, -1).sum(1) if chains else energy.sum()).cpu()
         return total
-
-    def _chains(self, loss: Tensor, params: list[Tensor]) -> int:
-        """Number of chains in a leading axis; 0 for a scalar loss."""
-        if loss.dim() == 0:
-            return 0
-        if loss.dim() == 1 and all(p.dim() and p.shape[0] == loss.shape[0] for p in params):
-            return loss.shape[0]
-        shapes = sorted({tuple(p.shape) for p in params})
-        raise ValueError(
-            f"closure returned losses of shape {tuple(loss.shape)}; expected () or the leading axis of the parameters, "
-            f"whose shapes are {shapes}"
-        )
 
     def _uniform(self, like: Tensor) -> Tensor:
         if self.generator is None:
@@ -220,3 +190,8 @@ class HMC(Sampler):
     @property
     def divergences(self) -> int:
         return self.param_groups[0]["tally"]["divergent"]
+
+
+def _along(accept: Tensor, p: Tensor) -> Tensor:
+    """The chains' decisions on a parameter's device, broadcast over all but its leading axis."""
+    return accept.to(p.device).view(accept.shape + (1,) * (p.dim() - accept.dim()))

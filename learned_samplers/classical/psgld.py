@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import saved_state as _saved_state
-from learned_samplers.base import validation as check
-from learned_samplers.base.operations import FUNCTIONAL, Operations, is_finite, scalar_sqrt
+from learned_samplers.base import validation
+from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.step import Evaluation
 
 
 def psgld_rule(
@@ -109,60 +109,51 @@ class PSGLD(Sampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
-        check.fraction("decay", group["decay"], open_right=True)
-        check.positive("eps", group["eps"])
-        check.positive("probe_size", group["probe_size"])
-        check.one_of("correction", group["correction"], ("none", "probe"))
+        validation.fraction("decay", group["decay"], open_right=True)
+        validation.positive("eps", group["eps"])
+        validation.positive("probe_size", group["probe_size"])
+        validation.one_of("correction", group["correction"], ("none", "probe"))
 
     @property
     def needs_closure(self) -> bool:  # type: ignore[override]
         return any(group["correction"] == "probe" for group in self.param_groups)
 
-    def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
-        if not self.needs_closure:
-            return super()._evaluate(closure)
-        before = _saved_state.global_rng_state(self)
-        loss = super()._evaluate(closure)
-        assert closure is not None
-        self._probe(closure, before)
-        return loss
+    def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
+        if closure is None or not self.needs_closure:
+            return super().evaluate(closure)
+        before = self.global_rng_state()
+        evaluation = super().evaluate(closure)
+        self._probe(closure, evaluation, before)
+        return evaluation
 
-    def _probe(self, closure: Callable[[], Any], replay: dict[str, Tensor]) -> None:
-        """Estimate ∂gᵢ/∂θᵢ by one more evaluation beside θ, with the random numbers of the first (dropout, batches).
+    def _probe(self, closure: Callable[[], Any], evaluation: Evaluation, replay: dict[str, Tensor]) -> None:
+        """Add ∂gᵢ/∂θᵢ to the inputs, from one more evaluation beside θ with the random numbers of the first.
 
-        Parameters, gradients and the generators end as they were, whatever happens.
+        Parameters, gradients and generators are put back as they were, also if the closure fails.
         """
-        groups = [(group, *self._gradients(group)) for group in self.param_groups]
-        self._check_finite([(params, grads) for _, params, grads in groups])
-        moved = [
-            (p, g.clone(), p.clone(), group["probe_size"])
-            for group, ps, gs in groups
-            for p, g in zip(ps, gs, strict=True)
-        ]
-        signs = [self._noise(p).sign_() for p, *_ in moved]
-        after = _saved_state.global_rng_state(self)
+        groups = list(zip(self.param_groups, evaluation.groups, strict=True))
+        params = [p for inputs in evaluation.groups for p in inputs.params]
+        start = [p.clone() for p in params]
+        for inputs in evaluation.groups:  # the second evaluation overwrites the first one's gradients
+            inputs.gradients = [gradient.clone() for gradient in inputs.gradients]
+        signs = [[self.noise_like(p).sign_() for p in inputs.params] for inputs in evaluation.groups]
+        after = self.global_rng_state()
         try:
-            for (p, *_, size), sign in zip(moved, signs, strict=True):
-                p.add_(sign, alpha=size)
-            _saved_state.set_rng_state(self, replay)
-            with torch.enable_grad():
-                loss = closure()
-            if not is_finite(loss):
-                raise FloatingPointError(f"the closure returned a loss that is not finite at the probe: {loss}")
-            probed = [self._gradients(group) for group in self.param_groups]
-            self._check_finite(probed)
-            slopes = [
-                sign * (shifted - gradient) / size
-                for (_, gradient, _, size), sign, shifted in zip(
-                    moved, signs, [g for _, grads in probed for g in grads], strict=True
-                )
-            ]
+            for (group, inputs), own in zip(groups, signs, strict=True):
+                for p, sign in zip(inputs.params, own, strict=True):
+                    p.add_(sign, alpha=group["probe_size"])
+            self.set_rng_state(replay)
+            self.run(closure, " at the probe")
+            for (group, inputs), own, probed in zip(groups, signs, self.collect_gradients(), strict=True):
+                if group["correction"] == "probe":
+                    inputs.per_parameter["curvature"] = [
+                        sign * (shifted - gradient) / group["probe_size"]
+                        for sign, shifted, gradient in zip(own, probed.gradients, inputs.gradients, strict=True)
+                    ]
         finally:
-            _saved_state.set_rng_state(self, after)
-            for p, gradient, start, _ in moved:
-                p.copy_(start)
-                p.grad = gradient
-        self._curvature = {p: slope for (p, *_), slope in zip(moved, slopes, strict=True)}
-
-    def _inputs(self, group: dict[str, Any]) -> dict[str, dict[Tensor, Tensor]]:
-        return {"curvature": self._curvature} if group["correction"] == "probe" else {}
+            self.set_rng_state(after)
+            for p, value in zip(params, start, strict=True):
+                p.copy_(value)
+            for inputs in evaluation.groups:
+                for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
+                    p.grad = gradient

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from learned_samplers.base import validation as check
-from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
+from learned_samplers.base import validation
+from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 
 
@@ -27,10 +27,8 @@ def sghmc_rule(
     """r ← (1−a)·r − ε·(N·g + λθ) + √(2aT)·ξ;  θ ← θ + ε·r, with ε = √(lr/N) and any leading batch axes."""
     step_size = scalar_sqrt(lr / num_data)
     momentum = ops.scale(momentum, 1 - momentum_decay)
-    momentum = ops.add(momentum, gradient, -step_size * num_data)
-    pull = step_size * prior_precision
-    if isinstance(pull, torch.Tensor) or pull != 0:
-        momentum = ops.add(momentum, parameter, -pull)
+    force = {"step_size": step_size, "num_data": num_data, "prior_precision": prior_precision}
+    momentum = kick(momentum, parameter, gradient, **force, ops=ops)
     if noise is not None:
         momentum = ops.add(momentum, noise, scalar_sqrt(2 * momentum_decay * temperature))
     return ops.add(parameter, momentum, step_size), momentum
@@ -80,5 +78,4 @@ class SGHMC(Sampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
-        check.fraction("momentum_decay", group["momentum_decay"], open_left=True)
-        check.one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
+        validation.momentum(group)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
-from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
+from learned_samplers.base import validation
+from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 
 
@@ -33,10 +33,8 @@ def sgnht_rule(
     """
     step_size = scalar_sqrt(lr / num_data)
     momentum = ops.add_product(momentum, momentum, thermostat, -1.0)
-    momentum = ops.add(momentum, gradient, -step_size * num_data)
-    pull = step_size * prior_precision
-    if isinstance(pull, Tensor) or pull != 0:
-        momentum = ops.add(momentum, parameter, -pull)
+    force = {"step_size": step_size, "num_data": num_data, "prior_precision": prior_precision}
+    momentum = kick(momentum, parameter, gradient, **force, ops=ops)
     if noise is not None:
         momentum = ops.add(momentum, noise, scalar_sqrt(2 * momentum_decay * temperature))
     parameter = ops.add(parameter, momentum, step_size)
@@ -102,15 +100,17 @@ class SGNHT(Sampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
-        check.positive("temperature", group["temperature"])
-        check.fraction("momentum_decay", group["momentum_decay"], open_left=True)
-        check.positive("thermostat_rate", group["thermostat_rate"])
-        check.one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
+        validation.momentum(group)
+        validation.positive("thermostat_rate", group["thermostat_rate"])
 
-    def _initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+    def _validate_new(self, group: dict[str, Any]) -> None:
+        super()._validate_new(group)
+        validation.positive("temperature", group["temperature"])  # a cyclical schedule may bring it to 0 for a while
+
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         if name == "thermostat":
-            return p.new_full(self._state_shape(name, p), check.number("momentum_decay", group["momentum_decay"]))
-        return super()._initial_state(group, p, name)
+            return p.new_full(self.state_shape(name, p), validation.number("momentum_decay", group["momentum_decay"]))
+        return super().initial_state(group, p, name)
 
-    def _state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
-        return (1,) * p.dim() if name == "thermostat" else super()._state_shape(name, p)
+    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        return (1,) * p.dim() if name == "thermostat" else super().state_shape(name, p)

@@ -19,6 +19,8 @@ from learned_samplers.base.segments import Segments, constant
 #: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
 AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 
+#: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
+FLOOR = 1e-5
 # Logarithms are flat below these mean squares, so that a dead tensor gives a finite feature: of gradients, whose scale
 # nobody knows, and of dimensionless quantities and parameters.
 _TINY, _SMALL = 1e-16, 1e-8
@@ -151,14 +153,25 @@ def data_feature(num_data: Any) -> Any:
     return scalar_log10(num_data) / 3 - 1
 
 
-def update_averages(averages: Tensor, gradient: Tensor, feature_set: str | FeatureSet = "paper") -> Tensor:
+def update_averages(
+    averages: Tensor, gradient: Tensor, feature_set: str | FeatureSet = "paper", *, in_place: bool = False
+) -> Tensor:
     """m_d ← d·m_d + (1−d)·g, and v_d ← d·v_d + (1−d)·g² where the set keeps any; no bias correction.
 
-    ``averages`` is (..., K, d) with the m first, ``gradient`` (..., d).
+    ``averages`` is (..., K, d) with the m first, ``gradient`` (..., d). New averages, or with ``in_place`` the same.
     """
     named = feature_set_named(feature_set)
     k = len(named.average_decays)
-    weights = 1 - constant(named.average_decays + named.second_moment_decays, gradient).unsqueeze(-1)
+    decays = named.average_decays + named.second_moment_decays
+    if in_place:
+        # Average by average, for the gradient as many times as there are averages is as large as they are.
+        shares = (1 - torch.tensor(decays, dtype=gradient.dtype)).tolist()
+        for row, share in zip(averages[..., :k, :].unbind(-2), shares[:k], strict=True):
+            row.lerp_(gradient, share)
+        for row, share in zip(averages[..., k:, :].unbind(-2), shares[k:], strict=True):
+            row.mul_(1 - share).addcmul_(gradient, gradient, value=share)
+        return averages
+    weights = 1 - constant(decays, gradient).unsqueeze(-1)
     gradient = gradient.unsqueeze(-2)
     first = torch.lerp(averages[..., :k, :], gradient, weights[:k])
     if not named.second_moment_decays:
@@ -192,15 +205,17 @@ class TensorScales:
         k = len(named.average_decays)
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
         self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :])], -2)
+        #: The rows `FeatureSet.adaptive`, (..., A, d), made when they are first needed.
+        self.adaptive: Tensor | None = None
         if named.second_moment_decays:
-            self.adaptive = self._adaptive_rows()
+            self.mean_seconds = segments.mean(averages[..., k:, :])
 
     def with_momentum(self, momentum: Tensor) -> TensorScales:
         """The same with this momentum (each of the two passes has its own)."""
         self.momentum = momentum
         square = self.segments.mean_square(momentum).unsqueeze(-2)
         gradient_parameter, averages = self.mean_squares[..., :2, :], self.mean_squares[..., 2:, :]
-        self.factors = torch.rsqrt(torch.cat([gradient_parameter, square, averages], -2) + 1e-5)
+        self.factors = torch.rsqrt(torch.cat([gradient_parameter, square, averages], -2) + FLOOR)
         if self.named.context:
             self.context = self._context(square)
         return self
@@ -211,6 +226,13 @@ class TensorScales:
         other.parameter, other.momentum = parameter, momentum
         return other
 
+    def part(self, part: slice) -> TensorScales:
+        """The same for some coordinates of the one tensor that there is."""
+        other = self.held(self.parameter[..., part], self.momentum[..., part])
+        other.gradient, other.averages, other.adaptive = self.gradient[..., part], self.averages[..., part], None
+        other.segments = Segments((other.gradient.shape[-1],))
+        return other
+
     def window(self, start: int, stop: int) -> Tensor:
         """The features of the coordinates from ``start`` to ``stop``, (..., F, stop − start)."""
         part, k = slice(start, stop), len(self.named.average_decays)
@@ -218,6 +240,8 @@ class TensorScales:
         rows = torch.cat([*three, self.averages[..., :k, part]], -2) * self.segments.expand(self.factors, start, stop)
         more = []
         if self.named.adaptive:
+            if self.adaptive is None:
+                self.adaptive = self._adaptive_rows()
             more.append(self.adaptive[..., part])
         if self.named.context:
             context = self.segments.expand(self.context, start, stop)
@@ -234,7 +258,7 @@ class TensorScales:
         for d in RATIO_DECAYS:
             ratios.append(self.averages[..., decays.index(d), :] * (inverse / (1 - d**t)))
         # The bias correction drops out of a ratio of two averages at one d.
-        relative = seconds * self.segments.expand(1 / (self.segments.mean(seconds) + _TINY))
+        relative = seconds * self.segments.expand(1 / (self.mean_seconds + _TINY))
         logs = 0.5 * _LOG_SCALE * torch.log(relative + _LOG_RATIO_FLOOR)
         return torch.cat([torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs], -2)
 

@@ -12,10 +12,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.particles.gradients import all_finite, check_losses, check_names, gather, task_gradients
+from learned_samplers.particles.axes import validate_axes
+from learned_samplers.particles.gradients import all_finite, gather, task_gradients, validate_losses, validate_names
 
 BaseOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
@@ -96,14 +97,14 @@ class ParticleSampler(Sampler):
     # ---------------------------------------------------------------- arguments
 
     def _validate(self, group: dict[str, Any]) -> None:
-        check.positive("lr", group["lr"])
-        check.positive("num_data", group["num_data"])
-        check.non_negative("temperature", group["temperature"])
-        check.non_negative("prior_precision", group["prior_precision"])
-        check.one_of("shared", group["shared"], (None, True, False))
+        validation.non_negative("lr", group["lr"])
+        validation.positive("num_data", group["num_data"])
+        validation.non_negative("temperature", group["temperature"])
+        validation.non_negative("prior_precision", group["prior_precision"])
+        validation.one_of("shared", group["shared"], (None, True, False))
         task, shared = group["task"], group["shared"]
         if task is not None:
-            check.whole("task", task, least=0)
+            validation.whole("task", task, least=0)
             if shared:
                 raise ValueError(f"a parameter group is shared or belongs to a task, got shared=True and task={task}")
             if not self.several_targets:
@@ -121,34 +122,12 @@ class ParticleSampler(Sampler):
         if isinstance(param_group, dict) and "params" in param_group and not isinstance(param_group["params"], set):
             params = param_group["params"]
             listed = [params] if isinstance(params, Tensor) else list(params)
-            self._check_axes(listed)
+            validate_axes(listed, next((p for group in self.param_groups for p in group["params"]), None))
             param_group = {**param_group, "params": listed}
         super().add_param_group(param_group)
         if self.base_optimizer is not None:
             group = self.param_groups[-1]
             self.base_optimizer.add_param_group({"params": list(group["params"]), "lr": group["lr"]})
-
-    def _check_axes(self, listed: list[Any]) -> None:
-        first = next((p for group in self.param_groups for p in group["params"]), None)
-        seen: set[Tensor] = set()
-        for i, entry in enumerate(listed):
-            name, p = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
-            check.parameter(f"parameter {name!r}", p)
-            if p in seen:
-                raise ValueError(f"parameter {name!r} is listed twice in a parameter group")
-            seen.add(p)
-            if p.dim() < 1 or p.shape[0] == 0:
-                raise ValueError(f"parameter {name!r} needs a leading particle axis, got shape {tuple(p.shape)}")
-            first = p if first is None else first
-            if p.shape[0] != first.shape[0]:
-                raise ValueError(
-                    f"parameter {name!r} has {p.shape[0]} particles (shape {tuple(p.shape)}), others have "
-                    f"{first.shape[0]}: every parameter's leading axis must be the particles"
-                )
-            if (p.dtype, p.device) != (first.dtype, first.device):
-                raise ValueError(
-                    f"parameter {name!r} is {p.dtype} on {p.device}, others are {first.dtype} on {first.device}"
-                )
 
     @property
     def num_particles(self) -> int:
@@ -176,7 +155,7 @@ class ParticleSampler(Sampler):
             FloatingPointError: a loss, a gradient or a direction is not finite. Nothing has changed after any of
                 these.
         """
-        self._check_hyperparameters()
+        self._validate_groups()
         if closure is None:
             raise ValueError(f"{type(self).__name__}.step needs a closure that returns the losses, got None")
         with torch.enable_grad():
@@ -195,12 +174,10 @@ class ParticleSampler(Sampler):
         self._end(parts)
         return _detached(result)
 
-    def _check_hyperparameters(self) -> None:
+    def _validate_groups(self) -> None:
+        self._validate_changed()
         first = self.param_groups[0]
-        for group in self.param_groups:  # a scheduler, or a hand, may have written anything since the last step
-            check.non_negative("lr", group["lr"])
-            check.positive("num_data", group["num_data"])
-            check.non_negative("temperature", group["temperature"])
+        for group in self.param_groups:
             for name in ("num_data", "temperature"):
                 if as_number(group[name]) != as_number(first[name]):
                     raise ValueError(
@@ -210,9 +187,9 @@ class ParticleSampler(Sampler):
     def _parts(self, result: Any) -> list[Part]:
         losses, features = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         count = self.num_particles
-        losses = check_losses(losses, count, several=self.several_targets)
+        losses = validate_losses(losses, count, several=self.several_targets)
         tasks = sorted({group["task"] for group in self.param_groups if group["task"] is not None})
-        check_names(tasks, len(losses), any(group["task"] is None for group in self.param_groups))
+        validate_names(tasks, len(losses), any(group["task"] is None for group in self.param_groups))
         trunk, heads = self._named(None), {task: self._named(task) for task in tasks}
         if not trunk and not any(heads.values()):
             raise ValueError("every parameter is frozen: none has requires_grad=True")
@@ -236,7 +213,7 @@ class ParticleSampler(Sampler):
     def _named(self, task: int | None) -> list[tuple[str, Tensor]]:
         """Names and parameters of a role, without those that are frozen."""
         return [
-            (self._name(group, i), p)
+            (self.name_of(group, i), p)
             for group in self.param_groups
             if group["task"] == task
             for i, p in enumerate(group["params"])

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
 from learned_samplers.particles.directions import repulsion, svgd_direction
-from learned_samplers.particles.gradients import check_losses, checked_gradient, gather
+from learned_samplers.particles.gradients import checked_gradient, gather, validate_losses
 from learned_samplers.particles.kernels import RBF, Kernel, check_kernel
 
 
@@ -63,7 +63,7 @@ class FSVGD(ParticleSampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
-        check.one_of("likelihood", group["likelihood"], (True, False))
+        validation.one_of("likelihood", group["likelihood"], (True, False))
         if group["prior_precision"] != 0:
             raise ValueError(
                 "FSVGD's prior is on functions, from the closure; prior_precision must be 0, got "
@@ -130,7 +130,7 @@ class FSVGD(ParticleSampler):
         if not isinstance(result, tuple) or len(result) not in (2, 3):
             raise TypeError("the closure must return (losses, outputs) or (losses, outputs, log_prior)")
         count = self.num_particles
-        losses = check_losses(result[0], count, several=False)[0]
+        losses = validate_losses(result[0], count, several=False)[0]
         outputs, log_prior = result[1], result[2] if len(result) == 3 else None
         if not isinstance(outputs, Tensor) or outputs.dim() < 2 or outputs.shape[0] != count:
             shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -147,7 +147,7 @@ class FSVGD(ParticleSampler):
 
     def _role(self, likelihood: bool) -> list[tuple[str, Tensor]]:
         return [
-            (self._name(group, i), p)
+            (self.name_of(group, i), p)
             for group in self.param_groups
             if group["likelihood"] == likelihood
             for i, p in enumerate(group["params"])

@@ -11,20 +11,20 @@ from torch import Tensor
 Named = Sequence[tuple[str, Tensor]]
 
 
-def check_losses(losses: Any, particles: int, *, several: bool) -> tuple[Tensor, ...]:
+def validate_losses(losses: Any, particles: int, *, several: bool) -> tuple[Tensor, ...]:
     """The losses as K tensors (M,), or an error that says what is wrong with them."""
     if several and isinstance(losses, list):
         for k, loss in enumerate(losses):
-            _check_losses(f"loss {k}", loss, particles, f"({particles},)", 1)
+            _validate_losses(f"loss {k}", loss, particles, f"({particles},)", 1)
         if not losses:
             raise ValueError("the closure must return the losses of at least one target, got an empty list")
         return tuple(losses)
     expected = f"(K, {particles})" if several else f"({particles},)"
-    _check_losses("the losses", losses, particles, expected, 2 if several else 1)
+    _validate_losses("the losses", losses, particles, expected, 2 if several else 1)
     return losses.unbind(0) if several else (losses,)
 
 
-def _check_losses(name: str, losses: Any, particles: int, expected: str, dimensions: int) -> None:
+def _validate_losses(name: str, losses: Any, particles: int, expected: str, dimensions: int) -> None:
     if not isinstance(losses, Tensor):
         raise TypeError(f"the closure must return a tensor of losses, got {type(losses).__name__} for {name}")
     if losses.dim() != dimensions or losses.shape[-1] != particles or losses.numel() == 0:
@@ -38,7 +38,7 @@ def _check_losses(name: str, losses: Any, particles: int, expected: str, dimensi
         raise FloatingPointError(f"the closure returned losses that are not finite: {name} {losses.detach()}")
 
 
-def check_names(tasks: list[int], targets: int, trunk: bool) -> None:
+def validate_names(tasks: list[int], targets: int, trunk: bool) -> None:
     """Raise ValueError unless the task groups fit the number of losses."""
     if not trunk:
         raise ValueError("there is no group of shared parameters: every parameter group names a task")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 
 #: Names of the bandwidth rules of `RBF` and `IMQ`.
 BANDWIDTHS = ("full_median", "off_diagonal_median")
@@ -105,9 +105,9 @@ class _Radial:
 
     def __init__(self, bandwidth: str | float = "full_median"):
         if isinstance(bandwidth, str):
-            check.one_of("bandwidth", bandwidth, BANDWIDTHS)
+            validation.one_of("bandwidth", bandwidth, BANDWIDTHS)
         else:
-            check.positive("bandwidth", bandwidth)
+            validation.positive("bandwidth", bandwidth)
         self.bandwidth = bandwidth
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 
 #: (inputs (n, ...), inputs (m, ...)) → covariance (n, m).
 Covariance = Callable[[Tensor, Tensor], Tensor]
@@ -24,8 +24,8 @@ def measurement_set(
     Raises:
         ValueError, TypeError: ``count`` is negative or no integer, ``scale`` is negative.
     """
-    check.whole("count", count, least=0)
-    check.non_negative("scale", scale)
+    validation.whole("count", count, least=0)
+    validation.non_negative("scale", scale)
     device = inputs.device if generator is None else generator.device
     chosen = torch.randint(len(inputs), (count,), generator=generator, device=device).to(inputs.device)
     noise = torch.randn(count, *inputs.shape[1:], generator=generator, dtype=inputs.dtype, device=device)
@@ -34,8 +34,8 @@ def measurement_set(
 
 def squared_exponential(length_scale: float = 1.0, standard_deviation: float = 1.0) -> Covariance:
     """k(x, x′) = s²·exp(−‖x − x′‖²/2ℓ²), in the units of the inputs and the outputs."""
-    check.positive("length_scale", length_scale)
-    check.positive("standard_deviation", standard_deviation)
+    validation.positive("length_scale", length_scale)
+    validation.positive("standard_deviation", standard_deviation)
 
     def covariance(x: Tensor, y: Tensor) -> Tensor:
         distances = torch.cdist(x.flatten(1), y.flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
@@ -53,7 +53,7 @@ class GaussianProcessPrior:
     """
 
     def __init__(self, covariance: Covariance, *, jitter: float = 1e-4):
-        check.positive("jitter", jitter)
+        validation.positive("jitter", jitter)
         self.covariance, self.jitter = covariance, jitter
 
     def log_density(self, inputs: Tensor, outputs: Tensor) -> Tensor:
@@ -91,9 +91,9 @@ class FittedPrior:
         floor: float = 1e-3,
         generator: torch.Generator | None = None,
     ):
-        check.whole("num_draws", num_draws, least=2)
-        check.whole("num_inputs", num_inputs)
-        check.positive("floor", floor)
+        validation.whole("num_draws", num_draws, least=2)
+        validation.whole("num_inputs", num_inputs)
+        validation.positive("floor", floor)
         self.draws, self.num_draws, self.num_inputs, self.floor = draws, num_draws, num_inputs, floor
         self.generator = generator
 
@@ -120,7 +120,7 @@ def network_draws(network: nn.Module, standard_deviation: float, *, generator: t
     Raises:
         ValueError, TypeError: ``standard_deviation`` is not a positive number.
     """
-    check.positive("standard_deviation", standard_deviation)
+    validation.positive("standard_deviation", standard_deviation)
 
     def draws(inputs: Tensor, count: int) -> Tensor:
         parameters = {

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
 from learned_samplers.particles.directions import repulsion, svgd_direction, weighted
 from learned_samplers.particles.kernels import RBF, Kernel, KernelMatrix, check_kernel
@@ -56,7 +56,7 @@ class MOOSVGD(ParticleSampler):
     ):
         self.kernel = RBF() if kernel is None else kernel
         check_kernel("kernel", self.kernel)
-        check.one_of("kernel_on", kernel_on, ("losses", "parameters"))
+        validation.one_of("kernel_on", kernel_on, ("losses", "parameters"))
         self.kernel_on = kernel_on
         defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=prior_precision)
         super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)

@@ -7,7 +7,6 @@ from itertools import combinations
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 # Up to this many weights every face of the simplex is tried, all of a batch at once; above, one NNLS a matrix.
@@ -115,5 +114,7 @@ def shortest_combination(vectors: np.ndarray) -> np.ndarray:
         return np.full(count, 1 / count)
     right = np.zeros(size + 1)
     right[size] = 1
+    from scipy.optimize import nnls  # slow to import
+
     weights = nnls(np.vstack([vectors.T / scale, np.ones(count)]), right)[0]
     return weights / weights.sum()

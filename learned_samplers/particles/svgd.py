@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
 from learned_samplers.particles.directions import (
     NORMALISATIONS,
@@ -42,7 +42,7 @@ class SteinSampler(ParticleSampler):
     ):
         self.kernel = RBF() if kernel is None else kernel
         check_kernel("kernel", self.kernel)
-        check.one_of("kernel_on", kernel_on, ("parameters", "features"))
+        validation.one_of("kernel_on", kernel_on, ("parameters", "features"))
         self.kernel_on = kernel_on
         super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)
 
@@ -178,7 +178,7 @@ class MTSGD(SteinSampler):
         base_optimizer: BaseOptimizer | None = None,
         generator: torch.Generator | None = None,
     ):
-        check.one_of("gradient_normalisation", gradient_normalisation, NORMALISATIONS)
+        validation.one_of("gradient_normalisation", gradient_normalisation, NORMALISATIONS)
         self.gradient_normalisation = gradient_normalisation
         self.target_weights = check_weights("target_weights", target_weights, WEIGHTINGS)
         if isinstance(target_weights, str) and target_weights == "exact" and kernel_on == "features":

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
 
 
 def check_weights(name: str, value: Any, choices: Iterable[str]) -> str | tuple[float, ...]:
     """A choice's name, or a tuple of numbers on the simplex."""
     if isinstance(value, str):
-        check.one_of(name, value, choices)
+        validation.one_of(name, value, choices)
         return value
     if not isinstance(value, Sequence | Tensor):
         raise TypeError(f"{name} must be a name or a sequence of numbers, got {value!r} of type {type(value).__name__}")
-    numbers = tuple(check.number(f"{name}[{i}]", w) for i, w in enumerate(value))
+    numbers = tuple(validation.number(f"{name}[{i}]", w) for i, w in enumerate(value))
     if not numbers or min(numbers) < 0 or abs(sum(numbers) - 1) > 1e-6:
         raise ValueError(f"{name} must be non-negative numbers with sum 1, got {value}")
     return numbers

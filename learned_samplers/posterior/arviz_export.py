@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
+from learned_samplers.base.optional import require
 
 if TYPE_CHECKING:
     import arviz
 
-    from learned_samplers.posterior.collection import SampleCollection
+
+class Chain(Protocol):
+    """What is exported: a `SampleCollection`, or anything that reads like one."""
+
+    @property
+    def steps(self) -> list[int]: ...
+    @property
+    def cycles(self) -> list[int]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> dict[str, Tensor]: ...
+    def __iter__(self) -> Iterator[dict[str, Tensor]]: ...
 
 
 def import_arviz() -> Any:
     """ArviZ, without the notice about its future that it prints once a day."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        import arviz
-    return arviz
+        return require("arviz", "arviz")
 
 
 def to_arviz(
-    chains: Sequence[SampleCollection],
+    chains: Sequence[Chain],
     *,
     parameters: Sequence[str] | None = None,
     max_parameters: int | None = 1000,
@@ -36,7 +47,7 @@ def to_arviz(
     coordinate ``parameter`` says which, as in ``"0.weight[3,1]"``. Group ``sample_stats`` holds ``step`` and ``cycle``.
 
     Args:
-        chains: collections over the same network with the same number of samples.
+        chains: `SampleCollection`s over the same network with the same number of samples.
         parameters: names of the parameter tensors to take; None for all.
         max_parameters: take so many evenly spaced coordinates of them, for a network has more than anyone can look
             at; None for all.
@@ -62,19 +73,19 @@ def to_arviz(
     sizes = [int(np.prod(shapes[name], dtype=np.int64)) for name in names]
     total = sum(sizes)
     if max_parameters is not None:
-        check.whole("max_parameters", max_parameters)
+        validation.whole("max_parameters", max_parameters)
     count = total if max_parameters is None else min(total, max_parameters)
     chosen = (np.arange(count) * total) // count
     starts = np.concatenate([[0], np.cumsum(sizes)])
     values = np.empty((len(chains), lengths[0], count))
-    labels: list[str] = []
+    coordinates: list[str] = []
     picks = []
     for name, start, stop in zip(names, starts[:-1], starts[1:], strict=True):
         inside = chosen[(chosen >= start) & (chosen < stop)] - start
         picks.append((name, inside))
         for flat in inside:
             where = ",".join(str(int(i)) for i in np.unravel_index(int(flat), shapes[name]))
-            labels.append(f"{name}[{where}]" if where else name)
+            coordinates.append(f"{name}[{where}]" if where else name)
     for c, chain in enumerate(chains):
         for k, sample in enumerate(chain):
             parts = [sample[name].double().cpu().numpy().ravel()[inside] for name, inside in picks]
@@ -85,6 +96,6 @@ def to_arviz(
             "step": np.array([chain.steps for chain in chains]),
             "cycle": np.array([chain.cycles for chain in chains]),
         },
-        coords={"parameter": labels},
+        coords={"parameter": coordinates},
         dims={"weights": ["parameter"]},
     )

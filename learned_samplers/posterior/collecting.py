@@ -12,13 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from learned_samplers.base import validation as check
-from learned_samplers.posterior.arviz_export import to_arviz
+from learned_samplers.base import validation
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.prediction import normalisation_buffers
 from learned_samplers.posterior.storage import Entry, FolderStore, MemoryStore, Progress, Tensors, compare_settings
-
-__all__ = ["PosteriorSamples", "SampleCollection", "to_arviz"]
 
 POLICIES = ("refuse", "snapshot", "reestimate")
 
@@ -92,10 +89,10 @@ class PosteriorSamples(SampleCollection):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(sampler, Optimizer):
             raise TypeError(f"sampler must be a torch.optim.Optimizer, got {type(sampler).__name__}")
-        check.whole("burn_in", burn_in, least=0)
-        check.whole("thinning", thinning)
+        validation.whole("burn_in", burn_in, least=0)
+        validation.whole("thinning", thinning)
         if max_samples is not None:
-            check.whole("max_samples", max_samples)
+            validation.whole("max_samples", max_samples)
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TypeError(f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
         self.burn_in, self.thinning, self.max_samples, self.dtype = burn_in, thinning, max_samples, dtype

@@ -1,4 +1,4 @@
-"""A collection of sampled weights of one network: reading, predicting, saving. Collecting is in ``posterior.py``."""
+"""A collection of sampled weights of one network: reading, predicting, saving. Collecting is in ``collecting.py``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.base import validation as check
+from learned_samplers.base import validation
+from learned_samplers.posterior.arviz_export import to_arviz
 from learned_samplers.posterior.prediction import (
     Inputs,
     Output,
@@ -20,7 +21,7 @@ from learned_samplers.posterior.prediction import (
     reestimated_buffers,
     vmap_is_faster,
 )
-from learned_samplers.posterior.saved import check_network, read_collection
+from learned_samplers.posterior.saved import read_collection, validate_network
 from learned_samplers.posterior.storage import Entry, FolderStore, MemoryStore, Tensors, write_safetensors
 
 if TYPE_CHECKING:
@@ -177,9 +178,9 @@ class SampleCollection:
         if not len(self):
             raise RuntimeError(f"no sample to predict with: {self!r}")
         count = len(self) if num_samples is None else num_samples
-        check.whole("num_samples", count)
-        check.whole("batch_size", batch_size)
-        check.whole("sample_chunk", sample_chunk)
+        validation.whole("num_samples", count)
+        validation.whole("batch_size", batch_size)
+        validation.whole("sample_chunk", sample_chunk)
         if count > len(self):
             raise ValueError(f"num_samples must be at most the {len(self)} samples held, got {num_samples}")
         return chunk_predictions(
@@ -209,7 +210,7 @@ class SampleCollection:
         """
         if self._settings["buffers"] != "reestimate":
             raise ValueError(f"reestimate_buffers needs buffers='reestimate', got {self._settings['buffers']!r}")
-        check.whole("batch_size", batch_size)
+        validation.whole("batch_size", batch_size)
         states = (self._store.read(index) for index in range(len(self)))
         results = list(reestimated_buffers(self.model, states, self._fixed(), data, batch_size))
         self._reestimated = dict(zip(self.steps, results, strict=True))
@@ -248,7 +249,7 @@ class SampleCollection:
             ValueError: the file is truncated, not of this format, or of another network; the message names it.
         """
         store, settings, reestimated = read_collection(Path(path), torch.device(device))
-        check_network(model, store, settings, str(path))
+        validate_network(model, store, settings, str(path))
         collection = SampleCollection(model, store, settings)
         collection._reestimated = reestimated
         return collection
@@ -292,6 +293,4 @@ class SampleCollection:
         max_parameters: int | None = 1000,
     ) -> arviz.InferenceData:
         """The samples as an ArviZ ``InferenceData``, this collection being the first chain. See :func:`to_arviz`."""
-        from learned_samplers.posterior.arviz_export import to_arviz
-
         return to_arviz([self, *other_chains], parameters=parameters, max_parameters=max_parameters)

@@ -49,7 +49,7 @@ def read_collection(
     return store, settings, by_step("reestimated") if groups["reestimated"] else {}
 
 
-def check_network(model: nn.Module, store: MemoryStore | FolderStore, settings: dict[str, Any], source: str) -> None:
+def validate_network(model: nn.Module, store: MemoryStore | FolderStore, settings: dict[str, Any], source: str) -> None:
     """Raise ValueError unless the samples and the fixed tensors stored with them are those that ``model`` has."""
     own = {name: list(tensor.shape) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     stored = {name: list(shape) for name, shape in settings["shapes"].items()}

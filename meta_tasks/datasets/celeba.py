@@ -17,18 +17,27 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
+from learned_samplers.base.optional import require
+from learned_samplers.base.validation import whole
 from meta_tasks.datasets.files import data_root, fetch, find
 from meta_tasks.datasets.image_data import resize
-from meta_tasks.datasets.multi_task_data import MultiTaskData, check_count
+from meta_tasks.datasets.multi_task_data import MultiTaskData
 
 #: The first ten attributes of the list, the tasks of the MT-SGD paper.
 FIRST_TEN = (
-    "5_o_Clock_Shadow", "Arched_Eyebrows", "Attractive", "Bags_Under_Eyes", "Bald", "Bangs", "Big_Lips", "Big_Nose",
-    "Black_Hair", "Blond_Hair",
-)  # fmt: skip
+    "5_o_Clock_Shadow",
+    "Arched_Eyebrows",
+    "Attractive",
+    "Bags_Under_Eyes",
+    "Bald",
+    "Bangs",
+    "Big_Lips",
+    "Big_Nose",
+    "Black_Hair",
+    "Blond_Hair",
+)
 _ATTRIBUTES, _PARTITION, _IMAGES = "list_attr_celeba.txt", "list_eval_partition.txt", "img_align_celeba"
 
 
@@ -59,10 +68,11 @@ def load_celeba(
         FileNotFoundError: a file or an image is missing; says which.
         ValueError, TypeError: an unknown attribute, a damaged file, or an argument out of range or of a wrong type.
     """
-    check_count("size", size)
+    whole("size", size)
     limits = {"limit": limit, "limit_validation": limit_validation, "limit_test": limit_test}
     for argument, value in limits.items():
-        check_count(argument, value, optional=True)
+        if value is not None:
+            whole(argument, value)
     names = (attributes,) if isinstance(attributes, str) else tuple(attributes)
     if not names or len(set(names)) < len(names):
         raise ValueError(f"attributes must be names, each once, got {names}")
@@ -159,8 +169,9 @@ def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes]:
 
 def _decode(file: str, read: Callable[[str], bytes]) -> Tensor:
     content = read(file)
+    image_module = require("PIL.Image", "meta")
     try:
-        with Image.open(BytesIO(content)) as image:
+        with image_module.open(BytesIO(content)) as image:
             pixels = np.array(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for files that are damaged
         raise ValueError(f"celeba: {file} cannot be decoded as an image: {error}") from error

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor
 
+from learned_samplers.base.optional import require
 from meta_tasks.datasets.image_data import RawSplits, resize, stratified_split, to_grayscale
 
 DIGITS_TEST = 899  # images of the fixed test split: the half that scikit-learn's own examples test on, but stratified
@@ -21,7 +21,7 @@ def read_digits() -> RawSplits:
 
     The 899 test images are always the same stratified choice, whatever the seed of the validation split.
     """
-    bunch = load_digits()
+    bunch = require("sklearn.datasets", "meta").load_digits()
     x = torch.from_numpy(bunch.images).to(torch.uint8)[:, None]
     y = torch.from_numpy(bunch.target).long()
     test, train = stratified_split(y, DIGITS_TEST, seed=0, argument="test")
@@ -36,7 +36,8 @@ def read_photos(size: int | None, grayscale: bool) -> RawSplits:
     uniform patches are left out. The label is the index of the photograph. The patches are always the same.
     """
     side = PHOTO_SIZE if size is None else size
-    photographs = [torch.from_numpy(image.copy()).permute(2, 0, 1)[None] / 255 for image in load_sample_images().images]
+    images = require("sklearn.datasets", "meta").load_sample_images().images
+    photographs = [torch.from_numpy(image.copy()).permute(2, 0, 1)[None] / 255 for image in images]
     if grayscale:
         photographs = [to_grayscale(photograph) for photograph in photographs]
     height, width = photographs[0].shape[-2:]

@@ -1,4 +1,4 @@
-"""Where data files lie, how the idx and npz formats are read, and what is said when a file is missing."""
+"""Where data files lie, how the idx and npz formats are read, and the errors for missing files and libraries."""
 
 from __future__ import annotations
 

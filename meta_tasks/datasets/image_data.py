@@ -1,24 +1,66 @@
-"""The containers that every source fills, and the operations on images that all of them share."""
+"""`ImageData`, what `load` returns; `RawSplits`, what a reader returns; and operations on images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torchvision.transforms.functional import rgb_to_grayscale
 
+from learned_samplers.base.optional import require
 from meta_tasks.datasets.labels import renumber
 
+SPLITS = ("train", "val", "test")
 CHUNK = 8192  # images converted at a time, which bounds the memory of the intermediate float copies
 
 
+class ImageSplits:
+    """What `ImageData` and `MultiTaskData` share: tensors `train_x`, `train_y`, `val_x`, …, their checks and sizes."""
+
+    num_classes: int
+    train_y: Tensor
+    test_x: Tensor
+
+    def _validate(self, dtype: torch.dtype, label_shape: tuple[int, ...]) -> None:
+        """Raise what the two classes say, for images of ``dtype`` and labels of ``label_shape`` an image."""
+        kind, labels = str(dtype).removeprefix("torch."), ", ".join(map(str, ("n", *label_shape)))
+        for split in SPLITS:
+            x, y = getattr(self, f"{split}_x"), getattr(self, f"{split}_y")
+            if x.dtype != dtype or y.dtype != torch.int64:
+                raise TypeError(f"{split}_x must be {kind} and {split}_y int64, got {x.dtype} and {y.dtype}")
+            if x.ndim != 4 or y.shape != (len(x), *label_shape) or x.shape[1:] != self.test_x.shape[1:]:
+                raise ValueError(
+                    f"{split}_x must be (n, C, H, W) as test_x {tuple(self.test_x.shape)} and {split}_y "
+                    f"({labels}{'' if label_shape else ','}), got {tuple(x.shape)} and {tuple(y.shape)}"
+                )
+            if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.num_classes:
+                raise ValueError(
+                    f"{split}_y must lie in [0, num_classes={self.num_classes}), "
+                    f"got labels from {int(y.min())} to {int(y.max())}"
+                )
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        channels, height, width = self.test_x.shape[1:]
+        return channels, height, width
+
+    @property
+    def num_data(self) -> int:
+        """N, the number of training images."""
+        return len(self.train_y)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same data with every tensor on `device`."""
+        moved = {f"{split}_{each}": getattr(self, f"{split}_{each}").to(device) for split in SPLITS for each in "xy"}
+        return replace(self, **moved)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, eq=False)
-class ImageData:
+class ImageData(ImageSplits):
     """Images and labels of one data set, as tensors.
 
     `train_x`, `val_x`, `test_x` are float32 of shape (n, C, H, W) in [0, 1]; `train_y`, `val_y`, `test_y` are int64 of
@@ -39,43 +81,14 @@ class ImageData:
     test_y: Tensor
 
     def __post_init__(self) -> None:
-        for split in ("train", "val", "test"):
-            x, y = getattr(self, f"{split}_x"), getattr(self, f"{split}_y")
-            if x.dtype != torch.float32 or y.dtype != torch.int64:
-                raise TypeError(f"{split}_x must be float32 and {split}_y int64, got {x.dtype} and {y.dtype}")
-            if x.ndim != 4 or y.shape != x.shape[:1] or x.shape[1:] != self.test_x.shape[1:]:
-                raise ValueError(
-                    f"{split}_x must be (n, C, H, W) as test_x {tuple(self.test_x.shape)} and {split}_y (n,), "
-                    f"got {tuple(x.shape)} and {tuple(y.shape)}"
-                )
-            if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.num_classes:
-                raise ValueError(
-                    f"{split}_y must lie in [0, num_classes={self.num_classes}), "
-                    f"got labels from {int(y.min())} to {int(y.max())}"
-                )
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one image."""
-        channels, height, width = self.test_x.shape[1:]
-        return channels, height, width
-
-    @property
-    def num_data(self) -> int:
-        """N, the number of training images."""
-        return len(self.train_y)
-
-    def to(self, device: torch.device | str) -> ImageData:
-        """The same data with every tensor on `device`."""
-        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name[-2:] in ("_x", "_y")}
-        return replace(self, **moved)
+        self._validate(torch.float32, ())
 
 
 @dataclass(frozen=True, eq=False)
 class RawSplits:
-    """What a source reads: pixel tensors (n, C, H, W) of any dtype in [0, maximum], int64 labels (n,).
+    """What a reader returns: pixel tensors (n, C, H, W) of any dtype in [0, maximum], int64 labels (n,).
 
-    `train` or `val` is None where the source has no such split of its own.
+    `train` or `val` is None where the data set has no such split of its own.
     """
 
     num_classes: int
@@ -96,7 +109,7 @@ def scale_images(x: Tensor, maximum: float, size: int | None, grayscale: bool) -
 
 def to_grayscale(x: Tensor) -> Tensor:
     """Luma (ITU-R BT.601) of images (n, 3, H, W) as (n, 1, H, W); one-channel images are returned as they are."""
-    return x if x.shape[1] == 1 else rgb_to_grayscale(x)
+    return x if x.shape[1] == 1 else require("torchvision.transforms.functional", "meta").rgb_to_grayscale(x)
 
 
 def resize(x: Tensor, size: int | tuple[int, int] | None) -> Tensor:
@@ -142,7 +155,7 @@ def keep_labels(data: ImageData, labels: Sequence[int]) -> ImageData:
         ValueError: as `meta_tasks.datasets.labels.renumber`.
     """
     splits: dict[str, Any] = {}
-    for split in ("train", "val", "test"):
+    for split in SPLITS:
         x, y = getattr(data, f"{split}_x"), getattr(data, f"{split}_y")
         splits[f"{split}_x"], splits[f"{split}_y"] = renumber(x, y, labels, data.num_classes, data.name)
     return replace(data, num_classes=len(labels), **splits)
@@ -151,13 +164,14 @@ def keep_labels(data: ImageData, labels: Sequence[int]) -> ImageData:
 def divide_anew(data: ImageData, seed: int) -> ImageData:
     """All images of the three splits, divided at random into training, validation and test images of the same numbers.
 
-    What one division says of two methods has the error of its few test images, which no number of seeds averages away.
+    Comparing two methods on several divisions averages over the choice of test images, which more seeds on one
+    division do not.
     """
-    x, y = (torch.cat([getattr(data, f"{split}_{each}") for split in ("train", "val", "test")]) for each in "xy")
+    x, y = (torch.cat([getattr(data, f"{split}_{each}") for split in SPLITS]) for each in "xy")
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
     parts = order.split([len(data.train_y), len(data.val_y), len(data.test_y)])
     splits: dict[str, Any] = {}
-    for split, part in zip(("train", "val", "test"), parts):
+    for split, part in zip(SPLITS, parts):
         splits[f"{split}_x"], splits[f"{split}_y"] = x[part], y[part]
     return replace(data, **splits)
 
@@ -172,6 +186,7 @@ def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> tuple[T
         return torch.arange(0), torch.arange(len(y))
     if count == len(y):
         return torch.arange(len(y)), torch.arange(0)
+    train_test_split = require("sklearn.model_selection", "meta").train_test_split
     try:
         chosen, rest = train_test_split(torch.arange(len(y)).numpy(), train_size=count, stratify=y, random_state=seed)
     except ValueError as error:

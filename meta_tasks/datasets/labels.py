@@ -1,4 +1,4 @@
-"""The images of some classes alone."""
+"""`renumber`: keep the images of some classes, and number these from 0."""
 
 from __future__ import annotations
 

@@ -9,15 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learned_samplers.base.optional import require
 from meta_tasks.datasets.files import fetch, find, read_npz
 from meta_tasks.datasets.image_data import RawSplits
 
 
 def medmnist_info() -> dict[str, dict[str, Any]]:
     """MedMNIST's own table of data sets, by flag."""
-    import medmnist  # slow to import: it pulls in pandas and scikit-image
-
-    return medmnist.INFO
+    return require("medmnist", "meta").INFO  # slow to import: it pulls in pandas and scikit-image
 
 
 def medmnist_flags() -> list[str]:
@@ -43,10 +42,8 @@ def read_medmnist(flag: str, root: Path, download: bool) -> RawSplits:
         path = folder / f"{flag}.npz"
 
         def get() -> None:
-            import medmnist
-
             folder.mkdir(parents=True, exist_ok=True)
-            getattr(medmnist, info["python_class"])(split="train", download=True, root=str(folder))
+            getattr(require("medmnist", "meta"), info["python_class"])(split="train", download=True, root=str(folder))
 
         fetch(
             flag,

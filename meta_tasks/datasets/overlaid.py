@@ -11,9 +11,10 @@ import os
 import torch
 from torch import Tensor
 
+from learned_samplers.base.validation import one_of, whole
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.image_data import CHUNK, RawSplits, resize
-from meta_tasks.datasets.multi_task_data import MultiTaskData, check_choice, check_count
+from meta_tasks.datasets.multi_task_data import MultiTaskData
 from meta_tasks.datasets.torchvision_sets import read_idx_family
 
 #: Name → what lies in the top-left corner, and what in the bottom-right one.
@@ -63,13 +64,14 @@ def load_overlaid(
         FileNotFoundError: as for `load`.
         ValueError, TypeError: an unknown name, or an argument out of range or of a wrong type.
     """
-    check_choice("name", name, tuple(OVERLAID))
-    check_count("size", size)
-    check_count("validation", validation, least=0)
-    check_count("partners", partners)
+    one_of("name", name, OVERLAID)
+    whole("size", size)
+    whole("validation", validation, least=0)
+    whole("partners", partners)
     limits = {"limit": limit, "limit_validation": limit_validation, "limit_test": limit_test}
     for argument, value in limits.items():
-        check_count(argument, value, optional=True)
+        if value is not None:
+            whole(argument, value)
     folder = data_root(root)
     read = {source: read_idx_family(source, folder, download) for source in dict.fromkeys(OVERLAID[name])}
     first, second = (read[source] for source in OVERLAID[name])

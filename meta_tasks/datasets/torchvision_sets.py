@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torchvision import datasets as torchvision_datasets
 
+from learned_samplers.base.optional import require
 from meta_tasks.datasets.files import fetch, find, find_idx, read_idx
 from meta_tasks.datasets.image_data import RawSplits
 from meta_tasks.datasets.npz import read_splits
@@ -42,7 +42,7 @@ def read_idx_family(name: str, root: Path, download: bool) -> RawSplits:
         arguments = f"split={kwargs['split']!r}, "
     stems = [f"{prefix}-{kind}" for prefix in prefixes for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
     if any(find_idx(folder, stem) is None for stem in stems):
-        dataset_class = getattr(torchvision_datasets, class_name)
+        dataset_class = getattr(require("torchvision.datasets", "meta"), class_name)
         source = dataset_class.url if name in EMNIST_SPLITS else " or ".join(dataset_class.mirrors)
         fetch(
             name,
@@ -85,12 +85,12 @@ def read_cifar(name: str, root: Path, download: bool) -> RawSplits:
     The first 40,960 training images are the training split and the other 9,040 the validation split. torchvision
     checks the MD5 of every file before it unpickles it.
     """
-    dataset_class = {"cifar10": torchvision_datasets.CIFAR10, "cifar100": torchvision_datasets.CIFAR100}[name]
     num_classes = {"cifar10": 10, "cifar100": 100}[name]
-    folder = root / dataset_class.base_folder
+    folder = root / {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[name]
     npz = find([root / f"{name}.npz"])
     if not folder.is_dir() and npz is not None:
         return read_splits(npz, num_classes)
+    dataset_class = getattr(require("torchvision.datasets", "meta"), name.upper())
 
     def build() -> list[tuple[Tensor, Tensor]]:
         parts = [dataset_class(str(root), train=train) for train in (True, False)]
@@ -98,9 +98,14 @@ def read_cifar(name: str, root: Path, download: bool) -> RawSplits:
 
     wanted = f"{folder} (torchvision's layout) or {root / f'{name}.npz'} (MedMNIST layout)"
     (x, y), test = _torchvision_or_fetch(
-        name, build, wanted, dataset_class.__name__, dataset_class.url, root,
+        name,
+        build,
+        wanted,
+        dataset_class.__name__,
+        dataset_class.url,
+        root,
         (lambda: dataset_class(str(root), download=True)) if download else None,
-    )  # fmt: skip
+    )
     return RawSplits(
         num_classes,
         255.0,
@@ -113,7 +118,7 @@ def read_cifar(name: str, root: Path, download: bool) -> RawSplits:
 def read_svhn(root: Path, download: bool) -> RawSplits:
     """Street View House Numbers, cropped digits: <root>/train_32x32.mat and test_32x32.mat, or in <root>/SVHN."""
     folder = root if find([root / "test_32x32.mat"]) else root / "SVHN"
-    dataset_class = torchvision_datasets.SVHN
+    dataset_class = require("torchvision.datasets", "meta").SVHN
 
     def build() -> list[tuple[Tensor, Tensor]]:
         parts = [dataset_class(str(folder), split=split) for split in ("train", "test")]
@@ -125,9 +130,14 @@ def read_svhn(root: Path, download: bool) -> RawSplits:
             dataset_class(str(folder), split=split, download=True)
 
     train, test = _torchvision_or_fetch(
-        "svhn", build, f"train_32x32.mat and test_32x32.mat in {folder}", "SVHN",
-        "http://ufldl.stanford.edu/housenumbers", folder, get if download else None,
-    )  # fmt: skip
+        "svhn",
+        build,
+        f"train_32x32.mat and test_32x32.mat in {folder}",
+        "SVHN",
+        "http://ufldl.stanford.edu/housenumbers",
+        folder,
+        get if download else None,
+    )
     return RawSplits(10, 255.0, train=train, test=test)
 
 

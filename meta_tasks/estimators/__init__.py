@@ -1,1 +1,34 @@
-"""Estimators of the gradient of a meta-loss."""
+"""Estimators of the meta-gradient: how a sampler's meta-parameters should change to lower the meta-objective.
+
+- `AntitheticES`: evolution strategies over whole inner loops; only loss values are needed.
+- `NoiseReuseES`: evolution strategies that update after every window of an inner loop.
+- `TruncatedBackpropagation`: back-propagation through the last steps of parallel chains.
+
+An `Estimator` lists the work of an iteration (`jobs`), says what runs it in whichever process (an `Evaluator`), and
+makes a gradient of the results (`estimate`). `Shaping` says how evolution strategies weigh losses of different tasks.
+"""
+
+from meta_tasks.estimators.base import Estimator
+from meta_tasks.estimators.evaluator import Evaluator
+from meta_tasks.estimators.evolution import AntitheticES, EvolutionStrategies
+from meta_tasks.estimators.jobs import Episodes, Job, JobResult
+from meta_tasks.estimators.noise_reuse import NoiseReuseES
+from meta_tasks.estimators.perturbations import antithetic_members, perturbation
+from meta_tasks.estimators.shaping import Shaping
+from meta_tasks.estimators.truncated import ChainEvaluator, TruncatedBackpropagation
+
+__all__ = [
+    "AntitheticES",
+    "ChainEvaluator",
+    "Episodes",
+    "Estimator",
+    "Evaluator",
+    "EvolutionStrategies",
+    "Job",
+    "JobResult",
+    "NoiseReuseES",
+    "Shaping",
+    "TruncatedBackpropagation",
+    "antithetic_members",
+    "perturbation",
+]

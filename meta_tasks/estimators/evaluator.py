@@ -1,59 +1,32 @@
-"""What evaluates a job, in whichever process, and what comes of it.
+"""`Evaluator`: what turns a job into losses, in whichever process.
 
-Whoever evaluates a job makes its task, initial weights, minibatches, noise and perturbations from the job's name, so
-the losses are the same wherever it runs, and nothing but the losses and a few numbers for the log travel.
+Task, initial weights, minibatches, noise and perturbations follow from the job's name: the losses are the same wherever
+the job runs, and only the losses and a few numbers for the log travel between processes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
-from meta_tasks.estimators.evolution import Job, antithetic_members
+from meta_tasks.estimators.jobs import Job, JobResult
+from meta_tasks.estimators.perturbations import antithetic_members
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import objective_named
+from meta_tasks.objectives import objective_named
 from meta_tasks.random_streams import derive_seed
 from meta_tasks.rules.base import SamplerRule
-from meta_tasks.tasks.task import Task
+from meta_tasks.tasks.family import TaskFamily
 
-if TYPE_CHECKING:  # its data sets' libraries are slow to import
-    from meta_tasks.tasks.family import TaskFamily
-
-__all__ = ["Evaluator", "JobResult"]
-
-
-@dataclass
-class JobResult:
-    """What comes back of a job.
-
-    ``losses``, of which those that are not finite do not count: (pairs, 2) of φ + η and φ − η, or (1, 1) of φ itself;
-    ``gradient`` (n,) of a job that computes one itself; ``kind`` of the task; ``failed`` members;
-    ``member_steps`` and ``seconds`` of computing; ``scales``, mean root mean square of the network's outputs;
-    ``curve``, mean minibatch loss over the members along the inner loop.
-    """
-
-    losses: Tensor
-    kind: str
-    failed: int
-    member_steps: int
-    seconds: float
-    scales: dict[str, float] = field(default_factory=dict)
-    curve: list[float] = field(default_factory=list)
-    gradient: Tensor | None = None
-
-    def tensors(self, convert: Callable[[Any], Any]) -> JobResult:
-        """The same with every tensor converted, to and from what travels between processes."""
-        gradient = None if self.gradient is None else convert(self.gradient)
-        return replace(self, losses=convert(self.losses), gradient=gradient)
+__all__ = ["Evaluator"]
 
 
 @dataclass
 class Evaluator:
-    """Everything that a process needs to evaluate jobs; can be sent to another process.
+    """Runs jobs and returns their losses; picklable, so that every worker process has one.
 
     Args:
         family, rule: of the meta-training.
@@ -61,7 +34,7 @@ class Evaluator:
         sigma: of the estimator.
         seed: of the run.
         curve_points: points of the inner training curves.
-        stepping: of the unrolls, see `meta_tasks.inner_loop.unroll.Unroll`; changes the losses by rounding at most.
+        stepping: of the unrolls, see `meta_tasks.inner_loop.Unroll`; changes the losses by rounding at most.
         learned: of the estimator.
     """
 
@@ -71,7 +44,7 @@ class Evaluator:
     sigma: float
     seed: int
     curve_points: int = 20
-    stepping: str | None = None
+    stepping: str = "loop"
     learned: int | None = None
     slots: dict[int, Unroll] = field(default_factory=dict)
 
@@ -108,12 +81,17 @@ class Evaluator:
 
     def make(self, job: Job) -> Unroll:
         """The unroll of a job, at its first step."""
-        task: Task = self.family.task(self.seed, *job.task)
+        task = self.family.task(self.seed, *job.task)
         seeds = [derive_seed(self.seed, *pair, "unroll") for pair in job.pairs]
         return Unroll(
-            task, self.rule, objective_named(self.objective), job.schedule, seeds,
-            curve_every=max(1, job.schedule.steps // self.curve_points), stepping=self.stepping,
-        )  # fmt: skip
+            task,
+            self.rule,
+            objective_named(self.objective),
+            job.schedule,
+            seeds,
+            curve_every=max(1, job.schedule.steps // self.curve_points),
+            stepping=self.stepping,
+        )
 
     def state_dict(self) -> dict[int, Any]:
         """The kept unrolls, by slot."""

@@ -1,4 +1,4 @@
-"""Truncated back-propagation through a sampler, as one more estimator of the meta-gradient.
+"""`TruncatedBackpropagation`: the meta-gradient by back-propagation through a sampler's last steps.
 
 Source: Gong, Li and Hernández-Lobato, "Meta-Learning for Stochastic Gradient MCMC", ICLR 2019.
 """
@@ -13,20 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meta_tasks.estimators.evolution import Episodes, Estimator, Job
+from learned_samplers.base import validation
+from meta_tasks.estimators.base import Estimator
+from meta_tasks.estimators.evaluator import Evaluator
+from meta_tasks.estimators.jobs import Episodes, Job, JobResult
 from meta_tasks.inner_loop.chains import ChainUnroll
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
-from meta_tasks.objectives.objectives import SteinKL, objective_named
+from meta_tasks.objectives import SteinKL, objective_named
 from meta_tasks.random_streams import derive_seed, generator
 from meta_tasks.rules.base import SamplerRule
 from meta_tasks.tasks.family import TaskFamily
-from meta_tasks.training.workers import Evaluator, JobResult
 
 __all__ = ["ChainEvaluator", "TruncatedBackpropagation"]
 
 
 class TruncatedBackpropagation(Estimator):
-    """∂KL[q_t‖p]/∂φ by back-propagation through the last W steps of parallel chains.
+    """Meta-gradient ∂KL[q_t‖p]/∂φ by back-propagation through the last W steps of parallel chains.
 
     Each slot (a task with its C chains) runs one inner loop after the other, W steps an iteration; what lies before a
     window is a constant to it. A new inner loop starts at states that an earlier one reached, with probability ½ once
@@ -50,13 +52,21 @@ class TruncatedBackpropagation(Estimator):
     name = "truncated_backpropagation"
 
     def __init__(
-        self, horizon: Horizon, window: int = 15, *, every: int = 3, chains: int = 20, slots: int = 1, replay: int = 10,
-        ridge: float = 0.05, in_chain: float = 1.0, curvature: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        horizon: Horizon,
+        window: int = 15,
+        *,
+        every: int = 3,
+        chains: int = 20,
+        slots: int = 1,
+        replay: int = 10,
+        ridge: float = 0.05,
+        in_chain: float = 1.0,
+        curvature: bool = True,
+    ) -> None:
         SteinKL(ridge, in_chain)  # says what is wrong with them
         for name, value, least in (("chains", chains, 1), ("slots", slots, 1), ("replay", replay, 0)):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+            validation.whole(name, value, least=least)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if not 1 <= every <= window:
@@ -131,9 +141,14 @@ class ChainEvaluator(Evaluator):
         task = self.family.task(self.seed, *job.task)
         seeds = [derive_seed(self.seed, *job.pairs[0], chain, "chain") for chain in range(settings.chains)]
         return ChainUnroll(
-            task, self.rule, lambda: SteinKL(settings.ridge, settings.in_chain), job.schedule, seeds,
-            curve_every=max(1, job.schedule.steps // self.curve_points), curvature=settings.curvature,
-        )  # fmt: skip
+            task,
+            self.rule,
+            lambda: SteinKL(settings.ridge, settings.in_chain),
+            job.schedule,
+            seeds,
+            curve_every=max(1, job.schedule.steps // self.curve_points),
+            curvature=settings.curvature,
+        )
 
     def _unroll(self, job: Job) -> ChainUnroll:
         unroll = super()._unroll(job)

@@ -1,1 +1,13 @@
-"""Running P samplers side by side on one task."""
+"""The inner loop: many samplers run side by side on one task, and their collected states judged.
+
+- `Unroll` runs P members in groups that share all randomness (antithetic pairs), and reads a meta-objective.
+- `ChainUnroll` runs parallel chains and gives the gradient of a loss of their states by back-propagation.
+- `Schedule` says for how many steps a loop runs and which states it collects; `Horizon` draws schedules.
+- `step` holds the step itself, and the experimental form of it that a GPU can replay as a CUDA graph.
+"""
+
+from meta_tasks.inner_loop.chains import ChainUnroll
+from meta_tasks.inner_loop.schedule import Horizon, Schedule
+from meta_tasks.inner_loop.unroll import Unroll
+
+__all__ = ["ChainUnroll", "Horizon", "Schedule", "Unroll"]

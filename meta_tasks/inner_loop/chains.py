@@ -1,7 +1,7 @@
 """Parallel chains of one sampler, and the gradient of a loss of their states by back-propagation through time.
 
 The chains run the pure rule on one buffer (C, d), on the autograd tape. `higher`'s twin of the optimizer runs the same
-rule; it is not used here because a task's gradients come from kernels that are written out by hand and build no graph,
+rule; it is not used here because a task's gradients are written out by hand and build no graph,
 each chain has its own minibatch, and the tape of C networks over 15 steps would hold all of their activations.
 `MeanLoss` gives the tape what it needs of a task: a gradient whose own derivative is a Hessian-vector product. A test
 holds the two gradients equal.
@@ -18,7 +18,7 @@ from torch import Tensor
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.step import hessian_product
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import SteinKL
+from meta_tasks.objectives import SteinKL
 from meta_tasks.rules.base import SamplerRule, State
 from meta_tasks.tasks.task import Task
 
@@ -51,7 +51,7 @@ class MeanLoss(torch.autograd.Function):
 
 
 class ChainUnroll(Unroll):
-    """C chains of one task with the same meta-parameters, and all else of their own.
+    """C chains of one sampler on one task: the same meta-parameters, each its own start, minibatches and noise.
 
     Args:
         task, rule, schedule: as for `Unroll`; the states that the schedule collects are the in-chain samples.
@@ -64,9 +64,16 @@ class ChainUnroll(Unroll):
     objective: SteinKL
 
     def __init__(
-        self, task: Task, rule: SamplerRule, objective: Callable[[], SteinKL], schedule: Schedule,
-        seeds: Sequence[int], *, curve_every: int = 0, curvature: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        task: Task,
+        rule: SamplerRule,
+        objective: Callable[[], SteinKL],
+        schedule: Schedule,
+        seeds: Sequence[int],
+        *,
+        curve_every: int = 0,
+        curvature: bool = True,
+    ) -> None:
         super().__init__(
             task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every, stepping="loop"
         )

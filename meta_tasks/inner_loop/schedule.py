@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from learned_samplers.base import validation
 from meta_tasks.random_streams import log_uniform
 
 __all__ = ["Horizon", "Schedule"]
@@ -50,9 +50,9 @@ class Schedule:
         return cls(length * cycles, length - thinning * (samples // cycles), thinning, length)
 
     def __post_init__(self) -> None:
-        _whole("steps", self.steps, 1)
-        _whole("burn_in", self.burn_in, 0)
-        _whole("thinning", self.thinning, 1)
+        validation.whole("steps", self.steps)
+        validation.whole("burn_in", self.burn_in, least=0)
+        validation.whole("thinning", self.thinning)
         if self.burn_in >= self.steps:
             raise ValueError(f"burn_in={self.burn_in} leaves nothing of the {self.steps} steps to collect from")
         if self.thinning > self.steps - self.burn_in:
@@ -94,13 +94,11 @@ class Horizon:
     burn_in: float = 0.5
 
     def __post_init__(self) -> None:
-        _whole("shortest", self.shortest, 1)
-        _whole("longest", self.longest, 1)
-        _whole("samples", self.samples, 1)
+        for name in ("shortest", "longest", "samples"):
+            validation.whole(name, getattr(self, name))
         if self.longest < self.shortest:
             raise ValueError(f"horizon: longest={self.longest} is less than shortest={self.shortest}")
-        if not 0 <= self.burn_in < 1:
-            raise ValueError(f"burn_in must be a share of the horizon in [0, 1), got {self.burn_in}")
+        validation.fraction("burn_in", self.burn_in, open_right=True)
         window = self.shortest - round(self.shortest * self.burn_in)
         if window < self.samples:
             raise ValueError(
@@ -114,10 +112,3 @@ class Horizon:
         window = steps - round(steps * self.burn_in)
         thinning = window // self.samples
         return Schedule(steps, steps - thinning * self.samples, thinning)
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -1,9 +1,10 @@
-"""One step of the members of an inner loop, in the form that the loop calls and in the form that a GPU can replay.
+"""One step of the members of an inner loop; experimental: the same step in a form that a GPU can replay.
 
 `update` is the step itself, on any tensors. `StaticStep` is the same step between fixed buffers: whatever changes from
 step to step lies in a tensor that is written to before the call, nothing is read back to the host, and no Python branch
 looks at a number that a tensor holds. Calling it again after its buffers were changed is therefore a step like any
-other, which is what a CUDA graph needs: `CapturedStep` records the call once and replays it.
+other, which is what a CUDA graph needs: `CapturedStep` records the call once and replays it. The static form gives the
+loop's numbers bit for bit on a CPU; the capture has never run on a GPU, and nobody gets it who did not ask for it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from meta_tasks.rules.base import SamplerRule, State
 from meta_tasks.tasks.task import Task
 
 __all__ = ["STEPPINGS", "CapturedStep", "StaticStep", "hessian_product", "stepping_for", "update"]
 
-#: How the members' steps are taken: "loop", tensors of their own at every step (the fastest on a CPU); "static",
-#: between fixed buffers; "graph", the static form replayed as a CUDA graph.
-STEPPINGS = ("loop", "static", "graph")
+#: How the members' steps are taken: "loop", the default, new tensors at every step; "static", between fixed buffers;
+#: "graph", experimental: the static form captured and replayed as a CUDA graph; "auto", experimental: "graph" on a CUDA
+#: device if the rule can be captured, else "loop".
+STEPPINGS = ("loop", "static", "graph", "auto")
 
 # δ of the finite difference for Hessian-vector products: what `learned_samplers.KineticL2E` uses.
 _PROBE = 1e-3
@@ -43,29 +46,47 @@ def hessian_product(task: Task, parameter: Tensor, indices: Tensor, gradient: Te
 
 
 def update(
-    task: Task, rule: SamplerRule, prepared: Any, parameter: Tensor, state: State, *, indices: Tensor, loss: Tensor,
-    gradient: Tensor, noise: Tensor | None, step: Any,
-) -> tuple[Tensor, State]:  # fmt: skip
-    """New parameters and state of the members, from the minibatch's loss (P,) and its gradient (P, d)."""
+    task: Task,
+    rule: SamplerRule,
+    prepared: Any,
+    parameter: Tensor,
+    state: State,
+    *,
+    indices: Tensor,
+    loss: Tensor,
+    gradient: Tensor,
+    noise: Tensor | None,
+    step: Any,
+) -> tuple[Tensor, State]:
+    """New parameters and state of the members, from the minibatch's loss (P,) and its gradient (P, d).
+
+    What is given may have been written into, see `SamplerRule.update`.
+    """
     more: dict[str, Any] = {"loss": loss} if rule.needs_loss else {}
     if rule.needs_hessian:
         more["hessian_product"] = partial(hessian_product, task, parameter, indices, gradient)
     return rule.update(
-        prepared, parameter, gradient, noise, state, step=step, segments=task.segments, hyper=task.hyperparameters,
+        prepared,
+        parameter,
+        gradient,
+        noise,
+        state,
+        step=step,
+        segments=task.segments,
+        hyper=task.hyperparameters,
         **more,
-    )  # fmt: skip
+    )
 
 
-def stepping_for(stepping: str | None, rule: SamplerRule, device: torch.device) -> str:
-    """The stepping itself; for None "graph" on a CUDA device if the rule can be captured, else "loop".
+def stepping_for(stepping: str, rule: SamplerRule, device: torch.device) -> str:
+    """The stepping "loop", "static" or "graph" that one of `STEPPINGS` means for a rule on a device.
 
     Raises:
         ValueError: an unknown name, one that the rule cannot do, or a graph on another device than a GPU.
     """
-    if stepping is None:
+    validation.one_of("stepping", stepping, STEPPINGS)
+    if stepping == "auto":
         return "graph" if device.type == "cuda" and rule.capturable else "loop"
-    if stepping not in STEPPINGS:
-        raise ValueError(f"stepping must be one of {', '.join(map(repr, STEPPINGS))} or None, got {stepping!r}")
     if stepping != "loop" and not rule.capturable:
         raise ValueError(f"stepping={stepping!r}: the rule {rule.name!r} changes with the step on the host; use 'loop'")
     if stepping == "graph" and device.type != "cuda":
@@ -92,9 +113,17 @@ class StaticStep:
     """
 
     def __init__(
-        self, task: Task, rule: SamplerRule, parameter: Tensor, state: State, prepared: Any, *, groups: int,
-        draws_noise: bool, curve_every: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        task: Task,
+        rule: SamplerRule,
+        parameter: Tensor,
+        state: State,
+        prepared: Any,
+        *,
+        groups: int,
+        draws_noise: bool,
+        curve_every: int = 0,
+    ) -> None:
         self.task, self.rule, self.curve_every = task, rule, curve_every
         device, members = parameter.device, len(parameter)
         batch_size = min(task.batch_size, task.hyperparameters.num_data)
@@ -129,9 +158,17 @@ class StaticStep:
     def __call__(self) -> None:
         loss, gradient = self.task.loss_and_gradient(self.parameter, self.indices)
         parameter, state = update(
-            self.task, self.rule, self.prepared, self.parameter, self.state, indices=self.indices, loss=loss,
-            gradient=gradient, noise=self.noise, step=self.step,
-        )  # fmt: skip
+            self.task,
+            self.rule,
+            self.prepared,
+            self.parameter,
+            self.state,
+            indices=self.indices,
+            loss=loss,
+            gradient=gradient,
+            noise=self.noise,
+            step=self.step,
+        )
         self.step += 1
         self.gradient.copy_(gradient)
         if self.curve_every:
@@ -152,7 +189,7 @@ class StaticStep:
 
 
 class CapturedStep:
-    """A static step as a CUDA graph: calling it replays all of the step's kernels with one launch.
+    """Experimental: a static step as a CUDA graph; calling it replays all that the step does on the GPU, at one launch.
 
     The buffers of ``static`` must hold valid members, indices and noise; they are as they were after the capture.
     """

@@ -1,4 +1,4 @@
-"""The inner loop: P samplers run side by side on one task, and what the states they collect are worth.
+"""`Unroll`: P samplers run side by side on one task, and the meta-loss of the states that they collect.
 
 The members' parameters lie in one buffer (P, d). Members come in groups (the antithetic pairs) that share initial
 parameters, minibatches, validation images and noise: common random numbers, so that a difference within a pair comes
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.step import CapturedStep, StaticStep, stepping_for, update
-from meta_tasks.objectives.objectives import Objective
+from meta_tasks.objectives import Objective
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules.base import SamplerRule, State
 from meta_tasks.tasks.task import Task
@@ -24,7 +24,11 @@ __all__ = ["Unroll"]
 
 
 class Unroll:
-    """P = ``members_per_group`` × groups members of one task, at some step of their inner loop.
+    """An inner loop: P = ``members_per_group`` × groups samplers ("members") run side by side on one task.
+
+    `advance` takes steps, `losses` reads the meta-loss of each member so far. A member whose loss or parameters become
+    non-finite stops counting: its loss and its curve are NaN from then on, `failed_at` says at which step it happened,
+    and its rows of every buffer are set to zero.
 
     Args:
         task: the task of all members.
@@ -34,16 +38,11 @@ class Unroll:
         seeds: one a group; fixes the group's initial parameters, minibatches, validation images and noise.
         members_per_group: 2 for antithetic pairs.
         curve_every: record the mean minibatch loss of each member over stretches of so many steps; 0 records nothing.
-        stepping: one of `meta_tasks.inner_loop.step.STEPPINGS`; None takes a CUDA graph where there is a GPU and the
-        rule can be
-            captured, and else the loop. On a CPU all give the same numbers.
+        stepping: how steps are taken, one of `meta_tasks.inner_loop.step.STEPPINGS`; "graph" and "auto" are
+            experimental. On a CPU all give the same numbers.
 
     Raises:
         ValueError: there is no member; or as `meta_tasks.inner_loop.step.stepping_for`.
-
-    A member whose loss or parameters stop being finite stops counting: its loss and its curve are NaN from then on,
-    `failed_at` says at which step it happened, and its rows of every buffer are set to zero so that nothing non-finite
-    is computed with.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Unroll:
         *,
         members_per_group: int = 2,
         curve_every: int = 0,
-        stepping: str | None = None,
+        stepping: str = "loop",
     ) -> None:
         self.task, self.rule, self.schedule = task, rule, schedule
         self.stepping = stepping_for(stepping, rule, task.device)
@@ -112,21 +111,28 @@ class Unroll:
         take = self._loop if self.stepping == "loop" else self._replay
         parameter, gradient, state = take(prepared, steps)
         self.output_scales = self.rule.output_scales(
-            prepared, parameter, gradient, state, segments=self.task.segments, hyper=self.task.hyperparameters,
+            prepared,
+            parameter,
+            gradient,
+            state,
+            segments=self.task.segments,
+            hyper=self.task.hyperparameters,
             step=self.step - 1,
-        )  # fmt: skip
+        )
 
     def _loop(self, prepared: Any, steps: int) -> tuple[Tensor, Tensor, State]:
         """Take the steps; returns parameters, gradient and state before the last one."""
-        for _ in range(steps):
-            last = self._step(prepared)
+        for taken in range(1, steps + 1):
+            if taken == steps:
+                before = self.parameter.clone(), tuple(each.clone() for each in self.state)
+            gradient = self._step(prepared)
             if self.schedule.collects(self.step):
                 self._collect()
-        return last
+        return before[0], gradient, before[1]
 
     def _replay(self, prepared: Any, steps: int) -> tuple[Tensor, Tensor, State]:
-        """The same through the static step, which is captured at its first use; the host reads nothing back but curves
-        and what `_collect` needs."""
+        """The same through the static step, which "graph" captures at its first use; the host reads nothing back but
+        curves and what `_collect` needs."""
         static = self._static_step(prepared)
         static.load(
             self.parameter, self.state, prepared, step=self.step, failed_at=self.failed_at, stretch=self._stretch
@@ -157,24 +163,37 @@ class Unroll:
     def _static_step(self, prepared: Any) -> StaticStep:
         if self._static is None:
             self._static = StaticStep(
-                self.task, self.rule, self.parameter, self.state, prepared, groups=len(self.seeds),
-                draws_noise=self.rule.draws_noise(self.task.hyperparameters, self.step), curve_every=self.curve_every,
-            )  # fmt: skip
+                self.task,
+                self.rule,
+                self.parameter,
+                self.state,
+                prepared,
+                groups=len(self.seeds),
+                draws_noise=self.rule.draws_noise(self.task.hyperparameters, self.step),
+                curve_every=self.curve_every,
+            )
         return self._static
 
-    def _step(self, prepared: Any) -> tuple[Tensor, Tensor, State]:
-        """One step of all members; returns parameters, gradient and state before it."""
+    def _step(self, prepared: Any) -> Tensor:
+        """One step of all members; returns the gradient before it."""
         indices = self._indices()
         loss, gradient = self._loss_and_gradient(indices)
-        before = self.parameter, gradient, self.state
         self.parameter, self.state = update(
-            self.task, self.rule, prepared, self.parameter, self.state, indices=indices, loss=loss, gradient=gradient,
-            noise=self._draw_noise(), step=self.step,
-        )  # fmt: skip
+            self.task,
+            self.rule,
+            prepared,
+            self.parameter,
+            self.state,
+            indices=indices,
+            loss=loss,
+            gradient=gradient,
+            noise=self._draw_noise(),
+            step=self.step,
+        )
         self.step += 1
         self._record(loss.detach())
         self._retire(loss.detach())
-        return before
+        return gradient
 
     def _indices(self) -> Tensor:
         """The minibatch of the next step, (groups, batch size)."""
@@ -237,11 +256,15 @@ class Unroll:
     def state_dict(self) -> dict[str, Any]:
         """Everything that `load_state_dict` needs to continue bit for bit, loadable with ``weights_only=True``."""
         return {
-            "step": self.step, "parameter": self.parameter, "state": list(self.state),
-            "failed_at": list(self.failed_at), "objective": self.objective.state_dict(),
-            "noise": [stream.get_state() for stream in self._noise], "curve": list(self._curve),
+            "step": self.step,
+            "parameter": self.parameter.clone(),
+            "state": [each.clone() for each in self.state],
+            "failed_at": list(self.failed_at),
+            "objective": self.objective.state_dict(),
+            "noise": [stream.get_state() for stream in self._noise],
+            "curve": list(self._curve),
             "stretch": self._stretch,
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken from an unroll with the same arguments.
@@ -256,7 +279,8 @@ class Unroll:
             )
         device = self.task.device
         self.step, self.failed_at = saved["step"], list(saved["failed_at"])
-        self.parameter, self.state = saved["parameter"].to(device), tuple(s.to(device) for s in saved["state"])
+        self.parameter = saved["parameter"].to(device, copy=True)
+        self.state = tuple(each.to(device, copy=True) for each in saved["state"])
         self.objective.load_state_dict(saved["objective"])
         for stream, state in zip(self._noise, saved["noise"], strict=True):
             stream.set_state(state)

@@ -1,1 +1,25 @@
-"""Image classifiers by name, and the gradients of many copies of one network at once."""
+"""Image classifiers by name, and many copies of one classifier evaluated at once.
+
+- `build(name, input_shape, num_classes)` makes a ``torch.nn.Module`` (`names`, `describe`): see `architectures`.
+- `batched_network_for(name, input_shape, num_classes)` makes the same network for P copies whose weights lie in one
+  tensor (P, d), with the loss and gradient of all of them in one call: a `BatchedNetwork`.
+- `batched_mlp(layers, inputs)` is the forward pass of many multilayer perceptrons, for autograd.
+"""
+
+from meta_tasks.networks.architectures import build, describe, names
+from meta_tasks.networks.batched import BatchedModule, batched_network_for
+from meta_tasks.networks.batched_base import BatchedNetwork
+from meta_tasks.networks.batched_convolution import BatchedConvolution
+from meta_tasks.networks.batched_mlp import BatchedMLP, batched_mlp
+
+__all__ = [
+    "BatchedConvolution",
+    "BatchedMLP",
+    "BatchedModule",
+    "BatchedNetwork",
+    "batched_mlp",
+    "batched_network_for",
+    "build",
+    "describe",
+    "names",
+]

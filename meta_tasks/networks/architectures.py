@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base import validation
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
@@ -125,8 +127,7 @@ def mlp(
     (relu, tanh, sigmoid, silu, gelu). Any image size."""
     if isinstance(hidden, int | str) or not all(_is_count(width) for width in hidden):
         raise ValueError(f"hidden must be a sequence of positive integers, got {hidden!r}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation={activation!r} is unknown; choose one of {', '.join(ACTIVATIONS)}")
+    validation.one_of("activation", activation, ACTIVATIONS)
     channels, height, width = input_shape
     layers: list[nn.Module] = [nn.Flatten()]
     widths = [channels * height * width, *hidden]
@@ -141,9 +142,8 @@ def cnn(
     """Convolutional network of the L2E task family: `depth` 3×3 convolutions with `channels` channels and ReLU, a 2×2
     max-pool, a linear layer of 20 and the read-out; `residual` adds a 1×1 shortcut from the image and drops the layer
     of 20. Images of 2×2 pixels or more."""
-    for argument, value in (("channels", channels), ("depth", depth)):
-        if not _is_count(value):
-            raise ValueError(f"{argument} must be a positive integer, got {value!r}")
+    validation.whole("channels", channels)
+    validation.whole("depth", depth)
     if not isinstance(residual, bool):
         raise TypeError(f"residual must be True or False, got {residual!r}")
     _check_size("cnn", input_shape, 2)
@@ -157,20 +157,25 @@ def lenet(input_shape: InputShape, num_classes: int) -> nn.Module:
     channels, height, width = input_shape
     features = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(channels, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(features, 120), nn.ReLU(),
-        nn.Linear(120, 84), nn.ReLU(),
+        nn.Linear(features, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
         nn.Linear(84, num_classes),
-    )  # fmt: skip
+    )
 
 
 def resnet20_frn(input_shape: InputShape, num_classes: int, *, width: int = 16) -> nn.Module:
     """CIFAR ResNet-20 with filter response normalisation and Swish, no buffers: `width` channels in the first stage,
     2·width and 4·width in the next two. Images of 8×8 pixels or more."""
-    if not _is_count(width):
-        raise ValueError(f"width must be a positive integer, got {width!r}")
+    validation.whole("width", width)
     _check_size("resnet20_frn", input_shape, 8)
     return ResNet20FRN(input_shape[0], num_classes, width)
 
@@ -210,8 +215,7 @@ def build(name: str, input_shape: Sequence[int], num_classes: int, **options: ob
     shape = tuple(input_shape)
     if len(shape) != 3 or not all(_is_count(extent) for extent in shape):
         raise ValueError(f"input_shape must be (C, H, W), three positive integers, got {input_shape!r}")
-    if not _is_count(num_classes) or num_classes < 2:
-        raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
+    validation.whole("num_classes", num_classes, least=2)
     known = [p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
     if unknown := [option for option in options if option not in known]:
         raise TypeError(f"{name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'none'}")

@@ -1,4 +1,4 @@
-"""The base class of the kernels: the layout of the flat buffer, and what the hand-written ones share."""
+"""`BatchedNetwork`: P copies of one network in a flat buffer (P, d); and what its subclasses share."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from torch import Tensor, nn
 
 from learned_samplers.base.segments import Segments
 
-__all__ = ["Kernel", "cross_entropy", "linear", "linear_gradients"]
+__all__ = ["BatchedNetwork", "cross_entropy", "linear", "linear_gradients"]
 
 
-class Kernel:
-    """Base class: the layout of the flat buffer, the loss, and the initial weights.
+class BatchedNetwork:
+    """P copies ("members") of one network, evaluated at once: base class.
+
+    The weights are one tensor (P, d): each row lays the parameters of a copy end to end, in the order of
+    ``module.named_parameters()``. Members come in G groups that see the same images: with images (G, n, C, H, W),
+    member i sees those of group i // (P/G).
 
     Args:
         build: makes a freshly initialised network from torch's global random state.
+
+    Raises:
+        ValueError: the network keeps buffers.
     """
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
-        self._build = build
+        self.build = build
         with torch.random.fork_rng(devices=[]):
             module = build()
         if next(module.buffers(), None) is not None:
@@ -34,7 +41,7 @@ class Kernel:
         """Weights (d,) as the network's constructor draws them after ``torch.manual_seed(seed)``."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return torch.cat([p.detach().reshape(-1) for p in self._build().parameters()])
+            return torch.cat([p.detach().reshape(-1) for p in self.build().parameters()])
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
         """The tensors of the members, name → (P, *shape), as views of ``weights`` (P, d)."""
@@ -59,11 +66,11 @@ class Kernel:
 def cross_entropy(logits: Tensor, y: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     """Cross-entropy, summed over n and divided by ``batch``, (P,), of logits (P, n, classes) and labels (G, n); and its
     gradient, like ``logits``."""
-    labels = y.repeat_interleave(len(logits) // len(y), 0).unsqueeze(-1)
+    classes = y.repeat_interleave(len(logits) // len(y), 0).unsqueeze(-1)
     log_p = logits.log_softmax(-1)
     gradient = log_p.exp().div_(batch)
-    gradient.scatter_add_(-1, labels, gradient.new_full((1, 1, 1), -1 / batch).expand(labels.shape))
-    return -log_p.gather(-1, labels).sum((1, 2)) / batch, gradient
+    gradient.scatter_add_(-1, classes, gradient.new_full((1, 1, 1), -1 / batch).expand(classes.shape))
+    return -log_p.gather(-1, classes).sum((1, 2)) / batch, gradient
 
 
 def linear(layer_input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -72,5 +79,6 @@ def linear(layer_input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def linear_gradients(out: dict[str, Tensor], name: str, layer_input: Tensor, gradient: Tensor) -> None:
+    """Write the gradients of a linear layer's weight and bias to ``out``, from that of its output (P, n, out)."""
     torch.sum(gradient, 1, out=out[f"{name}.bias"])
     out[f"{name}.weight"].copy_(torch.bmm(gradient.transpose(1, 2), layer_input))

@@ -1,4 +1,4 @@
-"""The kernel of the convolutional networks, written out forward and backward."""
+"""`BatchedConvolution`: many copies of `architectures.ConvNet` at once, written out forward and backward."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meta_tasks.networks.batched_base import Kernel, cross_entropy, linear, linear_gradients
+from learned_samplers.base import validation
+from meta_tasks.networks.batched_base import BatchedNetwork, cross_entropy, linear, linear_gradients
 
-__all__ = ["ConvolutionKernel"]
+__all__ = ["BatchedConvolution"]
 
 _aten = torch.ops.aten
 
@@ -20,8 +21,8 @@ _SMALL_IMAGE = 100  # pixels
 _ACTIVATION_BYTES = 3 << 20
 
 
-class ConvolutionKernel(Kernel):
-    """`architectures.ConvNet`, plain and residual, as grouped convolutions on channels-last activations.
+class BatchedConvolution(BatchedNetwork):
+    """P copies of `architectures.ConvNet`, plain or residual, as grouped convolutions on channels-last activations.
 
     A convolution call works on some members (a group of channels for each) and some images; the gradients of the pieces
     add up. What pieces are fastest was measured, see docs/inner_loop.md.
@@ -40,8 +41,8 @@ class ConvolutionKernel(Kernel):
         self.residual = "shortcut.weight" in self.shapes
         self.linear = [name.removesuffix(".weight") for name in self.names if name.startswith("linear.")][::2]
         for name, value in (("members_per_call", members_per_call), ("images_per_call", images_per_call)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value is not None:
+                validation.whole(name, value)
         self.members_per_call, self.images_per_call = members_per_call, images_per_call
 
     def _member_pieces(self, members: int, x: Tensor) -> list[tuple[slice, slice]]:
@@ -143,15 +144,30 @@ class ConvolutionKernel(Kernel):
 
 
 def _convolution_gradients(
-    out: dict[str, Tensor], name: str, layer_input: Tensor, gradient: Tensor, weight: Tensor, groups: int,
-    needs_input: bool, padding: int,
-) -> Any:  # fmt: skip
+    out: dict[str, Tensor],
+    name: str,
+    layer_input: Tensor,
+    gradient: Tensor,
+    weight: Tensor,
+    groups: int,
+    needs_input: bool,
+    padding: int,
+) -> Any:
     """Writes the gradients of weight and bias to ``out``; returns that of the input, or None if it is not needed."""
     flat = weight.reshape(-1, *weight.shape[2:]).contiguous(memory_format=torch.channels_last)
     g_input, g_weight, g_bias = _aten.convolution_backward(
-        gradient, layer_input, flat, [len(flat)], [1, 1], [padding, padding], [1, 1], False, [0, 0], groups,
+        gradient,
+        layer_input,
+        flat,
+        [len(flat)],
+        [1, 1],
+        [padding, padding],
+        [1, 1],
+        False,
+        [0, 0],
+        groups,
         [needs_input, True, True],
-    )  # fmt: skip
+    )
     out[f"{name}.weight"].copy_(g_weight.view(weight.shape))
     out[f"{name}.bias"].copy_(g_bias.view(weight.shape[:2]))
     return g_input

@@ -1,4 +1,4 @@
-"""The Stein gradient estimator: ∇ log q of a law q that is known through its samples alone.
+"""The Stein gradient estimator: ∇ log q of a distribution q of which there are only samples.
 
 Source: Li and Turner, "Gradient estimators for implicit models", ICLR 2018.
 """
@@ -10,13 +10,16 @@ import math
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from learned_samplers.particles.kernels import squared_bandwidth, squared_distances
 
 __all__ = ["stein_score"]
 
 
 def stein_score(samples: Tensor, ridge: float = 0.05) -> Tensor:
-    """∇ log q at samples of q, by the Stein gradient estimator with k(x, y) = exp(−‖x − y‖²/2h):
+    """The score ∇ log q of a distribution q at samples of it, by the Stein gradient estimator.
+
+    With the kernel k(x, y) = exp(−‖x − y‖²/2h) between the samples and K its matrix:
 
         Ŝ = −(K + ηI)⁻¹ B,    Bᵢ = Σⱼ ∇_{xⱼ} k(xⱼ, xᵢ),    h = median of ‖xᵢ − xⱼ‖² over the pairs / 2
 
@@ -35,8 +38,7 @@ def stein_score(samples: Tensor, ridge: float = 0.05) -> Tensor:
     """
     if samples.dim() < 2 or samples.shape[-2] < 2:
         raise ValueError(f"samples must be (..., K, d) with K of at least 2, got {tuple(samples.shape)}")
-    if not ridge > 0:
-        raise ValueError(f"ridge must be positive, got {ridge}")
+    validation.positive("ridge", ridge)
     count, x = samples.shape[-2], samples.detach()
     distances = squared_distances(x)
     # That rule divides the median by 2·log K.

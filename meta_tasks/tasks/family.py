@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
 
+from learned_samplers.base import validation
 from meta_tasks import datasets
 from meta_tasks.datasets import ImageData
 from meta_tasks.random_streams import generator, log_uniform
 from meta_tasks.tasks.task import ImageTask, Task, TaskConfig
 
-__all__ = ["FAMILIES", "ImageTaskFamily", "TaskFamily", "family_named"]
+__all__ = ["Architecture", "ImageTaskFamily", "TaskFamily"]
 
 _T = TypeVar("_T")
 Architecture = tuple[str, Mapping[str, Any]]
+
+#: The fields of `ImageTaskFamily` from which each task takes one.
+_CHOICES = (
+    *("dataset_names", "architectures", "sizes", "batch_sizes", "lrs", "temperatures", "prior_precisions"),
+    *("momentum_decays", "weight_scale_spreads"),
+)
 
 
 class TaskFamily(Protocol):
     """What the trainer needs of a distribution over tasks."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
-    def task(self, *labels: int | str) -> Task:
-        """The task that the labels draw, for instance (seed, iteration, pair); always the same one for the same."""
+    def task(self, *keys: int | str) -> Task:
+        """The task that the keys draw, for instance (seed, iteration, pair): the same for the same keys."""
 
     def specification(self) -> dict[str, Any]:
         """Plain values that name the family in checkpoints and weight cards."""
@@ -34,7 +41,7 @@ class TaskFamily(Protocol):
 
 @dataclass(frozen=True)
 class ImageTaskFamily:
-    """Random image-classification tasks; most fields are sets of equally likely choices.
+    """A distribution over image-classification tasks; most fields are sets of equally likely choices.
 
     Args:
         name: of the family.
@@ -77,23 +84,17 @@ class ImageTaskFamily:
     )
 
     def __post_init__(self) -> None:
-        for name in ("dataset_names", "architectures", "sizes", "batch_sizes", "lrs", "temperatures",
-                     "prior_precisions", "momentum_decays", "weight_scale_spreads"):  # fmt: skip
+        for name in _CHOICES:
             if not getattr(self, name):
                 raise ValueError(f"{name} of task family {self.name!r} must have at least one choice")
+        if "cifar10" in self.dataset_names:
+            raise ValueError("dataset_names must not have 'cifar10': it is the unseen test of what was learned")
         for name in self.dataset_names:
-            if name == "cifar10":
-                raise ValueError("dataset_names must not have 'cifar10': it is the unseen test of what was learned")
-            if name not in datasets.names() and not name.startswith("npz:"):
-                raise ValueError(
-                    f"dataset_names has the unknown data set {name!r}; known: {', '.join(datasets.names())}"
-                )
+            datasets.check_name(name, "dataset_names")
         for lr in self.lrs:
-            if not 0 < lr < float("inf"):
-                raise ValueError(f"lrs of task family {self.name!r} must be positive, got {lr}")
+            validation.positive("lrs", lr)
         for name in ("label_subset_share", "small_data_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+            validation.fraction(name, getattr(self, name))
         if self.labels is not None and (len(set(self.labels)) < len(self.labels) or len(self.labels) < 2):
             raise ValueError(f"labels must be two or more different ones, got {self.labels}")
         if not 1 <= self.small_data[0] <= self.small_data[1]:
@@ -102,9 +103,9 @@ class ImageTaskFamily:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": {}}  # another process loads its own data
 
-    def config(self, *labels: int | str) -> TaskConfig:
-        """The configuration that the labels draw; loads the data set to know its classes."""
-        stream = generator(*labels, "task")
+    def config(self, *keys: int | str) -> TaskConfig:
+        """The configuration that the keys draw; loads the data set to know its classes."""
+        stream = generator(*keys, "task")
         dataset, size = _choose(self.dataset_names, stream), _choose(self.sizes, stream)
         data = self._data(dataset, size)
         architecture, options = _choose(self.architectures, stream)
@@ -125,12 +126,12 @@ class ImageTaskFamily:
             momentum_decay=_choose(self.momentum_decays, stream),
         )
 
-    def task(self, *labels: int | str) -> Task:
-        return self.make(self.config(*labels), *labels)
+    def task(self, *keys: int | str) -> Task:
+        return self.make(self.config(*keys), *keys)
 
-    def make(self, config: TaskConfig, *labels: int | str) -> ImageTask:
-        """The task of a configuration; ``labels`` fix its random parts (which images, which scales)."""
-        seed = torch.randint(2**62, (), generator=generator(*labels, "task data")).item()
+    def make(self, config: TaskConfig, *keys: int | str) -> ImageTask:
+        """The task of a configuration; ``keys`` fix its random parts (which images, which scales)."""
+        seed = torch.randint(2**62, (), generator=generator(*keys, "task data")).item()
         return ImageTask(config, self._data(config.dataset, config.size), int(seed), self.device)
 
     def specification(self) -> dict[str, Any]:
@@ -169,115 +170,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return value
-
-
-def _cnns(channels: tuple[int, ...], depths: tuple[int, ...], residual: tuple[bool, ...]) -> tuple[Architecture, ...]:
-    return tuple(
-        ("cnn", {"channels": c, "depth": l, "residual": r}) for c, l, r in itertools.product(channels, depths, residual)
-    )
-
-
-def _mlps(*hidden: tuple[int, ...], activations: tuple[str, ...]) -> tuple[Architecture, ...]:
-    return tuple(("mlp", {"hidden": h, "activation": a}) for h, a in itertools.product(hidden, activations))
-
-
-_CPU_ARCHITECTURES = (
-    *_cnns((4, 8), (1, 2), (False, True)),
-    *_mlps((20,), (30, 20), activations=("relu", "tanh")),
-)
-
-
-def _paper() -> ImageTaskFamily:
-    return ImageTaskFamily(
-        "paper",
-        ("mnist", "fashion_mnist", "emnist", "bloodmnist"),
-        _cnns((4, 8, 16), (1, 2, 3, 4, 5), (False, True)),
-    )
-
-
-def _full() -> ImageTaskFamily:
-    return ImageTaskFamily(
-        "full",
-        ("mnist", "fashion_mnist", "fashion_mnist", "bloodmnist", "pathmnist", "organamnist", "digits"),
-        (
-            *_cnns((4, 8, 16), (1, 2, 3, 4, 5), (False, True)),
-            *_mlps((20,), (100, 50), activations=("relu", "tanh", "gelu")),
-        ),
-        sizes=(None, None, 14, 20),
-        batch_sizes=(32, 64, 128),
-        lrs=(0.02, 0.05, 0.1, 0.2),
-        weight_scale_spreads=(0.0, 0.0, 0.5),
-        grayscale=True,
-        label_subset_share=0.25,
-        small_data_share=0.3,
-    )
-
-
-def _cpu() -> ImageTaskFamily:
-    return ImageTaskFamily(
-        "cpu",
-        (*("mnist", "fashion_mnist", "fashion_mnist") * 2, "digits", "pneumoniamnist", "retinamnist", "breastmnist"),
-        (*_cnns((4, 8), (1, 2), (False, True)), *_mlps((20,), (30, 20), activations=("relu", "tanh"))),
-        sizes=(8, 8, 10, 14, 14, 20),
-        batch_sizes=(32, 64),
-        lrs=(0.001, 0.002, 0.005, 0.01),
-        prior_precisions=(1.0, 5.0, 20.0),
-        weight_scale_spreads=(0.0, 0.0, 0.5),
-        grayscale=True,
-        label_subset_share=0.25,
-        small_data_share=0.25,
-    )
-
-
-def _small() -> ImageTaskFamily:
-    return ImageTaskFamily(
-        "small",
-        ("fashion_mnist",),
-        _cnns((4,), (1, 2), (False,)),
-        sizes=(8, 14),
-        batch_sizes=(64,),
-        lrs=(0.001, 0.002, 0.005, 0.01),
-        grayscale=True,
-    )
-
-
-def _digits() -> ImageTaskFamily:
-    return ImageTaskFamily(
-        "digits",
-        ("digits",),
-        (*_cnns((4,), (1,), (False, True)), *_mlps((20,), activations=("relu",))),
-        batch_sizes=(32,),
-        validation_size=256,
-    )
-
-
-def _mnist_mlp() -> ImageTaskFamily:
-    return ImageTaskFamily(
-        "mnist_mlp",
-        ("mnist",),
-        _mlps((20,), activations=("relu",)),
-        batch_sizes=(500,),
-        lrs=(0.02,),
-        prior_precisions=(1.0,),
-    )
-
-
-#: Named presets. "paper": the 120 configurations of the L2E paper (Section 5 and Appendix I.2) with BloodMNIST as its
-#: MedMNIST set and EMNIST in its 10-class split. "full": those networks and what generalisation wants besides,
-#: for GPUs. "cpu": the same at 8 to 20 pixels. "small": Fashion-MNIST and 4 channels alone, the paper's Small-L2E.
-#: "mnist_mlp": the one network that Meta-SGMCMC was trained on, 784-20-10 at a batch of 500. "digits": needs no file,
-#: for a first try.
-FAMILIES: dict[str, Callable[[], ImageTaskFamily]] = {
-    "paper": _paper, "full": _full, "cpu": _cpu, "small": _small, "mnist_mlp": _mnist_mlp, "digits": _digits,
-}  # fmt: skip
-
-
-def family_named(name: str, **changes: Any) -> ImageTaskFamily:
-    """The preset of that name, with other values for the fields in ``changes``.
-
-    Raises:
-        ValueError: there is no such preset; or as `ImageTaskFamily`.
-    """
-    if name not in FAMILIES:
-        raise ValueError(f"task family must be one of {', '.join(map(repr, FAMILIES))}, got {name!r}")
-    return replace(FAMILIES[name](), **changes)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from learned_samplers.base.segments import Segments
 from meta_tasks.random_streams import generator, log_uniform
 from meta_tasks.rules.base import Hyperparameters
@@ -17,7 +18,7 @@ __all__ = ["GaussianFamily", "GaussianTask"]
 
 
 class GaussianTask:
-    """The posterior N(m, P⁻¹/N) of N data points, whose mean loss on data point n is
+    """A Gaussian posterior N(m, P⁻¹/N) of N data points; the loss on data point n is
 
         L_n(θ) = ½(θ − m)ᵀP(θ − m) + √(b/N)·ζ_n·(θ − m),    Σ_n ζ_n = 0, ζ_n of variance 1
 
@@ -38,13 +39,20 @@ class GaussianTask:
     num_validation = num_held_out = 0
 
     def __init__(
-        self, mean: Tensor, precision: Tensor, hyperparameters: Hyperparameters, *, noise: float = 0.0,
-        spread: float = 0.03, seed: int = 0, kind: str = "gaussian",
-    ) -> None:  # fmt: skip
+        self,
+        mean: Tensor,
+        precision: Tensor,
+        hyperparameters: Hyperparameters,
+        *,
+        noise: float = 0.0,
+        spread: float = 0.03,
+        seed: int = 0,
+        kind: str = "gaussian",
+    ) -> None:
         if not bool((torch.linalg.eigvalsh(precision) > 0).all()):
             raise ValueError("precision must be positive definite")
-        if noise < 0 or spread < 0:
-            raise ValueError(f"noise and spread must not be negative, got {noise} and {spread}")
+        validation.non_negative("noise", noise)
+        validation.non_negative("spread", spread)
         self.mean, self.precision, self.hyperparameters, self.kind = mean, precision, hyperparameters, kind
         self.spread, self.device = spread, mean.device
         self.segments = Segments((len(mean),))
@@ -123,11 +131,11 @@ class GaussianFamily:
                 raise ValueError(f"{name} of task family {self.name!r} must have at least one choice")
         if not 0 < self.curvatures[0] <= self.curvatures[1]:
             raise ValueError(f"curvatures must be a range of positive numbers, got {self.curvatures}")
-        if self.noise < 0 or self.offset < 0:
-            raise ValueError(f"noise and offset must not be negative, got {self.noise} and {self.offset}")
+        validation.non_negative("noise", self.noise)
+        validation.non_negative("offset", self.offset)
 
-    def task(self, *labels: int | str) -> GaussianTask:
-        stream = generator(*labels, "task")
+    def task(self, *keys: int | str) -> GaussianTask:
+        stream = generator(*keys, "task")
 
         def choose(choices: tuple[Any, ...]) -> Any:
             return choices[int(torch.randint(len(choices), (), generator=stream))]
@@ -139,10 +147,13 @@ class GaussianFamily:
             basis = torch.linalg.qr(torch.randn(d, d, generator=stream))[0]
         noise = self.noise * torch.rand((), generator=stream).item()
         return GaussianTask(
-            self.offset * torch.randn(d, generator=stream), basis @ torch.diag(eigenvalues) @ basis.T,
-            Hyperparameters(lr, self.num_data, momentum_decay=decay), noise=noise,
-            seed=int(torch.randint(2**62, (), generator=stream)), kind=f"gaussian-{d}",
-        )  # fmt: skip
+            self.offset * torch.randn(d, generator=stream),
+            basis @ torch.diag(eigenvalues) @ basis.T,
+            Hyperparameters(lr, self.num_data, momentum_decay=decay),
+            noise=noise,
+            seed=int(torch.randint(2**62, (), generator=stream)),
+            kind=f"gaussian-{d}",
+        )
 
     def specification(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from learned_samplers.base.segments import Segments
 from meta_tasks.datasets.labels import renumber
-from meta_tasks.networks.batched import Kernel, kernel_for
+from meta_tasks.networks import BatchedNetwork, batched_network_for
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import Hyperparameters
 
@@ -44,7 +45,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """One configuration of a task; with a seed it fixes the task.
+    """Settings of an image-classification task; together with a seed they fix the task.
 
     Args:
         dataset: a name of `meta_tasks.datasets`.
@@ -80,12 +81,10 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "validation_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_data is not None and self.num_data < 1:
-            raise ValueError(f"num_data must be at least 1 or None, got {self.num_data}")
-        if self.split not in ("val", "test"):
-            raise ValueError(f"split must be 'val' or 'test', got {self.split!r}")
+            validation.whole(name, getattr(self, name))
+        if self.num_data is not None:
+            validation.whole("num_data", self.num_data)
+        validation.one_of("split", self.split, ("val", "test"))
 
     @property
     def kind(self) -> str:
@@ -117,8 +116,10 @@ class ImageTask:
         self.num_held_out = len(self._held_out[1])
         self.num_validation = min(config.validation_size, self.num_held_out)
         self.num_classes = num_classes
-        self.kernel: Kernel = kernel_for(config.architecture, data.input_shape, num_classes, **config.options)
-        self.segments = self.kernel.segments
+        self.network: BatchedNetwork = batched_network_for(
+            config.architecture, data.input_shape, num_classes, **config.options
+        )
+        self.segments = self.network.segments
         self.hyperparameters = Hyperparameters(
             config.lr, len(train[1]), config.temperature, config.prior_precision, config.momentum_decay
         )
@@ -128,20 +129,20 @@ class ImageTask:
             self._scale = self.segments.expand((z * config.weight_scale_spread).exp()).to(self.device)
 
     def initial(self, seed: int) -> Tensor:
-        weights = self.kernel.initial(seed).to(self.device)
+        weights = self.network.initial(seed).to(self.device)
         return weights if self._scale is None else weights / self._scale
 
     def loss_and_gradient(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self._train[0][indices], self._train[1][indices]
         if self._scale is None:
-            return self.kernel.loss_and_gradient(parameter, x, y)
-        loss, gradient = self.kernel.loss_and_gradient(parameter * self._scale, x, y)
+            return self.network.loss_and_gradient(parameter, x, y)
+        loss, gradient = self.network.loss_and_gradient(parameter * self._scale, x, y)
         return loss, gradient.mul_(self._scale)
 
     def log_probabilities(self, parameter: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self._held_out[0][indices], self._held_out[1][indices]
         weights = parameter if self._scale is None else parameter * self._scale
-        log_p = self.kernel.log_probabilities(weights, x)
+        log_p = self.network.log_probabilities(weights, x)
         return log_p, y.repeat_interleave(len(log_p) // len(y), 0)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from learned_samplers.base import validation
 from learned_samplers.base.files import write_atomically
 
 __all__ = ["Checkpoints", "check_same", "differences"]
@@ -29,8 +30,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
+        validation.whole("keep", keep)
         self.folder, self.keep = Path(folder), keep
         self.folder.mkdir(parents=True, exist_ok=True)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
 from meta_tasks.rules.base import SamplerRule, steps_for
 from meta_tasks.rules.classical import CyclicalRule, PSGLDRule, SGHMCRule
@@ -61,10 +61,18 @@ class HeldOutEvaluation:
     """
 
     def __init__(
-        self, family: ImageTaskFamily, steps: int, *, samples: int = 10, tasks: int = 3, chains: int = 2,
-        lrs: Sequence[float] = (0.02, 0.05, 0.1, 0.2), baseline_lrs: Sequence[float] | None = None, seed: int = 0,
-        stepping: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        family: ImageTaskFamily,
+        steps: int,
+        *,
+        samples: int = 10,
+        tasks: int = 3,
+        chains: int = 2,
+        lrs: Sequence[float] = (0.02, 0.05, 0.1, 0.2),
+        baseline_lrs: Sequence[float] | None = None,
+        seed: int = 0,
+        stepping: str = "loop",
+    ) -> None:
         if tasks < 1 or chains < 1 or not lrs:
             raise ValueError(f"evaluation needs tasks, chains and lrs, got {tasks}, {chains} and {tuple(lrs)}")
         self.family, self.steps, self.samples, self.lrs = family, steps, samples, tuple(lrs)
@@ -126,9 +134,12 @@ class HeldOutEvaluation:
         return score
 
     def score(
-        self, rule: SamplerRule, weights: Tensor | None = None, schedule: Schedule | None = None,
+        self,
+        rule: SamplerRule,
+        weights: Tensor | None = None,
+        schedule: Schedule | None = None,
         lrs: Sequence[float] | None = None,
-    ) -> Score:  # fmt: skip
+    ) -> Score:
         """The score of a sampler with meta-parameters (n,), over its own grid of learning rates or another.
 
         Raises:
@@ -179,6 +190,12 @@ class HeldOutEvaluation:
     def specification(self) -> dict[str, Any]:
         """Plain values that fix the scores, for checkpoints."""
         return {
-            "steps": self.steps, "samples": self.samples, "tasks": len(self.configs), "chains": self.chains,
-            "lrs": list(self.lrs), "baseline_lrs": list(self.baseline_lrs), "seed": self.seed, "split": _SPLIT,
-        }  # fmt: skip
+            "steps": self.steps,
+            "samples": self.samples,
+            "tasks": len(self.configs),
+            "chains": self.chains,
+            "lrs": list(self.lrs),
+            "baseline_lrs": list(self.baseline_lrs),
+            "seed": self.seed,
+            "split": _SPLIT,
+        }

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from learned_samplers.base.optional import require
 from meta_tasks.training.evaluation import Score
-
-if TYPE_CHECKING:
-    from meta_tasks.training.trainer import Iteration
+from meta_tasks.training.iteration import Iteration
 
 __all__ = ["Monitor"]
 
 
 class Monitor:
-    """Writes what the trainer reports to TensorBoard files in a folder.
+    """Writes a run's losses, scores and figures to TensorBoard files in a folder.
 
     Args:
         folder: of the run.
@@ -25,6 +24,7 @@ class Monitor:
     """
 
     def __init__(self, folder: Path, start: int) -> None:
+        require("tensorboard", "meta")
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         self._writer = SummaryWriter(str(folder), purge_step=start + 1)

@@ -1,4 +1,4 @@
-"""Meta-training: composes a task family, a rule, an objective and an estimator, and owns everything around them.
+"""`Trainer`: the outer loop of meta-training, with Adam, a running average, checkpoints, logs and evaluation.
 
 The trainer knows no sampler and no task by name. All of its state is the meta-parameters, Adam's moments, the number
 of iterations, the log, and the unrolls that an estimator keeps; everything random follows from (seed, iteration, pair).
@@ -9,98 +9,31 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from meta_tasks.estimators.evolution import Estimator, Job
-from meta_tasks.objectives.objectives import objective_named
+from meta_tasks.estimators import Estimator, Evaluator, Job
 from meta_tasks.rules.base import SamplerRule
 from meta_tasks.tasks.family import TaskFamily
 from meta_tasks.training.checkpoint import Checkpoints, check_same
 from meta_tasks.training.evaluation import HeldOutEvaluation, Score
+from meta_tasks.training.iteration import Iteration
 from meta_tasks.training.monitoring import Monitor
 from meta_tasks.training.process import of_first_rank, stop_signals
-from meta_tasks.training.workers import Evaluator, Executor, JobResult, SerialExecutor
+from meta_tasks.training.settings import TrainerSettings
+from meta_tasks.training.workers import Executor, SerialExecutor
 
-__all__ = ["Iteration", "Trainer", "TrainerSettings"]
-
-
-@dataclass(frozen=True)
-class TrainerSettings:
-    """Settings of the outer loop; the defaults are the paper's where it states them.
-
-    Args:
-        iterations: outer iterations in all.
-        learning_rate, beta1, beta2: of Adam on the meta-parameters.
-        averaging: d of the running average of the meta-parameters, φ̄ ← d·φ̄ + (1−d)·φ after each iteration, which is
-            what is evaluated and written out: it takes away most of the noise that the steps leave in φ. 0: φ itself.
-        max_gradient_norm: the meta-gradient is scaled down to this Euclidean norm; None leaves it.
-        seed: of everything.
-        objective: "bma", "ce", or "stein_kl" for truncated back-propagation.
-        checkpoint_minutes: minutes between checkpoints (0: after every iteration).
-        keep_checkpoints: how many to keep.
-        evaluate_every: iterations between evaluations on held-out tasks; 0 for none.
-        figures_every: iterations between figures of the network in the log; 0 for none.
-
-    Raises:
-        ValueError: a value is out of range, or an unknown objective.
-    """
-
-    iterations: int = 1000
-    learning_rate: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    averaging: float = 0.98
-    max_gradient_norm: float | None = 1.0
-    seed: int = 0
-    objective: str = "bma"
-    checkpoint_minutes: float = 5.0
-    keep_checkpoints: int = 3
-    evaluate_every: int = 50
-    figures_every: int = 25
-
-    def __post_init__(self) -> None:
-        objective_named(self.objective)
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
-        if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
-            raise ValueError(f"max_gradient_norm must be positive or None, got {self.max_gradient_norm}")
-        if not 0 <= self.averaging < 1:
-            raise ValueError(f"averaging must lie in [0, 1), got {self.averaging}")
-        for name in ("checkpoint_minutes", "evaluate_every", "figures_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-
-    @property
-    def outer_loop(self) -> dict[str, Any]:
-        """The settings that change the result, which a resumed run must share (it may run longer)."""
-        free = ("iterations", "checkpoint_minutes", "keep_checkpoints", "evaluate_every", "figures_every")
-        return {key: value for key, value in asdict(self).items() if key not in free}
-
-
-@dataclass
-class Iteration:
-    """What one iteration showed: ``number`` of iterations done, mean and median finite meta-loss, norm of the raw
-    gradient, mean and root mean square of L₊ − L₋, failed members, member-steps a second, and the jobs' results."""
-
-    number: int
-    loss: float
-    median_loss: float
-    gradient_norm: float
-    mean_difference: float
-    rms_difference: float
-    failed: int
-    member_steps_per_second: float
-    results: list[JobResult]
+__all__ = ["Trainer"]
 
 
 class Trainer:
-    """One meta-training run.
+    """A meta-training run: Adam on a sampler's meta-parameters φ, with gradients from an estimator.
+
+        φ ← Adam(φ, clip(estimate of ∇L)),    φ̄ ← d·φ̄ + (1 − d)·φ
+
+    `run` trains; `weights` is φ, and `averaged`, φ̄, is the result.
 
     Args:
         family, rule, estimator: what to train on, what to train, how to estimate its gradient.
@@ -117,10 +50,17 @@ class Trainer:
     """
 
     def __init__(
-        self, family: TaskFamily, rule: SamplerRule, estimator: Estimator, settings: TrainerSettings, *,
-        folder: Path | None = None, make_executor: Callable[[Evaluator], Executor] = SerialExecutor,
-        evaluation: HeldOutEvaluation | None = None, main: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        family: TaskFamily,
+        rule: SamplerRule,
+        estimator: Estimator,
+        settings: TrainerSettings,
+        *,
+        folder: Path | None = None,
+        make_executor: Callable[[Evaluator], Executor] = SerialExecutor,
+        evaluation: HeldOutEvaluation | None = None,
+        main: bool = True,
+    ) -> None:
         self.family, self.rule, self.estimator, self.settings = family, rule, estimator, settings
         self.evaluation, self.main = evaluation, main
         self.weights = torch.nn.Parameter(rule.initial_weights(settings.seed))
@@ -149,9 +89,11 @@ class Trainer:
     def specification(self) -> dict[str, Any]:
         """Plain values that fix the result of the run: sampler, family, estimator, outer loop."""
         return {
-            "sampler": self.rule.specification(), "tasks": self.family.specification(),
-            "estimator": self.estimator.specification(), "outer_loop": self.settings.outer_loop,
-        }  # fmt: skip
+            "sampler": self.rule.specification(),
+            "tasks": self.family.specification(),
+            "estimator": self.estimator.specification(),
+            "outer_loop": self.settings.outer_loop,
+        }
 
     def _jobs(self) -> list[Job]:
         return self.estimator.jobs(self.settings.seed, self.iteration)
@@ -292,11 +234,16 @@ class Trainer:
         self.checkpoints.save(
             self.iteration,
             {
-                "specification": self.specification(), "weights": self.weights.detach(), "averaged": self.averaged,
-                "optimizer": self.optimizer.state_dict(), "seconds": self.seconds, "history": self.history,
-                "scores": self.scores, "unrolls": unrolls,
+                "specification": self.specification(),
+                "weights": self.weights.detach(),
+                "averaged": self.averaged,
+                "optimizer": self.optimizer.state_dict(),
+                "seconds": self.seconds,
+                "history": self.history,
+                "scores": self.scores,
+                "unrolls": unrolls,
             },
-        )  # fmt: skip
+        )
         self._saved_at = self.iteration
 
     def _restore(self, saved: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Who evaluates jobs: this process, worker processes (one a core), or the ranks of ``torchrun``."""
+"""Executors run an iteration's jobs: in this process, in worker processes (one a core), or on ``torchrun``'s ranks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import torch.distributed
 import torch.multiprocessing
 from torch import Tensor
 
-from meta_tasks.estimators.evaluator import Evaluator, JobResult
-from meta_tasks.estimators.evolution import Job
+from learned_samplers.base import validation
+from meta_tasks.estimators import Evaluator, Job, JobResult
 from meta_tasks.training.process import of_first_rank, one_core
 
-__all__ = ["Evaluator", "Executor", "JobResult", "ProcessExecutor", "RankExecutor", "SerialExecutor"]
+__all__ = ["Executor", "ProcessExecutor", "RankExecutor", "SerialExecutor"]
 
 _GOODBYE = 10.0  # seconds that workers have to finish what they are at when they are no longer needed
 
 
 class Executor:
-    """Base class: evaluates jobs and keeps the unrolls that continue in a later iteration."""
+    """Runs the jobs of an iteration, and keeps the unrolls that continue in a later one: base class."""
 
     #: Whether `state_dict` waits for other processes that run the same trainer.
     collective: ClassVar[bool] = False
@@ -44,11 +44,11 @@ class Executor:
         raise NotImplementedError
 
     def agree(self, decisions: tuple[bool, ...]) -> tuple[bool, ...]:
-        """The decisions of the first of all processes that run the same trainer."""
+        """The decisions of the first process, in every process that runs the same trainer."""
         return decisions
 
     def close(self) -> None:
-        """End what was started."""
+        """End the processes that the executor started."""
 
 
 class SerialExecutor(Executor):
@@ -108,8 +108,7 @@ class ProcessExecutor(Executor):
     """
 
     def __init__(self, evaluator: Evaluator, workers: int) -> None:
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}")
+        validation.whole("workers", workers)
         # A fresh interpreter: a fork after the parent has used its threads can hang.
         context = torch.multiprocessing.get_context("spawn")
         self._connections, self._processes = [], []

@@ -49,10 +49,10 @@ class QuadraticFamily:
     temperature: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def task(self, *labels):
-        stream = generator(*labels, "task")
+    def task(self, *keys):
+        stream = generator(*keys, "task")
         curvature = 2.0 + 2.0 * torch.rand((), generator=stream).item()
-        return QuadraticTask(curvature, lr=self.lr, temperature=self.temperature, centre_seed=derive_seed(*labels))
+        return QuadraticTask(curvature, lr=self.lr, temperature=self.temperature, centre_seed=derive_seed(*keys))
 
     def specification(self):
         return {"name": self.name, "lr": self.lr, "temperature": self.temperature, **self.extra}

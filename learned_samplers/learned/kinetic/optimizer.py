@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.base import validation as check
-from learned_samplers.base.operations import as_number, is_finite
+from learned_samplers.base.operations import as_number
+from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES, kinetic_finish, kinetic_half_step, kinetic_mean
-from learned_samplers.learned.network import build_network
-from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, settings_from, together
-from learned_samplers.learned.weights import resolve
+from learned_samplers.base.step import Evaluation, GroupInputs
+from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_finish, kinetic_half_step, kinetic_mean
+from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
 
 
 class KineticL2E(LearnedSampler):
@@ -30,12 +28,11 @@ class KineticL2E(LearnedSampler):
         θ ← θ + ε·v,    r ← r + ε·Jᵀv,    Jᵀv = (∂f/∂θ)ᵀv + ∇²Ũ·(∂f/∂∇Ũ)ᵀv
 
     ∂g/∂r = r − f and ∂g/∂θ = −Jᵀ(r − f) are derived in `learned_samplers.learned.kinetic.rule`; the paper's printed
-    ∂g/∂θ is
-    not the gradient of its energy. The untrained sampler (last layer zero) is `SGHMC`, bit for bit.
+    ∂g/∂θ is not the gradient of its energy. The untrained sampler (last layer zero) is `SGHMC`, bit for bit.
 
     Invariant law: exp(−U/T − g/T) in continuous time for any network, so that θ follows the posterior; a step adds a
-    bias that vanishes with the step size, as `SGHMC`'s does (badge O(h), measured with random networks on Gaussians; of
-    weights with a card, what was measured with them).
+    bias that vanishes with the step size, as `SGHMC`'s does. The badge is "O(h)" where that was measured with the very
+    weights and settings in use, as their card says; for other networks it is "heuristic".
     Noise in the gradient heats it about as much as it heats `SGHMC`. Without the Hessian (``hessian="none"``) variances
     on Gaussians are wrong by 8 to 40 % at any step size (badge heuristic).
 
@@ -55,19 +52,19 @@ class KineticL2E(LearnedSampler):
             as for `L2E`; "default" is the shipped "kinetic-l2e". The network has two inputs and one output.
         mean_scale: s, in units of the momentum; by default the card's, else 1.
         output_bound: B > 0 holds the network's output to B·tanh(·/B).
-        hessian: "finite_difference", "double_backward" or "none".
-        probe_size: δ as root mean square displacement of θ.
+        hessian: "finite_difference" (the default), "double_backward" or "none".
+        probe_size: δ as root mean square displacement of θ; by default 10⁻³.
+        settings: a `learned_samplers.learned.kinetic.rule.KineticSettings` in the place of the four before.
 
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a step
             without a closure; a closure that called ``backward`` with ``hessian="double_backward"``.
     """
 
+    settings_class = KineticSettings
+    settings: KineticSettings
+    claims_law = True
     state_names = ("momentum",)
-    hyperparameters = (
-        *("lr", "num_data", "temperature", "prior_precision", "momentum_decay"),
-        *("mean_scale", "output_bound"),
-    )
 
     def __init__(
         self,
@@ -81,46 +78,27 @@ class KineticL2E(LearnedSampler):
         prior_precision: float = 0.0,
         mean_scale: float | None = None,
         output_bound: float | None = None,
-        hessian: str = "finite_difference",
-        probe_size: float = 1e-3,
+        hessian: str | None = None,
+        probe_size: float | None = None,
+        settings: KineticSettings | None = None,
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
     ):
-        check.one_of("hessian", hessian, ("finite_difference", "double_backward", "none"))
-        check.positive("probe_size", probe_size)
-        self.hessian, self.probe_size = hessian, probe_size
-        network = "kinetic-l2e" if isinstance(network, str) and network == "default" else network
-        module, card = resolve(
-            network, "KineticL2E", form="kinetic", feature_set="kinetic", features_of=lambda name: KINETIC_FEATURES
-        )
-        if module is None:
-            module = build_network(len(KINETIC_FEATURES), outputs=1, generator=torch.Generator().manual_seed(0))
-        given = dict(lr=lr, momentum_decay=momentum_decay, mean_scale=mean_scale, output_bound=output_bound)
-        defaults = dict(
-            **settings_from(card, {"mean_scale": 1.0, "output_bound": None}, given),
-            num_data=num_data,
-            temperature=temperature,
-            prior_precision=prior_precision,
-            momentum_init=momentum_init,
-            foreach=foreach,
-        )
-        self._badge = card.get("badge", "O(h)")
-        super().__init__(
-            params,
-            defaults,
-            network=module,
-            inputs=len(KINETIC_FEATURES),
-            outputs=1,
-            rows={},
-            identity={"form": "kinetic", "feature_set": "kinetic"},
-            generator=generator,
-        )
+        super().__init__(params, arguments(locals()), generator=generator)
+
+    def _shipped(self, own: dict[str, Any]) -> str:
+        return "kinetic-l2e"
 
     @property
-    def badge(self) -> str:  # type: ignore[override]
-        """O(h), or what the card of the weights says; without the Hessian heuristic, whatever that is."""
-        return "heuristic" if self.hessian == "none" else self._badge
+    def hessian(self) -> str:
+        """Where the Hessian-vector product comes from."""
+        return self.settings.hessian
+
+    @property
+    def probe_size(self) -> float:
+        """δ of the finite difference."""
+        return self.settings.probe_size
 
     @property
     def needs_closure(self) -> bool:  # type: ignore[override]
@@ -128,18 +106,21 @@ class KineticL2E(LearnedSampler):
 
     # ---------------------------------------------------------------- the step
 
-    def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
-        loss = super()._evaluate(closure)
+    def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
+        """The gradients, the first half of the step, and the Hessian's product for the second half."""
+        loss = self.run(closure)
         slopes = self._differentiable_gradients(loss) if self.hessian == "double_backward" else {}
-        groups = [(group, *self._gradients(group)) for group in self.param_groups]
-        self._check_finite([(params, grads) for _, params, grads in groups])
-        self._halves = [self._half_steps(*group) for group in groups]
+        evaluation = Evaluation(loss, self.collect_gradients())
+        halves: list[_HalfStep] = []
+        for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
+            inputs.prepared = self._half_steps(group, inputs)
+            halves += inputs.prepared
         directions: dict[Tensor, Tensor] = {}
-        for half in chain(*self._halves):
+        for half in halves:
             pieces = half.direction.split(half.segments.lengths)
             directions.update({p: w.reshape(p.shape) for p, w in zip(half.params, pieces, strict=True)})
         if self.hessian == "none" or not any(w.any() for w in directions.values()):
-            return loss
+            return evaluation
         if slopes:
             with torch.enable_grad():
                 products = torch.autograd.grad(
@@ -149,22 +130,22 @@ class KineticL2E(LearnedSampler):
         else:
             assert closure is not None
             product = self._probe(closure, directions)
-        for half in chain(*self._halves):
+        for half in halves:
             half.force = half.force + gather([product[p] for p in half.params])
-        return loss
+        return evaluation
 
-    def _half_steps(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[_HalfStep]:
-        hyper = self._hyper(group)
-        draw = isinstance(hyper["temperature"], Tensor) or hyper["temperature"] != 0
-        momenta = [self._state(group, p, "momentum") for p in params]
+    def _half_steps(self, group: dict[str, Any], inputs: GroupInputs) -> list[_HalfStep]:
+        params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)
+        momenta = [self.state_of(group, p, "momentum") for p in params]
         halves = []
         for members in together(params):
             chosen = [params[i] for i in members]
+            noise = self.noise_for(chosen, hyper)
             segments, theta = Segments(tuple(p.numel() for p in chosen)), gather(chosen)
             parts = kinetic_half_step(
                 theta,
                 gather([grads[i] for i in members]),
-                gather([self._noise(p) for p in chosen]) if draw else None,
+                None if noise is None else gather(noise),
                 gather([momenta[i] for i in members]),
                 phi=self._phi(theta),
                 segments=segments,
@@ -197,20 +178,16 @@ class KineticL2E(LearnedSampler):
         try:
             for p, w in directions.items():
                 p.add_(w, alpha=delta)
-            with torch.enable_grad():
-                loss = closure()
-            if not is_finite(loss):
-                raise FloatingPointError(f"the closure returned a loss that is not finite at the probe: {loss}")
+            self.run(closure, " at the probe")
             return {p: (p.grad - slope) / delta for p, (_, slope) in before.items() if p.grad is not None}
         finally:
             for p, (start, slope) in before.items():
                 p.copy_(start)
                 p.grad = slope
 
-    def _advance(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        position = next(i for i, other in enumerate(self.param_groups) if other is group)
-        hyper = self._hyper(group)
-        for half in self._halves[position]:
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        hyper = self.hyper(group)
+        for half in inputs.prepared:
             theta, momentum = kinetic_finish(
                 half.theta, half.mean, half.half, half.force, lr=hyper["lr"], num_data=hyper["num_data"]
             )
@@ -227,13 +204,13 @@ class KineticL2E(LearnedSampler):
             for members in together(moved):
                 chosen = [moved[i] for i in members]
                 theta = gather(chosen)
-                hyper = {key: as_number(group[key]) for key in ("num_data", "prior_precision", "mean_scale")}
+                hyper = {key: as_number(group[key]) for key in ("num_data", "prior_precision")}
                 mean = kinetic_mean(
                     theta,
                     gather([p.grad for p in chosen if p.grad is not None]),
                     phi=self._phi(theta),
                     segments=Segments(tuple(p.numel() for p in chosen)),
-                    output_bound=group["output_bound"],
+                    settings=self.settings,
                     **hyper,
                 )
                 momentum = gather([self.state[p]["momentum"] for p in chosen])
@@ -241,10 +218,6 @@ class KineticL2E(LearnedSampler):
             size = sum(p.numel() for p in moved)
             report["kinetic"] = total / size if size else float("nan")
         return reports
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = {"hessian": self.hessian, "probe_size": self.probe_size, "_badge": self._badge}
-        return {**super().__getstate__(), **own}
 
 
 @dataclass

@@ -7,24 +7,17 @@ import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
-from learned_samplers import L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC
-from learned_samplers.learned.network import build_network
+from learned_samplers import SGLD
+from tests.harness import LEARNED, STOCHASTIC
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # inductor and its threads warn of their own affairs
 
 
-def _network(feature_set):
-    return build_network(feature_set, (6,), zero_last=False, generator=torch.Generator().manual_seed(1))
-
-
+#: The hand-designed samplers, and L2E with its two kinds of features.
 MAKERS = {
-    "SGLD": lambda p, lr: SGLD(p, lr, 100, prior_precision=1.0),
-    "PSGLD": lambda p, lr: PSGLD(p, lr, 100, eps=0.1),
-    "SGHMC": lambda p, lr: SGHMC(p, lr, 100, prior_precision=1.0),
-    "SGNHT": lambda p, lr: SGNHT(p, lr, 100),
-    "CyclicalSGMCMC": lambda p, lr: CyclicalSGMCMC(p, lr, 100, cycle_length=4, exploration_ratio=0.5),
-    "L2E": lambda p, lr: L2E(p, lr, 100, network=_network("paper")),
-    "L2E-adaptive": lambda p, lr: L2E(p, lr, 100, network=_network("adaptive"), feature_set="adaptive"),
+    name: make
+    for name, make in STOCHASTIC.items()
+    if name in ("L2E", "L2E-adaptive") or (name not in LEARNED and "-" not in name)
 }
 
 
@@ -56,7 +49,7 @@ def test_one_graph_and_no_recompilation_under_a_scheduler(name, foreach):
     assert sampler.step_count == 16
 
 
-@pytest.mark.parametrize("name", ["SGLD", "SGHMC", "L2E"])
+@pytest.mark.parametrize("name", ["SGLD", "SGHMC", "BAOA", "L2E"])
 def test_compiled_by_inductor_at_temperature_zero_equals_eager(name):
     torch._dynamo.reset()
     eager, compiled = _params(), _params()

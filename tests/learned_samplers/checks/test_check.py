@@ -62,8 +62,8 @@ def test_noise_that_differs_from_the_linear_reading_is_found():
     """Right when read coordinate by coordinate, wrong in a run: one draw shared by pairs of coordinates at random."""
 
     class Heavy(SGLD):
-        def _noise(self, p):
-            return super()._noise(p) * (1.2 if p.numel() > 100 else 1.0)
+        def noise_like(self, p):
+            return super().noise_like(p) * (1.2 if p.numel() > 100 else 1.0)
 
     report = check_sampler(lambda p: Heavy(p, 0.1, 100))
     assert not report

@@ -201,8 +201,8 @@ class _AlwaysAccepts(HMC):
 
 
 class _ForgetsTheTemperature(HMC):
-    def _noise(self, p):
-        return super()._noise(p) / math.sqrt(0.1)
+    def noise_like(self, p):
+        return super().noise_like(p) / math.sqrt(0.1)
 
 
 @pytest.mark.parametrize("broken", [_AlwaysAccepts, _ForgetsTheTemperature])

@@ -27,7 +27,7 @@ def test_the_learning_rate_follows_the_published_formula():
     k, lr0 = 8, 0.5
     sampler = CyclicalSGMCMC([torch.zeros(1, requires_grad=True)], lr0, 100, cycle_length=k, exploration_ratio=0.5)
     for step in range(1, 20):
-        hyper = sampler._hyper(sampler.param_groups[0])
+        hyper = sampler.hyper(sampler.param_groups[0])
         assert hyper["lr"] == pytest.approx(lr0 / 2 * (math.cos(math.pi * ((step - 1) % k) / k) + 1))
         assert (hyper["temperature"] > 0) == (((step - 1) % k) / k >= 0.5)
         _track(sampler, 1)
@@ -81,7 +81,7 @@ def test_it_composes_with_a_scheduler_on_the_peak():
     sampler = CyclicalSGMCMC([torch.zeros(1, requires_grad=True)], 0.4, 100, cycle_length=4, exploration_ratio=0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(sampler, step_size=4, gamma=0.5)
     _track(sampler, 4, scheduler.step)
-    assert sampler._hyper(sampler.param_groups[0])["lr"] == pytest.approx(0.2)
+    assert sampler.hyper(sampler.param_groups[0])["lr"] == pytest.approx(0.2)
 
 
 def test_the_momentum_keeps_its_temperature_when_the_learning_rate_jumps():
@@ -139,4 +139,19 @@ def test_a_copy_keeps_its_schedule():
     _track(sampler, 2, schedule.step)
     clone = copy.deepcopy(sampler)
     assert not clone.is_sampling
-    assert clone._schedule.sampler is clone
+    assert clone.schedule.sampler is clone
+
+
+def test_the_base_of_a_cyclical_sampler_is_one_and_is_checked_when_loading():
+    with pytest.raises(ValueError, match="base must be the same"):
+        CyclicalSGMCMC([{"params": [torch.zeros(3, requires_grad=True)], "base": "sgld"}], 0.1, 100, cycle_length=10)
+    saved = CyclicalSGMCMC([torch.zeros(3, requires_grad=True)], 0.1, 100, cycle_length=10, base="sgld").state_dict()
+    with pytest.raises(ValueError, match="base='sgld'"):
+        CyclicalSGMCMC([torch.zeros(3, requires_grad=True)], 0.1, 100, cycle_length=10).load_state_dict(saved)
+
+
+def test_schedule_wants_a_sampler():
+    with pytest.raises(TypeError, match="sampler must be a Sampler, got SGD"):
+        CyclicalSchedule(torch.optim.SGD([torch.zeros(3, requires_grad=True)], 0.1), 10)
+    with pytest.raises(ValueError, match="no sampling step"):
+        CyclicalSchedule(SGLD([torch.zeros(3, requires_grad=True)], 0.1, 10), 3, 0.9)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from learned_samplers import HMC
+from tests.harness import closure_for, flat, small_network
 
 
 def banana_energy(x: torch.Tensor) -> torch.Tensor:
@@ -161,3 +162,42 @@ def test_groups_must_agree_on_what_belongs_to_the_whole_trajectory():
     a, b = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
     with pytest.raises(ValueError, match="leapfrog_steps must be the same"):
         HMC([{"params": [a]}, {"params": [b], "leapfrog_steps": 3}], 0.1, 10)
+
+
+def test_a_snapshot_of_hmc_in_memory_stays_as_it_was():
+    model = small_network()
+    sampler = HMC(model.parameters(), 0.1, 100, adapt_steps=5)
+    sampler.step(closure_for(model, sampler))
+    snapshot = sampler.state_dict()["param_groups"][0]["tally"]
+    before = dict(snapshot)
+    sampler.step(closure_for(model, sampler))
+    assert snapshot == before
+
+
+def test_hmc_refuses_losses_of_a_wrong_shape():
+    p = torch.zeros(4, 2, requires_grad=True)
+
+    def closure():
+        p.grad = torch.zeros_like(p)
+        return torch.zeros(3)
+
+    with pytest.raises(ValueError, match=r"shape \(3,\)"):
+        HMC([p], 0.1, 10).step(closure)
+
+
+def test_hmc_restores_the_state_when_the_closure_fails_on_the_way():
+    model = small_network()
+    sampler = HMC(model.parameters(), 0.1, 100)
+    ordinary, calls = closure_for(model, sampler), []
+
+    def closure():
+        calls.append(1)
+        if len(calls) == 4:
+            raise RuntimeError("out of data")
+        return ordinary()
+
+    before = flat(model)
+    with pytest.raises(RuntimeError, match="out of data"):
+        sampler.step(closure)
+    assert torch.equal(flat(model), before)
+    assert sampler.step_count == 0

@@ -291,7 +291,7 @@ def test_another_process_goes_on_collecting_the_same(tmp_path):
         parts = {"model": model, "sampler": sampler, "posterior": posterior}
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
     here = Path(__file__).parent
-    script = RESUME.format(paths=[str(here.parents[1]), str(here)], runs=runs)
+    script = RESUME.format(paths=[str(here.parents[2]), str(here)], runs=runs)
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
     for _, file in runs:
         resumed = PosteriorSamples.load(file + ".result", small_model())

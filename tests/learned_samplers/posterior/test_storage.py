@@ -275,7 +275,7 @@ except OSError as error:
 def test_a_write_that_the_system_really_cuts_short(tmp_path):
     here = Path(__file__).parent
     folder = tmp_path / "samples"
-    script = LIMITED.format(root=str(here.parents[1]), here=str(here), folder=str(folder))
+    script = LIMITED.format(root=str(here.parents[2]), here=str(here), folder=str(folder))
     output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=300)
     file = folder / "step-0000000004.safetensors"
     assert output.stdout.strip() == f"OSError {errno.EFBIG} {file} [1, 2, 3]"

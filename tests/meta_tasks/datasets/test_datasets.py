@@ -1,6 +1,7 @@
 """`load`, `match` and `out_of_distribution`, on embedded data and on small files made in the format of each source."""
 
 import os
+import sys
 from pathlib import Path
 from urllib.error import URLError
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from meta_tasks import datasets
 from meta_tasks.datasets import ImageData, load, match
+from meta_tasks.datasets.image_data import RawSplits
+from meta_tasks.datasets.registry import READERS
 
 SPLITS = ("train", "val", "test")
 
@@ -74,9 +77,9 @@ def test_validation_as_a_fraction_and_none_at_all():
         ({"limit": 5}, ValueError, "limit=5"),
         ({"limit": 5000}, ValueError, "limit=5000 exceeds the 808"),
         ({"limit": 0}, ValueError, "limit must be at least 1, got 0"),
-        ({"limit": 10.5}, TypeError, "limit must be an integer or None, got 10.5"),
+        ({"limit": 10.5}, TypeError, "limit must be an integer, got 10.5"),
         ({"size": -1}, ValueError, "size must be at least 1, got -1"),
-        ({"size": True}, TypeError, "size must be an integer or None, got True"),
+        ({"size": True}, TypeError, "size must be an integer, got True"),
         ({"validation": 1.0}, ValueError, r"validation must be a fraction in \[0, 1\).*got 1.0"),
         ({"validation": -3}, ValueError, "got -3"),
         ({"validation": 3}, ValueError, "validation=3"),
@@ -334,3 +337,25 @@ def test_real_files(name, folder, shape, mean):
     data = load(name, download=False)
     assert data.input_shape == shape
     assert data.test_x.mean().item() == pytest.approx(mean, abs=1e-3)
+
+
+def test_a_data_set_needs_a_reader_and_its_entry_alone(monkeypatch):
+    def read(request):
+        assert (request.name, request.size, request.download) == ("stripes", 4, False)
+        x, y = torch.arange(20 * 64).view(20, 1, 8, 8) % 256, torch.arange(20) % 2
+        return RawSplits(2, 255.0, train=(x, y), test=(x, y))
+
+    with pytest.raises(ValueError, match="name='stripes' is unknown"):
+        load("stripes")
+    monkeypatch.setitem(READERS, "stripes", read)
+    data = load("stripes", size=4, download=False)
+    assert data.input_shape == (1, 4, 4)
+    assert len(data.val_y) == 2
+    assert "stripes" in datasets.names()
+    assert datasets.out_of_distribution("stripes") == "photos"
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "learned-samplers\[meta\]"'):
+        load("digits")

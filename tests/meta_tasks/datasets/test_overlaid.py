@@ -133,7 +133,7 @@ def test_limits_take_some_of_the_pairs(root):
         ({"partners": 0}, ValueError, "partners must be at least 1, got 0"),
         ({"validation": 30}, ValueError, "validation must leave some of 30 training images, got 30"),
         ({"validation": 0.1}, TypeError, "validation must be an integer, got 0.1"),
-        ({"limit": True}, TypeError, "limit must be an integer or None, got True"),
+        ({"limit": True}, TypeError, "limit must be an integer, got True"),
         ({"root": "/nowhere"}, FileNotFoundError, "mnist: no train-images-idx3-ubyte"),
     ],
 )

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from meta_tasks.estimators.evolution import AntitheticES, NoiseReuseES, Shaping, antithetic_members, perturbation
+from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping, antithetic_members, perturbation
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.rules.learned import L2ERule
@@ -220,8 +220,8 @@ def test_noise_reuse_over_an_episode_is_es_on_the_mean_of_the_running_losses():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AntitheticES(0.0, 4, HORIZON), "sigma must be positive, got 0.0"),
-        (lambda: AntitheticES(0.1, 4, HORIZON, learned=0), "learned must be at least 1, or None for all, got 0"),
+        (lambda: AntitheticES(0.0, 4, HORIZON), "sigma must be greater than 0, got 0.0"),
+        (lambda: AntitheticES(0.1, 4, HORIZON, learned=0), "learned must be at least 1, got 0"),
         (lambda: AntitheticES(0.1, 0, HORIZON), "pairs must be a positive multiple"),
         (lambda: AntitheticES(0.1, 4, HORIZON, pairs_per_task=3), "multiple of pairs_per_task=3, got 4"),
         (lambda: NoiseReuseES(0.1, 4, HORIZON, 21), r"window must lie in \[1, 20\], the shortest horizon, got 21"),

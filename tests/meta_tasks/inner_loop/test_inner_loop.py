@@ -10,7 +10,7 @@ from torch import nn
 from learned_samplers import L2E, PSGLD, SGHMC, CyclicalSGMCMC, KineticL2E
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import BMALoss, CELoss
+from meta_tasks.objectives import BMALoss, CELoss
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules.classical import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule
@@ -36,7 +36,7 @@ class Replay(nn.Module):
     def __init__(self, task, seed):
         super().__init__()
         self.task, self.seed = task, seed
-        self.module = task.kernel._build()
+        self.module = task.network.build()
         nn.utils.vector_to_parameters(task.initial(derive_seed(seed, "initial")), self.module.parameters())
 
     def run(self, make, steps):
@@ -102,18 +102,19 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
             else:
                 network = rule.network(weights[member])
                 sampler = L2E(params, network=network, form=form, feature_set=feature_set, **scales, **common)
-            monkeypatch.setattr(sampler, "_noise", same_noise)
+            monkeypatch.setattr(sampler, "noise_like", same_noise)
             return sampler
 
         replayed = Replay(task, seed).run(make, 6)
         run = Unroll(task, rule, BMALoss, SCHEDULE, [1, seed])
         run.advance(weights, 6)
-        # six steps in single precision, with gradients summed in another order; a finite difference with δ = 1e-3
-        # makes a thousand times as much of that
-        tolerance = 5e-3 if name == "kinetic" else 2e-4
+        # six steps in single precision, with gradients summed in another order; a finite difference with δ = 1e-3 makes
+        # a thousand times as much of that, and more where it crosses a kink of ReLU in one of the two and not in the
+        # other (9e-3 on one kind of CPU). Without the Hessian-vector product the difference is .6 and more.
+        tolerance = 2e-2 if name == "kinetic" else 2e-4
         torch.testing.assert_close(run.parameter[member], replayed, rtol=2e-3, atol=tolerance)
         moved = (replayed - task.initial(derive_seed(seed, "initial"))).abs().max()
-        assert moved > 0.02  # a hundred times the tolerance
+        assert moved > max(0.02, 20 * tolerance)
 
 
 def test_members_of_a_pair_see_the_same_random_numbers_and_pairs_see_others():
@@ -147,7 +148,7 @@ def test_the_model_average_is_that_of_the_collected_states():
     assert schedule.num_samples == run.objective.count == 2
     x, y = task._held_out
     index = run._validation[0]
-    probabilities = torch.stack([task.kernel.logits(state[:1], x[index][None]).softmax(-1)[0] for state in states])
+    probabilities = torch.stack([task.network.logits(state[:1], x[index][None]).softmax(-1)[0] for state in states])
     expected = -probabilities.mean(0)[torch.arange(20), y[index]].log().mean()
     torch.testing.assert_close(run.losses()[0], expected.double(), rtol=1e-5, atol=1e-6)
     accuracy = (probabilities.mean(0).argmax(-1) == y[index]).double().mean()

@@ -43,7 +43,7 @@ def test_a_horizon_draws_schedules_with_its_samples_ending_at_the_last_step():
         (lambda: Schedule(10, 1, 0), "thinning must be at least 1, got 0"),
         (lambda: Horizon(100, 50), "longest=50 is less than shortest=100"),
         (lambda: Horizon(10, 50, samples=6), "collection window of 5 steps, fewer than samples=6"),
-        (lambda: Horizon(10, 50, burn_in=1.0), r"burn_in must be a share of the horizon in \[0, 1\), got 1.0"),
+        (lambda: Horizon(10, 50, burn_in=1.0), r"burn_in must lie in \[0, 1\), got 1.0"),
         (lambda: Schedule.cyclical(100, 3, 10, 0.8), "samples=10 do not divide among cycles=3"),
         (lambda: Schedule.cyclical(100, 10, 40, 0.8), "a sampling phase of 2 steps"),
     ],

@@ -1,6 +1,7 @@
 """The step between fixed buffers: the loop's numbers bit for bit, and nothing remembered between calls."""
 
 import copy
+import inspect
 import math
 
 import pytest
@@ -10,9 +11,9 @@ from torch.utils._pytree import tree_leaves
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.step import StaticStep, stepping_for
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.objectives import BMALoss
 from meta_tasks.rules.classical import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
-from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule
+from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule, PrecondL2ERule
 from tests.meta_tasks.toy_tasks import QuadraticTask, image_task
 
 SCHEDULE = Schedule(12, 6, 2)
@@ -24,7 +25,7 @@ RULES = {
     "l2e-adaptive": L2ERule("residual", "adaptive", beta_scale=2.0, friction_scale=0.0, reference_data=500),
     "l2e-decaying": L2ERule("residual", "paper", beta_scale=2.0, decay_time=3.0),
     "l2e-paper": L2ERule("paper", alpha_scale=0.5, beta_scale=0.5),
-    "precond": L2ERule("preconditioner", "scaled"),
+    "precond": PrecondL2ERule("scaled"),
     "kinetic": KineticRule(),
     "meta": MetaSGMCMCRule("signed", (4,)),
 }
@@ -174,17 +175,19 @@ def test_a_rehearsal_leaves_no_trace():
 
 def test_the_stepping_is_chosen_by_device_and_rule():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert stepping_for(None, SGHMCRule(), cpu) == "loop"
-    assert stepping_for(None, SGHMCRule(), cuda) == "graph"
+    assert stepping_for("auto", SGHMCRule(), cpu) == "loop"
+    assert stepping_for("auto", SGHMCRule(), cuda) == "graph"
     assert stepping_for("loop", SGHMCRule(), cuda) == "loop"
-    assert stepping_for(None, CyclicalRule(4), cuda) == "loop"
+    assert stepping_for("auto", CyclicalRule(4), cuda) == "loop"
     with pytest.raises(ValueError, match="stepping='static': the rule 'cyclical' changes with the step on the host"):
         make(CyclicalRule(4), "static")
     with pytest.raises(ValueError, match="stepping='graph' needs a CUDA device, the task is on cpu"):
         make(SGHMCRule(), "graph")
-    with pytest.raises(ValueError, match="must be one of 'loop', 'static', 'graph' or None, got 'fast'"):
+    with pytest.raises(ValueError, match="must be one of 'loop', 'static', 'graph', 'auto', got 'fast'"):
         make(SGHMCRule(), "fast")
-    assert make(SGHMCRule(), None).stepping == "loop"
+    # A capture must be asked for: it has never run on a GPU.
+    assert Unroll(image_task(), SGHMCRule(), BMALoss, SCHEDULE, [1]).stepping == "loop"
+    assert inspect.signature(Unroll).parameters["stepping"].default == "loop"
 
 
 def test_a_task_of_few_images_has_smaller_minibatches():

@@ -1,9 +1,11 @@
-"""The hand-written kernels against autograd, in every way of cutting the work into pieces."""
+"""The batched networks that are written out by hand against autograd, in every way of cutting the work into pieces."""
+
+import itertools
 
 import pytest
 import torch
 
-from meta_tasks.networks.batched import ConvolutionKernel, ModuleKernel, kernel_for
+from meta_tasks.networks import BatchedConvolution, BatchedModule, batched_mlp, batched_network_for
 
 NETWORKS = [
     ("cnn", (1, 14, 14), {"channels": 4, "depth": 1}),
@@ -15,8 +17,8 @@ NETWORKS = [
 ]
 
 
-def members(kernel, count):
-    return torch.stack([kernel.initial(seed) for seed in range(count)])
+def members(network, count):
+    return torch.stack([network.initial(seed) for seed in range(count)])
 
 
 def batch(shape, groups, n=5, classes=4):
@@ -26,23 +28,23 @@ def batch(shape, groups, n=5, classes=4):
 @pytest.mark.parametrize(("name", "shape", "options"), NETWORKS)
 @pytest.mark.parametrize(("count", "groups"), [(4, 2), (1, 1), (6, 3)])
 def test_loss_gradient_and_logits_equal_autograd(name, shape, options, count, groups):
-    kernel = kernel_for(name, shape, 4, **options)
-    reference = ModuleKernel(kernel._build)
-    weights, (x, y) = members(kernel, count), batch(shape, groups)
-    loss, gradient = kernel.loss_and_gradient(weights, x, y)
+    network = batched_network_for(name, shape, 4, **options)
+    reference = BatchedModule(network.build)
+    weights, (x, y) = members(network, count), batch(shape, groups)
+    loss, gradient = network.loss_and_gradient(weights, x, y)
     expected_loss, expected_gradient = reference.loss_and_gradient(weights, x, y)
     # single precision, sums over at most a few thousand products
     torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(kernel.logits(weights, x), reference.logits(weights, x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(network.logits(weights, x), reference.logits(weights, x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("members_per_call", [1, 2, 3, 4, 6, 100])
 @pytest.mark.parametrize("images_per_call", [1, 2, 5, 7])
 @pytest.mark.parametrize("residual", [False, True])
 def test_the_pieces_add_up_however_the_work_is_cut(members_per_call, images_per_call, residual):
-    whole = kernel_for("cnn", (1, 8, 8), 4, channels=4, depth=2, residual=residual)
-    cut = ConvolutionKernel(whole._build, members_per_call, images_per_call)
+    whole = batched_network_for("cnn", (1, 8, 8), 4, channels=4, depth=2, residual=residual)
+    cut = BatchedConvolution(whole.build, members_per_call, images_per_call)
     weights, (x, y) = members(whole, 6), batch((1, 8, 8), 3)
     for ours, theirs in zip(cut.loss_and_gradient(weights, x, y), whole.loss_and_gradient(weights, x, y)):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
@@ -51,11 +53,11 @@ def test_the_pieces_add_up_however_the_work_is_cut(members_per_call, images_per_
 
 def test_ties_in_a_pooling_window_go_where_autograd_sends_them():
     # A blank image makes every window a tie; the first pixel of a window must get the gradient, as in torch.
-    kernel = kernel_for("cnn", (1, 8, 8), 4, channels=4, depth=2)
-    weights, y = members(kernel, 2), torch.randint(4, (1, 5))
+    network = batched_network_for("cnn", (1, 8, 8), 4, channels=4, depth=2)
+    weights, y = members(network, 2), torch.randint(4, (1, 5))
     weights += 0.1  # so that some units are active on a blank image
     x = torch.zeros(1, 5, 1, 8, 8)
-    ours, theirs = (k.loss_and_gradient(weights, x, y)[1] for k in (kernel, ModuleKernel(kernel._build)))
+    ours, theirs = (k.loss_and_gradient(weights, x, y)[1] for k in (network, BatchedModule(network.build)))
     assert theirs.abs().max() > 1e-3
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
@@ -63,32 +65,32 @@ def test_ties_in_a_pooling_window_go_where_autograd_sends_them():
 @pytest.mark.parametrize(("name", "shape", "options"), [*NETWORKS[:4], NETWORKS[4]])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
 def test_a_member_that_is_not_finite_leaves_the_others_bit_for_bit(name, shape, options, bad):
-    kernel = kernel_for(name, shape, 4, **options)
-    weights, (x, y) = members(kernel, 4), batch(shape, 2)
-    loss, gradient = kernel.loss_and_gradient(weights, x, y)
+    network = batched_network_for(name, shape, 4, **options)
+    weights, (x, y) = members(network, 4), batch(shape, 2)
+    loss, gradient = network.loss_and_gradient(weights, x, y)
     broken = weights.clone()
     broken[1] = bad
     others = [0, 2, 3]
-    new_loss, new_gradient = kernel.loss_and_gradient(broken, x, y)
+    new_loss, new_gradient = network.loss_and_gradient(broken, x, y)
     assert torch.equal(new_loss[others], loss[others])
     assert torch.equal(new_gradient[others], gradient[others])
 
 
 def test_initial_weights_are_those_of_the_constructor_and_leave_the_global_stream_alone():
-    kernel = kernel_for("cnn", (1, 8, 8), 4, channels=4, depth=1)
+    network = batched_network_for("cnn", (1, 8, 8), 4, channels=4, depth=1)
     before = torch.get_rng_state()
-    drawn = kernel.initial(7)
+    drawn = network.initial(7)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(7)
-    assert torch.equal(drawn, torch.cat([p.detach().flatten() for p in kernel._build().parameters()]))
-    assert not torch.equal(drawn, kernel.initial(8))
+    assert torch.equal(drawn, torch.cat([p.detach().flatten() for p in network.build().parameters()]))
+    assert not torch.equal(drawn, network.initial(8))
 
 
 def test_views_share_the_buffer_in_the_order_of_the_parameters():
-    kernel = kernel_for("cnn", (1, 8, 8), 4, channels=4, depth=1)
-    weights = members(kernel, 2)
-    views = kernel.views(weights)
-    module = kernel._build()
+    network = batched_network_for("cnn", (1, 8, 8), 4, channels=4, depth=1)
+    weights = members(network, 2)
+    views = network.views(weights)
+    module = network.build()
     assert list(views) == [name for name, _ in module.named_parameters()]
     assert [tuple(v.shape[1:]) for v in views.values()] == [tuple(p.shape) for p in module.parameters()]
     views["linear.1.bias"].fill_(3.0)
@@ -97,20 +99,53 @@ def test_views_share_the_buffer_in_the_order_of_the_parameters():
 
 def test_a_network_with_buffers_and_pieces_of_no_size_are_refused():
     with pytest.raises(ValueError, match="BatchNorm1d keeps buffers"):
-        ModuleKernel(lambda: torch.nn.BatchNorm1d(3))
-    build = kernel_for("cnn", (1, 8, 8), 4)._build
+        BatchedModule(lambda: torch.nn.BatchNorm1d(3))
+    build = batched_network_for("cnn", (1, 8, 8), 4).build
     with pytest.raises(ValueError, match="members_per_call must be at least 1, got 0"):
-        ConvolutionKernel(build, members_per_call=0)
+        BatchedConvolution(build, members_per_call=0)
     with pytest.raises(ValueError, match="images_per_call must be at least 1, got -1"):
-        ConvolutionKernel(build, images_per_call=-1)
+        BatchedConvolution(build, images_per_call=-1)
 
 
 def test_other_networks_go_through_autograd():
-    kernel = kernel_for("lenet", (1, 12, 12), 4)
-    assert type(kernel) is ModuleKernel
-    weights, (x, y) = members(kernel, 2), batch((1, 12, 12), 1)
-    loss, gradient = kernel.loss_and_gradient(weights, x, y)
+    network = batched_network_for("lenet", (1, 12, 12), 4)
+    assert type(network) is BatchedModule
+    weights, (x, y) = members(network, 2), batch((1, 12, 12), 1)
+    loss, gradient = network.loss_and_gradient(weights, x, y)
     step = 1e-2 * gradient / gradient.norm(dim=1, keepdim=True)
     # the loss falls along minus the gradient by about its norm times the step's length
-    after = kernel.loss_and_gradient(weights - step, x, y)[0]
+    after = network.loss_and_gradient(weights - step, x, y)[0]
     torch.testing.assert_close((loss - after) / 1e-2, gradient.norm(dim=1), rtol=0.1, atol=1e-3)
+
+
+def test_batched_mlp_is_each_member_alone_with_any_member_axes():
+    torch.manual_seed(0)
+    widths, x = (3, 5, 4, 2), torch.randn(7, 3)
+    layers = [(torch.randn(2, 3, b, a), torch.randn(2, 3, b)) for a, b in itertools.pairwise(widths)]
+    leaf = [each.requires_grad_() for layer in layers for each in layer]
+    found = batched_mlp(layers, x, torch.tanh)
+    assert found.shape == (2, 3, 7, 2)
+    hidden = x
+    for i, (weight, bias) in enumerate(layers):
+        hidden = torch.nn.functional.linear(hidden.tanh() if i else hidden, weight[1, 2], bias[1, 2])
+    torch.testing.assert_close(found[1, 2], hidden)
+    own = torch.autograd.grad(hidden.sum(), leaf, retain_graph=True)
+    for mine, theirs in zip(torch.autograd.grad(found[1, 2].sum(), leaf), own, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    # inputs of their own for each member
+    apart = torch.randn(2, 3, 7, 3)
+    torch.testing.assert_close(batched_mlp(layers, apart)[0, 1], batched_mlp(layers, apart[0, 1])[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("layers", "inputs", "message"),
+    [
+        ([], (4, 3), "layers must have at least one layer"),
+        ([((2, 5, 3), (2, 5)), ((3, 1, 5), (3, 1))], (4, 3), r"layers\[1\] must have a weight"),
+        ([((2, 5, 3), (5,))], (4, 3), r"layers\[0\] must have a weight .* and \(5,\)"),
+        ([((2, 5, 3), (2, 5))], (3, 4, 3), r"inputs must be \(n, in\) or .*, got \(3, 4, 3\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(layers, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        batched_mlp([(torch.zeros(w), torch.zeros(b)) for w, b in layers], torch.zeros(inputs))

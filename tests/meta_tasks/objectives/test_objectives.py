@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from meta_tasks.objectives.objectives import BMALoss, CELoss, objective_named
+from meta_tasks.estimators import AntitheticES
+from meta_tasks.inner_loop import Horizon
+from meta_tasks.objectives import OBJECTIVES, BMALoss, CELoss, Objective, objective_named
+from meta_tasks.rules.classical import LearnableSGD
+from meta_tasks.training import Trainer, TrainerSettings
+from tests.meta_tasks.toy_tasks import QuadraticFamily
 
 
 @pytest.fixture
@@ -64,3 +69,28 @@ def test_names():
     assert objective_named("bma") is BMALoss
     with pytest.raises(ValueError, match="objective must be one of 'bma', 'ce', 'stein_kl', got 'kl'"):
         objective_named("kl")
+
+
+class Brier(Objective):
+    """Of the single states."""
+
+    name = "brier"
+
+    def add(self, log_probabilities, y):
+        hit = torch.nn.functional.one_hot(y, log_probabilities.shape[-1])
+        score = (log_probabilities.exp() - hit).square().sum(-1).mean(-1)
+        self.total, self.count = score if self.total is None else self.total + score, self.count + 1
+
+    def loss(self):
+        return self._collected() / self.count
+
+
+def test_an_objective_needs_its_class_and_its_entry_alone(monkeypatch):
+    with pytest.raises(ValueError, match="got 'brier'"):
+        TrainerSettings(objective="brier")
+    monkeypatch.setitem(OBJECTIVES, "brier", Brier)
+    settings = TrainerSettings(iterations=1, evaluate_every=0, objective="brier")
+    estimator = AntitheticES(0.2, 2, Horizon(6, 6, samples=3))
+    trainer = Trainer(QuadraticFamily(), LearnableSGD(), estimator, settings)
+    assert 0 < trainer.step().loss < 1
+    assert trainer.specification()["outer_loop"]["objective"] == "brier"

@@ -80,7 +80,7 @@ def test_any_shapes(batch, count, d):
     [
         (torch.zeros(1, 3), 0.05, r"samples must be \(\.\.\., K, d\) with K of at least 2, got \(1, 3\)"),
         (torch.zeros(3), 0.05, r"got \(3,\)"),
-        (torch.zeros(4, 3), 0.0, "ridge must be positive, got 0.0"),
+        (torch.zeros(4, 3), 0.0, "ridge must be greater than 0, got 0.0"),
     ],
 )
 def test_bad_arguments(samples, ridge, message):

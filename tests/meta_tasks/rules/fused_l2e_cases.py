@@ -15,16 +15,20 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import features as l2e_features
 from learned_samplers.learned.features import feature_set_named
-from learned_samplers.learned.l2e.rule import l2e_residual_rule
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_residual_rule
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
-from meta_tasks.objectives.objectives import BMALoss
+from meta_tasks.objectives import BMALoss
 from meta_tasks.rules import triton_kernels as kernels
 from meta_tasks.rules import triton_l2e as fused_l2e
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.rules.triton_l2e import FusedL2ERule, fused_residual_rule
+from tests.learned_samplers.learned.flat_keywords import keywords
 from tests.meta_tasks.inner_loop.test_capture import OneDevice
 from tests.meta_tasks.toy_tasks import image_task
+
+fused_residual_rule = keywords(fused_residual_rule, L2ESettings)
+l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
 
 DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
 # Tensors of one coordinate, of a block and two, and of no whole number of blocks.
@@ -119,7 +123,9 @@ def test_parity_over_an_inner_loop(monkeypatch):
     pure, fused = L2ERule("residual", **settings), FusedL2ERule("residual", **settings)
     monkeypatch.setattr(fused_l2e, "l2e_residual_rule", None)  # it must not be what runs
     if kernels.INTERPRETED:
-        monkeypatch.setitem(FusedL2ERule._rules, "residual", fused_residual_rule)
+        monkeypatch.setattr(
+            FusedL2ERule, "_updated", lambda self, *given, **more: fused_l2e.fused_residual_rule(*given, **more)
+        )
     stream = torch.Generator().manual_seed(0)
     weights = pure.initial_weights(0) + 0.1 * torch.randn(2, pure.num_weights, generator=stream)
     runs = []

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
+from meta_tasks.tasks import FAMILIES, ImageTaskFamily, family_named
 from meta_tasks.tasks import family as task_family
-from meta_tasks.tasks.family import FAMILIES, ImageTaskFamily, family_named
 from meta_tasks.tasks.task import ImageTask, TaskConfig
 from tests.meta_tasks.toy_tasks import image_task, random_images
 
@@ -25,7 +25,7 @@ def family(monkeypatch):
     return made
 
 
-def test_the_labels_fix_the_task(family):
+def test_the_keys_fix_the_task(family):
     task, again, other = family.task(0, 3, 1), family.task(0, 3, 1), family.task(0, 3, 2)
     assert task.config == again.config != other.config
     assert torch.equal(task._train[0], again._train[0])
@@ -114,11 +114,11 @@ def test_a_specification_is_plain_and_does_not_name_the_machine():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset_names": ("minst",)}, "unknown data set 'minst'; known: digits, mnist"),
+        ({"dataset_names": ("minst",)}, "dataset_names='minst' is unknown; choose one of digits, mnist"),
         ({"dataset_names": ()}, "dataset_names of task family 'cpu' must have at least one choice"),
         ({"small_data_share": 1.5}, r"small_data_share must lie in \[0, 1\], got 1.5"),
         ({"small_data": (50, 10)}, "small_data must be a range"),
-        ({"lrs": (0.1, -0.1)}, "lrs of task family 'cpu' must be positive, got -0.1"),
+        ({"lrs": (0.1, -0.1)}, "lrs must be greater than 0, got -0.1"),
         ({"labels": (4,)}, r"labels must be two or more different ones, got \(4,\)"),
     ],
 )
@@ -187,8 +187,8 @@ def test_the_test_split_is_used_only_where_it_is_asked_for():
         ({"classes": (1, 1)}, "different labels"),
         ({"classes": (1, 7)}, "different labels"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"num_data": 0}, "num_data must be at least 1 or None, got 0"),
-        ({"split": "train"}, "split must be 'val' or 'test', got 'train'"),
+        ({"num_data": 0}, "num_data must be at least 1, got 0"),
+        ({"split": "train"}, "split must be one of 'val', 'test', got 'train'"),
     ],
 )
 def test_bad_configurations_are_refused(config, message):

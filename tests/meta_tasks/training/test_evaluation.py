@@ -6,14 +6,14 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from meta_tasks.estimators.evolution import AntitheticES
+from meta_tasks.estimators import AntitheticES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD, SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule
-from meta_tasks.tasks.family import family_named
+from meta_tasks.tasks import family_named
 from meta_tasks.tasks.task import ImageTask
+from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.evaluation import HeldOutEvaluation
-from meta_tasks.training.trainer import Trainer, TrainerSettings
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +121,9 @@ def test_every_sampler_takes_the_same_number_of_gradients(rule, evaluation, monk
     ("arguments", "rule", "message"),
     [
         ((20, 8), L2ERule(), r"a sampling phase of 1 steps .* is too short for 2 samples"),
-        ((20, 11), L2ERule(), "samples=11 exceed half of the 20 steps that 'l2e' takes on held-out tasks"),
+        ((20, 11), L2ERule(), "samples=11 exceed half of the 20 steps that 'L2E' takes on held-out tasks"),
         ((40, 4), KineticRule(), None),
-        ((14, 4), KineticRule(), "samples=4 exceed half of the 7 steps that 'kinetic_l2e' takes"),
+        ((14, 4), KineticRule(), "samples=4 exceed half of the 7 steps that 'KineticL2E' takes"),
     ],
 )
 def test_runs_too_short_for_their_states_are_refused_before_they_start(arguments, rule, message):
@@ -174,7 +174,7 @@ def test_figures_have_a_cadence_of_their_own(tmp_path):
     assert "network/contours" not in logged(tmp_path / "never").Tags()["images"]
     # the cadence may change when a run goes on
     assert trainer(tmp_path / "never", iterations=3, evaluate_every=0, figures_every=1).iteration == 2
-    with pytest.raises(ValueError, match="figures_every must not be negative, got -1"):
+    with pytest.raises(ValueError, match="figures_every must be at least 0, got -1"):
         TrainerSettings(figures_every=-1)
 
 

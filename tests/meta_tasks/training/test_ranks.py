@@ -4,10 +4,10 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
-from meta_tasks.estimators.evolution import NoiseReuseES
+from meta_tasks.estimators import NoiseReuseES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
-from meta_tasks.training.trainer import Trainer, TrainerSettings
+from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.workers import RankExecutor
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 

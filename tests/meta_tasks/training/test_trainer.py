@@ -9,11 +9,11 @@ import time
 import pytest
 import torch
 
-from meta_tasks.estimators.evolution import AntitheticES, NoiseReuseES
+from meta_tasks.estimators import AntitheticES, NoiseReuseES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.rules.learned import L2ERule
-from meta_tasks.training.trainer import Trainer, TrainerSettings
+from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.workers import ProcessExecutor, RankExecutor, SerialExecutor
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 
@@ -274,8 +274,8 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, change, message):
     ("change", "message"),
     [
         ({"iterations": 0}, "iterations must be at least 1, got 0"),
-        ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
-        ({"max_gradient_norm": -1.0}, "max_gradient_norm must be positive or None, got -1.0"),
+        ({"learning_rate": 0.0}, "learning_rate must be greater than 0, got 0.0"),
+        ({"max_gradient_norm": -1.0}, "max_gradient_norm must be greater than 0, got -1.0"),
         ({"objective": "kl"}, "objective must be one of 'bma', 'ce', 'stein_kl', got 'kl'"),
         ({"averaging": 1.0}, r"averaging must lie in \[0, 1\), got 1.0"),
         ({"checkpoint_minutes": -1.0}, "checkpoint_minutes must not be negative, got -1.0"),

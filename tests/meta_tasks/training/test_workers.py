@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meta_tasks.estimators.evolution import AntitheticES
+from meta_tasks.estimators import AntitheticES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.training import workers
@@ -19,16 +19,15 @@ from meta_tasks.training.checkpoint import Checkpoints
 from meta_tasks.training.workers import ProcessExecutor
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ESTIMATOR = AntitheticES(0.2, 4, Horizon(12, 12, samples=3))
 # It does not close the trainer: the end of the interpreter must not wait for workers that ignore SIGTERM.
 SCRIPT = """
 import sys
 from pathlib import Path
-from meta_tasks.trainer import Trainer, TrainerSettings
-from meta_tasks.rules import LearnableSGD
-from meta_tasks.workers import ProcessExecutor
-from tests.meta_tasks.test_workers import ESTIMATOR
+from meta_tasks.training import ProcessExecutor, Trainer, TrainerSettings
+from meta_tasks.rules.classical import LearnableSGD
+from tests.meta_tasks.training.test_workers import ESTIMATOR
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 
 if __name__ == "__main__":

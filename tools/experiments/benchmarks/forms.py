@@ -1,5 +1,5 @@
-"""Ways to compute the gradients of the members of a convolutional task, which the choice of the kernel rests on, and
-ways to take a step of the inner loop."""
+"""Ways to compute the gradients of the members of a convolutional task, on which the choice of the batched network
+rests, and ways to take a step of the inner loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from meta_tasks.networks.batched import ConvolutionKernel, Kernel, ModuleKernel
+from meta_tasks.networks import BatchedConvolution, BatchedModule, BatchedNetwork
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.rules.triton_l2e import FusedL2ERule, triton_installed
 
@@ -43,9 +43,9 @@ def variants_on(device: str) -> tuple[str, ...]:
     return tuple(name for name in VARIANTS if triton_installed() or not name.startswith("fused"))
 
 
-def variant_stepping(name: str) -> str | None:
-    """How steps are taken in a variant, for `Unroll`; None, its own choice, for a form."""
-    return name.removeprefix("fused-") if name in VARIANTS else None
+def variant_stepping(name: str) -> str:
+    """How steps are taken in a variant, for `Unroll`; "loop" for a form."""
+    return name.removeprefix("fused-") if name in VARIANTS else "loop"
 
 
 def variant_rule(name: str) -> type[L2ERule]:
@@ -53,17 +53,7 @@ def variant_rule(name: str) -> type[L2ERule]:
     return FusedL2ERule if name.startswith("fused-") else L2ERule
 
 
-def synchronize(device: str) -> None:
-    """Wait until the device has done what it was given."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def device_name(device: str) -> str:
-    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "CPU"
-
-
-class _ChannelsLast(ModuleKernel):
+class _ChannelsLast(BatchedModule):
     def loss_and_gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         flat = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         return super().loss_and_gradient(weights, flat.unflatten(0, x.shape[:2]), y)
@@ -82,7 +72,7 @@ class _BFloat16(_ChannelsLast):
             return super()._member(weights, x).float()
 
 
-class _Functional(ModuleKernel):
+class _Functional(BatchedModule):
     """A pure loss of one member's flat weights, for vmap and compile."""
 
     def loss(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -117,7 +107,7 @@ class _Compiled(_Functional):
         return torch.stack(losses), torch.stack(gradients)
 
 
-class _Unfold(ModuleKernel):
+class _Unfold(BatchedModule):
     """Convolutions as unfold and one matrix product an image."""
 
     def _member(self, weights: Tensor, x: Tensor) -> Tensor:
@@ -135,16 +125,16 @@ class _Unfold(ModuleKernel):
         return hidden
 
 
-def make_kernel(form: str, kernel: Kernel, members: int, batch: int) -> Kernel:
-    """The kernel of a form, for the network of ``kernel``."""
-    kinds: dict[str, type[ModuleKernel]] = {
-        "autograd": ModuleKernel, "channels-last": _ChannelsLast, "bf16": _BFloat16, "vmap": _VMap,
+def make_network(form: str, network: BatchedNetwork, members: int, batch: int) -> BatchedNetwork:
+    """``network`` as a form computes it."""
+    kinds: dict[str, type[BatchedModule]] = {
+        "autograd": BatchedModule, "channels-last": _ChannelsLast, "bf16": _BFloat16, "vmap": _VMap,
         "unfold": _Unfold, "compiled": _Compiled,
     }  # fmt: skip
     if form == "chosen":
-        return kernel
+        return network
     if form == "hand-loop":
-        return ConvolutionKernel(kernel._build, 1, batch)
+        return BatchedConvolution(network.build, 1, batch)
     if form == "hand-grouped":
-        return ConvolutionKernel(kernel._build, members, batch)
-    return kinds[form](kernel._build)
+        return BatchedConvolution(network.build, members, batch)
+    return kinds[form](network.build)

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.benchmarks.forms import device_name, synchronize, variant_rule, variant_stepping
+from experiments.benchmarks.forms import variant_rule, variant_stepping
+from experiments.common.devices import device_name, synchronize
 from meta_tasks.datasets import ImageData
-from meta_tasks.estimators.evolution import AntitheticES
+from meta_tasks.estimators import AntitheticES, Evaluator
 from meta_tasks.inner_loop.schedule import Horizon
-from meta_tasks.tasks.family import ImageTaskFamily, family_named
+from meta_tasks.tasks import ImageTaskFamily, family_named
+from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.process import one_core
-from meta_tasks.training.trainer import Trainer, TrainerSettings
-from meta_tasks.training.workers import Evaluator, Executor, SerialExecutor
+from meta_tasks.training.workers import Executor, SerialExecutor
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ def measure_protocol(
         family = family_named(protocol.family, root=protocol.data, device=device)
         trainers = {variant: make_trainer(protocol, family, feature_set, variant) for variant in variants}
         load_data(protocol, family)
-    except (ValueError, FileNotFoundError) as error:
-        raise SystemExit(f"error: {error}") from error
+    except (ValueError, FileNotFoundError) as problem:
+        raise SystemExit(f"error: {problem}") from problem
     seconds: dict[str, list[float]] = {variant: [] for variant in variants}
     for number in range(measured + 1):
         for variant, trainer in trainers.items():

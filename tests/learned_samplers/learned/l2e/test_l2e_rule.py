@@ -9,10 +9,14 @@ from torch import nn
 
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
+from learned_samplers.learned import network as network_code
 from learned_samplers.learned.features import FEATURE_SETS, features
-from learned_samplers.learned.l2e import rule as l2e_rule
-from learned_samplers.learned.l2e.rule import apply_network, l2e_paper_rule, l2e_residual_rule
-from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
+from tests.learned_samplers.learned.flat_keywords import keywords
+
+l2e_paper_rule = keywords(l2e_paper_rule, L2ESettings, form="paper")
+l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
 
 LENGTHS = (40, 3, 25)
 SEGMENTS = Segments(LENGTHS)
@@ -179,8 +183,8 @@ def test_the_size_of_the_blocks_does_not_matter(monkeypatch):
     segments = Segments(tuple(9 * n for n in LENGTHS))
     phi = weights(members=2)
     whole = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=segments, **HYPER)
-    monkeypatch.setattr(l2e_rule, "_CACHE_BYTES", 1)
-    assert l2e_rule._block_size(phi, theta) == 128 < segments.total
+    monkeypatch.setattr(network_code, "_CACHE_BYTES", 1)
+    assert network_code._block_size(phi, theta) == 128 < segments.total
     blocks = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=segments, **HYPER)
     for a, b in zip(whole, blocks, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)

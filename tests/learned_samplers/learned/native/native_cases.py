@@ -4,10 +4,10 @@ import torch
 
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import feature_set_named
-from learned_samplers.learned.l2e.rule import l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
 from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
-from learned_samplers.learned.preconditioned.rule import l2e_precond_rule
+from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
 
 RULES = {"residual": l2e_residual_rule, "paper": l2e_paper_rule, "preconditioner": l2e_precond_rule}
 HYPER = dict(lr=0.02, num_data=3000.0, temperature=0.7, prior_precision=4.0, momentum_decay=0.1, step=6)
@@ -43,19 +43,29 @@ def state(lengths, feature_set, leading=(), seed=1):
     return [0.3 * draw(*leading, total), gradient, draw(*leading, total), draw(*leading, total), averages]
 
 
-def step_by_code(tensors, lengths, **settings):
+def with_settings(form, given):
+    """The keywords with those that are settings in one place; ``form`` is "preconditioner", or one of L2E's."""
+    kind = PreconditionedSettings if form == "preconditioner" else L2ESettings
+    own = {name: given[name] for name in kind.names() if name in given}
+    rest = {name: value for name, value in given.items() if name not in own}
+    return {**rest, "settings": kind(**own) if form == "preconditioner" else kind(form=form, **own)}
+
+
+def step_by_code(tensors, lengths, *, form, **given):
     """The step by the compiled code on copies: new parameter, momentum and averages."""
-    parameter, gradient, noise, momentum, averages = (None if x is None else x.clone() for x in tensors)
-    assert can_step(settings["phi"], feature_set_named(settings["feature_set"]), parameter, gradient, momentum)
-    step_flat_(parameter, gradient, noise, momentum, averages, segments=Segments(tuple(lengths)), **settings)
-    return parameter, momentum, averages
+    given = with_settings(form, given)
+    copies = [None if x is None else x.clone() for x in tensors]
+    assert can_step(given["phi"], given["settings"], *copies)
+    step_flat_(*copies, segments=Segments(tuple(lengths)), **given)
+    return copies[0], copies[3], copies[4]
 
 
-def step_by_rule(tensors, lengths, *, form, dtype=torch.float64, **settings):
+def step_by_rule(tensors, lengths, *, form, dtype=torch.float64, **given):
     """The same by the pure rule, in double precision."""
+    given = with_settings(form, given)
     wide = [None if x is None else x.to(dtype) for x in tensors]
-    phi = [(weight.to(dtype), bias.to(dtype)) for weight, bias in settings.pop("phi")]
-    return RULES[form](*wide, phi=phi, segments=Segments(tuple(lengths)), **settings)
+    phi = [(weight.to(dtype), bias.to(dtype)) for weight, bias in given.pop("phi")]
+    return RULES[form](*wide, phi=phi, segments=Segments(tuple(lengths)), **given)
 
 
 def worst_difference(tensors, lengths, ours, theirs):

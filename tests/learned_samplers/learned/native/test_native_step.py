@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.features import FEATURE_SETS, feature_set_named
+from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_tensors_
 from tests.learned_samplers.learned.native.native_cases import (
     HYPER,
@@ -15,6 +16,7 @@ from tests.learned_samplers.learned.native.native_cases import (
     state,
     step_by_code,
     step_by_rule,
+    with_settings,
     worst_difference,
 )
 
@@ -74,6 +76,9 @@ def test_one_tensor_of_any_length(length):
         dict(step=0),
         dict(step=100_000),
         dict(lr=1e-6, num_data=1e6),
+        dict(normalise_output=True),
+        dict(normalise_output=True, friction_scale=0.0, temperature=0.0),
+        dict(normalise_output=True, output_bound=0.5, decay_time=5.0, temperature=0.0),
     ],
     ids=str,
 )
@@ -86,7 +91,9 @@ def test_every_setting_of_the_residual_form(changes):
 
 
 @pytest.mark.parametrize(
-    "changes", [dict(friction="algorithm2", noise_multiplier=1e-3), dict(output_bound=2.0)], ids=str
+    "changes",
+    [dict(friction="algorithm2", noise_multiplier=1e-3), dict(output_bound=2.0), dict(normalise_output=True)],
+    ids=str,
 )
 def test_every_setting_of_the_paper_form(changes):
     scales = dict(alpha_scale=1.0, beta_scale=2.0, friction_scale=0.5)
@@ -180,7 +187,7 @@ def test_tensors_one_by_one_and_of_any_memory_layout():
     for layout in (torch.contiguous_format, torch.channels_last):
         rows = [[x.reshape(*x.shape[:-1], *s) for x, s in zip(t.split(lengths, -1), shapes)] for t in flat]
         rows = [[x.clone(memory_format=layout) if x.dim() == 4 else x.clone() for x in row] for row in rows]
-        step_tensors_(*rows, **given)
+        step_tensors_(*rows, **with_settings("residual", {k: v for k, v in given.items() if k != "form"}))
         for row, expected in zip((rows[0], rows[3], rows[4]), theirs, strict=True):
             ours = torch.cat([x.reshape(*x.shape[: expected.dim() - 1], -1) for x in row], -1)
             assert torch.equal(ours, expected)
@@ -200,7 +207,7 @@ def test_what_is_not_finite_or_hardly_a_number_does_no_harm_elsewhere(value):
 
 
 def test_who_cannot_be_served_is_known_beforehand():
-    phi, named = networks("lean", (8, 8)), feature_set_named("lean")
+    phi, named = networks("lean", (8, 8)), L2ESettings(feature_set="lean")
     x = torch.zeros(3)
     assert can_step(phi, named, x)
     assert not can_step(phi, named, x.double())
@@ -209,7 +216,7 @@ def test_who_cannot_be_served_is_known_beforehand():
     assert not can_step(networks("lean", (65,)), named, x)
     assert not can_step(networks("lean", ()), named, x)
     assert not can_step(networks("lean", (8,) * 5), named, x)
-    assert not can_step(phi, feature_set_named("paper"), x)
+    assert not can_step(phi, L2ESettings(feature_set="paper"), x)
     assert not can_step(phi, named, x.requires_grad_())
     with torch.no_grad():
         assert can_step(phi, named, x)

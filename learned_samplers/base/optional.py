@@ -1,0 +1,23 @@
+"""Packages that come with an extra of this one, imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def require(module: str, extra: str) -> Any:
+    """The module of that name, imported; ``extra`` is the extra of learned-samplers that installs it.
+
+    Raises:
+        ModuleNotFoundError: it is not installed. The message says how to install it.
+    """
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise  # it is there, and lacks something itself
+        raise ModuleNotFoundError(
+            f'{package} is needed here and is not installed: pip install "learned-samplers[{extra}]"', name=package
+        ) from error

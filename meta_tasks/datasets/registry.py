@@ -1,0 +1,79 @@
+"""The data sets by name, and what reads each: to add one, write its reader and put it into `READERS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from meta_tasks.datasets.embedded import read_digits, read_photos
+from meta_tasks.datasets.image_data import RawSplits
+from meta_tasks.datasets.npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
+from meta_tasks.datasets.torchvision_sets import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
+
+__all__ = ["READERS", "Request", "check_name", "names", "out_of_distribution", "reader_of"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `load` asks a reader for.
+
+    Args:
+        name: of the data set.
+        root: the data folder.
+        download: whether missing files may be downloaded.
+        size, grayscale: of the images, for readers whose images depend on them; `load` resizes those of the others.
+    """
+
+    name: str
+    root: Path
+    download: bool
+    size: int | None
+    grayscale: bool
+
+
+Reader = Callable[[Request], RawSplits]
+
+#: Name → what reads the data set. Those of MedMNIST and ``npz:FILE`` are read without an entry here.
+READERS: dict[str, Reader] = {
+    "digits": lambda _: read_digits(),
+    **dict.fromkeys(IDX_CLASSES, lambda request: read_idx_family(request.name, request.root, request.download)),
+    **dict.fromkeys(("cifar10", "cifar100"), lambda request: read_cifar(request.name, request.root, request.download)),
+    "svhn": lambda request: read_svhn(request.root, request.download),
+    "notmnist": lambda request: read_notmnist(request.root),
+    "photos": lambda request: read_photos(request.size, request.grayscale),
+}
+
+_OUT_OF_DISTRIBUTION = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
+
+
+def names() -> tuple[str, ...]:
+    """The names that `load` takes; `npz:FILE` stands for any npz file in MedMNIST layout."""
+    return (*READERS, *medmnist_flags(), "npz:FILE")
+
+
+def check_name(name: str, argument: str = "name") -> None:
+    """Raise TypeError or ValueError, calling it ``argument``, if there is no data set of that name."""
+    if not isinstance(name, str):
+        raise TypeError(f"{argument} must be a string, got {name!r}")
+    if name not in READERS and not name.startswith("npz:") and name not in medmnist_info():
+        raise ValueError(f"{argument}={name!r} is unknown; choose one of {', '.join(names())}")
+
+
+def reader_of(name: str) -> Reader:
+    """What reads the data set of a name that `check_name` accepts."""
+    if name.startswith("npz:"):
+        return lambda request: read_splits(Path(request.name.removeprefix("npz:")).expanduser())
+    return READERS.get(name, lambda request: read_medmnist(request.name, request.root, request.download))
+
+
+def out_of_distribution(name: str) -> str:
+    """The data set that stands for out-of-distribution images beside `name`, unless a user names another one.
+
+    MNIST and Fashion-MNIST are each other's; every other data set gets `photos`, which needs no download.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    check_name(name)
+    return _OUT_OF_DISTRIBUTION.get(name, "photos")

@@ -1,0 +1,96 @@
+"""Many multilayer perceptrons at once: `batched_mlp`, for autograd, and `BatchedMLP`, with its gradient by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from meta_tasks.networks.batched_base import BatchedNetwork, cross_entropy, linear, linear_gradients
+
+__all__ = ["BatchedMLP", "batched_mlp"]
+
+_aten = torch.ops.aten
+
+_ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    # function of the pre-activation z; gradient with respect to z from (gradient, z, activation)
+    nn.ReLU: (torch.relu, lambda g, z, a: _aten.threshold_backward(g, a, 0)),
+    nn.Tanh: (torch.tanh, lambda g, z, a: _aten.tanh_backward(g, a)),
+    nn.Sigmoid: (torch.sigmoid, lambda g, z, a: _aten.sigmoid_backward(g, a)),
+    nn.SiLU: (nn.functional.silu, lambda g, z, a: _aten.silu_backward(g, z)),
+    nn.GELU: (nn.functional.gelu, lambda g, z, a: _aten.gelu_backward(g, z)),
+}
+
+
+def batched_mlp(
+    layers: Sequence[tuple[Tensor, Tensor]], inputs: Tensor, activation: Callable[[Tensor], Tensor] = torch.relu
+) -> Tensor:
+    """Outputs (*members, n, out) of many multilayer perceptrons, differentiable by autograd.
+
+    h₀ = x,  h_l = activation(W_l h_{l−1} + b_l), and the last layer without the activation. A layer is one batched
+    matrix product over all members.
+
+    Args:
+        layers: weight (*members, out, in) and bias (*members, out) of each layer, first to last; any number of leading
+            member axes, the same for all tensors.
+        inputs: (n, in), seen by all members, or (*members, n, in).
+        activation: applied elementwise between the layers.
+
+    Raises:
+        ValueError: there is no layer, or a shape does not fit the first weight's member axes.
+    """
+    if not layers:
+        raise ValueError("layers must have at least one layer, got none")
+    members = layers[0][0].shape[:-2]
+    for i, (weight, bias) in enumerate(layers):
+        if weight.shape[:-2] != members or bias.shape != weight.shape[:-1]:
+            raise ValueError(
+                f"layers[{i}] must have a weight (*{tuple(members)}, out, in) and a bias (*{tuple(members)}, out), "
+                f"got {tuple(weight.shape)} and {tuple(bias.shape)}"
+            )
+    if inputs.dim() != 2 and inputs.shape[:-2] != members:
+        raise ValueError(f"inputs must be (n, in) or (*{tuple(members)}, n, in), got {tuple(inputs.shape)}")
+    hidden = inputs.expand(*members, *inputs.shape[-2:]).reshape(-1, *inputs.shape[-2:])
+    for i, (weight, bias) in enumerate(layers):
+        hidden = activation(hidden) if i else hidden
+        hidden = linear(hidden, weight.reshape(-1, *weight.shape[-2:]), bias.reshape(-1, bias.shape[-1]))
+    return hidden.view(*members, *hidden.shape[-2:])
+
+
+class BatchedMLP(BatchedNetwork):
+    """P copies of `architectures.mlp`, with the loss and its gradient as batched matrix products, without autograd."""
+
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        super().__init__(build)
+        with torch.random.fork_rng(devices=[]):
+            layers = list(build().children())
+        self.linear = [name.removesuffix(".weight") for name in self.names if name.endswith(".weight")]
+        kinds = [type(layer) for layer in layers if type(layer) in _ACTIVATIONS]
+        self._activations = [_ACTIVATIONS[kind] for kind in kinds]
+
+    def _forward(self, w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Logits, inputs of the layers, and pre-activations."""
+        per_group = len(w[f"{self.linear[0]}.bias"]) // len(x)
+        inputs, before = [x.flatten(2).repeat_interleave(per_group, 0)], list[Tensor]()
+        for i, name in enumerate(self.linear):
+            z = linear(inputs[-1], w[f"{name}.weight"], w[f"{name}.bias"])
+            if i == len(self.linear) - 1:
+                return z, inputs, before
+            before.append(z)
+            inputs.append(self._activations[i][0](z))
+        raise AssertionError("a perceptron has at least its read-out layer")
+
+    def logits(self, weights: Tensor, x: Tensor) -> Tensor:
+        return self._forward(self.views(weights), x)[0]
+
+    def loss_and_gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = torch.empty_like(weights)
+        w, out = self.views(weights), self.views(gradient)
+        logits, inputs, before = self._forward(w, x)
+        loss, g = cross_entropy(logits, y, y.shape[1])
+        for i in reversed(range(len(self.linear))):
+            linear_gradients(out, self.linear[i], inputs[i], g)
+            if i > 0:
+                g = self._activations[i - 1][1](torch.bmm(g, w[f"{self.linear[i]}.weight"]), before[i - 1], inputs[i])
+        return loss, gradient

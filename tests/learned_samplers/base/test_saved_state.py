@@ -1,0 +1,169 @@
+"""A state dict continues the chain bit for bit, and those of others are refused and change nothing."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from learned_samplers import SGLD
+from tests.harness import SAMPLERS, closure_for, flat, run, running, small_network
+
+EVERY = pytest.mark.parametrize("name", SAMPLERS)
+
+
+_RESUME = """
+import sys, torch
+torch.set_num_threads(int(sys.argv[3]))  # the order of the sums in a matrix product depends on it
+from tests.harness import SAMPLERS, closure_for, flat, small_network
+out = {}
+for name, saved in torch.load(sys.argv[1], weights_only=True).items():
+    model = small_network(seed=99)
+    sampler = SAMPLERS[name](model.parameters(), lr=1.0)
+    model.load_state_dict(saved["model"])
+    sampler.load_state_dict(saved["sampler"])
+    for _ in range(7):
+        sampler.step(closure_for(model, sampler))
+    out[name] = {"theta": flat(model), "noise": torch.randn(3), "count": sampler.step_count}
+torch.save(out, sys.argv[2])
+"""
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """Every sampler, saved after 8 steps: 7 steps more in this process, and 7 in another that loads the file."""
+    folder = tmp_path_factory.mktemp("resumed")
+    saved, here = {}, {}
+    for name in SAMPLERS:
+        model, sampler, _ = run(name, 8)
+        saved[name] = copy.deepcopy({"model": model.state_dict(), "sampler": sampler.state_dict()})
+        for _ in range(7):
+            sampler.step(closure_for(model, sampler))
+        here[name] = {"theta": flat(model), "noise": torch.randn(3), "count": sampler.step_count}
+    torch.save(saved, folder / "saved.pt")
+    arguments = [str(folder / "saved.pt"), str(folder / "out.pt"), str(torch.get_num_threads())]
+    command = [sys.executable, "-c", _RESUME, *arguments]
+    subprocess.run(command, cwd=Path(__file__).parents[3], check=True, timeout=300)
+    return here, torch.load(folder / "out.pt", weights_only=True)
+
+
+@EVERY
+def test_resumes_bit_for_bit_in_another_process(name, resumed):
+    here, there = resumed
+    assert torch.equal(there[name]["theta"], here[name]["theta"])
+    assert torch.equal(there[name]["noise"], here[name]["noise"])
+    assert there[name]["count"] == here[name]["count"] == 15
+
+
+@EVERY
+def test_resumes_with_a_generator_of_its_own(name):
+    model = small_network()
+    sampler = SAMPLERS[name](model.parameters(), generator=torch.Generator().manual_seed(5))
+    for _ in range(4):
+        sampler.step(closure_for(model, sampler))
+    buffer = io.BytesIO()
+    torch.save([model.state_dict(), sampler.state_dict()], buffer)
+    for _ in range(4):
+        sampler.step(closure_for(model, sampler))
+    buffer.seek(0)
+    weights, state = torch.load(buffer, weights_only=True)
+    twin = small_network(seed=4)
+    twin.load_state_dict(weights)
+    resumed = SAMPLERS[name](twin.parameters(), generator=torch.Generator())
+    resumed.load_state_dict(state)
+    for _ in range(4):
+        resumed.step(closure_for(twin, resumed))
+    assert torch.equal(flat(twin), flat(model))
+
+
+@EVERY
+def test_copies_and_pickles_continue_alike(name):
+    import pickle
+
+    _, sampler, _ = run(name, 3)
+    clone = copy.deepcopy(sampler)
+    again = pickle.loads(pickle.dumps(sampler))
+    assert clone.step_count == again.step_count == 3
+    for other in (clone, again):
+        assert other.state_dict()["sampler"]["name"] == type(sampler).__name__
+
+
+def _renamed(saved):
+    key = next(iter(saved["state"][0]))
+    saved["state"][0]["velocity"] = saved["state"][0].pop(key)
+    return saved
+
+
+def _reshaped(saved):
+    key = next(iter(saved["state"][0]))
+    saved["state"][0][key] = torch.zeros(7, 7)
+    return saved
+
+
+def _with_generator(saved):
+    saved["sampler"]["rng"] = {"generator": torch.Generator().get_state()}
+    return saved
+
+
+def _of_fewer_parameters(saved):
+    saved["param_groups"][0]["params"] = [0, 1]
+    return saved
+
+
+def _of_torch(saved):
+    del saved["sampler"]
+    return saved
+
+
+def _of_another(saved):
+    saved["sampler"]["name"] = "Metropolis"
+    return saved
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_of_another, "is of Metropolis, this sampler is"),
+        (_of_torch, "is of another optimizer"),
+        (_of_fewer_parameters, "1 groups with 2 parameters"),
+        (_with_generator, "generator"),
+        (_reshaped, r"of parameter '0\.weight' has shape \(7, 7\)"),
+        (_renamed, "velocity"),
+    ],
+)
+def test_state_dicts_of_others_are_refused_and_change_nothing(name, spoil, message):
+    _, sampler, unchanged = running(name)
+    saved = copy.deepcopy(sampler.state_dict())
+    if spoil in (_reshaped, _renamed) and not sampler.state_names:
+        saved["state"][0] = {"momentum": torch.zeros(5, 3)}  # this sampler has no state at all
+        message = "momentum"
+    else:
+        saved = spoil(saved)
+    with pytest.raises(ValueError, match=message):
+        sampler.load_state_dict(saved)
+    assert unchanged()
+
+
+def test_a_malformed_generator_state_is_refused_before_anything_is_loaded():
+    _, sampler, unchanged = running("SGHMC")
+    saved = copy.deepcopy(sampler.state_dict())
+    saved["param_groups"][0]["lr"] = 7.0
+    saved["sampler"]["rng"]["cpu"] = torch.zeros(3, dtype=torch.uint8)
+    with pytest.raises((RuntimeError, TypeError)):
+        sampler.load_state_dict(saved)
+    assert unchanged()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_noise_of_a_gpu_that_is_not_there_cannot_be_resumed_silently():
+    sampler = SGLD([torch.zeros(3, requires_grad=True)], 0.1, 10)
+    saved = sampler.state_dict()
+    saved["sampler"]["rng"]["cuda:0"] = torch.zeros(16, dtype=torch.uint8)
+    with pytest.warns(UserWarning, match="noise of cuda:0"):
+        sampler.load_state_dict(saved)

@@ -1,0 +1,200 @@
+"""The rooms of the project: imports run downward only, in no circle, and never take another module's private name.
+
+Every import counts, also one inside a function or under ``TYPE_CHECKING``. The order of the rooms is the table below.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+#: Where the modules lie: package → the folder that holds it.
+PACKAGES = {"learned_samplers": ROOT, "pretrained": ROOT, "meta_tasks": ROOT, "experiments": ROOT / "tools"}
+
+#: Rooms from the ground up; those on one floor may import each other, in no circle.
+FLOORS: list[tuple[str, ...]] = [
+    ("learned_samplers.base",),
+    ("learned_samplers.classical", "learned_samplers.posterior"),
+    ("learned_samplers.checks",),
+    ("learned_samplers.learned", "learned_samplers.particles"),
+    ("learned_samplers.metrics", "learned_samplers.diagnostics", "learned_samplers.plots",
+     "learned_samplers.conventions", "learned_samplers.differentiable"),
+    ("learned_samplers",),
+    ("pretrained",),
+    ("meta_tasks.random_streams",),
+    ("meta_tasks.datasets",),
+    ("meta_tasks.networks",),
+    ("meta_tasks.rules",),
+    ("meta_tasks.tasks",),
+    ("meta_tasks.objectives",),
+    ("meta_tasks.inner_loop",),
+    ("meta_tasks.estimators",),
+    ("meta_tasks.training",),
+    ("meta_tasks",),
+    ("experiments.common",),
+    ("experiments",),
+    ("tools",),
+]  # fmt: skip
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+
+class Import(NamedTuple):
+    importer: str
+    imported: str
+    #: The name taken from the module, or "" where the module itself is imported.
+    name: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.importer} imports {self.name and f'{self.name} of '}{self.imported}"
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name → file of every module; the scripts of ``tools/`` are ``tools.<name>``."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted((folder / package).rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found | {f"tools.{path.stem}": path for path in sorted((ROOT / "tools").glob("*.py"))}
+
+
+def imports_of(importer: str, source: str, known: set[str], where: str) -> Iterator[Import]:
+    """Imports of the project's own modules in a source text."""
+    for node in ast.walk(ast.parse(source)):
+        line = f"{where}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if target := _module(alias.name, known):
+                    yield Import(importer, target, "", line)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{line}: imports are absolute in this project"
+            for alias in node.names:
+                if submodule := _module(f"{node.module}.{alias.name}", known):
+                    yield Import(importer, submodule, "", line)
+                elif target := _module(str(node.module), known):
+                    yield Import(importer, target, alias.name, line)
+
+
+def _module(name: str, known: set[str]) -> str | None:
+    return next((candidate for candidate in (name, f"tools.{name}") if candidate in known), None)
+
+
+def room_of(module: str) -> str:
+    """The room a module is in: the longest prefix of its name that the table has."""
+    parts = module.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next(prefix for prefix in prefixes if prefix in FLOOR_OF)
+
+
+def upward(imports: list[Import]) -> list[str]:
+    """Imports of a room that lies above the importer's."""
+    return [
+        f"{each} (room {room_of(each.imported)} is above room {room_of(each.importer)})"
+        for each in imports
+        if FLOOR_OF[room_of(each.imported)] > FLOOR_OF[room_of(each.importer)]
+    ]
+
+
+def private(imports: list[Import]) -> list[str]:
+    """Imports of a name, or of a module, that begins with an underscore."""
+    return [str(i) for i in imports if any(_private(part) for part in (*i.imported.split("."), i.name))]
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def circles(imports: list[Import]) -> list[str]:
+    """Each set of modules that reach one another by imports, with one way round."""
+    graph: dict[str, set[str]] = {}
+    for each in imports:
+        graph.setdefault(each.importer, set()).add(each.imported)
+    seen: set[str] = set()
+    found = []
+    for start in sorted(graph):
+        if start not in seen and (way := _way_back(graph, start)):
+            seen.update(way)
+            found.append(" -> ".join(way))
+    return found
+
+
+def _way_back(graph: dict[str, set[str]], start: str) -> list[str]:
+    """The shortest way from a module along its imports back to itself, or none."""
+    ways, reached = [[start]], {start}
+    for way in ways:  # grows while it is walked
+        for following in sorted(graph.get(way[-1], ())):
+            if following == start:
+                return [*way, start]
+            if following not in reached:
+                reached.add(following)
+                ways.append([*way, following])
+    return []
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    files = modules()
+    known = set(files)
+    every = [
+        each
+        for module, path in files.items()
+        for each in imports_of(module, path.read_text(), known, str(path.relative_to(ROOT)))
+    ]
+    assert len(every) > 300, "the imports were not found"
+    return every
+
+
+def _none(problems: list[str], headline: str) -> None:
+    assert not problems, f"{headline} ({len(problems)}):\n  " + "\n  ".join(problems)
+
+
+def test_imports_run_downward(imports):
+    _none(upward(imports), "imports of a room above")
+
+
+def test_no_private_name_is_imported(imports):
+    _none(private(imports), "imports of private names")
+
+
+def test_there_is_no_circle(imports):
+    _none(circles(imports), "circles of imports")
+    between = [i._replace(importer=room_of(i.importer), imported=room_of(i.imported)) for i in imports]
+    _none(circles([i for i in between if i.importer != i.imported]), "circles of rooms")
+
+
+def test_every_module_is_in_a_room_of_the_table():
+    packages = {"learned_samplers", "meta_tasks", "experiments", "tools"}
+    names = modules()
+    lost = [name for name in names if room_of(name) in packages - {"experiments", "tools"} and name not in packages]
+    _none(lost, "modules outside every room of the table")
+    for room in FLOOR_OF:
+        assert room == "tools" or room in names, f"the table's room {room} is not there"
+
+
+def test_planted_faults_are_found():
+    known = {"learned_samplers.base.step", "learned_samplers.classical.sgld", "meta_tasks.tasks.task", "tools.sample"}
+
+    def found(importer: str, source: str) -> list[Import]:
+        return list(imports_of(importer, source, known, "file.py"))
+
+    up = found("learned_samplers.base.step", "def f():\n    from learned_samplers.classical.sgld import SGLD")
+    assert upward(up) == [
+        "file.py:2: learned_samplers.base.step imports SGLD of learned_samplers.classical.sgld "
+        "(room learned_samplers.classical is above room learned_samplers.base)"
+    ]
+    assert upward(found("learned_samplers.classical.sgld", "import meta_tasks.tasks.task"))
+    assert upward(found("meta_tasks.tasks.task", "import sample"))
+    down = found("learned_samplers.classical.sgld", "if TYPE_CHECKING:\n    from learned_samplers.base import step")
+    assert not upward(down)
+    assert circles(down + up) == [
+        "learned_samplers.base.step -> learned_samplers.classical.sgld -> learned_samplers.base.step"
+    ]
+    assert not circles(down)
+    assert private(found("tools.sample", "from meta_tasks.tasks.task import _secret"))
+    assert not private(found("tools.sample", "from meta_tasks.tasks.task import open_name as _alias"))
