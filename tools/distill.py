@@ -107,7 +107,8 @@ class Recording(L2ERule):
         self.kept: list[Tensor] = []
 
     def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
-        after = super().update(prepared, parameter, gradient, noise, state, segments=segments, hyper=hyper, step=step)
+        before, kept = parameter.clone(), tuple(each.clone() for each in state)
+        after = super().update(prepared, before, gradient, noise, kept, segments=segments, hyper=hyper, step=step)
         if int(step) % self.every == 0:
             averages = update_averages(state[1], gradient, _FEATURES)
             for momentum in (state[0], after[1][0]):

@@ -51,12 +51,12 @@ def all_finite(tensors: list[Tensor]) -> bool:
     return all(is_finite(torch.stack(same)) for same in by_kind.values())
 
 
-def blocks(params: list[Tensor]) -> Iterator[slice]:
-    """Consecutive runs of parameters of about one block's size each."""
+def blocks(params: list[Tensor], limit: int | None = None) -> Iterator[slice]:
+    """Consecutive runs of parameters of about one block's size each: one parameter, or up to ``limit`` coordinates."""
     start = size = 0
     for i, p in enumerate(params):
-        limit = BLOCK_ON_CPU if p.device.type == "cpu" else BLOCK_ON_GPU
-        if size and size + p.numel() > limit:
+        most = limit or (BLOCK_ON_CPU if p.device.type == "cpu" else BLOCK_ON_GPU)
+        if size and size + p.numel() > most:
             yield slice(start, i)
             start, size = i, 0
         size += p.numel()

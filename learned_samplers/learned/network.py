@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FeatureSet, TensorScales, feature_set_named, update_averages
+from learned_samplers.learned.features import (
+    FLOOR,
+    FeatureSet,
+    TensorScales,
+    feature_set_named,
+    update_averages,
+)
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
 Phi = Sequence[tuple[Tensor, Tensor]]
@@ -168,15 +174,47 @@ class NetworkOnChain:
     was kept costs 2.1 ms (at d = 29,000, P = 8), to compute the layer 3.0, and to keep it 32·P·d floats of memory.
     """
 
-    def __init__(self, phi: Phi, scales: TensorScales, output_bound: float | None):
-        self.phi, self.scales, self.output_bound = phi, scales, output_bound
+    def __init__(self, phi: Phi, scales: TensorScales, output_bound: float | None, normalised: Any = None):
+        """``normalised``: None, or what the second output is multiplied by after it was divided by its root mean square
+        over the tensor."""
+        self.phi, self.scales, self.output_bound, self.normalised = phi, scales, output_bound, normalised
 
     def __call__(self, momentum: Tensor, heads: tuple[int, ...] = (0, 1)) -> tuple[Tensor, ...]:
-        return self._of(self.scales.with_momentum(momentum), heads)
+        outputs = self._of(self.scales.with_momentum(momentum), heads)
+        if self.normalised is None or 1 not in heads:
+            return outputs
+        self._factor = self._scale_of(outputs[-1])
+        return (*outputs[:-1], outputs[-1] * self._factor)
+
+    def _scale_of(self, output: Tensor) -> Tensor:
+        segments = self.scales.segments
+        return segments.expand(torch.rsqrt(segments.mean_square(output) + FLOOR) * self.normalised)
+
+    def in_pieces(
+        self, momentum: Tensor, size: int, heads: tuple[int, ...] = (0, 1)
+    ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+        """The same for one tensor (d,), by runs of its coordinates; the state of a run may change once it is given out.
+
+        (What is normalised must be whole before any of it can be given out.)
+        """
+        total, scales = momentum.shape[-1], self.scales.with_momentum(momentum)
+        parts = [slice(start, min(start + size, total)) for start in range(0, total, size)]
+        pieces = (self._of(scales.part(part), heads) for part in parts)
+        if self.normalised is None or 1 not in heads:
+            yield from zip(parts, pieces, strict=True)
+            return
+        whole = [torch.empty_like(momentum) for _ in heads]
+        for part, outputs in zip(parts, pieces, strict=True):
+            for y, output in zip(whole, outputs, strict=True):
+                y[part] = output
+        whole[-1] *= self._scale_of(whole[-1])
+        for part in parts:
+            yield part, tuple(y[part] for y in whole)
 
     def held(self, parameter: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
         """The outputs at another θ and r, with the scales of the tensors as they were in the last call."""
-        return self._of(self.scales.held(parameter, momentum), (0, 1))
+        outputs = self._of(self.scales.held(parameter, momentum), (0, 1))
+        return outputs if self.normalised is None else (outputs[0], outputs[1] * self._factor)
 
     def _of(self, scales: TensorScales, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
         total, size = scales.parameter.shape[-1], _block_size(self.phi, scales.parameter)
@@ -196,9 +234,14 @@ def network_at(
     lr: Any,
     num_data: Any,
     step: Any,
+    normalised: Any = None,
+    in_place: bool = False,
 ) -> tuple[NetworkOnChain, Tensor]:
-    """The network at a state of the chain, and the running averages (..., K, d) updated with the gradient."""
+    """The network at a state of the chain, and the running averages (..., K, d) updated with the gradient.
+
+    ``normalised`` is that of `NetworkOnChain`; ``in_place`` writes into ``averages``.
+    """
     named = feature_set_named(feature_set)
-    averages = update_averages(averages, gradient, named)
+    averages = update_averages(averages, gradient, named, in_place=in_place)
     scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
-    return NetworkOnChain(phi, scales, output_bound), averages
+    return NetworkOnChain(phi, scales, output_bound, normalised), averages

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from learned_samplers.base import validation as check
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.step import GroupInputs
 from learned_samplers.learned.badge import HEURISTIC, badge_of
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings, differences
@@ -21,10 +20,10 @@ from learned_samplers.learned.weights import resolve
 
 
 class LearnedSampler(Sampler):
-    """A sampler whose update holds a network, applied to each coordinate; a group's tensors are updated together.
+    """A sampler whose update holds a network, applied to each coordinate.
 
-    Subclasses set `settings_class` and `flat_rule`. The network is in the parameters' dtype, is never part of
-    ``param_groups``, and a state dict names it by a fingerprint: a chain is never resumed with other weights or
+    Subclasses set `settings_class`, `flat_rule` and `advance`. The network is in the parameters' dtype, is never part
+    of ``param_groups``, and a state dict names it by a fingerprint: a chain is never resumed with other weights or
     settings than its own.
     """
 
@@ -155,29 +154,6 @@ class LearnedSampler(Sampler):
         )  # fmt: skip
 
     # ---------------------------------------------------------------- the step
-
-    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)
-        state = [[self.state_of(group, p, name) for p in params] for name in self.state_names]
-        for members in together(params):
-            chosen = [params[i] for i in members]
-            segments = Segments(tuple(p.numel() for p in chosen))
-            noise = self.noise_for(chosen, hyper)
-            before = [
-                self._flat_state(name, [tensors[i] for i in members])
-                for name, tensors in zip(self.state_names, state, strict=True)
-            ]
-            after = self.flat_rule(
-                gather(chosen),
-                gather([grads[i] for i in members]),
-                None if noise is None else gather(noise),
-                *before,
-                phi=self._phi(chosen[0]),
-                segments=segments,
-                **hyper,
-            )
-            for tensors, flat in zip([params, *state], after, strict=True):
-                scatter(flat, [tensors[i] for i in members], segments)
 
     def _flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
         lead = (self.rows[name],) if name in self.rows else ()

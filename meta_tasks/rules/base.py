@@ -73,7 +73,10 @@ class SamplerRule:
         segments: Segments, hyper: Hyperparameters, step: int,
         hessian_product: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, State]:  # fmt: skip
-        """One step: new parameters (P, d) and state; nothing is changed in place."""
+        """One step: new parameters (P, d) and state.
+
+        Parameter, noise and state may have been written into: whoever needs them afterwards keeps a copy.
+        """
         raise NotImplementedError
 
     def output_scales(

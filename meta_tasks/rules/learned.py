@@ -13,6 +13,7 @@ from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_mean,
 from learned_samplers.learned.l2e.measures import term_contributions
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
+from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.network import Phi, apply_network, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
 from learned_samplers.learned.registry import settings_from_card
@@ -117,10 +118,13 @@ class _CoordinateRule(NetworkRule):
         raise NotImplementedError
 
     def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
-        parameter, *state = self._updated(
-            parameter, gradient, noise, *state, phi=prepared, segments=segments, step=step, settings=self.settings,
-            **arguments_of(hyper),
-        )  # fmt: skip
+        """As `SamplerRule.update`: by compiled code, in place, where there is any for these tensors."""
+        tensors = parameter, gradient, noise, *state
+        common = dict(phi=prepared, segments=segments, settings=self.settings, step=step, **arguments_of(hyper))
+        if can_step(prepared, self.settings, *tensors):
+            step_flat_(*tensors, **common)
+            return parameter, state
+        parameter, *state = self._updated(*tensors, **common)
         return parameter, tuple(state)
 
     #: What the two outputs stand for, in figures.

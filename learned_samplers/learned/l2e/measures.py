@@ -15,7 +15,7 @@ from torch import Tensor
 
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import AVERAGE_DECAYS, FeatureSet, feature_set_named
+from learned_samplers.learned.features import FeatureSet, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_rule, velocity_scale
 from learned_samplers.learned.network import Phi, apply_network, network_at
 
@@ -210,7 +210,7 @@ def output_grids(
     """
     named = feature_set_named(feature_set)
     # Features 1 and 2 are θ and r.
-    with_gradient = [0, *range(3, 3 + len(AVERAGE_DECAYS))]
+    with_gradient = [0, *range(3, 3 + len(named.average_decays))]
     with_gradient += [i for i, name in enumerate(named.names) if name.endswith("_to_rms")]
     axis = torch.linspace(-extent, extent, points)
     rows, columns = torch.meshgrid(axis, axis, indexing="ij")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base.sampler import arguments
-from learned_samplers.learned.features import FeatureSet, feature_set_named
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
-from learned_samplers.learned.sampler import LearnedSampler
+from learned_samplers.learned.l2e.rule import L2E_PASSES, L2ESettings, l2e_rule
+from learned_samplers.learned.two_pass_sampler import TwoPassSampler
+from learned_samplers.learned.two_passes import TwoPasses
 
 #: What the published code does where it differs from the paper: ``L2E(params, lr, **PUBLISHED_CODE, network=...)``,
 #: with lr its ``step_mult`` (its step size h is lr/50,000).
@@ -24,7 +24,7 @@ PUBLISHED_CODE: dict[str, Any] = {
 }
 
 
-class L2E(LearnedSampler):
+class L2E(TwoPassSampler):
     """Learning to Explore (Kim, Jung, Kim and Lee, ICML 2024): SGHMC with a learned kinetic energy gradient.
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), m the running averages of g, and
@@ -72,13 +72,16 @@ class L2E(LearnedSampler):
             before any bound, so that the sampler tends to SGHMC; τ·N₀/N in the place of τ where there is a
             ``reference_data``. By default the card's, else they are not.
         output_bound: B > 0 holds the network's outputs to B·tanh(·/B); by default the card's, else no bound.
+        normalise_output: whether β, after any bound, is divided by its root mean square over the tensor, so that s_β
+            alone says how far the learned velocity moves it (a ``decay_time`` acts after that); by default the card's,
+            else False.
         noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_paper_rule`; by
             default the card's, else 1 and "equation6".
         settings: a `learned_samplers.learned.l2e.rule.L2ESettings` in the place of ``form``, ``feature_set`` and the
             keywords from ``alpha_scale`` to ``friction``.
         temperature, prior_precision, generator: as for `SGLD`.
         momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
-        foreach: as every sampler takes it; here a group's tensors are always updated as one buffer.
+        foreach: as every sampler takes it; here small tensors are always updated together, large ones alone.
 
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a weight
@@ -87,8 +90,6 @@ class L2E(LearnedSampler):
 
     settings_class = L2ESettings
     settings: L2ESettings
-    state_names = ("momentum", "averages")
-    hyperparameters = (*LearnedSampler.hyperparameters, "step")
 
     def __init__(
         self,
@@ -108,6 +109,7 @@ class L2E(LearnedSampler):
         reference_data: float | None = None,
         decay_time: float | None = None,
         output_bound: float | None = None,
+        normalise_output: bool | None = None,
         noise_multiplier: float | None = None,
         friction: str | None = None,
         settings: L2ESettings | None = None,
@@ -120,18 +122,13 @@ class L2E(LearnedSampler):
     def _shipped(self, own: dict[str, Any]) -> str:
         return "l2e-paper" if own["form"] == "paper" else "l2e"
 
-    def _rows(self) -> dict[str, int]:
-        return {"averages": self.feature_set.num_averages}
-
     @property
     def form(self) -> str:
         """ "residual" or "paper"."""
         return self.settings.form
 
-    @property
-    def feature_set(self) -> FeatureSet:
-        """What the network sees."""
-        return feature_set_named(self.settings.feature_set)
+    def passes(self) -> TwoPasses:
+        return L2E_PASSES[self.form]
 
     def flat_rule(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         return l2e_rule(*tensors, **hyper)

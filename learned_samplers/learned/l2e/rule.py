@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from learned_samplers.base import validation as check
@@ -19,8 +20,9 @@ from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned.features import FEATURE_SETS, feature_set_named
-from learned_samplers.learned.network import Phi, network_at
+from learned_samplers.learned.network import NetworkOnChain, Phi, network_at
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
+from learned_samplers.learned.two_passes import TwoPasses
 
 # The settings of one form alone, and what "by default" means for those whose default depends on it.
 _OF_ONE_FORM = {
@@ -53,6 +55,9 @@ class L2ESettings(LearnedSettings):
         1.0, check.non_negative, doc="Share of the friction that acts on β; of Meta-SGMCMC and Precond-L2E s_D."
     )
     output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
+    normalise_output: bool = setting(
+        False, check.truth, doc="Divide β by its root mean square over the tensor, after the bound."
+    )
     reference_data: float | None = setting(
         None, check.positive, optional=True, doc="N₀ at which the factor on β holds; it grows with the root of N/N₀."
     )
@@ -98,18 +103,52 @@ def velocity_scale(settings: L2ESettings, num_data: Any) -> Any:
     return settings.beta_scale if reference is None else settings.beta_scale * scalar_sqrt(num_data / reference)
 
 
-def decayed(phi: Phi, settings: L2ESettings, step: Any, num_data: Any) -> Phi:
-    """The network with 1/√(1 + t/τ) times the outputs, τ = ``decay_time``, or τ = ``decay_time``·N₀/N where there is a
-    reference N₀; as it is where ``decay_time`` is None."""
+def decay_factor(settings: L2ESettings, step: Any, num_data: Any) -> Any:
+    """1/√(1 + t/τ), the factor on the outputs after t = ``step`` updates, or 1 where there is no ``decay_time``.
+
+    τ = ``decay_time``, or τ = ``decay_time``·N₀/N where there is a reference N₀.
+    """
     decay_time: Any = settings.decay_time
     if decay_time is None:
-        return phi
+        return 1.0
     if settings.reference_data is not None:
         decay_time = decay_time * settings.reference_data / num_data
     passed = step.double() if isinstance(step, Tensor) else step
-    factor = 1 / scalar_sqrt(1 + passed / decay_time)
+    return 1 / scalar_sqrt(1 + passed / decay_time)
+
+
+def decayed(phi: Phi, settings: L2ESettings, step: Any, num_data: Any) -> Phi:
+    """The network with `decay_factor` times the outputs; times α alone where normalising β would lose the factor."""
+    if settings.decay_time is None:
+        return phi
+    factor = decay_factor(settings, step, num_data)
     *hidden, (weight, bias) = phi
-    return [*hidden, (weight * factor, bias * factor)]
+    if not settings.normalise_output:
+        return [*hidden, (weight * factor, bias * factor)]
+    weight = torch.cat([weight[..., :1, :] * factor, weight[..., 1:, :]], -2)
+    return [*hidden, (weight, torch.cat([bias[..., :1] * factor, bias[..., 1:]], -1))]
+
+
+def l2e_network(
+    phi: Phi,
+    parameter: Tensor,
+    gradient: Tensor,
+    averages: Tensor,
+    segments: Segments,
+    *,
+    settings: L2ESettings,
+    lr: Any,
+    num_data: Any,
+    step: Any,
+    in_place: bool = False,
+) -> tuple[NetworkOnChain, Tensor]:
+    """The network at a state of the chain, with `decayed` and normalised outputs, and the running averages (..., K, d)
+    updated with the gradient: new ones, or ``in_place``."""
+    return network_at(
+        decayed(phi, settings, step, num_data), parameter, gradient, averages, segments, lr=lr, num_data=num_data,
+        step=step, feature_set=settings.feature_set, output_bound=settings.output_bound, in_place=in_place,
+        normalised=decay_factor(settings, step, num_data) if settings.normalise_output else None,
+    )  # fmt: skip
 
 
 def l2e_residual_rule(
@@ -161,21 +200,30 @@ def l2e_residual_rule(
     Returns:
         The new (parameter, momentum, averages). Nothing is changed in place; differentiable in every tensor.
     """
-    beta_scale = velocity_scale(settings, num_data)
-    network, averages = network_at(
-        decayed(phi, settings, step, num_data), parameter, gradient, averages, segments, lr=lr, num_data=num_data,
-        step=step, feature_set=settings.feature_set, output_bound=settings.output_bound,
+    return L2E_PASSES["residual"](
+        parameter, gradient, noise, momentum, averages, phi=phi, segments=segments, settings=settings, lr=lr,
+        num_data=num_data, temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay,
+        step=step,
     )  # fmt: skip
-    alpha, beta = network(momentum)
+
+
+def _residual_kick(
+    parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, alpha: Tensor, beta: Tensor, *,
+    settings: L2ESettings, momentum_decay: Any, num_data: Any, step: Any, **hyper: Any,
+) -> Tensor:  # fmt: skip
     _, momentum = sghmc_rule(
-        parameter, gradient, noise, momentum, lr=lr, num_data=num_data, temperature=temperature,
-        prior_precision=prior_precision, momentum_decay=momentum_decay,
-    )  # fmt: skip
+        parameter, gradient, noise, momentum, momentum_decay=momentum_decay, num_data=num_data, **hyper
+    )
     momentum = FUNCTIONAL.add(momentum, alpha, -settings.alpha_scale)
-    momentum = FUNCTIONAL.add(momentum, beta, -momentum_decay * beta_scale * settings.friction_scale)
-    (beta,) = network(momentum, heads=(1,))
-    velocity = FUNCTIONAL.add(momentum, beta, beta_scale)
-    return FUNCTIONAL.add(parameter, velocity, scalar_sqrt(lr / num_data)), momentum, averages
+    by_beta = momentum_decay * velocity_scale(settings, num_data) * settings.friction_scale
+    return FUNCTIONAL.add(momentum, beta, -by_beta)
+
+
+def _residual_move(
+    parameter: Tensor, momentum: Tensor, beta: Tensor, *, settings: L2ESettings, lr: Any, num_data: Any, **_: Any
+) -> Tensor:
+    velocity = FUNCTIONAL.add(momentum, beta, velocity_scale(settings, num_data))
+    return FUNCTIONAL.add(parameter, velocity, scalar_sqrt(lr / num_data))
 
 
 def l2e_paper_rule(
@@ -208,25 +256,41 @@ def l2e_paper_rule(
     Arguments and returns are those of `l2e_residual_rule`, with settings of the paper's form: ``alpha_scale`` and
     ``beta_scale`` multiply the network's outputs, 10⁻³ in the published code.
     """
-    network, averages = network_at(
-        phi, parameter, gradient, averages, segments, lr=lr, num_data=num_data, step=step,
-        feature_set=settings.feature_set, output_bound=settings.output_bound,
+    return L2E_PASSES["paper"](
+        parameter, gradient, noise, momentum, averages, phi=phi, segments=segments, settings=settings, lr=lr,
+        num_data=num_data, temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay,
+        step=step,
     )  # fmt: skip
-    alpha, beta = network(momentum)
+
+
+def _paper_kick(
+    parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, alpha: Tensor, beta: Tensor, *,
+    settings: L2ESettings, lr: Any, num_data: Any, temperature: Any, prior_precision: Any, momentum_decay: Any,
+    step: Any,
+) -> Tensor:  # fmt: skip
     step_size = scalar_sqrt(lr / num_data)
     momentum = FUNCTIONAL.add(momentum, gradient, -step_size * num_data)
     momentum = FUNCTIONAL.add(momentum, parameter, -step_size * prior_precision)
     momentum = FUNCTIONAL.add(momentum, alpha, -step_size * settings.alpha_scale)
     damping = momentum_decay if settings.friction == "equation6" else step_size * momentum_decay
     momentum = FUNCTIONAL.add(momentum, beta, -damping * settings.beta_scale * settings.friction_scale)
-    if noise is not None:
-        momentum = FUNCTIONAL.add(
-            momentum, noise, scalar_sqrt(2 * momentum_decay * settings.noise_multiplier * temperature)
-        )
-    (beta,) = network(momentum, heads=(1,))
-    return FUNCTIONAL.add(parameter, beta, step_size * settings.beta_scale), momentum, averages
+    if noise is None:
+        return momentum
+    spread = scalar_sqrt(2 * momentum_decay * settings.noise_multiplier * temperature)
+    return FUNCTIONAL.add(momentum, noise, spread)
 
 
+def _paper_move(
+    parameter: Tensor, momentum: Tensor, beta: Tensor, *, settings: L2ESettings, lr: Any, num_data: Any, **_: Any
+) -> Tensor:
+    return FUNCTIONAL.add(parameter, beta, scalar_sqrt(lr / num_data) * settings.beta_scale)
+
+
+#: The two updates by form, as `TwoPasses` of the network.
+L2E_PASSES: dict[str, TwoPasses] = {
+    "residual": TwoPasses(l2e_network, _residual_kick, _residual_move, second=1),
+    "paper": TwoPasses(l2e_network, _paper_kick, _paper_move, second=1),
+}
 #: The two rules by form.
 L2E_RULES: dict[str, Callable[..., tuple[Tensor, Tensor, Tensor]]] = {
     "residual": l2e_residual_rule,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base.sampler import arguments
-from learned_samplers.learned.features import feature_set_named
-from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
-from learned_samplers.learned.sampler import LearnedSampler
+from learned_samplers.learned.preconditioned.rule import PRECOND_PASSES, PreconditionedSettings, l2e_precond_rule
+from learned_samplers.learned.two_pass_sampler import TwoPassSampler
+from learned_samplers.learned.two_passes import TwoPasses
 
 
-class PrecondL2E(LearnedSampler):
+class PrecondL2E(TwoPassSampler):
     """The ablation of Kim et al. (ICML 2024, Appendix J): D and Q are learned, the kinetic energy stays ½‖r‖².
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), (q, d) = network(features(θ, r, g, m)), and
@@ -47,8 +47,6 @@ class PrecondL2E(LearnedSampler):
 
     settings_class = PreconditionedSettings
     settings: PreconditionedSettings
-    state_names = ("momentum", "averages")
-    hyperparameters = (*LearnedSampler.hyperparameters, "step")
 
     def __init__(
         self,
@@ -81,8 +79,8 @@ class PrecondL2E(LearnedSampler):
             "with the untrained network"
         )
 
-    def _rows(self) -> dict[str, int]:
-        return {"averages": feature_set_named(self.settings.feature_set).num_averages}
+    def passes(self) -> TwoPasses | None:
+        return PRECOND_PASSES if self.settings.correction == "none" else None
 
     def flat_rule(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         return l2e_precond_rule(*tensors, **hyper)

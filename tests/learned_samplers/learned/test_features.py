@@ -21,6 +21,14 @@ SEGMENTS = Segments(LENGTHS)
 LR, NUM_DATA, STEP = 0.3, 400.0, 4
 
 
+def own_averages(averages, name):
+    """Of the running averages that "adaptive" keeps, (8, d), those of another set."""
+    named = FEATURE_SETS[name]
+    rows = [AVERAGE_DECAYS.index(d) for d in named.average_decays]
+    rows += [len(AVERAGE_DECAYS) + (0.99, 0.999).index(d) for d in named.second_moment_decays]
+    return averages[rows]
+
+
 def rms(x):
     return math.sqrt(float((x * x).mean()))
 
@@ -87,13 +95,12 @@ def rows_of(state, tensor, name):
 @pytest.mark.parametrize("name", FEATURE_SETS)
 def test_every_row_is_what_its_name_says(state, name):
     named = FEATURE_SETS[name]
-    state = {**state, "averages": state["averages"][: named.num_averages]} if not name.startswith("adaptive") else state
-    full = {**state, "averages": torch.cat([state["averages"], torch.ones(2, SEGMENTS.total)])[:8]}
-    x = features(**state, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
+    own = {**state, "averages": own_averages(state["averages"], name)}
+    x = features(**own, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
     assert x.shape == (named.size, SEGMENTS.total)
     assert len(set(named.names)) == named.size
     for i, row in enumerate(named.names):
-        expected = torch.cat([rows_of(full, tensor, row) for tensor in range(len(LENGTHS))])
+        expected = torch.cat([rows_of(state, tensor, row) for tensor in range(len(LENGTHS))])
         # The floors inside the logarithms are 1e-8 of a square: 1e-5 of these values and less.
         torch.testing.assert_close(x[i], expected, rtol=0, atol=1e-6, msg=lambda text, row=row: f"{row}: {text}")
 
@@ -103,7 +110,7 @@ def test_leading_axes_and_windows_give_the_same_features(state, name):
     generator = torch.Generator().manual_seed(8)
     stretch = 1 + torch.rand(2, 3, 1, generator=generator, dtype=torch.float64)
     batch = {key: value * stretch for key, value in state.items() if key != "averages"}
-    batch["averages"] = state["averages"][: FEATURE_SETS[name].num_averages] * stretch.unsqueeze(-2)
+    batch["averages"] = own_averages(state["averages"], name) * stretch.unsqueeze(-2)
     context = dict(lr=LR, num_data=NUM_DATA, step=STEP)
     x = features(**batch, segments=SEGMENTS, feature_set=name, **context)
     one = features(**{k: v[1, 2] for k, v in batch.items()}, segments=SEGMENTS, feature_set=name, **context)
@@ -154,7 +161,7 @@ def test_extreme_and_dead_tensors_give_finite_features_and_gradients(name, scale
 @pytest.mark.parametrize("name", FEATURE_SETS)
 def test_lr_and_step_may_be_tensors(state, name):
     """So that a captured or compiled step need not be made anew at every step."""
-    own = {**state, "averages": state["averages"][: FEATURE_SETS[name].num_averages]}
+    own = {**state, "averages": own_averages(state["averages"], name)}
     numbers = features(**own, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
     tensors = dict(lr=torch.tensor(LR, dtype=torch.float64), step=torch.tensor(STEP))
     same = features(**own, segments=SEGMENTS, feature_set=name, num_data=NUM_DATA, **tensors)
@@ -193,7 +200,7 @@ def test_segments_need_coordinates(lengths):
 
 
 def test_unknown_feature_set_is_named():
-    with pytest.raises(ValueError, match="one of 'paper', 'scaled', 'adaptive', 'adaptive_data', got 'rich'"):
+    with pytest.raises(ValueError, match="one of 'paper', 'scaled', 'adaptive', 'adaptive_data', 'lean', got 'rich'"):
         feature_set_named("rich")
     assert feature_set_named(FeatureSet("paper")).size == 9
 

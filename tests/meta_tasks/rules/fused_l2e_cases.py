@@ -159,8 +159,9 @@ def test_parity_of_the_constants():
         _AVERAGES=len(l2e_features.AVERAGE_DECAYS),
     )  # fmt: skip
     assert {name: getattr(kernels, name).value for name in expected} == expected
-    assert l2e_features._COHERENCE_DECAYS == fused_l2e._CLOCK_DECAYS
-    assert l2e_features._TIME_SCALES == fused_l2e._CLOCK_TIMES
+    clock = [f"log_coherence_{d:g}" for d in fused_l2e._CLOCK_DECAYS], [f"time_{tau}" for tau in fused_l2e._CLOCK_TIMES]
+    for names, kind in zip(clock, ("log_coherence", "time")):
+        assert [each for each in l2e_features.FEATURE_SETS["adaptive"].context if each.startswith(kind)] == names
 
 
 # One for all: the rule keeps its tables, here tensors that only say that they are on a GPU.

@@ -57,7 +57,7 @@ def test_a_start_is_the_feature_itself():
     theta = start
     adam = theta[0].clone().requires_grad_()
     optimizer = torch.optim.Adam([adam], 3.0 * 2.0 * math.sqrt(0.01 / 50), betas=(0.9, 0.99), eps=0.0)
-    other = theta.clone()
+    theta, other = theta.clone(), theta.clone()
     state = rule.initial_state(theta)
     for step in range(5):
         gradient = torch.randn(1, 7)
@@ -155,7 +155,7 @@ def test_the_scales_of_the_outputs_are_those_of_what_the_step_adds(form, options
     weights = (rule.initial_weights(0) + 0.3 * torch.randn(rule.num_weights)).expand(2, -1)
     unroll = Unroll(task, rule, BMALoss, Schedule(6, 0, 1), [1])
     unroll.advance(weights, steps)
-    before, (momentum, _) = unroll.parameter, unroll.state
+    before, momentum = unroll.parameter.clone(), unroll.state[0].clone()
     gradient = task.loss_and_gradient(before, unroll._indices())[1]
     unroll.advance(weights, 1)
     moved, step_size = unroll.state[0], math.sqrt(0.2 / task.hyperparameters.num_data)
@@ -178,7 +178,7 @@ def test_the_scales_of_the_preconditioner_are_those_of_its_logarithms():
     weights = rule.initial_weights(0) + 0.1 * torch.randn(rule.num_weights)
     unroll = Unroll(task, rule, BMALoss, Schedule(6, 0, 1), [1], members_per_group=1)
     unroll.advance(weights[None], 3)
-    before, (momentum, averages) = unroll.parameter, unroll.state
+    before, (momentum, averages) = unroll.parameter.clone(), [each.clone() for each in unroll.state]
     gradient = task.loss_and_gradient(before, unroll._indices())[1]
     unroll.advance(weights[None], 1)
     x = features(
