@@ -44,13 +44,15 @@ class FeatureSet:
     second_moment_decays: tuple[float, ...] = ()
     #: d of the running averages m ← d·m + (1−d)·g.
     average_decays: tuple[float, ...] = AVERAGE_DECAYS
+    #: d of those averages whose ratios to √v̂ are adaptive rows.
+    ratio_decays: tuple[float, ...] = (0.9, 0.99)
 
     @property
     def adaptive(self) -> tuple[str, ...]:
         """Names of the adaptive rows: ratios to √v̂ at the first of ``second_moment_decays``, then logarithms of √v̂."""
         if not self.second_moment_decays:
             return ()
-        ratios = (f"average_{d:g}_to_rms" for d in RATIO_DECAYS)
+        ratios = (f"average_{d:g}_to_rms" for d in self.ratio_decays)
         return ("gradient_to_rms", *ratios, *(f"log_rms_{d:g}" for d in self.second_moment_decays))
 
     @property
@@ -64,21 +66,24 @@ class FeatureSet:
         return len(self.average_decays) + len(self.second_moment_decays)
 
     @property
+    def sees_progress(self) -> bool:
+        """Whether the network is told how much of the run is over, where that is known."""
+        return "progress" in self.context
+
+    @property
     def names(self) -> tuple[str, ...]:
         """A name for each feature, in order."""
         averages = (f"average_{decay:g}" for decay in self.average_decays)
         return ("gradient", "parameter", "momentum", *averages, *self.adaptive, *self.context)
 
 
-#: d of the averages whose ratios to √v̂ are features.
-RATIO_DECAYS = (0.9, 0.99)
 _SECOND_MOMENT_DECAYS = (0.99, 0.999)
 _MAGNITUDES = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
 _COHERENCES = ("log_coherence_0.9", "log_coherence_0.99", "log_coherence_0.999")
 _CONTEXT = (*_MAGNITUDES, *_COHERENCES, "log_size", "time_10", "time_100", "time_1000")
 _LEAN_CONTEXT = (
-    *("log_kick", "log_momentum", "log_displacement", "log_coherence_0.99"),
-    *("log_size", "time_100", "time_1000", "log_data"),
+    *(*_MAGNITUDES, *_COHERENCES, "log_size"),
+    *("time_10", "time_100", "time_1000", "time_10000", "log_data", "progress", "has_total"),
 )
 
 FEATURE_SETS: dict[str, FeatureSet] = {
@@ -88,7 +93,7 @@ FEATURE_SETS: dict[str, FeatureSet] = {
         FeatureSet("scaled", context=_CONTEXT),
         FeatureSet("adaptive", _CONTEXT, _SECOND_MOMENT_DECAYS),
         FeatureSet("adaptive_data", (*_CONTEXT, "log_data"), _SECOND_MOMENT_DECAYS),
-        FeatureSet("lean", _LEAN_CONTEXT, (0.99,), (0.9, 0.99, 0.999)),
+        FeatureSet("lean", _LEAN_CONTEXT, (0.99,), (0.9, 0.99, 0.999), ratio_decays=(0.9, 0.99, 0.999)),
     )
 }
 
@@ -106,6 +111,16 @@ def feature_set_named(name: str | FeatureSet) -> FeatureSet:
     return FEATURE_SETS[name]
 
 
+def check_total_steps(total_steps: int | None, feature_set: str) -> None:
+    """Raise ValueError where a run's length is given to a network that cannot see it."""
+    if total_steps is not None and not feature_set_named(feature_set).sees_progress:
+        serving = ", ".join(repr(name) for name, each in FEATURE_SETS.items() if each.sees_progress)
+        raise ValueError(
+            f"total_steps is for a feature set with the progress of the run ({serving}), got {total_steps} with "
+            f"feature_set={feature_set!r}"
+        )
+
+
 def features(
     parameter: Tensor,
     momentum: Tensor,
@@ -117,6 +132,7 @@ def features(
     lr: Any = None,
     num_data: Any = None,
     step: Any = 0,
+    total_steps: int | None = None,
 ) -> Tensor:
     """The features of every coordinate, (..., F, d).
 
@@ -130,8 +146,10 @@ def features(
     - "adaptive": also, with v̂ the bias-corrected average of g² at d = .99: g/√v̂, m_.9/√v̂ and m_.99/√v̂ (bias-corrected,
       held to ±8), and ¼·log(√v̂/‖√v̂‖) at d = .99 and .999, coordinate by coordinate.
     - "adaptive_data": also log₁₀(N)/3 − 1, the same everywhere: how much there is to memorise.
-    - "lean": of "adaptive_data" what four running averages can give, m at d = .9, .99 and .999 and v at .99, and of the
-      context the kick, ‖r‖, the displacement, the coherence at .99, the size, the time at τ = 100 and 1000, and N.
+    - "lean": what four running averages can give, m at d = .9, .99 and .999 and v at .99: the three m and g over √v̂,
+      the logarithm at .99, and the context of "adaptive_data", also with τ = 10,000; then (t − 1)/``total_steps`` held
+      to 1 ("progress", the share of the run that is over) and 1 ("has_total"), or 0 and 0 where the length of the run
+      is not known.
 
     Args:
         parameter, momentum, gradient: (..., d), the gradient of the mean minibatch loss.
@@ -139,18 +157,29 @@ def features(
         segments: the tensors in the flat axis.
         feature_set: a set, or its name.
         lr, num_data, step: learning rate, N, and updates done before this one; the paper's set uses none of them.
+        total_steps: length of the run, or None where it is not known.
 
     Raises:
         ValueError: there is no feature set of that name.
     """
     named = feature_set_named(feature_set)
-    scale = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
+    scale = TensorScales(
+        parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step, total_steps=total_steps
+    )
     return scale.with_momentum(momentum).window(0, segments.total)
 
 
 def data_feature(num_data: Any) -> Any:
     """The feature "log_data", log₁₀(N)/3 − 1: 0 at a thousand, 1 at a million training points."""
     return scalar_log10(num_data) / 3 - 1
+
+
+def progress_feature(time: Any, total_steps: int | None) -> Any:
+    """The feature "progress", the share of the run that is over before its ``time``-th step; 0 where it has no end."""
+    if total_steps is None:
+        return 0.0
+    share = (time - 1) / total_steps
+    return share.clamp(max=1.0) if isinstance(share, Tensor) else min(share, 1.0)
 
 
 def update_averages(
@@ -196,12 +225,13 @@ class TensorScales:
         lr: Any,
         num_data: Any,
         step: Any,
+        total_steps: int | None = None,
     ):
         self.parameter, self.gradient, self.averages = parameter, gradient, averages
         self.segments, self.named = segments, named
         # In double precision, for 1 − dᵗ is a small difference; as a scalar it leaves the features' dtype alone.
         self.time = (step.double() if isinstance(step, Tensor) else step) + 1
-        self.lr, self.num_data = lr, num_data
+        self.lr, self.num_data, self.total_steps = lr, num_data, total_steps
         k = len(named.average_decays)
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
         self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :])], -2)
@@ -255,7 +285,7 @@ class TensorScales:
         seconds = self.averages[..., k:, :]
         inverse = torch.rsqrt(seconds[..., 0, :] / (1 - self.named.second_moment_decays[0] ** t) + _TINY)
         ratios = [self.gradient * inverse]
-        for d in RATIO_DECAYS:
+        for d in self.named.ratio_decays:
             ratios.append(self.averages[..., decays.index(d), :] * (inverse / (1 - d**t)))
         # The bias correction drops out of a ratio of two averages at one d.
         relative = seconds * self.segments.expand(1 / (self.mean_seconds + _TINY))
@@ -266,7 +296,8 @@ class TensorScales:
         """The rows of the context of every tensor, (..., E, S); ``momentum`` is its mean square (..., 1, S)."""
         gradient, parameter = self.mean_squares[..., :1, :], self.mean_squares[..., 1:2, :]
         lr, num_data, t = self.lr, self.num_data, self.time
-        logs, constants = [], []
+        logs: list[Tensor] = []
+        constants: list[Any] = []
         for name in self.named.context:
             kind, _, number = name.rpartition("_")
             if name == "log_kick":
@@ -284,6 +315,10 @@ class TensorScales:
                 constants.append(torch.log10(constant(self.segments.lengths, gradient)) / 3 - 1)
             elif kind == "time":
                 constants.append(t / (t + float(number)))
+            elif name == "progress":
+                constants.append(progress_feature(t, self.total_steps))
+            elif name == "has_total":
+                constants.append(float(self.total_steps is not None))
             else:
                 constants.append(data_feature(num_data))
         size = constant(self.segments.lengths, gradient)

@@ -234,6 +234,7 @@ def network_at(
     lr: Any,
     num_data: Any,
     step: Any,
+    total_steps: int | None = None,
     normalised: Any = None,
     in_place: bool = False,
 ) -> tuple[NetworkOnChain, Tensor]:
@@ -243,5 +244,7 @@ def network_at(
     """
     named = feature_set_named(feature_set)
     averages = update_averages(averages, gradient, named, in_place=in_place)
-    scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
+    scales = TensorScales(
+        parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step, total_steps=total_steps
+    )
     return NetworkOnChain(phi, scales, output_bound, normalised), averages

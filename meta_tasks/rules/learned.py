@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
+from learned_samplers.base.validation import fraction
 from learned_samplers.learned.features import feature_set_named, features, update_averages
 from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_mean, l2e_kinetic_rule
 from learned_samplers.learned.l2e.measures import term_contributions
@@ -93,8 +97,16 @@ class _CoordinateRule(NetworkRule):
         settings: L2ESettings | PreconditionedSettings,
         hidden: Sequence[int] | None,
         start: tuple[str, float] | Path | None,
+        tell_horizon: float = 0.0,
     ) -> None:
         super().__init__(settings, hidden)
+        fraction("tell_horizon", tell_horizon)
+        if tell_horizon and not feature_set_named(settings.feature_set).sees_progress:
+            raise ValueError(
+                f"tell_horizon is for a feature set with the progress of the run, got {tell_horizon} with "
+                f"{settings.feature_set!r}"
+            )
+        self.tell_horizon = tell_horizon
         self.start: Start | None = None
         if isinstance(start, Path):
             self.start = WeightStart(start, settings, self._shapes)
@@ -106,8 +118,19 @@ class _CoordinateRule(NetworkRule):
         return weights if self.start is None else self.start(weights)
 
     def specification(self) -> dict[str, Any]:
-        started = {} if self.start is None else {"start": self.start.specification()}
-        return {**super().specification(), **started}
+        more: dict[str, Any] = {} if self.start is None else {"start": self.start.specification()}
+        if self.tell_horizon:
+            more["tell_horizon"] = self.tell_horizon
+        return {**super().specification(), **more}
+
+    def for_run(self, steps: int, *keys: int | str) -> Self:
+        """In a share ``tell_horizon`` of all runs the network is told how long the run is."""
+        told = self.tell_horizon and torch.rand((), generator=generator(*keys, "tell horizon")) < self.tell_horizon
+        if not told:
+            return self
+        other = copy.copy(self)
+        other.settings = replace(self.settings, total_steps=steps)
+        return other
 
     def initial_state(self, parameter: Tensor) -> State:
         members, d = parameter.shape
@@ -150,6 +173,8 @@ class L2ERule(_CoordinateRule):
             besides starts without effect); or (feature, gain): β = −gain·feature exactly, α = 0. With
             "average_0.9_to_rms", of the adaptive sets, that is Adam with the learning rate s_β·√(lr/N)·gain beside
             SGHMC's momentum.
+        tell_horizon: share of the runs in which the network is told how many steps there are, of a feature set that
+            sees the progress of a run.
         settings: in the place of form, feature set and options.
         options: further settings, such as ``alpha_scale``, ``beta_scale`` or ``output_bound``.
 
@@ -164,9 +189,11 @@ class L2ERule(_CoordinateRule):
 
     def __init__(
         self, form: str | None = None, feature_set: str | None = None, hidden: Sequence[int] | None = None, *,
-        start: tuple[str, float] | Path | None = None, settings: L2ESettings | None = None, **options: Any,
+        start: tuple[str, float] | Path | None = None, tell_horizon: float = 0.0, settings: L2ESettings | None = None,
+        **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(_settings(L2ESettings, settings, form=form, feature_set=feature_set, **options), hidden, start)
+        chosen = _settings(L2ESettings, settings, form=form, feature_set=feature_set, **options)
+        super().__init__(chosen, hidden, start, tell_horizon)
 
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         return l2e_rule(*tensors, **hyper)
@@ -189,12 +216,13 @@ class PrecondL2ERule(_CoordinateRule):
 
     def __init__(
         self, feature_set: str | None = None, hidden: Sequence[int] | None = None, *,
-        start: tuple[str, float] | Path | None = None, settings: PreconditionedSettings | None = None, **options: Any,
+        start: tuple[str, float] | Path | None = None, tell_horizon: float = 0.0,
+        settings: PreconditionedSettings | None = None, **options: Any,
     ) -> None:  # fmt: skip
         if isinstance(start, tuple):
             raise ValueError(f"start={start} is for L2E, whose output β it sets; PrecondL2E has none")
         chosen = _settings(PreconditionedSettings, settings, feature_set=feature_set, **options)
-        super().__init__(chosen, hidden, start)
+        super().__init__(chosen, hidden, start, tell_horizon)
 
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         return l2e_precond_rule(*tensors, **hyper)
@@ -205,7 +233,7 @@ class PrecondL2ERule(_CoordinateRule):
         averages = update_averages(averages, gradient, settings.feature_set)
         x = features(
             parameter, momentum, gradient, averages, segments, settings.feature_set,
-            lr=hyper.lr, num_data=hyper.num_data, step=step,
+            lr=hyper.lr, num_data=hyper.num_data, step=step, total_steps=settings.total_steps,
         )  # fmt: skip
         q, d = (y.square().mean(-1).sqrt() for y in apply_network(prepared, x, output_bound=settings.output_bound))
         return {"log_curl": settings.curl_scale * q, "log_friction": settings.friction_scale * d}

@@ -16,8 +16,8 @@ from torch import Tensor
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import FeatureSet, feature_set_named
-from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_rule, velocity_scale
-from learned_samplers.learned.network import Phi, apply_network, network_at
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_network, l2e_rule, velocity_scale
+from learned_samplers.learned.network import Phi, apply_network
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,9 @@ def assumption_violation(
         phi, segments, lr, num_data, momentum_decay, step, settings: as for the rules; their further arguments are taken
             and have no say.
     """
-    network, _averages = network_at(
-        decayed(phi, settings, step, num_data), parameter, gradient, averages, segments, lr=lr, num_data=num_data,
-        step=step, feature_set=settings.feature_set, output_bound=settings.output_bound,
-    )  # fmt: skip
+    network, _averages = l2e_network(
+        phi, parameter, gradient, averages, segments, settings=settings, lr=lr, num_data=num_data, step=step
+    )
     network(momentum)
     pull = torch.func.vjp(network.held, parameter, momentum)[1]
     ones, zeros = torch.ones_like(parameter), torch.zeros_like(parameter)
@@ -120,10 +119,7 @@ def term_contributions(
         parameter, gradient, None, momentum, averages, phi=phi, segments=segments, settings=settings,
         temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay, **at,
     )  # fmt: skip
-    network, _ = network_at(
-        decayed(phi, settings, step, num_data), parameter, gradient, averages, segments, **at,
-        feature_set=settings.feature_set, output_bound=settings.output_bound,
-    )  # fmt: skip
+    network, _ = l2e_network(phi, parameter, gradient, averages, segments, settings=settings, **at)
     alpha, beta = network(momentum)
     beta_scale = velocity_scale(settings, num_data)
     step_size = scalar_sqrt(lr / num_data)

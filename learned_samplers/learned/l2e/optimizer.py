@@ -75,6 +75,9 @@ class L2E(TwoPassSampler):
         normalise_output: whether β, after any bound, is divided by its root mean square over the tensor, so that s_β
             alone says how far the learned velocity moves it (a ``decay_time`` acts after that); by default the card's,
             else False.
+        total_steps: length of the run in steps, for networks with the feature set "lean", which may then act by how
+            much of the run is over (a schedule in the network; lr stays as it is); by default None, not known. It is
+            of this run, not of the weights' card, and a resumed chain must have the same.
         noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_paper_rule`; by
             default the card's, else 1 and "equation6".
         settings: a `learned_samplers.learned.l2e.rule.L2ESettings` in the place of ``form``, ``feature_set`` and the
@@ -110,6 +113,7 @@ class L2E(TwoPassSampler):
         decay_time: float | None = None,
         output_bound: float | None = None,
         normalise_output: bool | None = None,
+        total_steps: int | None = None,
         noise_multiplier: float | None = None,
         friction: str | None = None,
         settings: L2ESettings | None = None,

@@ -19,7 +19,7 @@ from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.features import FEATURE_SETS, feature_set_named
+from learned_samplers.learned.features import FEATURE_SETS, check_total_steps, feature_set_named
 from learned_samplers.learned.network import NetworkOnChain, Phi, network_at
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 from learned_samplers.learned.two_passes import TwoPasses
@@ -64,6 +64,9 @@ class L2ESettings(LearnedSettings):
     decay_time: float | None = setting(
         None, check.positive, optional=True, doc="τ in steps: outputs are divided by √(1 + t/τ) after t updates."
     )
+    total_steps: int | None = setting(
+        None, check.whole, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
+    )
     noise_multiplier: float | None = setting(
         None, check.non_negative, optional=True, doc="Factor on the noise's variance (paper form)."
     )
@@ -82,6 +85,7 @@ class L2ESettings(LearnedSettings):
                     f"{name} does not belong to this form of L2E, form={self.form!r}, got {getattr(self, name)!r}"
                 )
         super().__post_init__()
+        check_total_steps(self.total_steps, self.feature_set)
 
     def to_card(self) -> dict[str, Any]:
         card = super().to_card()
@@ -147,6 +151,7 @@ def l2e_network(
     return network_at(
         decayed(phi, settings, step, num_data), parameter, gradient, averages, segments, lr=lr, num_data=num_data,
         step=step, feature_set=settings.feature_set, output_bound=settings.output_bound, in_place=in_place,
+        total_steps=settings.total_steps,
         normalised=decay_factor(settings, step, num_data) if settings.normalise_output else None,
     )  # fmt: skip
 

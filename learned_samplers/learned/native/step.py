@@ -140,8 +140,9 @@ def _run(
     numbers = coefficients(settings, **hyper)
     if not noisy:
         numbers["heat"] = 0.0
-    named, threads = feature_set_named(settings.feature_set), torch.get_num_threads()
-    call = settings_of(named, _widths(phi), hyper["step"], hyper["num_data"], **numbers, threads=threads)
+    named = feature_set_named(settings.feature_set)
+    numbers["threads"] = torch.get_num_threads()
+    call = settings_of(named, _widths(phi), hyper["step"], hyper["num_data"], settings.total_steps, numbers)
     plain = [(weight.detach().contiguous(), bias.detach().contiguous()) for weight, bias in phi]
     own = plain[0][0].dim() > 2
     table = np.array(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 
-from learned_samplers.learned.features import RATIO_DECAYS, FeatureSet, data_feature
+from learned_samplers.learned.features import FeatureSet, data_feature, progress_feature
 
 _MOST_AVERAGES, _MOST_SECONDS, _MOST_RATIOS, _MOST_CONTEXTS, _MOST_LAYERS = 8, 4, 8, 24, 5
 _MOST_WIDTH = 64
@@ -55,8 +55,8 @@ def _template(named: FeatureSet, widths: tuple[int, ...]) -> bytes:
     s.widths[: len(widths)] = widths
     s.average_weight[: named.num_averages] = [1 - d for d in named.average_decays + named.second_moment_decays]
     if named.second_moment_decays:
-        s.ratios, s.logs = 1 + len(RATIO_DECAYS), s.seconds
-        s.ratio_average[: s.ratios] = [-1, *(named.average_decays.index(d) for d in RATIO_DECAYS)]
+        s.ratios, s.logs = 1 + len(named.ratio_decays), s.seconds
+        s.ratio_average[: s.ratios] = [-1, *(named.average_decays.index(d) for d in named.ratio_decays)]
     for i, name in enumerate(named.context):
         kind, _, number = name.rpartition("_")
         s.context_kind[i] = _KINDS.get(name, _COHERENCE if kind == "log_coherence" else _CONSTANT)
@@ -65,13 +65,20 @@ def _template(named: FeatureSet, widths: tuple[int, ...]) -> bytes:
     return bytes(s)
 
 
-def settings_of(named: FeatureSet, widths: tuple[int, ...], step: float, num_data: float, **numbers: float) -> Settings:
+def settings_of(
+    named: FeatureSet,
+    widths: tuple[int, ...],
+    step: float,
+    num_data: float,
+    total_steps: int | None,
+    numbers: dict[str, float],
+) -> Settings:
     """`Settings` for a step; ``numbers`` are further fields."""
     s = Settings.from_buffer_copy(_template(named, widths))
     t = step + 1
     if named.second_moment_decays:
         s.second_correction = 1 / (1 - named.second_moment_decays[0] ** t)
-        s.ratio_correction[: s.ratios] = [1.0, *(1 / (1 - d**t) for d in RATIO_DECAYS)]
+        s.ratio_correction[: s.ratios] = [1.0, *(1 / (1 - d**t) for d in named.ratio_decays)]
     for i, name in enumerate(named.context):
         kind, _, number = name.rpartition("_")
         if kind == "log_coherence":
@@ -80,6 +87,10 @@ def settings_of(named: FeatureSet, widths: tuple[int, ...], step: float, num_dat
             s.context_value[i] = t / (t + float(number))
         elif name == "log_data":
             s.context_value[i] = data_feature(num_data)
+        elif name == "progress":
+            s.context_value[i] = progress_feature(t, total_steps)
+        elif name == "has_total":
+            s.context_value[i] = total_steps is not None
     for name, value in numbers.items():
         setattr(s, name, value)
     return s

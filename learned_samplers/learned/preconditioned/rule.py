@@ -11,7 +11,7 @@ from torch import Tensor
 from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS, feature_set_named
+from learned_samplers.learned.features import FEATURE_SETS, check_total_steps, feature_set_named
 from learned_samplers.learned.network import NetworkOnChain, Phi, network_at
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 from learned_samplers.learned.two_passes import TwoPasses
@@ -34,7 +34,14 @@ class PreconditionedSettings(LearnedSettings):
     curl_clip: float = setting(5.0, _at_least_one, doc="Bound on Q.")
     friction_clip: float = setting(100.0, _at_least_one, doc="Bound on D.")
     output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
+    total_steps: int | None = setting(
+        None, check.whole, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
+    )
     correction: str = choice("none", "none", "network", in_card=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_total_steps(self.total_steps, self.feature_set)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -111,6 +118,7 @@ def precond_network(
     return network_at(
         phi, parameter, gradient, averages, segments, lr=lr, num_data=num_data, step=step,
         feature_set=settings.feature_set, output_bound=settings.output_bound, in_place=in_place,
+        total_steps=settings.total_steps,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from learned_samplers.learned.features import (
 
 LENGTHS = (12, 1, 30, 7)
 SEGMENTS = Segments(LENGTHS)
-LR, NUM_DATA, STEP = 0.3, 400.0, 4
+LR, NUM_DATA, STEP, TOTAL_STEPS = 0.3, 400.0, 4, 50
 
 
 def own_averages(averages, name):
@@ -88,6 +88,8 @@ def rows_of(state, tensor, name):
             "log_displacement": 0.25 * math.log(epsilon * rms(r) / rms(theta)),
             "log_size": math.log10(count) / 3 - 1,
             "log_data": math.log10(NUM_DATA) / 3 - 1,
+            "progress": STEP / TOTAL_STEPS,
+            "has_total": 1.0,
         }[name]
     )
 
@@ -96,13 +98,25 @@ def rows_of(state, tensor, name):
 def test_every_row_is_what_its_name_says(state, name):
     named = FEATURE_SETS[name]
     own = {**state, "averages": own_averages(state["averages"], name)}
-    x = features(**own, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
+    x = features(
+        **own, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP, total_steps=TOTAL_STEPS
+    )
     assert x.shape == (named.size, SEGMENTS.total)
     assert len(set(named.names)) == named.size
     for i, row in enumerate(named.names):
         expected = torch.cat([rows_of(state, tensor, row) for tensor in range(len(LENGTHS))])
         # The floors inside the logarithms are 1e-8 of a square: 1e-5 of these values and less.
         torch.testing.assert_close(x[i], expected, rtol=0, atol=1e-6, msg=lambda text, row=row: f"{row}: {text}")
+
+
+def test_a_run_without_an_end_has_no_progress_and_one_with_an_end_stays_there(state):
+    own = {**state, "averages": own_averages(state["averages"], "lean")}
+    common = dict(segments=SEGMENTS, feature_set="lean", lr=LR, num_data=NUM_DATA)
+    where = [FEATURE_SETS["lean"].names.index(name) for name in ("progress", "has_total")]
+    for step, total, expected in ((7, None, (0, 0)), (7, 70, (0.1, 1)), (70, 70, (1, 1)), (700, 70, (1, 1))):
+        for each in (step, torch.tensor(step)):
+            x = features(**own, **common, step=each, total_steps=total)
+            torch.testing.assert_close(x[where, 0], torch.tensor(expected, dtype=x.dtype))
 
 
 @pytest.mark.parametrize("name", FEATURE_SETS)

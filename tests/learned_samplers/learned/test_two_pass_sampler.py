@@ -16,6 +16,7 @@ SETTINGS = {
     "paper": L2ESettings(form="paper", alpha_scale=1.0, beta_scale=1.0),
     "lean": L2ESettings(feature_set="lean"),
     "normalised": L2ESettings(feature_set="lean", normalise_output=True, decay_time=20.0),
+    "told": L2ESettings(feature_set="lean", total_steps=12),
     "preconditioned": PreconditionedSettings(feature_set="adaptive", output_bound=1.0),
 }
 
@@ -110,3 +111,30 @@ def test_a_resumed_chain_is_the_same_bit_for_bit(name, native, monkeypatch):
 def test_what_is_not_single_precision_takes_steps_too():
     theirs = run(sampler_of(SETTINGS["lean"], torch.float64, temperature=0.0), 5)
     assert_close(run(sampler_of(SETTINGS["lean"], torch.bfloat16, temperature=0.0), 5), theirs, 0.1)
+
+
+def test_a_chain_resumes_with_the_length_of_its_own_run():
+    first = sampler_of(SETTINGS["told"])
+    run(first, 2)
+    other = sampler_of(SETTINGS["lean"])
+    with pytest.raises(ValueError, match="total_steps is 12 there, None here"):
+        other.load_state_dict(first.state_dict())
+
+
+def test_the_length_of_the_run_changes_the_chain():
+    told, untold = (run(sampler_of(SETTINGS[name], temperature=0.0), 5) for name in ("told", "lean"))
+    assert any((a - b).abs().max() > 1e-6 for a, b in zip(told, untold, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (dict(total_steps=0, feature_set="lean"), ValueError, "total_steps must be at least 1, got 0"),
+        (dict(total_steps=1.5, feature_set="lean"), TypeError, "total_steps must be an integer"),
+        (dict(total_steps=10), ValueError, "total_steps is for a feature set with the progress of the run .'lean'."),
+        (dict(normalise_output=1), TypeError, "normalise_output must be True or False, got 1"),
+    ],
+)
+def test_bad_settings_are_named(given, error, message):
+    with pytest.raises(error, match=message):
+        L2ESettings(**given)

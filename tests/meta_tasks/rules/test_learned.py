@@ -188,3 +188,27 @@ def test_the_scales_of_the_preconditioner_are_those_of_its_logarithms():
     q, d = apply_network(rule.prepare(weights[None]), x)
     torch.testing.assert_close(unroll.output_scales["log_curl"], 0.5 * q.square().mean(-1).sqrt())
     torch.testing.assert_close(unroll.output_scales["log_friction"], d.square().mean(-1).sqrt())
+
+
+def test_a_share_of_the_runs_is_told_how_long_it_is():
+    rule = L2ERule(feature_set="lean", hidden=(4,), tell_horizon=0.25)
+    told = [rule.for_run(70, 3, "episode", i).settings.total_steps for i in range(400)]
+    assert set(told) == {None, 70}
+    assert 70 < sum(each == 70 for each in told) < 130  # 100 expected, standard deviation 9
+    assert told == [rule.for_run(70, 3, "episode", i).settings.total_steps for i in range(400)]
+    assert rule.settings.total_steps is None
+    assert rule.specification()["tell_horizon"] == 0.25
+    assert "tell_horizon" not in L2ERule(feature_set="lean").specification()
+    assert "total_steps" not in rule.for_run(70, 0).card()["scales"]
+    assert L2ERule(feature_set="lean").for_run(70, 0).settings.total_steps is None
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_is_between_zero_and_one(share):
+    with pytest.raises(ValueError, match="tell_horizon must lie in"):
+        L2ERule(feature_set="lean", tell_horizon=share)
+
+
+def test_only_a_network_that_sees_progress_is_told_of_it():
+    with pytest.raises(ValueError, match="tell_horizon is for a feature set with the progress"):
+        L2ERule(feature_set="adaptive", tell_horizon=0.5)

@@ -67,6 +67,9 @@ class SamplerOptions:
     # Of L2E and PrecondL2E: start from a weight file of this sampler and form. A second stage with other settings of
     # the training, or with more features and units, which start without effect.
     start_weights: Path | None = None
+    # Of L2E and PrecondL2E with a feature set that sees the progress of a run ("lean"): share of the tasks in which the
+    # network is told how many steps there are.
+    tell_horizon: float | None = None
     # Of L2E on a CUDA device: whether its update (residual form, two hidden layers) is computed by fused kernels, which
     # need Triton; they change results by rounding.
     fused: bool = False
@@ -82,7 +85,10 @@ class SamplerOptions:
             raise ValueError(f"start_feature={self.start_feature} and start_weights={self.start_weights}: choose one")
         if self.start_feature is None and self.start_gain is not None and self.sampler == "L2E":
             raise ValueError(f"start_gain={self.start_gain} needs a start_feature")
-        only = {"L2E": ("start_feature", "start_gain", "start_weights", "fused"), "PrecondL2E": ("start_weights",)}
+        only = {
+            "L2E": ("start_feature", "start_gain", "start_weights", "tell_horizon", "fused"),
+            "PrecondL2E": ("start_weights", "tell_horizon"),
+        }
         for name in only["L2E"]:
             value = getattr(self, name)
             if value is not None and value is not False and name not in only.get(self.sampler, ()):
@@ -90,7 +96,7 @@ class SamplerOptions:
         given = {each.name: getattr(self.scales, each.name) for each in fields(self.scales)}
         rule = FusedL2ERule if self.fused else LEARNED_RULES[self.sampler]
         settings = REGISTRY[self.sampler].settings.given(**given)
-        start: dict[str, Any] = {}
+        start: dict[str, Any] = {} if self.tell_horizon is None else {"tell_horizon": self.tell_horizon}
         if self.start_weights is not None:
             start["start"] = self.start_weights
         elif self.start_feature is not None:
