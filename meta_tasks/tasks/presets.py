@@ -70,7 +70,6 @@ def _general() -> ImageTaskFamily:
         (
             *_mlps((16,), (32,), (32, 16), activations=("relu", "silu")),
             *_cnns((4, 8), (1, 2), (False,)),
-            *(("resnet_frn", {"width": width, "blocks": (1, 1)}) for width in (4, 4, 8)),
         ),
         sizes=(8, 8, 8, 10, 14),
         batch_sizes=(32, 64),
@@ -82,6 +81,12 @@ def _general() -> ImageTaskFamily:
         label_subset_share=0.2,
         small_data_share=0.25,
     )
+
+
+def _residual() -> ImageTaskFamily:
+    general = _general()
+    networks = tuple(("resnet_frn", {"width": width, "blocks": (1, 1)}) for width in (4, 4, 8))
+    return replace(general, name="residual", architectures=(*general.architectures, *networks))
 
 
 def _small() -> ImageTaskFamily:
@@ -119,9 +124,9 @@ def _mnist_mlp() -> ImageTaskFamily:
 
 #: Named presets. "paper": the 120 configurations of the L2E paper (Section 5 and Appendix I.2) with BloodMNIST as its
 #: MedMNIST set and EMNIST in its 10-class split. "full": those networks and what generalisation wants besides,
-#: for GPUs. "cpu": the same at 8 to 20 pixels. "general": what carries over to larger networks: MLPs, convolutions and
-#: normalised residual networks of several widths at 8 to 14 pixels, two temperatures, weights of very different
-#: scales. "small": Fashion-MNIST and 4 channels alone, the paper's Small-L2E.
+#: for GPUs. "cpu": the same at 8 to 20 pixels. "general": what carries over to larger networks: MLPs and convolutions
+#: of several widths at 8 to 14 pixels, two temperatures, weights of very different scales. "residual": and normalised
+#: residual networks, which take some ten times as long. "small": Fashion-MNIST and 4 channels alone, the paper's Small-L2E.
 #: "mnist_mlp": the one network that Meta-SGMCMC was trained on, 784-20-10 at a batch of 500. "digits": needs no file,
 #: for a first try.
 FAMILIES: dict[str, Callable[[], ImageTaskFamily]] = {
@@ -129,6 +134,7 @@ FAMILIES: dict[str, Callable[[], ImageTaskFamily]] = {
     "full": _full,
     "cpu": _cpu,
     "general": _general,
+    "residual": _residual,
     "small": _small,
     "mnist_mlp": _mnist_mlp,
     "digits": _digits,

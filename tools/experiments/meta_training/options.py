@@ -110,7 +110,9 @@ class TaskOptions:
 
     # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone, digits
     # for a first try without files.
-    family: Literal["paper", "full", "cpu", "general", "small", "digits", "gaussians", "mnist_mlp"] = "digits"
+    family: Literal["paper", "full", "cpu", "general", "residual", "small", "digits", "gaussians", "mnist_mlp"] = (
+        "digits"
+    )
     # Data sets of an image family, one in so many tasks each (a name may come twice); by default the family's own.
     datasets: tuple[str, ...] | None = None
     # Sides of its images in pixels, likewise.
