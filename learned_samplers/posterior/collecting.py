@@ -226,8 +226,7 @@ class PosteriorSamples(SampleCollection):
 
     def restart(self) -> None:
         """Drop all samples and begin again at step 0, for a chain that died before its first checkpoint."""
-        self._store.commit([], {}, Progress())
-        self._store.fixed, self._store.frozen = None, {}
+        self._store.clear()
         self._progress, self._reestimated = Progress(), {}
         self._snapshots.forget()
 
