@@ -155,6 +155,12 @@ class PosteriorSamples(SampleCollection):
                 f"a draw of {type(self._sampler).__name__} cannot be collected inside torch.compile: compile the model "
                 "instead of the step"
             )
+        present = tensors_of(self.model)
+        replaced = [name for name, tensor in self._varying.items() if present[name] is not tensor]
+        if replaced:
+            raise RuntimeError(
+                f"{replaced[0]!r} was replaced since PosteriorSamples was made: make it after model.to()"
+            )
         self._after_step(step, sampling, cycle, dict(zip(self._varying, tensors, strict=True)))
 
     def _after_step(self, step: int, sampling: bool, cycle: int, given: Tensors | None = None) -> None:
