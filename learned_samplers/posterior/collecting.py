@@ -19,7 +19,7 @@ from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.folder import FolderStore
 from learned_samplers.posterior.given import validate_policy
 from learned_samplers.posterior.names import tensors_of
-from learned_samplers.posterior.snapshot import Snapshots, sampled_parameters
+from learned_samplers.posterior.snapshot import Snapshots, sampled_parameters, unwrapped
 from learned_samplers.posterior.storage import Entry, MemoryStore, Progress
 from learned_samplers.posterior.tensor_files import Tensors
 
@@ -65,7 +65,8 @@ class PosteriorSamples(SampleCollection):
 
     Args:
         model: the network whose parameters the sampler moves.
-        sampler: any ``torch.optim.Optimizer`` over parameters of ``model``.
+        sampler: any ``torch.optim.Optimizer`` over parameters of ``model``; one that Accelerate or Lightning has
+            wrapped is unwrapped.
         burn_in: steps before the first state that may be kept, ≥ 0.
         thinning: steps between two states that are due, ≥ 1.
         max_samples: bound on the number of samples held, ≥ 1; None for no bound.
@@ -101,6 +102,7 @@ class PosteriorSamples(SampleCollection):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        sampler = unwrapped(sampler)
         if not isinstance(sampler, Optimizer):
             raise TypeError(f"sampler must be a torch.optim.Optimizer, got {type(sampler).__name__}")
         validation.whole("burn_in", burn_in, least=0)
@@ -152,6 +154,12 @@ class PosteriorSamples(SampleCollection):
             raise RuntimeError(
                 f"a draw of {type(self._sampler).__name__} cannot be collected inside torch.compile: compile the model "
                 "instead of the step"
+            )
+        present = tensors_of(self.model)
+        replaced = [name for name, tensor in self._varying.items() if present[name] is not tensor]
+        if replaced:
+            raise RuntimeError(
+                f"{replaced[0]!r} was replaced since PosteriorSamples was made: make it after model.to()"
             )
         self._after_step(step, sampling, cycle, dict(zip(self._varying, tensors, strict=True)))
 
@@ -224,8 +232,7 @@ class PosteriorSamples(SampleCollection):
 
     def restart(self) -> None:
         """Drop all samples and begin again at step 0, for a chain that died before its first checkpoint."""
-        self._store.commit([], {}, Progress())
-        self._store.fixed, self._store.frozen = None, {}
+        self._store.clear()
         self._progress, self._reestimated = Progress(), {}
         self._snapshots.forget()
 

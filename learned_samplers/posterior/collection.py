@@ -75,7 +75,7 @@ class SampleCollection(Predictive):
 
     # -- elsewhere ------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], *, store_frozen: bool = True) -> None:
+    def save(self, path: str | os.PathLike[str], *, store_frozen: bool | None = None) -> None:
         """Write all samples to one safetensors file, whole or not at all.
 
         It holds ``samples/<name>`` with a leading axis K for each parameter (and buffer, with ``buffers="snapshot"``),
@@ -85,7 +85,8 @@ class SampleCollection(Predictive):
         Args:
             path: the file.
             store_frozen: False leaves the parameters that were not sampled (a base model under LoRA) out; :meth:`load`
-                then needs a model that has them, and knows them by their fingerprints.
+                then needs a model that has them, and knows them by their fingerprints. True takes those that this
+                collection left out from the model. None: what this collection holds.
 
         Raises:
             OSError: it could not be written (a full disk, say); a file of that name is as it was.

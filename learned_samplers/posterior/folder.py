@@ -201,6 +201,13 @@ class FolderStore:
         for path in files if delete else ():
             path.unlink(missing_ok=True)
 
+    def clear(self) -> None:
+        """Drop all samples, and the files that a crash kept from the index."""
+        self.commit([], {}, Progress())
+        self.fixed, self.frozen = None, {}
+        for path in (*self.folder.glob("step-*.safetensors"), self.folder / FIXED):
+            path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Let another collector write to the folder. What is there can still be read."""
         if self._lock is not None:

@@ -30,7 +30,7 @@ def save_collection(
     settings: Mapping[str, Any],
     reestimated: Mapping[tuple[int, int], Tensors],
     fingerprints: Fingerprints,
-    store_frozen: bool,
+    store_frozen: bool | None,
 ) -> None:
     """Write a collection to one file; see `SampleCollection.save`."""
     fixed, frozen = dict(store.fixed or {}), dict(store.frozen)
@@ -39,7 +39,7 @@ def save_collection(
         own = tensors_of(model)
         fixed |= {name: own[name].detach().cpu() for name in frozen}
         frozen = {}
-    elif not store_frozen:
+    elif store_frozen is False:
         left_out = [name for name in fixed if name in parameters_of(model)]
         frozen |= {name: fingerprint(fixed.pop(name)) for name in left_out}
     samples = [store.read(index) for index in range(len(store.entries))]

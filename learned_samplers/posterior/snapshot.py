@@ -15,6 +15,16 @@ from learned_samplers.posterior.storage import Store
 from learned_samplers.posterior.tensor_files import Tensors
 
 
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside Accelerate's or Lightning's wrapper, whose ``step`` does not call the wrapper's hooks."""
+    while type(optimizer).__module__.partition(".")[0] in ("accelerate", "lightning", "pytorch_lightning"):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            break
+        optimizer = inner
+    return optimizer
+
+
 def sampled_parameters(model: nn.Module, sampler: Optimizer) -> dict[str, nn.Parameter]:
     """The parameters of the sampler's groups that require a gradient, by plain name, in the model's order.
 

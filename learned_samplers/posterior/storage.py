@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from learned_samplers.posterior.tensor_files import Tensors, common_tensors
+from learned_samplers.posterior.tensor_files import Tensors, common_unsampled
 
 #: Steps, cycles and numbers beyond this are not counts of anything that has run.
 LARGEST = 2**53
@@ -98,6 +98,11 @@ class MemoryStore:
         self._samples = {entry.step: samples[entry.step] for entry in entries}
         self.entries, self.progress = list(entries), progress
 
+    def clear(self) -> None:
+        """Drop all samples."""
+        self._samples, self.entries, self.progress = {}, [], Progress()
+        self.fixed, self.frozen = None, {}
+
     def close(self) -> None:
         """Nothing is held open."""
 
@@ -120,11 +125,8 @@ class MergedStore:
             for index, entry in enumerate(store.entries):
                 self.entries.append(replace(entry, chain=numbers[entry.chain]))
                 self._places.append((store, index))
-        self.fixed: Tensors | None = common_tensors((name, store.fixed or {}) for name, store in stores)
-        self.frozen = dict(stores[0][1].frozen)
-        for name, store in stores:
-            if store.frozen != self.frozen:
-                raise ValueError(f"{name} was sampled over other frozen parameters than {stores[0][0]}")
+        self.fixed: Tensors | None
+        self.fixed, self.frozen = common_unsampled([(name, store.fixed or {}, store.frozen) for name, store in stores])
 
     def read(self, index: int) -> Tensors:
         store, position = self._places[index]

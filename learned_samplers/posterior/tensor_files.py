@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +88,24 @@ def _compare(path: Path, tensors: Tensors, sums: Any) -> None:
             raise ValueError(f"{path}: {name!r} has changed since it was written (damaged file?)")
 
 
-def common_tensors(collections: Iterable[tuple[str, Tensors]]) -> Tensors:
-    """The tensors that several collections have in common; ValueError where they differ, naming the tensor."""
-    first: Tensors | None = None
-    origin = ""
-    for name, tensors in collections:
-        if first is None:
-            first, origin = tensors, name
-            continue
-        for key in (*first, *tensors):
-            if key not in first or key not in tensors or not torch.equal(first[key].cpu(), tensors[key].cpu()):
+def common_unsampled(
+    collections: Sequence[tuple[str, Tensors, Mapping[str, str]]],
+) -> tuple[Tensors, dict[str, str]]:
+    """What several collections (name, tensors, fingerprints) have beside their samples, which must be the same.
+
+    Returns:
+        Tensors, and the fingerprints of those that none of the collections holds.
+
+    Raises:
+        ValueError: they differ; the message names the tensor.
+    """
+    tensors: Tensors = {}
+    known: dict[str, str] = {}
+    origin = collections[0][0]
+    for position, (name, fixed, frozen) in enumerate(collections):
+        digests = {**frozen, **{key: fingerprint(tensor) for key, tensor in fixed.items()}}
+        for key in (*known, *digests) if position else ():
+            if known.get(key) != digests.get(key):
                 raise ValueError(f"{key!r}, which is not sampled, differs between {origin} and {name}")
-    return first or {}
+        known, tensors = digests, {**fixed, **tensors}
+    return tensors, {key: digest for key, digest in known.items() if key not in tensors}

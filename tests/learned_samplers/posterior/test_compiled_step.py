@@ -46,3 +46,22 @@ def test_errors_come_through():
     with pytest.raises(ValueError, match="'bias' is not finite at step 1"):
         step()
     assert len(posterior) == 0
+
+
+def test_buffers_that_are_replaced_are_noticed():
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    sampler = SGHMC(model.parameters(), lr=0.05, num_data=20)
+    posterior = PosteriorSamples(model, sampler, buffers="snapshot")
+    step = torch.compile(sampler.step, fullgraph=True, backend="eager")
+    for replace in (False, True):
+        if replace:
+            model[1].running_mean = torch.ones(2)
+        sampler.zero_grad()
+        model(torch.randn(4, 2)).square().sum().backward()
+        if replace:
+            with pytest.raises(RuntimeError, match=r"'1\.running_mean' was replaced since PosteriorSamples was made"):
+                step()
+        else:
+            step()
+            assert torch.equal(posterior[0]["0.weight"], model[0].weight)

@@ -102,6 +102,23 @@ def test_a_killed_chain_is_begun_again_or_says_what_to_delete(tmp_path):
     assert len([name for name in files(folder) if name.startswith("step-")]) == 3
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_restart_leaves_nothing_behind(tmp_path, on_disk):
+    folder = tmp_path / "samples" if on_disk else None
+    _, _, posterior = build(folder)
+    fresh = files(folder) if on_disk else None
+    train(posterior.model, posterior._sampler, 3)
+    if on_disk:  # what a kill between the two writes leaves
+        (folder / "step-0000000009.safetensors").write_bytes(b"not in the index")
+    posterior.restart()
+    assert len(posterior) == 0
+    assert (files(folder) if on_disk else None) == fresh
+    posterior.detach()
+    model, sampler, again = build(folder)
+    train(model, sampler, 2)
+    assert again.steps == [1, 2]
+
+
 def test_a_kill_in_the_first_write_of_the_index(tmp_path):
     for leftover in (
         ".index.jsonl.elsewhere.4711.tmp",

@@ -122,7 +122,15 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
 
     with pytest.raises(ValueError, match=r"'0\.weight', which is not sampled, differs between collections\[0\] and"):
         SampleCollection.merge([chain(0, model=frozen(0)), chain(0, model=frozen(1))])
-    with pytest.raises(ValueError, match=r"collections\[1\] was sampled over other frozen parameters"):
-        SampleCollection.merge([chain(0, model=frozen(s), store_frozen=False) for s in (0, 1)])
+    for stored in ((False, False), (True, False), (False, True)):
+        chains = [chain(0, model=frozen(s), store_frozen=store) for s, store in enumerate(stored)]
+        with pytest.raises(
+            ValueError, match=r"'0\.weight', which is not sampled, differs between collections\[0\] and"
+        ):
+            SampleCollection.merge(chains)
+        chains = [chain(0, model=frozen(3), store_frozen=store) for store in stored]
+        merged = SampleCollection.merge(chains)
+        assert set(merged._fixed()) == ({"0.weight", "0.bias"} if any(stored) else set())
+        torch.testing.assert_close(merged.predict(X), chains[0].predict(X))
     with pytest.raises(ValueError, match=r"buffers='snapshot' differs from 'refuse' in collections\[1\]"):
         SampleCollection.merge([chain(0, buffers="snapshot"), first])

@@ -77,12 +77,14 @@ def test_a_file_without_the_base_model(tmp_path):
     assert torch.equal(loaded.predict(X), posterior.predict(X))
     with pytest.raises(ValueError, match=r"small\.safetensors: the frozen parameters are not stored there"):
         SampleCollection.load(tmp_path / "small.safetensors", lora(seed=7))
-    loaded.save(tmp_path / "again.safetensors")  # and with it again, from the model
+    loaded.save(tmp_path / "same.safetensors")
+    assert (tmp_path / "same.safetensors").stat().st_size == saved[1], "as small as it was"
+    loaded.save(tmp_path / "again.safetensors", store_frozen=True)  # and with it again, from the model
     again = SampleCollection.load(tmp_path / "again.safetensors", lora(seed=7))
     assert torch.equal(again.predict(X), posterior.predict(X))
     with torch.no_grad():
         model[0].base.bias.add_(1)
-    for use in (lambda: loaded.predict(X), lambda: loaded.save(tmp_path / "never.safetensors")):
+    for use in (lambda: loaded.predict(X), lambda: loaded.save(tmp_path / "never.safetensors", store_frozen=True)):
         with pytest.raises(ValueError, match=r"'0\.base\.bias' of this Sequential has other values"):
             use()
     assert not (tmp_path / "never.safetensors").exists()

@@ -1,0 +1,82 @@
+"""Collecting posterior samples in a Hugging Face ``Trainer``."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from learned_samplers.base.files import write_atomically
+from learned_samplers.integrations.resumption import begin, validate_missing, warn_of_clipping
+from learned_samplers.posterior.collecting import PosteriorSamples
+from learned_samplers.posterior.snapshot import unwrapped
+
+FILE = "posterior.pt"
+
+
+class CollectPosterior(TrainerCallback):
+    """Collects posterior samples while a Hugging Face ``Trainer`` trains, and carries them through its checkpoints.
+
+    The sampler is given as the optimizer, with a schedule that does not end at 0, and without gradient clipping::
+
+        sampler = SGHMC(model.parameters(), lr=0.1, num_data=len(train_set))
+        schedule = torch.optim.lr_scheduler.ConstantLR(sampler, factor=1.0)
+        collect = CollectPosterior(burn_in=1000, thinning=100, store_frozen=False)
+        arguments = TrainingArguments("out", max_grad_norm=0.0)
+        Trainer(model, arguments, train_dataset=train_set, optimizers=(sampler, schedule), callbacks=[collect]).train()
+        probabilities = collect.posterior.predict({"input_ids": ids, "attention_mask": mask})
+
+    Every checkpoint folder gets a file ``posterior.pt``, and ``train(resume_from_checkpoint=...)`` goes on with it.
+
+    Args:
+        checkpoint: folder of the checkpoint that is resumed, where that is not ``checkpoint-<step>`` in the output
+            folder.
+        missing: what to do when a run is resumed from a checkpoint without samples: "refuse" or "warn".
+        options: those of `PosteriorSamples`. With ``path`` checkpoints hold the list of the samples alone.
+
+    Raises:
+        RuntimeError: as training begins, if the checkpoint has no samples and ``missing`` is "refuse".
+        TypeError, ValueError: an option that cannot be used.
+    """
+
+    def __init__(self, *, checkpoint: str | None = None, missing: str = "refuse", **options: Any) -> None:
+        self.missing = validate_missing(missing)
+        self.checkpoint, self.options = checkpoint, options
+        #: What is collected; None before training begins.
+        self.posterior: PosteriorSamples | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin, after the weights and the optimizer were restored from a checkpoint."""
+        if self.posterior is not None:
+            self.posterior.detach()
+        sampler = unwrapped(kwargs["optimizer"])
+        warn_of_clipping(sampler, args.max_grad_norm, "pass max_grad_norm=0.0")
+        saved = None
+        if state.global_step:
+            file = self._folder(args, state) / FILE
+            saved = torch.load(file, weights_only=True) if file.is_file() else None
+        self.posterior = begin(kwargs["model"], sampler, self.options, saved, state.global_step, self.missing)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the samples beside the checkpoint that was just written."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if self.posterior is not None and state.is_world_process_zero and folder.is_dir():
+            buffer = io.BytesIO()
+            torch.save(self.posterior.state_dict(), buffer)
+            write_atomically(folder / FILE, buffer.getvalue())
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop collecting; the samples stay."""
+        if self.posterior is not None:
+            self.posterior.detach()
+
+    def _folder(self, args: Any, state: Any) -> Path:
+        if self.checkpoint is not None:
+            return Path(self.checkpoint)
+        given = args.resume_from_checkpoint
+        if isinstance(given, str) and Path(given).is_dir():
+            return Path(given)
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}"

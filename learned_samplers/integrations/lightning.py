@@ -1,0 +1,69 @@
+"""Collecting posterior samples in a Lightning ``Trainer``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from learned_samplers.base import validation
+from learned_samplers.integrations.resumption import begin, validate_missing, warn_of_clipping
+from learned_samplers.posterior.collecting import PosteriorSamples
+from learned_samplers.posterior.snapshot import unwrapped
+
+try:
+    from lightning.pytorch import Callback
+except ModuleNotFoundError:  # the same under its first name
+    from pytorch_lightning import Callback
+
+
+class CollectPosterior(Callback):
+    """Collects posterior samples while a Lightning ``Trainer`` trains, and carries them through its checkpoints.
+
+    ``configure_optimizers`` returns a sampler instead of an optimizer; the rest stays as it is::
+
+        collect = CollectPosterior(burn_in=1000, thinning=100)
+        Trainer(max_steps=5000, callbacks=[collect]).fit(module, train_loader)
+        probabilities = collect.posterior.predict(test_inputs)
+
+    Args:
+        optimizer: position of the sampler among the module's optimizers.
+        network: name of the module's part whose weights are sampled and which predicts, such as "model"; None for the
+            module itself, whose ``forward`` then predicts.
+        missing: what to do when a run is resumed from a checkpoint without samples: "refuse" or "warn".
+        options: those of `PosteriorSamples`. With ``path`` checkpoints hold the list of the samples alone.
+
+    Raises:
+        RuntimeError: as training begins, if the checkpoint has no samples and ``missing`` is "refuse".
+        TypeError, ValueError: an option that cannot be used.
+    """
+
+    def __init__(
+        self, *, optimizer: int = 0, network: str | None = None, missing: str = "refuse", **options: Any
+    ) -> None:
+        super().__init__()
+        validation.whole("optimizer", optimizer, least=0)
+        self.missing = validate_missing(missing)
+        self.optimizer, self.network, self.options = optimizer, network, options
+        #: What is collected; None before training begins.
+        self.posterior: PosteriorSamples | None = None
+        self._state: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin, after the weights, the optimizer and this callback were restored from a checkpoint."""
+        model = pl_module if self.network is None else pl_module.get_submodule(self.network)
+        sampler = unwrapped(trainer.optimizers[self.optimizer])
+        warn_of_clipping(sampler, trainer.gradient_clip_val, "leave gradient_clip_val out")
+        state, self._state = self._state, None
+        self.posterior = begin(model, sampler, self.options, state, trainer.global_step, self.missing)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Stop collecting at the end of training, or at an error; the samples stay."""
+        if self.posterior is not None and stage == "fit":
+            self.posterior.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What Lightning keeps in a checkpoint."""
+        return {} if self.posterior is None else {"posterior": self.posterior.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what a checkpoint holds; it is used when training begins."""
+        self._state = state_dict.get("posterior")

@@ -1,0 +1,63 @@
+"""What the callbacks have in common: making a collector, and what to do when a run is resumed without its samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from learned_samplers.base import validation
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.posterior.collecting import PosteriorSamples
+
+MISSING = ("refuse", "warn")
+
+
+def begin(
+    model: nn.Module,
+    optimizer: Optimizer,
+    options: Mapping[str, Any],
+    state: Mapping[str, Any] | None,
+    steps_done: int,
+    missing: str,
+) -> PosteriorSamples:
+    """A collector for a training run that begins, or goes on after ``steps_done`` steps with the ``state`` it had.
+
+    Raises:
+        RuntimeError: the run is resumed, its samples are missing, and ``missing`` is "refuse".
+    """
+    if steps_done and state is None:
+        message = (
+            f"training goes on at step {steps_done}, but its checkpoint holds no posterior samples (was it written "
+            "without this callback?): those collected so far would be lost"
+        )
+        if missing == "refuse":
+            raise RuntimeError(f"{message}; CollectPosterior(..., missing='warn') starts an empty collection")
+        warnings.warn(f"{message}; starting an empty collection", stacklevel=3)
+    posterior = PosteriorSamples(model, optimizer, **options)
+    try:
+        if state is not None:
+            posterior.load_state_dict(state)
+    except BaseException:
+        posterior.detach()
+        raise
+    return posterior
+
+
+def validate_missing(missing: str) -> str:
+    """``missing``, if it is known; ValueError otherwise."""
+    validation.one_of("missing", missing, MISSING)
+    return missing
+
+
+def warn_of_clipping(optimizer: Any, clipping: Any, remedy: str) -> None:
+    """Warn if gradients are clipped before a sampler sees them: it then samples from another distribution."""
+    if clipping and isinstance(optimizer, Sampler):
+        warnings.warn(
+            f"gradients are clipped ({clipping}), so that {type(optimizer).__name__} does not sample from the "
+            f"posterior (clipping at 1 has made variances ten times too large): {remedy}",
+            stacklevel=3,
+        )

@@ -1,0 +1,105 @@
+"""The callback for the Hugging Face Trainer, and Accelerate's wrapped optimizers."""
+
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers import SGHMC, PosteriorSamples
+
+X, Y = torch.linspace(-1, 1, 128).view(32, 4), torch.arange(32) % 3
+ROWS = [{"x": x, "labels": y} for x, y in zip(X, Y)]
+pytestmark = pytest.mark.filterwarnings("ignore")  # the packages' own
+
+
+def network(seed=0):
+    from transformers.modeling_outputs import SequenceClassifierOutput
+
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+        def forward(self, x, labels=None):
+            logits = self.net(x)
+            loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+            return SequenceClassifierOutput(loss=loss, logits=logits)
+
+    torch.manual_seed(seed)
+    return Classifier()
+
+
+def train(folder, steps, collect, *, seed=0, resume=None, **options):
+    transformers = pytest.importorskip("transformers")
+    model = network(seed)
+    sampler = SGHMC(model.parameters(), lr=0.05, num_data=32, temperature=0.0)
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=8,
+        save_steps=6,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **{"max_grad_norm": 0.0, **options},
+    )
+    trainer = transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=ROWS,
+        optimizers=(sampler, torch.optim.lr_scheduler.ConstantLR(sampler, factor=1.0)),
+        callbacks=[collect] if collect else [],
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def callback(**options):
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from learned_samplers.integrations.huggingface import CollectPosterior
+
+    return CollectPosterior(burn_in=2, thinning=2, **options)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_resumed_run_has_the_samples_of_a_whole_one(tmp_path, on_disk):
+    whole = callback()
+    train(tmp_path / "whole", 12, whole)
+    assert whole.posterior.steps == [4, 6, 8, 10, 12]
+    options = {"path": tmp_path / "samples"} if on_disk else {}
+    train(tmp_path / "run", 6, callback(**options))
+    second = callback(**options)
+    train(tmp_path / "run", 12, second, seed=5, resume=str(tmp_path / "run" / "checkpoint-6"))
+    assert second.posterior.steps == whole.posterior.steps
+    torch.testing.assert_close(second.posterior.predict_samples({"x": X}), whole.posterior.predict_samples({"x": X}))
+    assert second.posterior.predict({"x": X}).shape == (32, 3), "the logits of a ModelOutput"
+
+
+def test_a_checkpoint_without_samples_is_refused_or_warned_of(tmp_path):
+    collect = callback(missing="warn")
+    train(tmp_path, 6, None)
+    with pytest.raises(RuntimeError, match="goes on at step 6, but its checkpoint holds no posterior samples"):
+        train(tmp_path, 8, callback(), resume=str(tmp_path / "checkpoint-6"))
+    with pytest.warns(UserWarning, match="starting an empty collection"):
+        train(tmp_path, 8, collect, resume=str(tmp_path / "checkpoint-6"))
+    assert collect.posterior.steps == [8]
+
+
+def test_clipping_is_warned_of(tmp_path):
+    with pytest.warns(UserWarning, match=r"gradients are clipped \(1\.0\).*pass max_grad_norm=0\.0"):
+        train(tmp_path, 2, callback(), max_grad_norm=1.0)
+
+
+def test_an_optimizer_that_accelerate_has_wrapped():
+    accelerate = pytest.importorskip("accelerate")
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    sampler = SGHMC(model.parameters(), lr=0.05, num_data=32)
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, wrapped = accelerator.prepare(model, sampler)
+    assert type(wrapped) is not SGHMC
+    posterior = PosteriorSamples(model, wrapped)
+    for _ in range(3):
+        wrapped.zero_grad()
+        accelerator.backward(nn.functional.cross_entropy(model(X), Y))
+        wrapped.step()
+    assert posterior.steps == [1, 2, 3]

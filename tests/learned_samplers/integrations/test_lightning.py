@@ -1,0 +1,104 @@
+"""The callback for Lightning: collection, resumption, and a resumption that would lose samples."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from learned_samplers import SGHMC
+
+pl = pytest.importorskip("lightning.pytorch")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
+
+X, Y = torch.linspace(-1, 1, 128).view(32, 4), torch.arange(32) % 3
+
+
+def module(seed=0):
+    class Classifier(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+        def forward(self, x):
+            return self.net(x)
+
+        def training_step(self, batch, index):
+            x, y = batch
+            return nn.functional.cross_entropy(self(x), y)
+
+        def configure_optimizers(self):
+            # At temperature 0, so that a resumed run equals an uninterrupted one without the state of the noise.
+            return SGHMC(self.parameters(), lr=0.05, num_data=32, temperature=0.0)
+
+    torch.manual_seed(seed)
+    return Classifier()
+
+
+def fit(folder, steps, collect, model=None, ckpt_path=None, **options):
+    trainer = pl.Trainer(
+        max_steps=steps,
+        callbacks=[collect] if collect else [],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        default_root_dir=folder,
+        **options,
+    )
+    model = model or module()
+    # One batch an epoch: in the middle of one Lightning would begin the epoch's batches again.
+    trainer.fit(model, DataLoader(TensorDataset(X, Y), batch_size=32), ckpt_path=ckpt_path)
+    return model, trainer
+
+
+def callback(**options):
+    from learned_samplers.integrations.lightning import CollectPosterior
+
+    return CollectPosterior(burn_in=2, thinning=2, **options)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_resumed_run_has_the_samples_of_a_whole_one(tmp_path, on_disk):
+    whole = callback()
+    fit(tmp_path, 12, whole)
+    assert whole.posterior.steps == [4, 6, 8, 10, 12]
+    options = {"path": tmp_path / "samples"} if on_disk else {}
+    first = callback(**options)
+    _, trainer = fit(tmp_path, 6, first)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    second = callback(**options)
+    fit(tmp_path, 12, second, model=module(seed=5), ckpt_path=tmp_path / "run.ckpt")
+    assert second.posterior.steps == whole.posterior.steps
+    torch.testing.assert_close(second.posterior.predict_samples(X), whole.posterior.predict_samples(X))
+
+
+def test_a_checkpoint_without_samples_is_refused_or_warned_of(tmp_path):
+    _, trainer = fit(tmp_path, 4, None)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    with pytest.raises(RuntimeError, match="goes on at step 4, but its checkpoint holds no posterior samples"):
+        fit(tmp_path, 8, callback(), ckpt_path=tmp_path / "run.ckpt")
+    collect = callback(missing="warn")
+    with pytest.warns(UserWarning, match="starting an empty collection"):
+        fit(tmp_path, 8, collect, ckpt_path=tmp_path / "run.ckpt")
+    assert collect.posterior.steps == [6, 8]
+
+
+def test_a_part_of_the_module_and_clipping(tmp_path):
+    collect = callback(network="net")
+    with pytest.warns(UserWarning, match=r"gradients are clipped \(1\.0\).*leave gradient_clip_val out"):
+        fit(tmp_path, 4, collect, gradient_clip_val=1.0)
+    assert collect.posterior.parameter_names[0] == "0.weight"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(tmp_path, 4, callback())
+    assert not [w for w in caught if "clipped" in str(w.message)]
+
+
+def test_unknown_options(tmp_path):
+    with pytest.raises(ValueError, match="missing must be one of 'refuse', 'warn', got 'ignore'"):
+        callback(missing="ignore")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'thickness'"):
+        fit(tmp_path, 1, callback(thickness=3))
