@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,16 +106,14 @@ class Recording(L2ERule):
         self.every, self.coordinates, self.stream = every, coordinates, stream
         self.kept: list[Tensor] = []
 
-    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
-        before, kept = parameter.clone(), tuple(each.clone() for each in state)
-        after = super().update(prepared, before, gradient, noise, kept, segments=segments, hyper=hyper, step=step)
-        if int(step) % self.every == 0:
-            averages = update_averages(state[1], gradient, _FEATURES)
-            for momentum in (state[0], after[1][0]):
-                x = features(
-                    parameter, momentum, gradient, averages, segments, _FEATURES,
-                    lr=hyper.lr, num_data=hyper.num_data, step=step,
-                )  # fmt: skip
+    def update(self, prepared, at):
+        copied = replace(at, parameter=at.parameter.clone(), state=tuple(each.clone() for each in at.state))
+        after = super().update(prepared, copied)
+        if int(at.step) % self.every == 0:
+            averages, hyper = update_averages(at.state[1], at.gradient, _FEATURES), at.hyper
+            known: dict[str, Any] = dict(lr=hyper.lr, num_data=hyper.num_data, step=at.step)
+            for momentum in (at.state[0], after[1][0]):
+                x = features(at.parameter, momentum, at.gradient, averages, at.segments, _FEATURES, **known)
                 chosen = torch.randint(x.shape[-1], (self.coordinates,), generator=self.stream)
                 self.kept.append(x[..., chosen].transpose(-1, -2))
         return after

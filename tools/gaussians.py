@@ -14,7 +14,6 @@ import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import tyro
@@ -27,7 +26,7 @@ from learned_samplers.learned import weights
 from learned_samplers.learned.network import flatten, layers_of
 from learned_samplers.plots import PALETTE
 from meta_tasks.random_streams import derive_seed, generator
-from meta_tasks.rules.base import Hyperparameters, SamplerRule
+from meta_tasks.rules.base import Hyperparameters, MemberStep, SamplerRule
 from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import MetaSGMCMCRule, rule_from_card
 from meta_tasks.tasks.gaussians import GaussianFamily, GaussianTask
@@ -79,11 +78,9 @@ def run(sampler: Sampler, task: GaussianTask, options: Options, label: int) -> t
     for step in range(options.steps):
         indices = torch.randint(int(hyper.num_data), (count, 1), generator=stream)
         loss, gradient = task.loss_and_gradient(parameter, indices)
-        more: dict[str, Any] = {"loss": loss} if sampler.rule.needs_loss else {}
-        parameter, state = sampler.rule.update(
-            prepared, parameter, gradient, torch.randn(count, d, generator=stream), state, segments=task.segments,
-            hyper=hyper, step=step, **more,
-        )  # fmt: skip
+        noise = torch.randn(count, d, generator=stream)
+        at = MemberStep(parameter, gradient, noise, state, task.segments, hyper, step, loss)
+        parameter, state = sampler.rule.update(prepared, at)
         if step + 1 == max(1, options.steps // 10):
             early = parameter
         curve.append(task.divergence(parameter) if bool(parameter.isfinite().all()) else float("inf"))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from meta_tasks.rules.base import SamplerRule, State
+from meta_tasks.rules.base import MemberStep, SamplerRule, State
 from meta_tasks.tasks.task import Task
 
 __all__ = ["STEPPINGS", "CapturedStep", "StaticStep", "hessian_product", "stepping_for", "update"]
@@ -62,20 +62,10 @@ def update(
 
     What is given may have been written into, see `SamplerRule.update`.
     """
-    more: dict[str, Any] = {"loss": loss} if rule.needs_loss else {}
-    if rule.needs_hessian:
-        more["hessian_product"] = partial(hessian_product, task, parameter, indices, gradient)
-    return rule.update(
-        prepared,
-        parameter,
-        gradient,
-        noise,
-        state,
-        step=step,
-        segments=task.segments,
-        hyper=task.hyperparameters,
-        **more,
-    )
+    product = partial(hessian_product, task, parameter, indices, gradient) if rule.needs_hessian else None
+    known = loss if rule.needs_loss else None
+    at = MemberStep(parameter, gradient, noise, state, task.segments, task.hyperparameters, step, known, product)
+    return rule.update(prepared, at)
 
 
 def stepping_for(stepping: str, rule: SamplerRule, device: torch.device) -> str:

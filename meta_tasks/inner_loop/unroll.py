@@ -17,7 +17,7 @@ from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.step import CapturedStep, StaticStep, stepping_for, update
 from meta_tasks.objectives import Objective
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
-from meta_tasks.rules.base import SamplerRule, State
+from meta_tasks.rules.base import MemberStep, SamplerRule, State
 from meta_tasks.tasks.task import Task
 
 __all__ = ["Unroll"]
@@ -110,15 +110,9 @@ class Unroll:
         prepared = self.rule.prepare(weights.to(self.task.device))
         take = self._loop if self.stepping == "loop" else self._replay
         parameter, gradient, state = take(prepared, steps)
-        self.output_scales = self.rule.output_scales(
-            prepared,
-            parameter,
-            gradient,
-            state,
-            segments=self.task.segments,
-            hyper=self.task.hyperparameters,
-            step=self.step - 1,
-        )
+        task, step = self.task, self.step - 1
+        at = MemberStep(parameter, gradient, None, state, task.segments, task.hyperparameters, step)
+        self.output_scales = self.rule.output_scales(prepared, at)
 
     def _loop(self, prepared: Any, steps: int) -> tuple[Tensor, Tensor, State]:
         """Take the steps; returns parameters, gradient and state before the last one."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from learned_samplers.base.segments import Segments
 
-__all__ = ["Hyperparameters", "SamplerRule", "State", "arguments_of", "steps_for"]
+__all__ = ["Hyperparameters", "MemberStep", "SamplerRule", "State", "arguments_of", "steps_for"]
 
 State = tuple[Tensor, ...]
 
@@ -31,6 +31,37 @@ class Hyperparameters:
     momentum_decay: float = 0.1
 
 
+@dataclass(frozen=True)
+class MemberStep:
+    """What a rule is given for one step of P members.
+
+    Attributes:
+        parameter, gradient, noise: (P, d); the gradient is that of the mean minibatch loss, the noise standard normal
+            or None where none is drawn.
+        state: what the rule keeps, see `SamplerRule.state_names`.
+        segments: where each tensor begins in the flat axis.
+        hyper: of the sampler.
+        step: steps taken before, a number or (captured) a zero-dimensional tensor.
+        loss: mean minibatch loss of each member (P,), where the rule needs it.
+        hessian_product: w ↦ ∂²L/∂θ²·w of that loss, (P, d) ↦ (P, d), where the rule needs it.
+    """
+
+    parameter: Tensor
+    gradient: Tensor
+    noise: Tensor | None
+    state: State
+    segments: Segments
+    hyper: Hyperparameters
+    step: Any
+    loss: Tensor | None = None
+    hessian_product: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Parameter, gradient, noise and state, in the order in which every pure rule takes them."""
+        return self.parameter, self.gradient, self.noise, *self.state
+
+
 class SamplerRule:
     """Base class: a rule without meta-parameters and without state.
 
@@ -40,9 +71,9 @@ class SamplerRule:
     name: ClassVar[str]
     state_names: ClassVar[tuple[str, ...]] = ()
     num_weights: int = 0
-    #: Whether `update` takes ``hessian_product=``, w ↦ ∂²L/∂θ²·w of the mean minibatch loss, (P, d) ↦ (P, d).
+    #: Whether `update` needs `MemberStep.hessian_product`.
     needs_hessian: ClassVar[bool] = False
-    #: Whether it takes ``loss=``, the mean minibatch loss of each member (P,).
+    #: Whether it needs `MemberStep.loss`.
     needs_loss: ClassVar[bool] = False
     #: Whether `update` also takes ``step`` as a zero-dimensional tensor and `draws_noise` is the same at every step, so
     #: that one captured step is every step (see `meta_tasks.inner_loop.step`).
@@ -72,25 +103,15 @@ class SamplerRule:
         """Whether step ``step`` = 0, 1, … draws noise."""
         return hyper.temperature > 0
 
-    def update(
-        self, prepared: Any, parameter: Tensor, gradient: Tensor, noise: Tensor | None, state: State, *,
-        segments: Segments, hyper: Hyperparameters, step: int,
-        hessian_product: Callable[[Tensor], Tensor] | None = None,
-    ) -> tuple[Tensor, State]:  # fmt: skip
+    def update(self, prepared: Any, at: MemberStep) -> tuple[Tensor, State]:
         """One step: new parameters (P, d) and state.
 
         Parameter, noise and state may have been written into: whoever needs them afterwards keeps a copy.
         """
         raise NotImplementedError
 
-    def output_scales(
-        self, prepared: Any, parameter: Tensor, gradient: Tensor, state: State, *, segments: Segments,
-        hyper: Hyperparameters, step: int,
-    ) -> dict[str, Tensor]:  # fmt: skip
-        """Root mean squares (P,) of what the network's outputs come to in the step, by name; for logging.
-
-        Arguments are those that `update` got for the step.
-        """
+    def output_scales(self, prepared: Any, at: MemberStep) -> dict[str, Tensor]:
+        """Root mean squares (P,) of what the network's outputs come to in the step, by name; for logging."""
         return {}
 
     def figures(self, weights: Tensor) -> dict[str, Any]:

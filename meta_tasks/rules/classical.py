@@ -15,11 +15,11 @@ __all__ = ["CyclicalRule", "LearnableSGD", "PSGLDRule", "SGHMCRule"]
 class SGHMCRule(SamplerRule):
     """`learned_samplers.SGHMC`."""
 
-    name = "sghmc"
+    name = "SGHMC"
     state_names = ("momentum",)
 
-    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
-        parameter, momentum = sghmc_rule(parameter, gradient, noise, *state, **arguments_of(hyper))
+    def update(self, prepared, at):
+        parameter, momentum = sghmc_rule(*at.tensors, **arguments_of(at.hyper))
         return parameter, (momentum,)
 
 
@@ -31,7 +31,7 @@ class CyclicalRule(SamplerRule):
         exploration_ratio: share of a cycle without noise.
     """
 
-    name = "cyclical"
+    name = "CyclicalSGMCMC"
     state_names = ("momentum",)
     capturable = False
 
@@ -41,11 +41,9 @@ class CyclicalRule(SamplerRule):
     def draws_noise(self, hyper, step):
         return hyper.temperature > 0 and cyclical_phase(step + 1, self.cycle_length, self.exploration_ratio)[1]
 
-    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
-        factor, _ = cyclical_phase(step + 1, self.cycle_length, self.exploration_ratio)
-        parameter, momentum = sghmc_rule(
-            parameter, gradient, noise, *state, **arguments_of(hyper, lr=hyper.lr * factor)
-        )
+    def update(self, prepared, at):
+        factor, _ = cyclical_phase(at.step + 1, self.cycle_length, self.exploration_ratio)
+        parameter, momentum = sghmc_rule(*at.tensors, **arguments_of(at.hyper, lr=at.hyper.lr * factor))
         return parameter, (momentum,)
 
 
@@ -56,16 +54,16 @@ class PSGLDRule(SamplerRule):
         lr_factor: multiplies the task's lr, which is on the scale of SGD's.
     """
 
-    name = "psgld"
+    name = "PSGLD"
     state_names = ("second_moment",)
 
     def __init__(self, lr_factor: float = 0.05) -> None:
         self.lr_factor = lr_factor
 
-    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
-        arguments = arguments_of(hyper, lr=hyper.lr * self.lr_factor)
+    def update(self, prepared, at):
+        arguments = arguments_of(at.hyper, lr=at.hyper.lr * self.lr_factor)
         del arguments["momentum_decay"]
-        parameter, second_moment = psgld_rule(parameter, gradient, noise, *state, decay=0.99, eps=1e-8, **arguments)
+        parameter, second_moment = psgld_rule(*at.tensors, decay=0.99, eps=1e-8, **arguments)
         return parameter, (second_moment,)
 
 
@@ -75,7 +73,7 @@ class LearnableSGD(SamplerRule):
     With meta-parameters (φ₀, φ₁): v ← μ·v + g, θ ← θ − lr·exp(φ₀)·v, with μ = sigmoid(φ₁ − 2).
     """
 
-    name = "learnable_sgd"
+    name = "LearnableSGD"
     state_names = ("momentum",)
     num_weights = 2
 
@@ -85,7 +83,7 @@ class LearnableSGD(SamplerRule):
     def prepare(self, weights):
         return weights[:, :1].exp(), torch.sigmoid(weights[:, 1:] - 2)
 
-    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
+    def update(self, prepared, at):
         factor, decay = prepared
-        momentum = decay * state[0] + gradient
-        return parameter - hyper.lr * factor * momentum, (momentum,)
+        momentum = decay * at.state[0] + at.gradient
+        return at.parameter - at.hyper.lr * factor * momentum, (momentum,)

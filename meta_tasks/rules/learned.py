@@ -140,14 +140,15 @@ class _CoordinateRule(NetworkRule):
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
-    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
+    def update(self, prepared, at):
         """As `SamplerRule.update`: by compiled code, in place, where there is any for these tensors."""
-        tensors = parameter, gradient, noise, *state
-        common = dict(phi=prepared, segments=segments, settings=self.settings, step=step, **arguments_of(hyper))
-        if can_step(prepared, self.settings, *tensors):
-            step_flat_(*tensors, **common)
-            return parameter, state
-        parameter, *state = self._updated(*tensors, **common)
+        common = dict(
+            phi=prepared, segments=at.segments, settings=self.settings, step=at.step, **arguments_of(at.hyper)
+        )
+        if can_step(prepared, self.settings, *at.tensors):
+            step_flat_(*at.tensors, **common)
+            return at.parameter, at.state
+        parameter, *state = self._updated(*at.tensors, **common)
         return parameter, tuple(state)
 
     #: What the two outputs stand for, in figures.
@@ -198,12 +199,18 @@ class L2ERule(_CoordinateRule):
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         return l2e_rule(*tensors, **hyper)
 
-    def output_scales(self, prepared, parameter, gradient, state, *, segments, hyper, step):
+    def output_scales(self, prepared, at):
         """As they enter the step, in units of the momentum: α, and β in the velocity."""
         terms = term_contributions(
-            parameter, gradient, *state, phi=prepared, segments=segments, step=step, settings=self.settings,
-            **arguments_of(hyper),
-        )  # fmt: skip
+            at.parameter,
+            at.gradient,
+            *at.state,
+            phi=prepared,
+            segments=at.segments,
+            step=at.step,
+            settings=self.settings,
+            **arguments_of(at.hyper),
+        )
         return {"alpha": terms["alpha"], "beta": terms["learned_velocity"]}
 
 
@@ -227,14 +234,22 @@ class PrecondL2ERule(_CoordinateRule):
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         return l2e_precond_rule(*tensors, **hyper)
 
-    def output_scales(self, prepared, parameter, gradient, state, *, segments, hyper, step):
+    def output_scales(self, prepared, at):
         """Of log Q and log D, before they are clipped."""
-        settings, (momentum, averages) = self.settings, state
-        averages = update_averages(averages, gradient, settings.feature_set)
+        settings, (momentum, averages) = self.settings, at.state
+        averages = update_averages(averages, at.gradient, settings.feature_set)
         x = features(
-            parameter, momentum, gradient, averages, segments, settings.feature_set,
-            lr=hyper.lr, num_data=hyper.num_data, step=step, total_steps=settings.total_steps,
-        )  # fmt: skip
+            at.parameter,
+            momentum,
+            at.gradient,
+            averages,
+            at.segments,
+            settings.feature_set,
+            lr=at.hyper.lr,
+            num_data=at.hyper.num_data,
+            step=at.step,
+            total_steps=settings.total_steps,
+        )
         q, d = (y.square().mean(-1).sqrt() for y in apply_network(prepared, x, output_bound=settings.output_bound))
         return {"log_curl": settings.curl_scale * q, "log_friction": settings.friction_scale * d}
 
@@ -257,18 +272,27 @@ class KineticRule(NetworkRule):
     ) -> None:
         super().__init__(_settings(KineticSettings, settings, **options), hidden)
 
-    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
+    def update(self, prepared, at):
         parameter, momentum = l2e_kinetic_rule(
-            parameter, gradient, noise, state[0], hessian_product=hessian_product, phi=prepared, segments=segments,
-            settings=self.settings, **arguments_of(hyper),
-        )  # fmt: skip
+            *at.tensors,
+            hessian_product=at.hessian_product,
+            phi=prepared,
+            segments=at.segments,
+            settings=self.settings,
+            **arguments_of(at.hyper),
+        )
         return parameter, (momentum,)
 
-    def output_scales(self, prepared, parameter, gradient, state, *, segments, hyper, step):
+    def output_scales(self, prepared, at):
         mean = kinetic_mean(
-            parameter, gradient, phi=prepared, segments=segments, num_data=hyper.num_data,
-            prior_precision=hyper.prior_precision, settings=self.settings,
-        )  # fmt: skip
+            at.parameter,
+            at.gradient,
+            phi=prepared,
+            segments=at.segments,
+            num_data=at.hyper.num_data,
+            prior_precision=at.hyper.prior_precision,
+            settings=self.settings,
+        )
         return {"mean": mean.square().mean(-1).sqrt()}
 
 
@@ -297,14 +321,17 @@ class MetaSGMCMCRule(NetworkRule):
         chosen = _settings(MetaSGMCMCSettings, settings, form=form, feature_set=feature_set, **options)
         super().__init__(chosen, hidden)
 
-    def update(
-        self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None, loss=None
-    ):
-        energy = hyper.num_data * loss + 0.5 * hyper.prior_precision * parameter.square().sum(-1)
+    def update(self, prepared, at):
+        prior = 0.5 * at.hyper.prior_precision * at.parameter.square().sum(-1)
         parameter, momentum = meta_sgmcmc_rule(
-            parameter, gradient, noise, state[0], energy=energy, phi=prepared, segments=segments, detach_inputs=True,
-            settings=self.settings, **arguments_of(hyper),
-        )  # fmt: skip
+            *at.tensors,
+            energy=at.hyper.num_data * at.loss + prior,
+            phi=prepared,
+            segments=at.segments,
+            detach_inputs=True,
+            settings=self.settings,
+            **arguments_of(at.hyper),
+        )
         return parameter, (momentum,)
 
     def figures(self, weights: Tensor) -> dict[str, Any]:

@@ -183,9 +183,9 @@ class HeldOutEvaluation:
         assert schedule.cycle_length is not None
         cyclical = CyclicalRule(schedule.cycle_length, _EXPLORATION)
         return {
-            "sghmc": self.score(SGHMCRule(), lrs=lrs),
-            "psgld": self.score(PSGLDRule(), lrs=lrs),
-            "cyclical": self.score(cyclical, schedule=schedule, lrs=lrs),
+            "SGHMC": self.score(SGHMCRule(), lrs=lrs),
+            "PSGLD": self.score(PSGLDRule(), lrs=lrs),
+            "CyclicalSGMCMC": self.score(cyclical, schedule=schedule, lrs=lrs),
         }
 
     def specification(self) -> dict[str, Any]:

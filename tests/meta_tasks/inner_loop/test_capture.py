@@ -4,6 +4,7 @@ No test but the last needs a GPU.
 """
 
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from unittest.mock import MagicMock
 
 import pytest
@@ -71,16 +72,16 @@ def test_a_static_step_reads_nothing_back_to_the_host(name):
 
 
 class HostReader(SGHMCRule):
-    def update(self, prepared, parameter, gradient, *rest, **keywords):
-        if bool((gradient > 1e9).any()):
-            gradient = gradient * 0
-        return super().update(prepared, parameter, gradient, *rest, **keywords)
+    def update(self, prepared, at):
+        if bool((at.gradient > 1e9).any()):
+            at = replace(at, gradient=at.gradient * 0)
+        return super().update(prepared, at)
 
 
 class HostCopy(SGHMCRule):
-    def update(self, prepared, parameter, gradient, *rest, **keywords):
-        factors = torch.ones(gradient.shape[-1]).to(gradient.device)
-        return super().update(prepared, parameter, gradient * factors, *rest, **keywords)
+    def update(self, prepared, at):
+        factors = torch.ones(at.gradient.shape[-1]).to(at.gradient.device)
+        return super().update(prepared, replace(at, gradient=at.gradient * factors))
 
 
 def pretend_step(rule, network=NETWORKS[0]):

@@ -15,7 +15,7 @@ from learned_samplers.learned.weights import save
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
-from meta_tasks.rules.base import Hyperparameters
+from meta_tasks.rules.base import Hyperparameters, MemberStep
 from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import L2ERule, PrecondL2ERule
 from tests.meta_tasks.toy_tasks import image_task
@@ -61,10 +61,9 @@ def test_a_start_is_the_feature_itself():
     state = rule.initial_state(theta)
     for step in range(5):
         gradient = torch.randn(1, 7)
-        theta, state = rule.update(phi, theta, gradient, None, state, segments=Segments((7,)), hyper=hyper, step=step)
-        other, (sghmc,) = SGHMCRule().update(
-            None, other, gradient, None, (sghmc,), segments=None, hyper=hyper, step=step
-        )
+        common = (Segments((7,)), hyper, step)
+        theta, state = rule.update(phi, MemberStep(theta, gradient, None, state, *common))
+        other, (sghmc,) = SGHMCRule().update(None, MemberStep(other, gradient, None, (sghmc,), *common))
         adam.grad = gradient[0]
         optimizer.step()
     torch.testing.assert_close(theta[0], adam.detach() + other[0] - start[0], rtol=1e-4, atol=1e-6)

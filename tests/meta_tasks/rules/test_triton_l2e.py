@@ -6,6 +6,7 @@ The interpreter has to be chosen before Triton is imported, so those cases run i
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.l2e.rule import L2ESettings
 from meta_tasks.rules import triton_l2e as fused_l2e
-from meta_tasks.rules.base import Hyperparameters
+from meta_tasks.rules.base import Hyperparameters, MemberStep
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.rules.triton_l2e import FusedL2ERule, fused_residual_rule, triton_installed
 
@@ -111,8 +112,10 @@ def test_it_is_the_same_sampler_and_on_a_cpu_the_pure_rule(monkeypatch):
     given[4] = given[4].abs()
     parameter, gradient, noise, *state = given
     common = dict(segments=Segments((4, 2)), hyper=Hyperparameters(num_data=50), step=3)
-    results = [each.update(each.prepare(weights), parameter, gradient, noise, tuple(state), **common)
-               for each in (pure, fused)]  # fmt: skip
+    at = MemberStep(parameter, gradient, noise, tuple(state), **common)
+    # the compiled step writes into what it is given
+    copies = [replace(at, parameter=parameter.clone(), state=tuple(each.clone() for each in state)) for _ in range(2)]
+    results = [each.update(each.prepare(weights), copy) for each, copy in zip((pure, fused), copies, strict=True)]
     for one, other in zip((results[0][0], *results[0][1]), (results[1][0], *results[1][1]), strict=True):
         assert torch.equal(one, other)
     # on a CUDA device it is the other one
@@ -122,6 +125,6 @@ def test_it_is_the_same_sampler_and_on_a_cpu_the_pure_rule(monkeypatch):
     class Pretender(torch.Tensor):
         device = torch.device("cuda")
 
-    fused.update(fused.prepare(weights), parameter.as_subclass(Pretender), gradient, noise, tuple(state), **common)
+    fused.update(fused.prepare(weights), replace(at, parameter=parameter.as_subclass(Pretender)))
     assert called[0]["settings"] == fused.settings
     assert (fused.settings.feature_set, fused.settings.beta_scale) == ("adaptive", 2.0)

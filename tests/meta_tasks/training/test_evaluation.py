@@ -25,8 +25,8 @@ def test_the_untrained_sampler_scores_what_sghmc_scores(evaluation):
     rule = L2ERule("residual")
     score = evaluation.score(rule, rule.initial_weights(0))
     baselines = evaluation.baselines()
-    assert score == baselines["sghmc"]
-    assert set(baselines) == {"sghmc", "psgld", "cyclical"}
+    assert score == baselines["SGHMC"]
+    assert set(baselines) == {"SGHMC", "PSGLD", "CyclicalSGMCMC"}
     assert score.nll < 2.25  # nats: better than chance (2.30) after forty steps, by no more than a little
     assert 0 < score.accuracy < 1
     assert score.share_failed == 0
@@ -91,7 +91,7 @@ def test_everything_is_logged(tmp_path, evaluation, capsys):
     assert losses == pytest.approx(trainer.history["loss"])
     assert [event.step for event in log.Scalars("held_out_nll/sampler")] == [0, 2, 4]
     assert [score["iteration"] for score in trainer.scores["sampler"]] == [0, 2, 4]
-    assert trainer.scores["sampler"][0]["nll"] == trainer.scores["baselines"]["sghmc"]["nll"]
+    assert trainer.scores["sampler"][0]["nll"] == trainer.scores["baselines"]["SGHMC"]["nll"]
     nll = trainer.scores["sampler"][2]["nll"]
     printed = [line for line in capsys.readouterr().out.splitlines() if "held-out NLL" in line]
     assert len(printed) == 3
@@ -103,7 +103,7 @@ def test_the_baselines_have_their_own_grid():
         HeldOutEvaluation(family_named("digits"), 20, samples=2, tasks=1, chains=1, lrs=(lr,), baseline_lrs=grid)
         for lr, grid in ((0.01, (0.2,)), (0.2, None))
     ]
-    assert made[0].baselines()["sghmc"] == made[1].baselines()["sghmc"] == made[1].score(SGHMCRule())
+    assert made[0].baselines()["SGHMC"] == made[1].baselines()["SGHMC"] == made[1].score(SGHMCRule())
     assert made[0].score(SGHMCRule()) != made[1].score(SGHMCRule())
     assert made[0].specification()["baseline_lrs"] == [0.2]
 
@@ -160,11 +160,11 @@ def test_baselines_are_those_of_the_held_out_tasks_that_the_sampler_is_scored_on
 
 
 def test_baselines_of_a_checkpoint_that_says_not_what_they_are_of_are_scored_anew(evaluation):
-    old = {"baselines": {"sghmc": {"nll": 0.0, "accuracy": 1.0, "share_failed": 0.0}}, "sampler": []}
+    old = {"baselines": {"SGHMC": {"nll": 0.0, "accuracy": 1.0, "share_failed": 0.0}}, "sampler": []}
     scores = dict(old)
     evaluation.record(scores, SGHMCRule(), torch.zeros(0), 7)
     assert scores["earlier"] == [old]
-    assert scores["sampler"][0] == {"iteration": 7, **scores["baselines"]["sghmc"]}
+    assert scores["sampler"][0] == {"iteration": 7, **scores["baselines"]["SGHMC"]}
 
 
 def test_figures_have_a_cadence_of_their_own(tmp_path):
