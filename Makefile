@@ -28,11 +28,13 @@ wheel: $(READY)  ## build the wheel into dist/
 benchmark: $(READY)  ## time per step of every sampler
 	$(PY) tools/benchmark.py step
 
+# Last, L2E's C++ is compiled ahead of its first use, where there is a compiler.
 # Without ensurepip (some Debian systems) the environment is made bare and filled by the pip outside it.
 $(READY): pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	if $(PY) -m pip --version >/dev/null 2>&1; then $(PY) -m pip install --quiet -e '.[dev]'; \
 	else $(PYTHON) -m pip --python $(PY) install --quiet -e '.[dev]'; fi
+	$(PY) -W ignore -c "from learned_samplers.learned.native.library import native_library as find; find()"
 	touch $@
 
 clean:           ## remove what builds and runs leave behind

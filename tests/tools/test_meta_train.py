@@ -176,7 +176,7 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--sigma", "0"], "sigma must be greater than 0"),
         (["--learned", "0"], "learned must be at least 1"),
         (["--learned", "100000"], "learned=100000 exceeds the [0-9]+ meta-parameters of L2E"),
-        (["--datasets", "digits", "nosuch"], "dataset_names has the unknown data set 'nosuch'"),
+        (["--datasets", "digits", "nosuch"], "dataset_names='nosuch' is unknown; choose one of"),
         (["--window", "6"], "window=6 is for the estimator 'nres' or 'tbptt', not for estimator='es'"),
         (["--num-chains", "3"], "num_chains=3 is for the estimator 'tbptt', not for estimator='es'"),
         (["--sizes", "0"], "size must be at least 1, got 0"),

@@ -1,7 +1,8 @@
-"""Time per step of each sampler beside torch's optimizers and, where installed, the ``posteriors`` package."""
+"""Time per step of each sampler beside torch's optimizers and, where installed, `posteriors` and `ivon-opt`."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import warnings
 from collections.abc import Callable
@@ -13,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from experiments.benchmarks.timing import interleaved, write_table
-from learned_samplers import PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, MetaSGMCMC
+from learned_samplers import L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, KineticL2E, MetaSGMCMC, PrecondL2E
+from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
+from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
+from meta_tasks.networks.architectures import ResNet20FRN
 
 NUM_DATA = 50_000
 
@@ -23,13 +27,16 @@ NUM_DATA = 50_000
 class StepBenchmark:
     """Time per step of every sampler, on the tensors of a ResNet-20 and on 10 million parameters in 200 tensors.
 
-    And of the whole training step of an MLP 784-20-10 at batch 500, for the samplers whose update needs the loss.
+    And of whole training steps: of a ResNet-20 with filter response normalisation at batch 64, and of an MLP 784-20-10
+    at batch 500 for the samplers whose update needs the loss.
     """
 
     # Rounds: in each, every sampler takes one timed step in turn.
     rounds: int = 60
     # CPU threads; by default torch's own choice.
     threads: int | None = None
+    # Sides of the ResNet's images; none leaves its training steps out.
+    sizes: tuple[int, ...] = (16, 32)
     # Device, such as cpu or cuda.
     device: str = "cpu"
     # File for the Markdown table, besides the terminal.
@@ -78,11 +85,66 @@ def contestants(make: Callable[[], list[Tensor]]) -> dict[str, Callable[[], obje
         "SGNHT": SGNHT(make(), lr, n),
         "cyclical SGMCMC": CyclicalSGMCMC(make(), lr, n, cycle_length=100, exploration_ratio=0.0),
     }
+    samplers |= {
+        "L2E": L2E(make(), lr, n),
+        "L2E, lean": lean_l2e(make(), lr, n),
+        "KineticL2E without the Hessian": KineticL2E(make(), lr, n, hessian="none"),
+        "PrecondL2E": PrecondL2E(make(), lr, n),
+    }
     for name, sampler in samplers.items():
         steps[name] = sampler.step
-    if (peer := _posteriors_sghmc(make())) is not None:
-        steps["posteriors SGHMC"] = peer
+    steps["L2E, without compiled code"] = _uncompiled(L2E(make(), lr, n).step)
+    for name, peer in (("posteriors SGHMC", _posteriors_sghmc(make())), ("ivon-opt IVON", _ivon(make()))):
+        if peer is not None:
+            steps[name] = peer
     return steps
+
+
+def lean_l2e(params: Any, lr: float, num_data: float) -> L2E:
+    """L2E with an untrained network of the feature set "lean", two layers of 8."""
+    settings = L2ESettings(feature_set="lean", normalise_output=True)
+    return L2E(params, lr, num_data, network=settings.fresh_network((8, 8)), settings=settings)
+
+
+def _uncompiled(step: Callable[[], object]) -> Callable[[], object]:
+    def slow() -> None:
+        before = os.environ.get(ENVIRONMENT_VARIABLE)
+        os.environ[ENVIRONMENT_VARIABLE] = "0"
+        try:
+            step()
+        finally:
+            del os.environ[ENVIRONMENT_VARIABLE]
+            if before is not None:
+                os.environ[ENVIRONMENT_VARIABLE] = before
+
+    return slow
+
+
+def resnet_steps(size: int, device: str, batch: int = 64) -> dict[str, Callable[[], object]]:
+    """Name → one whole training step of ResNet-20 with filter response normalisation on images of that size."""
+    x, y = torch.randn(batch, 3, size, size, device=device), torch.randint(10, (batch,), device=device)
+
+    def trainer(make: Callable[[Any], torch.optim.Optimizer]) -> Callable[[], object]:
+        torch.manual_seed(0)
+        model = ResNet20FRN(3, 10, 16).to(device)
+        sampler: Any = make(model.parameters())
+
+        def closure() -> Tensor:
+            sampler.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        return lambda: sampler.step(closure)
+
+    lr, n = 1e-6, NUM_DATA
+    return {
+        "SGHMC": trainer(lambda params: SGHMC(params, lr, n)),
+        "torch Adam": trainer(lambda params: torch.optim.Adam(params, lr)),
+        "L2E": trainer(lambda params: L2E(params, lr, n)),
+        "L2E, lean": trainer(lambda params: lean_l2e(params, lr, n)),
+        "KineticL2E": trainer(lambda params: KineticL2E(params, lr, n)),
+    }
 
 
 def training_steps(device: str, num_images: int = 20_000) -> dict[str, Callable[[], object]]:
@@ -152,6 +214,24 @@ def _posteriors_sghmc(params: list[Tensor]) -> Callable[[], object] | None:
     return step
 
 
+def _ivon(params: list[Tensor]) -> Callable[[], object] | None:
+    """The peer package's IVON, with one draw of the weights a step as its training loop has it."""
+    try:
+        import ivon
+    except ImportError:
+        return None
+    optimizer = ivon.IVON(params, lr=1e-9, ess=NUM_DATA)
+    grads = [p.grad for p in params]
+
+    def step() -> None:
+        with optimizer.sampled_params(train=True):
+            for p, grad in zip(params, grads, strict=True):
+                p.grad = grad
+        optimizer.step()
+
+    return step
+
+
 def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchmark.py step") -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -163,9 +243,15 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
     }
     for title, make in cases.items():
         columns[title] = _milliseconds(contestants(make), options, title)
+    resnets = {
+        f"{size}×{size}": _milliseconds(resnet_steps(size, options.device), options, f"ResNet-20, {size}×{size}")
+        for size in options.sizes
+    }
     whole = "whole training step, MLP 784-20-10, batch 500"
     training = _milliseconds(training_steps(options.device), options, whole)
-    table = f"{_table(columns)}\n\n{_training_table(whole, training)}"
+    tables = [_table(columns)]
+    tables += [_training_table(f"training step, ResNet-20-FRN, batch 64, {k}", v) for k, v in resnets.items()]
+    table = "\n\n".join([*tables, _training_table(whole, training)])
     head = f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.rounds} rounds"
     write_table(options.out, command, f"{head}\n\n{table}")
     if not any("posteriors" in name for name in next(iter(columns.values()))):

@@ -2,7 +2,7 @@
 
 import torch
 from experiments.benchmarks import step
-from experiments.benchmarks.step import StepBenchmark, training_steps
+from experiments.benchmarks.step import StepBenchmark, contestants, resnet_steps, training_steps
 
 
 def test_every_training_step_moves_a_network_of_its_own():
@@ -14,6 +14,31 @@ def test_every_training_step_moves_a_network_of_its_own():
     assert len({loss for values in losses.values() for loss in values}) == 9
 
 
+def test_every_training_step_of_the_resnet_is_one():
+    for name, take in resnet_steps(8, "cpu", batch=4).items():
+        assert 1 < take().item() < 5, name
+
+
+def test_every_contestant_moves_its_parameters():
+    """Adam and its kind, and every sampler; the draws alone move nothing."""
+    made = []
+
+    def make():
+        params = [torch.nn.Parameter(torch.randn(7, 3)), torch.nn.Parameter(torch.randn(5))]
+        for p in params:
+            p.grad = torch.randn_like(p)
+        made.append((params, [p.detach().clone() for p in params]))
+        return params
+
+    steps = contestants(make)
+    for take in steps.values():
+        for _ in range(50):
+            take()
+    moved = [any(not torch.equal(p, q) for p, q in zip(*each, strict=True)) for each in made]
+    assert {"L2E", "L2E, lean", "KineticL2E without the Hessian", "torch Adam"} <= set(steps)
+    assert sum(not each for each in moved) <= 1 + ("posteriors SGHMC" not in steps) + ("ivon-opt IVON" not in steps)
+
+
 def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
     measured = {
         "SGHMC": 2.0, "Meta-SGMCMC, finite differences": 3.0, "torch SGD(momentum)": 1.0,
@@ -23,6 +48,7 @@ def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(step, "training_steps", lambda device: {})
     monkeypatch.setattr(step, "_milliseconds", lambda *args: measured)
     out = tmp_path / "steps.md"
+    monkeypatch.setattr(step, "resnet_steps", lambda size, device: {})
     step.benchmark_steps(StepBenchmark(out=out))
     text = out.read_text()
     assert "| Meta-SGMCMC, finite differences | 3.00 (1.50×) |" in text
