@@ -179,7 +179,9 @@ def test_the_stepping_is_chosen_by_device_and_rule():
     assert stepping_for("auto", SGHMCRule(), cuda) == "graph"
     assert stepping_for("loop", SGHMCRule(), cuda) == "loop"
     assert stepping_for("auto", CyclicalRule(4), cuda) == "loop"
-    with pytest.raises(ValueError, match="stepping='static': the rule 'cyclical' changes with the step on the host"):
+    with pytest.raises(
+        ValueError, match="stepping='static': the rule 'CyclicalSGMCMC' changes with the step on the host"
+    ):
         make(CyclicalRule(4), "static")
     with pytest.raises(ValueError, match="stepping='graph' needs a CUDA device, the task is on cpu"):
         make(SGHMCRule(), "graph")

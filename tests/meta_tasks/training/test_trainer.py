@@ -255,7 +255,7 @@ def test_a_failure_to_save_does_not_hide_the_failure_before_it(tmp_path, monkeyp
     [
         (
             {"rule": L2ERule("residual")},
-            "sampler.form is here only.*sampler.sampler is 'learnable_sgd' there and 'L2E'",
+            "sampler.form is here only.*sampler.sampler is 'LearnableSGD' there and 'L2E'",
         ),
         ({"family": QuadraticFamily(lr=0.5)}, "tasks.lr is 0.1 there and 0.5 here"),
         ({"estimator": es(sigma=0.1)}, "estimator.sigma is 0.2 there and 0.1 here"),
