@@ -95,7 +95,7 @@ def test_everything_is_logged(tmp_path, evaluation, capsys):
     nll = trainer.scores["sampler"][2]["nll"]
     printed = [line for line in capsys.readouterr().out.splitlines() if "held-out NLL" in line]
     assert len(printed) == 3
-    assert printed[2].startswith(f"iteration 4: held-out NLL {nll:.4f} (sghmc ")
+    assert printed[2].startswith(f"iteration 4: held-out NLL {nll:.4f} (SGHMC ")
 
 
 def test_the_baselines_have_their_own_grid():

@@ -18,7 +18,7 @@ from learned_samplers import L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, Kin
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
 from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
-from meta_tasks.networks.architectures import ResNet20FRN
+from meta_tasks.networks import architectures
 
 NUM_DATA = 50_000
 
@@ -126,7 +126,7 @@ def resnet_steps(size: int, device: str, batch: int = 64) -> dict[str, Callable[
 
     def trainer(make: Callable[[Any], torch.optim.Optimizer]) -> Callable[[], object]:
         torch.manual_seed(0)
-        model = ResNet20FRN(3, 10, 16).to(device)
+        model = architectures.build("resnet20_frn", (3, 32, 32), 10).to(device)
         sampler: Any = make(model.parameters())
 
         def closure() -> Tensor:
