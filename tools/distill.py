@@ -113,9 +113,16 @@ class Recording(L2ERule):
             averages = update_averages(state[1], gradient, _FEATURES)
             for momentum in (state[0], after[1][0]):
                 x = features(
-                    parameter, momentum, gradient, averages, segments, _FEATURES,
-                    lr=hyper.lr, num_data=hyper.num_data, step=step,
-                )  # fmt: skip
+                    parameter,
+                    momentum,
+                    gradient,
+                    averages,
+                    segments,
+                    _FEATURES,
+                    lr=hyper.lr,
+                    num_data=hyper.num_data,
+                    step=step,
+                )
                 chosen = torch.randint(x.shape[-1], (self.coordinates,), generator=self.stream)
                 self.kept.append(x[..., chosen].transpose(-1, -2))
         return after
@@ -228,9 +235,13 @@ def run(options: Options, command: str) -> Path:
     if options.learned is not None:
         training["learned"] = with_reproduction(loaded[3][1]["meta_training"])
     filled = {
-        **other, **wide[1].card(), "name": options.folder.name, "meta_training": training, "metrics": {},
+        **other,
+        **wide[1].card(),
+        "name": options.folder.name,
+        "meta_training": training,
+        "metrics": {},
         "curve": [beta for _, beta in curve],
-    }  # fmt: skip
+    }
     path = options.folder / "weights.safetensors"
     options.folder.mkdir(parents=True, exist_ok=True)
     weights.save(path, network, filled)

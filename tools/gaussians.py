@@ -81,9 +81,16 @@ def run(sampler: Sampler, task: GaussianTask, options: Options, label: int) -> t
         loss, gradient = task.loss_and_gradient(parameter, indices)
         more: dict[str, Any] = {"loss": loss} if sampler.rule.needs_loss else {}
         parameter, state = sampler.rule.update(
-            prepared, parameter, gradient, torch.randn(count, d, generator=stream), state, segments=task.segments,
-            hyper=hyper, step=step, **more,
-        )  # fmt: skip
+            prepared,
+            parameter,
+            gradient,
+            torch.randn(count, d, generator=stream),
+            state,
+            segments=task.segments,
+            hyper=hyper,
+            step=step,
+            **more,
+        )
         if step + 1 == max(1, options.steps // 10):
             early = parameter
         curve.append(task.divergence(parameter) if bool(parameter.isfinite().all()) else float("inf"))
@@ -204,12 +211,15 @@ def main(options: Options) -> None:
             "geometric mean KL": f"{torch.tensor(results[s.label]['log']).exp().item():.3f}",
             f"KL after {third}": f"{results[s.label]['third']:.3f}",
             "KL in the last fifth": f"{results[s.label]['last']:.3f}",
-            "tasks won": str(sum(_mean_log(mine) < _mean_log(theirs) for mine, theirs in zip(
-                curves[s.label], curves["SGHMC"], strict=True
-            ))),
+            "tasks won": str(
+                sum(
+                    _mean_log(mine) < _mean_log(theirs)
+                    for mine, theirs in zip(curves[s.label], curves["SGHMC"], strict=True)
+                )
+            ),
         }
         for s in samplers
-    ]  # fmt: skip
+    ]
     floor = exact(test, options)
     rows.append(dict.fromkeys(rows[0], "") | {"sampler": "exact draws", "KL in the last fifth": f"{floor:.3f}"})
     options.out.mkdir(parents=True, exist_ok=True)

@@ -84,9 +84,13 @@ def chain(options: Options, data: ImageData) -> list[Block]:
     torch.manual_seed(options.seed)
     model = build_network(Settings(dataset="mnist", model="mlp", hidden=options.hidden), data)
     sampler = MetaSGMCMC(
-        model.parameters(), options.lr, data.num_data, network=options.network, correction="finite_difference",
+        model.parameters(),
+        options.lr,
+        data.num_data,
+        network=options.network,
+        correction="finite_difference",
         prior_precision=options.prior_precision,
-    )  # fmt: skip
+    )
     per_block = options.block * (data.num_data // options.batch_size)
     order, blocks = batches(data.num_data, options.batch_size, data.train_x.device), list[Block]()
     total = kinetic = 0.0

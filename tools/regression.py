@@ -149,9 +149,12 @@ class Runs:
     def hmc(self) -> tuple[SampleCollection, float]:
         options, model = self.options, network(self.options)
         sampler = HMC(
-            model.parameters(), 1e-5, leapfrog_steps=options.leapfrog_steps, adapt_steps=options.hmc_burn_in,
+            model.parameters(),
+            1e-5,
+            leapfrog_steps=options.leapfrog_steps,
+            adapt_steps=options.hmc_burn_in,
             **self.common(),
-        )  # fmt: skip
+        )
         # A mode to start from: from random weights the first trajectories would only fall.
         self.minibatches(model, torch.optim.Adam(model.parameters(), 0.01), 500, "HMC, start")
 
@@ -162,9 +165,7 @@ class Runs:
             return loss.detach()
 
         trajectories = options.hmc_burn_in + options.samples * options.hmc_thinning
-        with PosteriorSamples(
-            model, sampler, burn_in=options.hmc_burn_in, thinning=options.hmc_thinning
-        ) as samples:  # fmt: skip
+        with PosteriorSamples(model, sampler, burn_in=options.hmc_burn_in, thinning=options.hmc_thinning) as samples:
             for _ in tqdm(range(trajectories), desc="HMC", unit="trajectory", leave=False):
                 sampler.step(closure)
         return samples, sampler.acceptance_rate

@@ -71,9 +71,7 @@ def law(options: Options, network: nn.Module, card: dict[str, Any], lr: float) -
     with TemporaryDirectory() as folder:
         source = Path(folder) / "weights.safetensors"
         weights.save(source, network, card)
-        return law_of(
-            source, lr, num_data=options.num_data, coordinates=options.coordinates, energy=options.energy
-        )  # fmt: skip
+        return law_of(source, lr, num_data=options.num_data, coordinates=options.coordinates, energy=options.energy)
 
 
 def blended(

@@ -36,8 +36,9 @@ UCI_PRESETS: dict[str, dict[str, Any]] = {"cpu": {"small": (100, 2000, 0), "larg
 
 #: Nothing that we have of the paper gives the networks or epochs of its 1.21 %.
 IMAGE_PRESETS: dict[str, dict[str, Any]] = {
-    "cpu": {}, "full": {"particles": 20, "epochs": 100, "tuning_epochs": 10},
-}  # fmt: skip
+    "cpu": {},
+    "full": {"particles": 20, "epochs": 100, "tuning_epochs": 10},
+}
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,14 @@ class UCI(DataOptions, OutputOptions):
 
 def uci(options: UCI, command: str) -> None:
     comparison = Comparison(
-        options.out, options.protocol(), at_once=options.at_once, folds=options.folds, seed=options.seed,
-        minutes=options.minutes, fresh=options.fresh,
-    )  # fmt: skip
+        options.out,
+        options.protocol(),
+        at_once=options.at_once,
+        folds=options.folds,
+        seed=options.seed,
+        minutes=options.minutes,
+        fresh=options.fresh,
+    )
     sets = [load(name, options.data) for name in options.sets]
     try:
         results = compare(comparison, sets, options.methods, options.splits, lambda line: print(line, flush=True))
@@ -277,5 +283,8 @@ def write(options: Any, command: str, results: dict[str, Any], text: str) -> Non
 
 
 COMMANDS: dict[str, tuple[type, Callable[[Any, str], None]]] = {
-    "uci": (UCI, uci), "mnist": (MNIST, mnist), "attack": (Attack, attack), "sine": (Sine, sine),
-}  # fmt: skip
+    "uci": (UCI, uci),
+    "mnist": (MNIST, mnist),
+    "attack": (Attack, attack),
+    "sine": (Sine, sine),
+}

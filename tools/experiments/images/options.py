@@ -112,7 +112,7 @@ class CompareOptions(ImageOptions):
     # Methods to compare, in the order of the tables, in any letter case.
     sampler: tuple[MethodName, ...] = (
         *("SGHMC", "PSGLD", "CyclicalSGMCMC", "L2E", "AdamAverage", "DeepEnsemble", "AdamEnsemble"),
-    )  # fmt: skip
+    )
     # Budgets in minibatch gradients, each for every run; by default the one of --steps or --epochs.
     budgets: tuple[int, ...] | None = None
     # Learning rates that a method tries at the smallest budget, of 1, 2, 5, 10, …, around its own.

@@ -138,9 +138,11 @@ class TaskOptions:
         check_positive("momentum_decays", self.momentum_decays or (), 1)
         of_all = {"lrs": self.lrs, "momentum_decays": self.momentum_decays}
         of_images = {
-            "datasets": self.datasets, "labels": self.labels, "sizes": self.sizes,
+            "datasets": self.datasets,
+            "labels": self.labels,
+            "sizes": self.sizes,
             "small_data_share": self.small_data_share,
-        }  # fmt: skip
+        }
         changes: dict[str, Any] = {name: value for name, value in of_all.items() if value is not None}
         given: dict[str, Any] = {name: value for name, value in of_images.items() if value is not None}
         if self.family == "gaussians":
@@ -234,9 +236,15 @@ class EstimatorOptions:
         if self.estimator == "tbptt":
             own = self.chains
             return TruncatedBackpropagation(
-                horizon, self.window, every=own.loss_every, chains=own.num_chains, slots=own.slots, replay=own.replay,
-                in_chain=own.in_chain, curvature=own.curvature,
-            )  # fmt: skip
+                horizon,
+                self.window,
+                every=own.loss_every,
+                chains=own.num_chains,
+                slots=own.slots,
+                replay=own.replay,
+                in_chain=own.in_chain,
+                curvature=own.curvature,
+            )
         shaping = Shaping(self.shaping, self.limit)
         common: dict[str, Any] = dict(pairs_per_task=self.pairs_per_task, shaping=shaping, learned=self.learned)
         if self.estimator == "nres":

@@ -40,8 +40,10 @@ class TaskOptions(DeviceOptions, DataOptions, RunOptions):
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
     # Data sets, in the order of the tables.
     dataset: tuple[Literal["multi_fashion_mnist", "multi_mnist", "multi_fashion", "celeba"], ...] = (
-        "multi_fashion_mnist", "multi_mnist", "multi_fashion",
-    )  # fmt: skip
+        "multi_fashion_mnist",
+        "multi_mnist",
+        "multi_fashion",
+    )
     # Methods, in the order of the tables, in any letter case.
     method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
     # Learning rates to try, of 1, 2, 5, 10, …, around each method's own.
@@ -95,14 +97,22 @@ def presets() -> dict[str, TaskOptions]:
     return {
         "cpu": TaskOptions(preset="cpu", settings=cpu),
         "paper": TaskOptions(
-            preset="paper", settings=Settings(epochs=100, batch_size=256), rates=(1e-3,), energies=("mean_loss",),
+            preset="paper",
+            settings=Settings(epochs=100, batch_size=256),
+            rates=(1e-3,),
+            energies=("mean_loss",),
             out=Path("runs/multi_task_paper"),
         ),
         "celeba": TaskOptions(
-            preset="celeba", settings=celeba, dataset=("celeba",), method=several, rates=(1e-2, 1e-1, 1.0),
-            tune_epochs=4, out=Path("runs/multi_task_celeba"),
+            preset="celeba",
+            settings=celeba,
+            dataset=("celeba",),
+            method=several,
+            rates=(1e-2, 1e-1, 1.0),
+            tune_epochs=4,
+            out=Path("runs/multi_task_celeba"),
         ),
-    }  # fmt: skip
+    }
 
 
 def parse(arguments: Sequence[str] | None, description: str | None = None) -> TaskOptions:
