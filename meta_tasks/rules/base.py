@@ -79,7 +79,7 @@ class SamplerRule:
     ) -> tuple[Tensor, State]:  # fmt: skip
         """One step: new parameters (P, d) and state.
 
-        Parameter, noise and state may have been written into: whoever needs them afterwards keeps a copy.
+        Parameter, noise and state may be overwritten: copy them first if they are needed afterwards.
         """
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class SamplerRule:
         self, prepared: Any, parameter: Tensor, gradient: Tensor, state: State, *, segments: Segments,
         hyper: Hyperparameters, step: int,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Root mean squares (P,) of what the network's outputs come to in the step, by name; for logging.
+        """Root mean squares (P,) of the network's outputs as they enter the step, by name; for logging.
 
         Arguments are those that `update` got for the step.
         """

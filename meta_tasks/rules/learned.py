@@ -69,7 +69,7 @@ class NetworkRule(SamplerRule):
         return {"sampler": self.name, "hidden": list(self.hidden), **self.settings.as_dict()}
 
     def card(self) -> dict[str, Any]:
-        """The fields of a weight card that say which sampler the network belongs to; nobody has measured its law."""
+        """The fields of a weight card that say which sampler the network belongs to; its law is not measured here."""
         return {**self.settings.to_card(), "badge": "heuristic", "law": None}
 
 
@@ -199,7 +199,7 @@ class L2ERule(_CoordinateRule):
         return l2e_rule(*tensors, **hyper)
 
     def output_scales(self, prepared, parameter, gradient, state, *, segments, hyper, step):
-        """As they enter the step, in units of the momentum: α, and β in the velocity."""
+        """Root mean squares of α, and of β in the velocity, in units of the momentum."""
         terms = term_contributions(
             parameter, gradient, *state, phi=prepared, segments=segments, step=step, settings=self.settings,
             **arguments_of(hyper),
@@ -228,7 +228,7 @@ class PrecondL2ERule(_CoordinateRule):
         return l2e_precond_rule(*tensors, **hyper)
 
     def output_scales(self, prepared, parameter, gradient, state, *, segments, hyper, step):
-        """Of log Q and log D, before they are clipped."""
+        """Root mean squares of log Q and log D, before they are clipped."""
         settings, (momentum, averages) = self.settings, state
         averages = update_averages(averages, gradient, settings.feature_set)
         x = features(
