@@ -46,11 +46,11 @@ class Options:
     dimension: int = 10
     # Largest b, where the gradient noise has variance b·N.
     noise: float = 0.5
-    # Steps, of one gradient each.
+    # Steps of a run, of one gradient each.
     steps: int = 200
-    # Parallel chains of a task, of whose states the KL is.
+    # Parallel chains of a task; the KL is computed from their states.
     chains: int = 1000
-    # Tasks to tune the baselines on, and as many others to test on.
+    # Number of tasks to tune the baselines on, and of other tasks to test on.
     tasks: int = 5
     # Folder for the results.
     out: Path = Path("runs/gaussians")

@@ -38,7 +38,7 @@ class Budget:
     steps: int = 20
     # Rounds in a minibatch.
     batch_size: int = 128
-    # Times that every arm is tried at first.
+    # How often every arm is tried at the beginning.
     initial_pulls: int = 3
     # f-SVGD: Adam's learning rate.
     fsvgd_lr: float = 5e-3

@@ -68,7 +68,7 @@ class UCI(DataOptions, OutputOptions):
     seed: int = 0
     # CPU threads of torch.
     threads: int = 1
-    # Begin no further run after so many minutes; the same command goes on from there.
+    # Begin no new run after this many minutes; the same command continues.
     minutes: float | None = None
     # Folder of the runs, the table and the results.
     out: Path = Path("runs/uci")
@@ -108,7 +108,7 @@ def uci(options: UCI, command: str) -> None:
 class Networks(DataOptions, RunOptions):
     """What says which networks of MNIST are meant."""
 
-    # "cpu": 5 networks, 10 epochs. "full": 20 networks, 100 epochs, for a GPU or patience.
+    # "cpu": 5 networks, 10 epochs. "full": 20 networks, 100 epochs, best on a GPU.
     preset: Literal["cpu", "full"] = "cpu"
     # Methods, in the order of the tables, in any letter case; PlainEnsemble is the deep ensemble without prior.
     methods: tuple[Annotated[str, one_of(IMAGE_METHODS)], ...] = IMAGE_METHODS
@@ -175,9 +175,9 @@ class Sine(RunOptions):
 
     # Adam steps of the particle samplers.
     steps: int = SineProblem.steps
-    # Their first learning rate, which falls along a cosine.
+    # First learning rate of the particle samplers; it falls along a cosine.
     lr: float = SineProblem.lr
-    # Particles of each of them.
+    # Particles of each particle sampler.
     particles: int = SineProblem.particles
     # Trajectories of HMC after its adaptation, a chain.
     trajectories: int = SineProblem.trajectories

@@ -32,7 +32,7 @@ class Choice(Rate):
 class TaskOptions(DeviceOptions, DataOptions, RunOptions):
     """Particle samplers on several tasks: ensemble accuracy, Brier score and calibration error of each task."""
 
-    # Whole experiments. Options given beside it take their place.
+    # A preset of all options; options given beside it override its values.
     preset: Literal["cpu", "paper", "celeba"] | None = None
     # Folder for the results.
     out: Path = Path("runs/multi_task")
@@ -46,16 +46,16 @@ class TaskOptions(DeviceOptions, DataOptions, RunOptions):
     )
     # Methods, in the order of the tables, in any letter case.
     method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
-    # Learning rates to try, of 1, 2, 5, 10, …, around each method's own.
+    # Number of learning rates to try, from 1, 2, 5, 10, …, around each method's own.
     grid: int = 3
     # Learning rates to try instead, the same for all methods; a single one is not tuned.
     rates: tuple[float, ...] | None = None
     # Scales of the energies to try with each rate, where particles repel each other: "posterior" is N times the mean
-    # loss, "mean_loss" that itself, as in the published code, which makes the repulsion N times stronger.
+    # loss, "mean_loss" the mean loss, as in the published code; its repulsion is N times stronger.
     energies: tuple[Annotated[str, one_of(ENERGIES)], ...] = ENERGIES
-    # Times that the grid is extended where its best rate lies at an edge.
+    # How often the grid is extended while its best rate lies at an edge.
     extensions: int = 1
-    # Epochs of a run to tune by.
+    # Epochs of a tuning run.
     tune_epochs: int = 1
 
     def __post_init__(self) -> None:
