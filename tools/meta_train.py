@@ -2,7 +2,7 @@
 
     python tools/meta_train.py --folder runs/first --family digits --minutes 10     # needs no files; ten minutes
     python tools/meta_train.py --folder runs/l2e --family cpu --data ~/data --iterations 2000 --workers 2
-    python tools/meta_train.py --folder runs/toy --family gaussians --sampler MetaSGMCMC --method tbptt \
+    python tools/meta_train.py --folder runs/toy --family gaussians --sampler MetaSGMCMC --method tbptt \\
         --objective stein_kl --evaluate-every 0 --horizon 150 300 --window 15
     tensorboard --logdir runs
 

@@ -198,7 +198,7 @@ class IVON(Sampler):
     def _record(self, groups: Any, means: Any, before: dict[Tensor, Tensor | None]) -> dict[Tensor, Tensor | None]:
         """Add a draw's ĥ = g·(θ−m)/σ² to those before it; returns the mean of the gradients, ``before`` among them."""
         if all(gradient is None for gradient in before.values()):
-            self._pending = _Draws()  # cleared by the user since: what was drawn earlier counts no more
+            self._pending = _Draws()  # the user has cleared the gradients: earlier draws do not count
         pending = self._pending
         self._require_untouched(before)
         gradients: dict[Tensor, Tensor | None] = {p: p.grad for p in groups}

@@ -68,8 +68,8 @@ def process_exists(pid: int) -> bool:
 class FolderLock:
     """Marks a folder as being written by this process, until :meth:`release` or the end of the process.
 
-    The mark is the file ``.lock`` in the folder, with the host and the process of its owner. That of a process of this
-    host that is no more is replaced. Works between processes, between objects of one process, and on shared file
+    The mark is the file ``.lock`` in the folder, with the host and the process of its owner. The mark of a process of
+    this host that has ended is replaced. Works between processes, between objects of one process, and on shared file
     systems that can make a hard link or create a file exclusively.
 
     Args:

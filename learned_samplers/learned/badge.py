@@ -41,7 +41,7 @@ def badge_of(
         sha256: of the network in use, as `learned_samplers.learned.sampler.LearnedSampler.fingerprint` gives it.
     """
     if law is None:
-        return HEURISTIC, "nobody has measured the invariant law of these weights: their card has no law"
+        return HEURISTIC, "the invariant law of these weights has not been measured: their card has no law"
     missing = [key for key, kind in _NEEDED.items() if not isinstance(law.get(key), kind)]
     if missing:
         return HEURISTIC, f"the law in the card does not say at what it was measured: it lacks {', '.join(missing)}"

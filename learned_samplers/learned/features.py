@@ -22,7 +22,7 @@ AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 #: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
 FLOOR = 1e-5
 # Logarithms are flat below these mean squares, so that a dead tensor gives a finite feature: of gradients, whose scale
-# nobody knows, and of dimensionless quantities and parameters.
+# is unknown, and of dimensionless quantities and parameters.
 _TINY, _SMALL = 1e-16, 1e-8
 # Brings natural logarithms of magnitudes to the scale of the other features.
 _LOG_SCALE = 0.25

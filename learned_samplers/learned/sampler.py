@@ -147,7 +147,7 @@ class LearnedSampler(Sampler):
                 if not any(part.any() for part in last) and self.settings.zero_is_base
                 else ""
             )
-            return HEURISTIC, f"nobody has measured the invariant law of this network, which {came}{base}"
+            return HEURISTIC, f"the invariant law of this network has not been measured; it {came}{base}"
         return badge_of(
             self.card["law"], self.settings, self.param_groups, claims_law=self.claims_law,
             sha256=self.fingerprint()["sha256"],

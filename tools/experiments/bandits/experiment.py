@@ -1,4 +1,4 @@
-"""`bandits.py` at work: Thompson sampling, and every method on every problem."""
+"""The runs of `bandits.py`: Thompson sampling by every method on every problem."""
 
 from __future__ import annotations
 

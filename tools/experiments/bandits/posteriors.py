@@ -108,7 +108,7 @@ class Posterior:
 
     @torch.no_grad()
     def choose(self, contexts: Tensor) -> Tensor:
-        """Thompson sampling: the best arm of each context, (n,), in the eyes of a member drawn for it."""
+        """Thompson sampling: the best arm of each context, (n,), according to a member drawn for it."""
         member = torch.randint(self.budget.members, (len(contexts),), generator=self.generator)
         values = forward(self.tensors, contexts)
         return values[member, torch.arange(len(contexts))].argmax(1)

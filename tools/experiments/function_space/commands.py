@@ -106,7 +106,7 @@ def uci(options: UCI, command: str) -> None:
 
 @dataclass(frozen=True)
 class Networks(DataOptions, RunOptions):
-    """What says which networks of MNIST are meant."""
+    """The options that name the networks of MNIST."""
 
     # "cpu": 5 networks, 10 epochs. "full": 20 networks, 100 epochs, best on a GPU.
     preset: Literal["cpu", "full"] = "cpu"

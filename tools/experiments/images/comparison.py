@@ -1,4 +1,4 @@
-"""`compare.py` at work: every method tuned and run, budget by budget."""
+"""The runs of `compare.py`: every method tuned and run, budget by budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`multi_task.py` at work: every method tuned and run, on one data set after the other."""
+"""The runs of `multi_task.py`: every method tuned and run, on one data set after the other."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Scores = dict[str, list[float]]  # score → one number a task
 
 @dataclass
 class Result:
-    """What one run gave.
+    """The results of one run.
 
     Attributes:
         dataset, method, lr, energy, epochs, seed, settings: what was run.

@@ -1,4 +1,4 @@
-"""`toy.py` at work: every particle sampler on a toy problem, from several starting points."""
+"""The runs of `toy.py`: every particle sampler on a toy problem, from several starting points."""
 
 from __future__ import annotations
 
