@@ -64,7 +64,7 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
 
 
 class DifferentiableMetaSGMCMC(DifferentiableSampler):
-    """The twin of `MetaSGMCMC`: the loss that ``step`` is given is its energy, one for all or one a chain.
+    """The differentiable `MetaSGMCMC`: its energy comes from the loss given to ``step``, one for all or one a chain.
 
     Gradients also flow to the weights of ``sampler.network``. ``step(loss, detach_inputs=True)`` cuts those through the
     networks' inputs, as the truncated back-propagation of the paper does. Losses (M,) of parameters with a leading axis
@@ -87,7 +87,7 @@ class DifferentiableMetaSGMCMC(DifferentiableSampler):
 
 
 class DifferentiableMCLMC(DifferentiableSampler):
-    """The twin of `MCLMC`, whose direction spans all parameter groups; one chain, without the two heuristics."""
+    """The differentiable `MCLMC`, for one chain, without ``preconditioner`` and ``energy_target``."""
 
     loss_is_enough = True  # the twin reports no energy errors, which is all that MCLMC needs the loss for
 

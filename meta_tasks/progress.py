@@ -41,16 +41,16 @@ class Lines(tqdm):
             self.fp.flush()
 
     def clear(self, nolock: bool = False) -> None:
-        """Nothing: a line that stands in a file stays there."""
+        """Do nothing: lines that were written stay."""
 
     def close(self) -> None:
-        """End the bar, with a last line unless it is not to stay."""
+        """End the bar, with a last line if it is to stay."""
         if self.leave is False and not self.disable:
             self.fp = io.StringIO()  # what tqdm writes to wipe a bar is no line
         super().close()
 
 
 def progress(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
-    """``tqdm(iterable, **options)``; where standard error is no terminal, `Lines` in its place."""
+    """A progress bar, ``tqdm(iterable, **options)``; `Lines` in its place where standard error is no terminal."""
     kind = tqdm if sys.stderr is not None and sys.stderr.isatty() else Lines
     return kind(iterable, **options)

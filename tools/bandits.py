@@ -8,8 +8,8 @@ Mushrooms (data root: mushroom/agaricus-lepiota.data; left out, with a line that
 the wheel with several radii. A network predicts what every arm pays; in every round a member of the posterior is drawn,
 and the arm that it thinks best is taken. What counts is the cumulative regret in percent of that of uniform choice.
 
-Under --out: table.md, results.json, figure.png, every run (an interrupted command goes on where it was) and TensorBoard
-curves.
+Under --out: table.md, results.json, figure.png, every run (after an interruption the same command continues) and
+TensorBoard curves.
 """
 
 from __future__ import annotations

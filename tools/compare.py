@@ -7,7 +7,7 @@ Tuning, by validation NLL and never by test images: at the smallest budget every
 1, 2, 5, 10, 20, … around its own (SGHMC, SGNHT and CyclicalSGMCMC each with several momentum decays, optimizers with
 several weight decays); at every larger budget its best settings are tried again in full (successive halving). Where the
 best learning rate is the smallest or the largest tried, the next one is tried too. The winner runs over all seeds. Runs
-are kept, so that a command that was interrupted goes on where it was.
+are kept: after an interruption the same command continues.
 
 Under --out: table.md, results.json, for each budget figure1 (scores against the number of samples, and effective
 samples a second), figure2 (losses on the lines between samples, and the samples' cosine similarities) and temperatures

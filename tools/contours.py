@@ -1,4 +1,4 @@
-"""What a learned sampler's network does: contours of its outputs over its inputs.
+"""Draw what a learned sampler's network does: contours of its outputs over its inputs.
 
 python tools/contours.py l2e --out contours.png
 python tools/contours.py meta-sgmcmc-mnist --energy 2.5 --gradient 2 --out contours.png
@@ -31,7 +31,7 @@ class Options:
     network: tyro.conf.Positional[str]
     # End of the energy's axis, in the units of the networks' inputs (Meta-SGMCMC); by default 5.
     energy: float | None = None
-    # End of the gradient's axis, likewise; of L2E that of all axes.
+    # End of the gradient's axis, in the units of the networks' inputs; for L2E the end of all axes.
     gradient: float = 3.0
     # File for the figure.
     out: Path = Path("contours.png")

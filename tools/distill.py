@@ -50,22 +50,21 @@ class Options:
 
     # Weight file or shipped name: the network for few training data.
     few: tyro.conf.Positional[str]
-    # The one for many; of the same rule.
+    # Weight file or shipped name: the network for many training data, of the same rule.
     many: tyro.conf.Positional[str]
     # Folder for weights.safetensors and its card.
     folder: Path
-    # Two weight files, the start and the end of a meta-training from elsewhere: what it learned is added to MANY.
+    # Two weight files, start and end of another meta-training: the difference between them is added to MANY.
     learned: tuple[str, str] | None = None
-    # How much of it.
+    # Share of that difference that is added.
     share: float = 1.0
-    # N₀ and N₁: up to the first the one network holds, from the second on the other, and a mixture between them.
+    # N₀ and N₁: FEW is used up to N₀ training data, MANY from N₁ on, and a mixture of both in between.
     num_data: tuple[int, int] = (1400, 8000)
-    # τ of the network that is made, in steps (see L2E); by default that of MANY. It is a schedule, not a unit of the
-    # outputs, so FEW and MANY may differ in it.
+    # decay_time τ of the new network, in steps (see L2E); by default that of MANY. FEW and MANY may differ in it.
     decay_time: float | None = None
     # Task family whose states the networks are compared on.
     family: Literal["paper", "full", "cpu", "small", "digits"] = "cpu"
-    # Data sets of its tasks, one in so many each; by default the family's own.
+    # Data sets of its tasks, equally likely; by default the family's own.
     datasets: tuple[str, ...] | None = None
     # Number of tasks.
     tasks: int = 48
@@ -73,11 +72,11 @@ class Options:
     steps: tuple[int, ...] = (500, 1500)
     # Steps between two states that are kept.
     every: int = 20
-    # Coordinates kept of each, at random, before and after the momentum's update.
+    # Coordinates kept of each state, chosen at random, before and after the momentum's update.
     coordinates: int = 60
     # Steps of Adam for the fit.
     fit_steps: int = 6000
-    # Of the tasks and the fit.
+    # Seed of the tasks and the fit.
     seed: int = 0
     # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
     data: str | None = None
@@ -226,9 +225,13 @@ def run(options: Options, command: str) -> Path:
     if options.learned is not None:
         training["learned"] = with_reproduction(loaded[3][1]["meta_training"])
     filled = {
-        **other, **wide[1].card(), "name": options.folder.name, "meta_training": training, "metrics": {},
+        **other,
+        **wide[1].card(),
+        "name": options.folder.name,
+        "meta_training": training,
+        "metrics": {},
         "curve": [beta for _, beta in curve],
-    }  # fmt: skip
+    }
     path = options.folder / "weights.safetensors"
     options.folder.mkdir(parents=True, exist_ok=True)
     weights.save(path, network, filled)

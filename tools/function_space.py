@@ -6,8 +6,8 @@
     python tools/function_space.py attack                  # accuracy on adversarial examples of those networks
     python tools/function_space.py sine                    # a one-dimensional posterior beside HMC
 
-Each writes table.md and results.json (attack and sine also figure.png) under --out. Runs are kept there, so that a
-command that was interrupted goes on where it was.
+Each writes table.md and results.json (attack and sine also figure.png) under --out. Runs are kept there: after an
+interruption the same command continues.
 """
 
 from __future__ import annotations

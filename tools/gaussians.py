@@ -45,11 +45,11 @@ class Options:
     dimension: int = 10
     # Largest b, where the gradient noise has variance b·N.
     noise: float = 0.5
-    # Steps, of one gradient each.
+    # Steps of a run, of one gradient each.
     steps: int = 200
-    # Parallel chains of a task, of whose states the KL is.
+    # Parallel chains of a task; the KL is computed from their states.
     chains: int = 1000
-    # Tasks to tune the baselines on, and as many others to test on.
+    # Number of tasks to tune the baselines on, and of other tasks to test on.
     tasks: int = 5
     # Folder for the results.
     out: Path = Path("runs/gaussians")
@@ -201,12 +201,15 @@ def main(options: Options) -> None:
             "geometric mean KL": f"{torch.tensor(results[s.label]['log']).exp().item():.3f}",
             f"KL after {third}": f"{results[s.label]['third']:.3f}",
             "KL in the last fifth": f"{results[s.label]['last']:.3f}",
-            "tasks won": str(sum(_mean_log(mine) < _mean_log(theirs) for mine, theirs in zip(
-                curves[s.label], curves["SGHMC"], strict=True
-            ))),
+            "tasks won": str(
+                sum(
+                    _mean_log(mine) < _mean_log(theirs)
+                    for mine, theirs in zip(curves[s.label], curves["SGHMC"], strict=True)
+                )
+            ),
         }
         for s in samplers
-    ]  # fmt: skip
+    ]
     floor = exact(test, options)
     rows.append(dict.fromkeys(rows[0], "") | {"sampler": "exact draws", "KL in the last fifth": f"{floor:.3f}"})
     options.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A long chain of Meta-SGMCMC on MNIST: does its law drift, does anything become non-finite, does memory grow?
+"""Run a long chain of Meta-SGMCMC on MNIST: does its law drift, do numbers become non-finite, does memory grow?
 
     python tools/long_chain.py --network meta-sgmcmc-mnist --epochs 20
 
@@ -37,7 +37,7 @@ class Options:
     hidden: tuple[int, ...] = (20,)
     # Passes over the training images.
     epochs: int = 20
-    # Passes that make a row of the table.
+    # Passes in one row of the table.
     block: int = 2
     # Images in a minibatch.
     batch_size: int = 500
@@ -45,7 +45,7 @@ class Options:
     lr: float | None = None
     # Precision λ of the normal prior on every weight, in 1/weight².
     prior_precision: float = 1.0
-    # Of the initial weights, the minibatches and the noise.
+    # Seed of the initial weights, the minibatches and the noise.
     seed: int = 0
     # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
     data: str | None = None
@@ -84,9 +84,13 @@ def chain(options: Options, data: ImageData) -> list[Block]:
     torch.manual_seed(options.seed)
     model = build_network(Settings(dataset="mnist", model="mlp", hidden=options.hidden), data)
     sampler = MetaSGMCMC(
-        model.parameters(), options.lr, data.num_data, network=options.network, correction="finite_difference",
+        model.parameters(),
+        options.lr,
+        data.num_data,
+        network=options.network,
+        correction="finite_difference",
         prior_precision=options.prior_precision,
-    )  # fmt: skip
+    )
     per_block = options.block * (data.num_data // options.batch_size)
     order, blocks = batches(data.num_data, options.batch_size, data.train_x.device), list[Block]()
     total = kinetic = 0.0

@@ -2,7 +2,7 @@
 
     python tools/meta_train.py --folder runs/first --family digits --minutes 10     # needs no files; ten minutes
     python tools/meta_train.py --folder runs/l2e --family cpu --data ~/data --iterations 2000 --workers 2
-    python tools/meta_train.py --folder runs/toy --family gaussians --sampler MetaSGMCMC --method tbptt \
+    python tools/meta_train.py --folder runs/toy --family gaussians --sampler MetaSGMCMC --method tbptt \\
         --objective stein_kl --evaluate-every 0 --horizon 150 300 --window 15
     tensorboard --logdir runs
 
@@ -85,17 +85,28 @@ def make_trainer(options: Options) -> Trainer:
             raise ValueError("evaluate_every must be 0 for family 'gaussians', which has no held-out images")
         horizon, samples = options.gradient.horizon, options.gradient.samples
         evaluation = HeldOutEvaluation(
-            family, horizon[1], samples=samples, tasks=options.held_out_tasks, lrs=sorted(set(family.lrs)),
-            baseline_lrs=BASELINE_LRS, stepping=stepping_of(options.execution),
-        )  # fmt: skip
+            family,
+            horizon[1],
+            samples=samples,
+            tasks=options.held_out_tasks,
+            lrs=sorted(set(family.lrs)),
+            baseline_lrs=BASELINE_LRS,
+            stepping=stepping_of(options.execution),
+        )
         try:
             evaluation.check(rule)
         except ValueError as error:
             raise ValueError(f"evaluation with horizon={horizon}, samples={samples}: {error}") from error
     return Trainer(
-        family, rule, estimator, options.settings, folder=options.folder, make_executor=make_executor,
-        evaluation=evaluation, main=int(os.environ.get("RANK", "0")) == 0,
-    )  # fmt: skip
+        family,
+        rule,
+        estimator,
+        options.settings,
+        folder=options.folder,
+        make_executor=make_executor,
+        evaluation=evaluation,
+        main=int(os.environ.get("RANK", "0")) == 0,
+    )
 
 
 def recommended(lr: float | None, family: ImageTaskFamily | GaussianFamily) -> dict[str, float]:

@@ -13,7 +13,7 @@ are kept and scored on the test images, which nothing else has seen. Where the b
 tried, the next one is tried too.
 
 Under --out: table.md, results.json, figure.png, and every run, its particles and its TensorBoard curves. Runs are
-kept: a command that was interrupted goes on where it was, and pieces may be run by themselves (--dataset, --method).
+kept: after an interruption the same command continues, and parts may be run alone (--dataset, --method).
 """
 
 from __future__ import annotations

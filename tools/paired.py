@@ -1,4 +1,4 @@
-"""Which weights are better: networks of L2E on the same fresh tasks, with common random numbers.
+"""Find out which weights are better: networks of L2E on the same fresh tasks, with common random numbers.
 
     python tools/paired.py l2e runs/mine/weights.safetensors --family digits     # needs no file; the default does
     python tools/paired.py runs/a/weights.safetensors runs/b/weights.safetensors
@@ -48,22 +48,22 @@ class Options:
 
     # Weight files or shipped names; ratios are taken to the first.
     networks: tyro.conf.Positional[tuple[str, ...]]
-    # Of exactly two networks: also these points between them, 0 the first and 1 the second.
+    # With exactly two networks: also try these points on the line between them, 0 being the first and 1 the second.
     shares: tuple[float, ...] = ()
     # Task family.
     family: Literal["paper", "full", "cpu", "small", "digits"] = "cpu"
-    # Data sets of its tasks, one in so many each; by default the family's own.
+    # Data sets of its tasks, equally likely; by default the family's own.
     datasets: tuple[str, ...] | None = None
     # Number of tasks, at least 2.
     tasks: int = 24
-    # Minibatch gradients of a run, one or several numbers: each task with each of them. A step takes one, of
+    # Minibatch gradients of a run; with several numbers, every task is run with each. A step takes one gradient, of
     # Kinetic-L2E two.
     steps: tuple[int, ...] = (500,)
     # States collected in the second half of a run.
     samples: int = 10
     # Learning rate of every run; by default the one that the task was drawn with.
     lr: float | None = None
-    # Names the tasks: another one gives fresh tasks.
+    # Seed of the tasks: another one gives fresh tasks.
     seed: int = 0
     # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
     data: str | None = None

@@ -3,8 +3,8 @@
     python tools/regression.py                                # writes runs/regression/regression.png and .json
     python tools/regression.py --network my.safetensors
 
-The data are y = sin(x) + noise on [−5, −1] ∪ [1, 4]. What to look at is the gap and the ends: there the data say
-nothing, and HMC, which has the posterior exactly up to its mixing, shows how uncertain a sampler ought to be.
+The data are y = sin(x) + noise on [−5, −1] ∪ [1, 4]. Look at the gap and the ends, where there are no data: HMC,
+which samples the posterior itself, shows how uncertain a sampler should be there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Options:
 
     # Training points, spread evenly over the two intervals by their length.
     num_data: int = 1000
-    # Standard deviation of the noise on y, which the likelihood knows.
+    # Standard deviation of the noise on y, known to the likelihood.
     noise: float = 0.1
     # Widths of the network's hidden layers (ReLU).
     hidden: tuple[int, ...] = (100, 100)
@@ -54,7 +54,7 @@ class Options:
     thinning: int = 50
     # Points in a minibatch.
     batch_size: int = 100
-    # Learning rate of L2E. The loss is 1/noise² times a squared error, and the rate is that much smaller.
+    # Learning rate of L2E. It is small because the loss is a squared error over noise².
     lr: float = 1e-4
     # Learning rate of SGHMC.
     sghmc_lr: float = 1e-4
@@ -62,7 +62,7 @@ class Options:
     network: str = "l2e"
     # Adam steps of each member of the ensemble.
     ensemble_steps: int = 300
-    # Their learning rate.
+    # Learning rate of Adam.
     ensemble_lr: float = 0.01
     # Trajectories of HMC before the first sample; its step size adapts meanwhile.
     hmc_burn_in: int = 100
@@ -70,7 +70,7 @@ class Options:
     hmc_thinning: int = 2
     # Leapfrog steps of a trajectory.
     leapfrog_steps: int = 100
-    # Of the data, the initial weights and the noise.
+    # Seed of the data, the initial weights and the noise.
     seed: int = 0
     # Folder for the results.
     out: Path = Path("runs/regression")
@@ -149,9 +149,12 @@ class Runs:
     def hmc(self) -> tuple[SampleCollection, float]:
         options, model = self.options, network(self.options)
         sampler = HMC(
-            model.parameters(), 1e-5, leapfrog_steps=options.leapfrog_steps, adapt_steps=options.hmc_burn_in,
+            model.parameters(),
+            1e-5,
+            leapfrog_steps=options.leapfrog_steps,
+            adapt_steps=options.hmc_burn_in,
             **self.common(),
-        )  # fmt: skip
+        )
         # A mode to start from: from random weights the first trajectories would only fall.
         self.minibatches(model, torch.optim.Adam(model.parameters(), 0.01), 500, "HMC, start")
 
@@ -162,9 +165,7 @@ class Runs:
             return loss.detach()
 
         trajectories = options.hmc_burn_in + options.samples * options.hmc_thinning
-        with PosteriorSamples(
-            model, sampler, burn_in=options.hmc_burn_in, thinning=options.hmc_thinning
-        ) as samples:  # fmt: skip
+        with PosteriorSamples(model, sampler, burn_in=options.hmc_burn_in, thinning=options.hmc_thinning) as samples:
             for _ in tqdm(range(trajectories), desc="HMC", unit="trajectory", leave=False):
                 sampler.step(closure)
         return samples, sampler.acceptance_rate

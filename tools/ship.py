@@ -40,21 +40,21 @@ class Options:
     source: tyro.conf.Positional[Path]
     # Name to ship it under.
     name: tyro.conf.Positional[str]
-    # Learning rate that the card recommends; by default the one that stands there.
+    # Learning rate that the card recommends; by default the one in the card.
     lr: float | None = None
     # N of the Gaussians.
     num_data: int = 50_000
-    # Independent coordinates of each Gaussian (chains of Meta-SGMCMC: ten times as many); the moments' errors fall with
-    # their root.
+    # Independent coordinates of each Gaussian (Meta-SGMCMC: ten times as many chains). Standard errors fall with the
+    # square root of the number.
     coordinates: int = 2000
-    # Mean loss at the mode of the Gaussians on which Meta-SGMCMC is measured, for its networks see the energy.
+    # Mean loss at the mode of the Gaussians on which Meta-SGMCMC is measured (its networks see the energy).
     energy: float = 0.0
     # Weight file that the meta-training started from; its command and curve go into the card too.
     first_stage: Path | None = None
-    # Another weight file of the same rule and layers, to go towards in a straight line: between the start of a
-    # meta-training and its end the loss can be lower than at both.
+    # Another weight file of the same rule and layers: ship a point on the line towards it. Between the start and the
+    # end of a meta-training the loss can be lower than at both.
     toward: Path | None = None
-    # How far to go: 0 is SOURCE, 1 the other file.
+    # Position on that line: 0 is SOURCE, 1 the other file.
     share: float = 0.5
     # Folder to write to; by default the package's.
     out: Path = Path(__file__).parents[1] / "pretrained"
@@ -71,9 +71,7 @@ def law(options: Options, network: nn.Module, card: dict[str, Any], lr: float) -
     with TemporaryDirectory() as folder:
         source = Path(folder) / "weights.safetensors"
         weights.save(source, network, card)
-        return law_of(
-            source, lr, num_data=options.num_data, coordinates=options.coordinates, energy=options.energy
-        )  # fmt: skip
+        return law_of(source, lr, num_data=options.num_data, coordinates=options.coordinates, energy=options.energy)
 
 
 def blended(

@@ -1,4 +1,4 @@
-"""The particle samplers on two toy problems, with the baselines beside them.
+"""Run the particle samplers and their baselines on two toy problems.
 
     python tools/toy.py mixtures    # three mixtures with a common region, five seeds: about a minute
     python tools/toy.py zdt3        # a Pareto front in five pieces, in its box: half an hour

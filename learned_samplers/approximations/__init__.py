@@ -1,1 +1,1 @@
-"""Gaussian approximations of the posterior: baselines whose draws are predicted with as samples are."""
+"""Gaussian approximations of the posterior: baselines, whose draws predict as posterior samples do."""

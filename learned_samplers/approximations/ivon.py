@@ -1,4 +1,4 @@
-"""IVON: a Gaussian approximation of the posterior, trained like a network by Adam."""
+"""IVON: trains a Gaussian approximation of the posterior, much as Adam trains a network."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class _Draws:
 
 
 class IVON(Sampler):
-    """Improved variational online Newton (Shen et al., ICML 2024, arXiv 2402.17641): learns a Gaussian over weights.
+    """Trains a Gaussian over the weights, much as Adam trains the weights themselves.
 
-    It trains like Adam and gives, for each weight, a mean m (what the parameters hold) and a standard deviation σ. The
-    gradient is taken at weights drawn from that Gaussian::
+    Improved variational online Newton (Shen et al., ICML 2024, arXiv 2402.17641). Each weight gets a mean m (what the
+    parameters hold) and a standard deviation σ. The gradient is taken at weights drawn from that Gaussian::
 
         sampler = IVON(model.parameters(), lr=0.2, num_data=len(train_set), prior_precision=10.0)
         for x, y in loader:
@@ -155,7 +155,7 @@ class IVON(Sampler):
         return torch.full_like(p, as_number(group["hess_init"])) if name == "hessian" else torch.zeros_like(p)
 
     def noise_for(self, params: Any, hyper: dict[str, Any]) -> None:
-        """The update draws nothing: the noise is in the weights at which the gradient was taken."""
+        """None: the update draws no noise, as the gradient was taken at weights that were drawn."""
         return None
 
     # ---------------------------------------------------------------- drawing weights
@@ -198,7 +198,7 @@ class IVON(Sampler):
     def _record(self, groups: Any, means: Any, before: dict[Tensor, Tensor | None]) -> dict[Tensor, Tensor | None]:
         """Add a draw's ĥ = g·(θ−m)/σ² to those before it; returns the mean of the gradients, ``before`` among them."""
         if all(gradient is None for gradient in before.values()):
-            self._pending = _Draws()  # cleared by the user since: what was drawn earlier counts no more
+            self._pending = _Draws()  # the user has cleared the gradients: earlier draws do not count
         pending = self._pending
         self._require_untouched(before)
         gradients: dict[Tensor, Tensor | None] = {p: p.grad for p in groups}
@@ -232,7 +232,7 @@ class IVON(Sampler):
     # ---------------------------------------------------------------- the step
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
-        """The draws' mean gradient and mean ĥ; a closure is called for ``draws`` draws, and its mean loss returned."""
+        """Average gradients and curvatures ĥ over the draws; a closure is called once for each of ``draws`` draws."""
         loss = None
         if closure is not None:
             if self._pending.count:
@@ -271,11 +271,11 @@ class IVON(Sampler):
         return groups
 
     def temperatures(self) -> list[dict[str, float]]:
-        """nan: the parameters are a mean, not the state of a chain that would have a temperature."""
+        """nan for every group: the parameters are a mean, and no chain that would have a temperature."""
         return [{"kinetic": float("nan"), "configurational": float("nan")} for _ in self.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """As for `SGLD`; take it between steps, when no draw waits for one."""
+        """As for `SGLD`. Call it right after a step, when no draw waits to be used."""
         if self._pending.count:
             raise RuntimeError("state_dict() between sampled_params() and step(): the draws would be lost; step first")
         return super().state_dict()

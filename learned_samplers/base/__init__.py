@@ -1,1 +1,1 @@
-"""What every sampler is built on: the optimizer class, its tensor operations, its checks, its saved state."""
+"""What every sampler is built on: the optimizer class, its tensor operations, its validation, its saved state."""

@@ -12,7 +12,7 @@ from learned_samplers.base.locks import process_exists
 
 
 def write_atomically(path: Path, data: bytes, *, clean: bool = True) -> None:
-    """Write ``data`` to ``path`` so that the file is whole or, on any failure, what it was before.
+    """Write a file atomically: after a failure it is what it was before.
 
     With ``clean`` the temporary files that processes of this host left beside it, killed in the middle of the same,
     are removed first, which takes a look at the whole folder.
@@ -45,7 +45,7 @@ def write_atomically(path: Path, data: bytes, *, clean: bool = True) -> None:
 
 
 def append(path: Path, size: int, data: bytes) -> None:
-    """Make ``data`` follow the first ``size`` bytes of the file, dropping what was behind them.
+    """Append ``data`` after the first ``size`` bytes of a file; anything behind them is dropped.
 
     A crash may leave a part of ``data``: its reader must recognise a last record that is not whole.
 
@@ -68,7 +68,7 @@ def append(path: Path, size: int, data: bytes) -> None:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove the temporary files that dead processes of this host have left in a folder, all or those of one file."""
+    """Remove temporary files that killed processes of this host left in a folder: all, or those of one file."""
     what = ".+" if name is None else re.escape(name)
     pattern = re.compile(rf"\.{what}\.{re.escape(socket.gethostname())}\.(\d+)\.tmp")
     with contextlib.suppress(OSError):

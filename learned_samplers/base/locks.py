@@ -17,7 +17,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Owner:
-    """A process, so described that another one with the same number is not taken for it.
+    """Identifies a process, even after its number (pid) was given to another one.
 
     host: the host's name; pid: the process's number; started: when the system started it (ticks since boot); boot: the
     system's run; namespace: what its number is counted in (a container has its own). The last three are "" where the
@@ -39,7 +39,7 @@ class Owner:
         return Owner(socket.gethostname(), pid, _started(pid), _read("/proc/sys/kernel/random/boot_id"), namespace)
 
     def is_dead(self) -> bool:
-        """Whether this process is certainly no more; False where that cannot be known (another host or container)."""
+        """Whether this process has certainly ended; False where that cannot be known (another host or container)."""
         us = Owner.of_this_process()
         if self.host != us.host:
             return False
@@ -51,7 +51,7 @@ class Owner:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether a process of that number runs on this host; True where the system does not tell."""
+    """Whether a process of that number runs on this host; True if the system cannot tell."""
     if pid <= 0:
         return False
     if os.name != "posix":  # os.kill would end the process there
@@ -68,8 +68,8 @@ def process_exists(pid: int) -> bool:
 class FolderLock:
     """Marks a folder as being written by this process, until :meth:`release` or the end of the process.
 
-    The mark is the file ``.lock`` in the folder, with the host and the process of its owner. That of a process of this
-    host that is no more is replaced. Works between processes, between objects of one process, and on shared file
+    The mark is the file ``.lock`` in the folder, with the host and the process of its owner. The mark of a process of
+    this host that has ended is replaced. Works between processes, between objects of one process, and on shared file
     systems that can make a hard link or create a file exclusively.
 
     Args:
@@ -151,7 +151,7 @@ class FolderLock:
             raise RuntimeError(f"the lock {self.path} {why}: nothing is written to {self.path.parent} any more")
 
     def release(self) -> None:
-        """Remove the lock file. Calling it again does nothing; a lock that has become another's stays."""
+        """Remove the lock file. Calling it again does nothing; a lock that another process holds by now stays."""
         self._finalizer()
 
     def __enter__(self) -> Self:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 class Operations(Protocol):
-    """What an update rule may use. ``x``, ``y``, ``z`` are tensors or, for ``FOREACH``, lists of them."""
+    """The operations of update rules. ``x``, ``y``, ``z`` are tensors or, for ``FOREACH``, lists of them."""
 
     def scale(self, x: Any, factor: Any) -> Any:
         """``x * factor`` with a scalar factor."""

@@ -1,4 +1,4 @@
-"""Packages that come with an extra of this one, imported when they are first used."""
+"""Optional dependencies, imported when they are first used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def require(module: str, extra: str) -> Any:
-    """The module of that name, imported; ``extra`` is the extra of learned-samplers that installs it.
+    """Import a module of an optional dependency; ``extra`` is the extra of learned-samplers that installs it.
 
     Raises:
         ModuleNotFoundError: it is not installed. The message says how to install it.

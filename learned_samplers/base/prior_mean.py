@@ -1,4 +1,4 @@
-"""A Gaussian prior that is centred elsewhere than at zero: N(μ, 1/λ)."""
+"""Gaussian priors N(μ, 1/λ) with a mean μ other than zero."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PriorMean = str | Sequence[Tensor] | None
 
 
 def resolve(prior_mean: Any, params: list[Tensor]) -> list[Tensor] | None:
-    """μ of each parameter as tensors of its own: None for zero, "initial" for the present weights, or given tensors.
+    """The prior mean μ, one tensor a parameter: None for zero, "initial" for the present weights, or given tensors.
 
     Raises:
         TypeError, ValueError: not one finite tensor of the same shape for each parameter.

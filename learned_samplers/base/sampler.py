@@ -40,7 +40,7 @@ class Sampler(ResumableOptimizer):
     rule: ClassVar[Callable[..., Any]]
     #: Whether `step` works only with a closure.
     needs_closure: ClassVar[bool] = False
-    #: Whether the prior may be centred elsewhere than at zero.
+    #: Whether the sampler takes ``prior_mean``.
     takes_prior_mean: ClassVar[bool] = True
     #: The `CyclicalSchedule` that is attached to this sampler, or None.
     schedule: Any = None
@@ -144,15 +144,15 @@ class Sampler(ResumableOptimizer):
         return evaluation.loss
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
-        """The loss and the gradients of all groups, checked; nothing of the chain has moved when it returns or raises.
+        """Compute and check the loss and the gradients of all groups; no parameter moves yet.
 
-        Subclasses extend it by what their `advance` needs beside (see `GroupInputs`).
+        Subclasses extend it to add what their `advance` needs (see `GroupInputs`).
         """
         loss = self.run(closure)
         return Evaluation(loss, self.collect_gradients())
 
     def run(self, closure: Callable[[], Any] | None, where: str = "") -> Any:
-        """The closure's loss, or None without a closure; ``where`` completes the message if it is not finite."""
+        """Call the closure and return its loss, None without a closure; ``where`` ends the error message."""
         if closure is None:
             if self.needs_closure:
                 raise ValueError(f"{type(self).__name__}.step needs a closure that re-evaluates the loss, got None")
@@ -164,7 +164,7 @@ class Sampler(ResumableOptimizer):
         return loss
 
     def collect_gradients(self) -> list[GroupInputs]:
-        """The sampled parameters of each group and their gradients, which are there, dense and finite."""
+        """The parameters of each group that are sampled, and their gradients, checked to be dense and finite."""
         groups = [self._gradients_of(group) for group in self.param_groups]
         if not torch.compiler.is_compiling() and not all(all_finite(inputs.gradients) for inputs in groups):
             for group in self.param_groups:
@@ -253,7 +253,7 @@ class Sampler(ResumableOptimizer):
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the state that the last step reached is worth keeping (a cyclical schedule says no at times)."""
+        """Whether the last step reached a sample (False while a cyclical schedule explores)."""
         return True if self.schedule is None else self.schedule.is_sampling
 
     @property
@@ -288,7 +288,7 @@ class Sampler(ResumableOptimizer):
 
 
 def arguments(local: dict[str, Any]) -> dict[str, Any]:
-    """A constructor's ``locals()`` without what is no hyperparameter: the defaults of its parameter groups."""
+    """Defaults of the parameter groups: a constructor's ``locals()`` without what is no hyperparameter."""
     return {k: v for k, v in local.items() if k not in ("self", "params", "generator", "__class__")}
 
 

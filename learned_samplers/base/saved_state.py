@@ -40,7 +40,7 @@ class ResumableOptimizer(torch.optim.Optimizer):
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume bit for bit: parameters loaded beside it, the chain continues with the same noise.
+        """Restore a saved state: with the parameters loaded too, the chain continues bit for bit.
 
         Raises:
             ValueError: the state is of another sampler, of other shapes or groups, or was saved with ``generator=``
@@ -56,7 +56,7 @@ class ResumableOptimizer(torch.optim.Optimizer):
             raise
 
     def validate_saved(self, saved: dict[str, Any]) -> None:
-        """Raise ValueError if ``saved`` is not the state of such a sampler over such parameters."""
+        """Raise ValueError unless ``saved`` is the state of this class of sampler over parameters of these shapes."""
         own = type(self).__name__
         name = saved.get("sampler", {}).get("name") if isinstance(saved, dict) else None
         if name != own:
@@ -100,7 +100,7 @@ class ResumableOptimizer(torch.optim.Optimizer):
         return {"cpu": torch.get_rng_state(), **{str(d): torch.cuda.get_rng_state(d) for d in devices}}
 
     def set_rng_state(self, states: dict[str, Tensor]) -> None:
-        """Put back what `rng_state` or `global_rng_state` gave; warns where the GPU of a saved state is not there."""
+        """Restore what `rng_state` or `global_rng_state` gave; warns if the GPU of a saved state is missing."""
         for name, state in states.items():
             state = state.to("cpu", torch.uint8)
             if name == "generator":

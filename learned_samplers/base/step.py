@@ -1,4 +1,4 @@
-"""What a step works on: the loss and, for each parameter group, the tensors that move and what moves them."""
+"""The inputs of a step: the loss and, for each parameter group, its parameters, gradients and what else it needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GroupInputs:
 
 @dataclass
 class Evaluation:
-    """The outcome of `Sampler.evaluate`: all that a step needs, checked, while nothing of the chain has moved."""
+    """What `Sampler.evaluate` returns: all that a step needs, checked before any parameter moves."""
 
     #: What the closure returned, or None without one.
     loss: Any
@@ -42,7 +42,7 @@ class Evaluation:
 
 
 def all_finite(tensors: list[Tensor]) -> bool:
-    """Whether one norm a tensor is finite, which finds every NaN and infinity; False may also be an overflow."""
+    """Whether the norm of every tensor is finite: False for any NaN or infinity, and if a norm overflows."""
     if not tensors:
         return True
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}

@@ -1,1 +1,1 @@
-"""Does a sampler leave the law that it should leave?"""
+"""Checks of a sampler's stationary distribution, and of its step size."""

@@ -1,4 +1,4 @@
-"""`check_sampler`: does a sampler leave the law that it should leave?"""
+"""`check_sampler`: is a sampler's stationary distribution the one that it should be?"""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CurvatureResult:
 
 @dataclass(frozen=True)
 class SamplerReport:
-    """The answer of `check_sampler`; ``print`` it, or read its fields. ``bool(report)`` is `passed`."""
+    """The result of `check_sampler`; ``print`` it, or read its fields. ``bool(report)`` is `passed`."""
 
     sampler: str
     lr: float
@@ -93,12 +93,12 @@ def check_sampler(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> SamplerReport:
-    """Run a sampler on Gaussians whose law is known, and report how far its stationary law is from theirs.
+    """Measure how far a sampler's stationary distribution is from the right one, on Gaussians where that is known.
 
     The potential is U(θ) = ½kθ² for every coordinate, so that the target variance is T/(k + λ). It asks:
 
-    1. *What law does the step leave?* If the step is linear in (θ, state), its matrices A and B are read off the real
-       ``step`` and the stationary covariance solves Σ = AΣAᵀ + BBᵀ; otherwise it is simulated from exact draws.
+    1. *What is the step's stationary law?* If the step is linear in (θ, state), its matrices A and B are measured on
+       the real ``step``, and the stationary covariance solves Σ = AΣAᵀ + BBᵀ; else it is simulated from exact draws.
     2. *Does the bias vanish with the step size?* The same at a lr ``refinement`` times smaller (4 times at most where
        it has to be simulated). An error in the noise, the friction or N does not vanish; discretisation does.
 

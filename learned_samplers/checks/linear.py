@@ -1,4 +1,4 @@
-"""Reads a sampler's step as a linear map z' = A·z + B·ξ off the running optimizer, and solves for its stationary law.
+"""Finds the linear map z' = A·z + B·ξ of a sampler's step by running the optimizer, and solves for its stationary law.
 
 On a quadratic potential most samplers move every coordinate by the same small linear map of z = (θ, state…). Running
 the real ``step`` on basis vectors with the noise switched off gives A; on zero, with one draw at a time set to one,

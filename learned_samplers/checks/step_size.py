@@ -1,4 +1,4 @@
-"""`suggest_lr`: which learning rates are stable for a network, and what law do they cost?"""
+"""`suggest_lr`: which learning rates are stable for a network, and how much bias do they cause?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StepSizeRow:
 
 @dataclass(frozen=True)
 class StepSizeReport:
-    """The answer of `suggest_lr`; ``print`` it, or read its fields."""
+    """The result of `suggest_lr`; ``print`` it, or read its fields."""
 
     sampler: str
     network: str
@@ -81,7 +81,7 @@ def suggest_lr(
     chunk_size: int = 512,
     seed: int = 0,
 ) -> StepSizeReport:
-    """Suggest a learning rate for a sampler on your network, and say what each one would cost.
+    """Suggest a learning rate for a sampler on your network, and report the bias of a range of them.
 
     It finds the largest eigenvalue of the Hessian of the mean loss at the network's present weights, by Lanczos' method
     on Hessian-vector products, reads the sampler's step off on a quadratic of that curvature (as `check_sampler` does),
@@ -92,8 +92,8 @@ def suggest_lr(
         )
         print(report)
 
-    The stiffest direction is the worst one: softer ones have less bias. Ask at weights that are trained, for at random
-    ones the curvature is another. The noise of minibatches adds heat, which has nothing to do with the curvature: say
+    The stiffest direction is the worst one: softer ones have less bias. Call it at trained weights: at random
+    ones the curvature differs. The noise of minibatches adds heat, which has nothing to do with the curvature: say
     your ``batch_size`` to see it. Where it is large, as at low temperatures, it and not the posterior sets the spread
     of the chain, unless the data are reshuffled each epoch, which removes most of it along soft directions.
 

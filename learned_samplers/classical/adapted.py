@@ -58,7 +58,9 @@ def scale_adapted_rule(
     ops: Operations = FUNCTIONAL,
     **settings: Any,
 ) -> tuple[Any, Any, Any]:
-    """v̂ ← v̂ + w·(ĝ² − v̂), ĝ = g + λθ/N;  then `diagonal_mass_rule` with G = a/(√v̂ + eps).
+    """One step of `ScaleAdaptedSGHMC` as a pure function, with any leading batch axes.
+
+    v̂ ← v̂ + w·(ĝ² − v̂), ĝ = g + λθ/N;  then `diagonal_mass_rule` with G = a/(√v̂ + eps).
 
     w is ``adaptation_rate``; at 0 the mass stands still and the step is the sampler's. ``settings`` are lr, temperature
     and integrator.

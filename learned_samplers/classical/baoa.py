@@ -25,7 +25,10 @@ def baoa_rule(
     momentum_decay: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any]:
-    """r ← r − ε(Ng + λθ);  θ ← θ + εr/2;  r ← (1−a)r + √(T(1−(1−a)²))ξ;  θ ← θ + εr/2, with any leading batch axes."""
+    """One step of `BAOA` as a pure function, with any leading batch axes.
+
+    r ← r − ε(Ng + λθ);  θ ← θ + εr/2;  r ← (1−a)r + √(T(1−(1−a)²))ξ;  θ ← θ + εr/2.
+    """
     step_size = scalar_sqrt(lr / num_data)
     force = {"step_size": step_size, "num_data": num_data, "prior_precision": prior_precision}
     momentum = kick(momentum, parameter, gradient, **force, ops=ops)
@@ -37,7 +40,7 @@ def baoa_rule(
 
 
 class BAOA(Sampler):
-    """Langevin dynamics with momentum, split so that large steps cost no accuracy on Gaussians.
+    """SGD with momentum plus noise, ordered so that large steps cause no bias on Gaussians.
 
     The same dynamics as `SGHMC` at the same cost, in the order kick, half a drift, friction and noise, half a drift
     (BAOAB of Leimkuhler and Matthews, 2013, with its two half kicks joined, so that a step takes one gradient). With

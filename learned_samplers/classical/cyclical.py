@@ -96,7 +96,9 @@ class CyclicalSchedule:
 
 
 class CyclicalSGMCMC(Sampler):
-    """Cyclical SGMCMC (Zhang, Li, Zhang, Chen and Wilson, ICLR 2020) over `SGHMC` or `SGLD`.
+    """Visits several modes: every cycle first optimises at a large learning rate, then samples while it falls.
+
+    Cyclical SGMCMC (Zhang, Li, Zhang, Chen and Wilson, ICLR 2020) over `SGHMC` or `SGLD`.
 
     Step k = 1, 2, … is a step of the base sampler with
 

@@ -28,7 +28,9 @@ def entropy_mcmc_rule(
     guide_variance: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any]:
-    """Two steps of SGLD: θ with the gradient g + (θ−θₐ)/(ηN), θₐ with (θₐ−θ)/(ηN), both from the θ and θₐ before.
+    """One step of `EntropyMCMC` as a pure function, with any leading batch axes.
+
+    Two steps of SGLD: θ with the gradient g + (θ−θₐ)/(ηN), θₐ with (θₐ−θ)/(ηN), both from the θ and θₐ before.
 
     ``noise`` has one axis more than the parameter, the last, of length 2: ξ of θ and ξ' of θₐ.
     """
@@ -41,7 +43,7 @@ def entropy_mcmc_rule(
 
 
 class EntropyMCMC(Sampler):
-    """SGLD of the weights beside a second set, the guide, which is drawn to wide basins and takes the weights along.
+    """Samples the weights together with a second set, the guide, which prefers flat minima and pulls the weights along.
 
     Entropy-MCMC (Li and Zhang, ICLR 2024). The guide θₐ has the weights' shapes and starts as a copy of them. With
     η = ``guide_variance``, g the gradient of the mean minibatch loss at θ, and two independent noises ξ, ξ' ~ N(0, I),

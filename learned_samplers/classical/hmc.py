@@ -16,7 +16,9 @@ from learned_samplers.base.step import Evaluation, GroupInputs, chains_of
 
 
 class HMC(Sampler):
-    """Hamiltonian Monte Carlo (Neal, 2011) with leapfrog steps and the Metropolis test.
+    """Exact samples of the posterior, from gradients over the full data.
+
+    Hamiltonian Monte Carlo (Neal, 2011) with leapfrog steps and the Metropolis test.
 
     ``step(closure)`` draws one state: with ε = √(lr/N), r ~ N(0, T·I) and L = ``leapfrog_steps``,
 
@@ -89,7 +91,7 @@ class HMC(Sampler):
     # ---------------------------------------------------------------- one trajectory
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
-        """A trajectory and its Metropolis test; each group's ``prepared`` is where the chain goes, moved or not."""
+        """Run a trajectory and its Metropolis test; each group's ``prepared`` is the next state of the chain."""
         evaluation = super().evaluate(closure)
         assert closure is not None
         params = [p for inputs in evaluation.groups for p in inputs.params]

@@ -28,7 +28,7 @@ from learned_samplers.classical.mclmc_rule import (
 
 
 class MCLMC(Sampler):
-    """A chain that moves at constant speed through all weights at once; only its direction turns with the gradient.
+    """Moves all weights together at constant speed; the gradient only turns the direction.
 
     Microcanonical Langevin Monte Carlo (Robnik and Seljak, 2023). One unit vector u spans all d weights of all
     parameter groups. With the energy S = U/T, σ = √(lr·T·d/N), a = ``momentum_decay`` and ξ ~ N(0, I),
@@ -121,7 +121,7 @@ class MCLMC(Sampler):
     # ---------------------------------------------------------------- the step
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
-        """The whole step; each group's ``prepared`` is what its parameters and their state become."""
+        """Compute the whole step; each group's ``prepared`` holds its new parameters and state."""
         replay = {} if self.defaults["energy_target"] is None else self.global_rng_state()
         evaluation = super().evaluate(closure)
         assert closure is not None
@@ -240,12 +240,12 @@ class MCLMC(Sampler):
 
     @property
     def energy_error(self) -> Tensor:
-        """ΔE of the last completed step in units of T, one a chain; nan before there is one."""
+        """Energy error ΔE of the last completed step, in units of T, one a chain; nan before the first."""
         return self._one_a_chain(self.param_groups[0]["tally"]["error"])
 
     @property
     def energy_variance(self) -> Tensor:
-        """Mean of ΔE²/d over the steps so far, one a chain; nan before there is one."""
+        """Mean of ΔE²/d over the steps so far, one a chain; nan before the first."""
         tally = self.param_groups[0]["tally"]
         return self._one_a_chain(tally["squares"]) / max(1, tally["count"] * tally["size"])
 

@@ -1,4 +1,4 @@
-"""What microcanonical Langevin dynamics keeps of its energy errors, and the step-size control that follows them.
+"""Energy errors of microcanonical Langevin dynamics: their running moments, and step-size control by them.
 
 Everything is kept in one dict of plain numbers and lists, the first parameter group's ``tally``, so that it is saved
 and resumed with the chain.
@@ -25,7 +25,7 @@ Tally = dict[str, Any]
 
 
 def new_tally() -> Tally:
-    """Nothing recorded yet: ``ahead`` is U/T and kinetic growth of a step that is half done, a number a chain each."""
+    """An empty record; ``ahead`` is U/T and kinetic growth of a step that is half done, a number a chain each."""
     return {
         "ahead": [],
         "error": [],
@@ -76,7 +76,7 @@ def tail(tally: Tally) -> float:
 
 
 def control(tally: Tally, errors: Tensor, size: int, target: float) -> tuple[Tally, Tensor]:
-    """What to do about a step: the new tally, with its factor on lr, and which chains undo it.
+    """Decide about a step: the new tally, with its factor on lr, and which chains undo the step.
 
     ΔE grows as lr^(3/2); the running moments are those of |ΔE| divided by that, so that they outlive a change of lr.
     The factor moves towards that at which the tail of |ΔE| is the one of a normal law of variance ``target`` · d.

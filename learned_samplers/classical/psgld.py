@@ -30,7 +30,9 @@ def psgld_rule(
     curvature: Any = None,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any]:
-    """V ← dV + (1−d)ĝ²;  G = 1/(eps + √V);  θ ← θ − lr·G·ĝ + (lr·T/N)·Γ + √(2·lr·T/N·G)·ξ.
+    """One step of `PSGLD` as a pure function, with any leading batch axes.
+
+    V ← dV + (1−d)ĝ²;  G = 1/(eps + √V);  θ ← θ − lr·G·ĝ + (lr·T/N)·Γ + √(2·lr·T/N·G)·ξ.
 
     ĝ = g + λθ/N; Γᵢ = ∂Gᵢ/∂θᵢ is left out when ``curvature``, ∂gᵢ/∂θᵢ of the mean loss, is None. All tensors have one
     shape with any leading batch axes.
@@ -57,7 +59,9 @@ def psgld_rule(
 
 
 class PSGLD(Sampler):
-    """Preconditioned SGLD (Li, Chen, Carlson and Carin, AAAI 2016), with RMSprop's preconditioner.
+    """RMSprop plus noise: approximate samples of the posterior, with a step size for each weight.
+
+    Preconditioned SGLD (Li, Chen, Carlson and Carin, AAAI 2016).
 
     Update, with ĝ = ∇Ũ/N = g + λθ/N, d = ``decay``, ξ ~ N(0, I):
 

@@ -25,7 +25,10 @@ def sghmc_rule(
     momentum_decay: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any]:
-    """r ← (1−a)·r − ε·(N·g + λθ) + √(2aT)·ξ;  θ ← θ + ε·r, with ε = √(lr/N) and any leading batch axes."""
+    """One step of `SGHMC` as a pure function, with any leading batch axes.
+
+    r ← (1−a)·r − ε·(N·g + λθ) + √(2aT)·ξ;  θ ← θ + ε·r, with ε = √(lr/N).
+    """
     step_size = scalar_sqrt(lr / num_data)
     momentum = ops.scale(momentum, 1 - momentum_decay)
     force = {"step_size": step_size, "num_data": num_data, "prior_precision": prior_precision}
@@ -36,7 +39,9 @@ def sghmc_rule(
 
 
 class SGHMC(Sampler):
-    """Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin, ICML 2014), semi-implicit.
+    """SGD with momentum plus noise, so that the weights it visits are samples of the posterior.
+
+    Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin, ICML 2014), semi-implicit.
 
     Update, with ε = √(lr/N), momentum decay a (friction C = a/ε), ξ ~ N(0, I):
 

@@ -22,7 +22,10 @@ def sgld_rule(
     prior_precision: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any]:
-    """θ ← θ − (lr/N)·(N·g + λθ) + √(2·lr·T/N)·ξ, all tensors of one shape with any leading batch axes."""
+    """One step of `SGLD` as a pure function, with any leading batch axes.
+
+    θ ← θ − (lr/N)·(N·g + λθ) + √(2·lr·T/N)·ξ, all tensors of one shape.
+    """
     decay = lr * prior_precision / num_data
     if isinstance(decay, torch.Tensor) or decay != 0:
         parameter = ops.scale(parameter, 1 - decay)
@@ -33,7 +36,9 @@ def sgld_rule(
 
 
 class SGLD(Sampler):
-    """Stochastic gradient Langevin dynamics (Welling and Teh, ICML 2011).
+    """SGD plus noise, so that the weights it visits are samples of the posterior.
+
+    Stochastic gradient Langevin dynamics (Welling and Teh, ICML 2011).
 
     Update, with g the gradient of the mean minibatch loss and ξ ~ N(0, I):
 

@@ -46,7 +46,10 @@ def sglrw_rule(
     prior_precision: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any]:
-    """θ ← θ ± δ, δ = √(2·lr·T/N), P(+) = ½(1 + clip(−(lr/N)(N·g + λθ)/δ, −1, 1)), each coordinate by itself."""
+    """One step of `SGLRW` as a pure function, with any leading batch axes.
+
+    θ ← θ ± δ, δ = √(2·lr·T/N), P(+) = ½(1 + clip(−(lr/N)(N·g + λθ)/δ, −1, 1)), each coordinate by itself.
+    """
     target = {"num_data": num_data, "temperature": temperature, "prior_precision": prior_precision}
     drift = lattice_drift(parameter, gradient, lr=lr, **target, ops=ops)
     return (ops.add(parameter, ops.map(_direction, drift, noise), scalar_sqrt(2 * lr * temperature / num_data)),)

@@ -28,7 +28,9 @@ def sgnht_rule(
     thermostat_rate: Any,
     ops: Operations = FUNCTIONAL,
 ) -> tuple[Any, Any, Any]:
-    """r ← (1−ζ)r − ε(Ng + λθ) + √(2aT)ξ;  θ ← θ + εr;  ζ ← ζ + κ((1−ζ/2)·mean r² − T).
+    """One step of `SGNHT` as a pure function, with any leading batch axes.
+
+    r ← (1−ζ)r − ε(Ng + λθ) + √(2aT)ξ;  θ ← θ + εr;  ζ ← ζ + κ((1−ζ/2)·mean r² − T).
 
     The thermostat ζ has length 1 along the axes that share it and the batch's length along leading batch axes.
     """
@@ -46,7 +48,9 @@ def sgnht_rule(
 
 
 class SGNHT(Sampler):
-    """Stochastic gradient Nosé–Hoover thermostat (Ding et al., NeurIPS 2014), one thermostat a tensor.
+    """`SGHMC` whose friction adapts, so that minibatch noise does not heat the chain.
+
+    Stochastic gradient Nosé–Hoover thermostat (Ding et al., NeurIPS 2014), one thermostat a tensor.
 
     Update, with ε = √(lr/N), a = ``momentum_decay``, κ = ``thermostat_rate``, ξ ~ N(0, I) and d the tensor's size:
 

@@ -1,4 +1,4 @@
-"""Is a chain long enough, where has it been, and how degenerate is the minimum that it visits?"""
+"""Diagnostics: convergence of chains, the loss between their samples, and the local learning coefficient."""
 
 from learned_samplers.diagnostics.convergence import (
     MINIMUM_DRAWS,

@@ -1,4 +1,4 @@
-"""Is a chain long enough?
+"""Convergence diagnostics: is a chain long enough?
 
 The diagnostics take draws: an array or tensor (chain, draw, ...), an ArviZ ``InferenceData`` as from
 ``to_arviz``, one :class:`~learned_samplers.PosteriorSamples` or a list of them, one per chain (1,000 evenly spaced

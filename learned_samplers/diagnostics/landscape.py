@@ -1,4 +1,4 @@
-"""Where has a chain been? Angles between its samples, and the loss on the lines between them."""
+"""How different samples are: the angles between them, and the loss on the lines from one to another."""
 
 from __future__ import annotations
 

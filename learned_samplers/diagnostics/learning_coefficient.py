@@ -1,4 +1,4 @@
-"""The local learning coefficient: how many directions of a minimum the data really hold."""
+"""The local learning coefficient: how degenerate a minimum of the loss is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LearningCoefficient:
-    """The answer of `local_learning_coefficient`; ``print`` it, ``float()`` it, or read its fields."""
+    """The result of `local_learning_coefficient`; ``print`` it, ``float()`` it, or read its fields."""
 
     value: float
     #: Of the mean over the chains, from their scatter; nan for one chain.

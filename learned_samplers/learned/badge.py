@@ -3,7 +3,7 @@
 A card's field "law" holds what `tools/ship.py` measured on Gaussians whose law is known: "verdict" and "reason"; for
 each step size, from the largest to the smallest, "lr", "momentum_decay", "largest_bias" (relative, of a variance) and
 "error" (its standard error); and what it was measured at, "temperature", "sha256" (of the network) and "settings". The
-card's own word for it, its field "badge", has no say.
+card's own field "badge" is ignored.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def badge_of(
     claims_law: bool,
     sha256: str,
 ) -> tuple[str, str]:
-    """The badge and, in a sentence, the reason for it.
+    """The badge of a learned sampler, and a sentence that gives the reason.
 
     Args:
         law: of the weights' card, or None.
         settings: of the sampler, as it runs.
         groups: its parameter groups.
-        claims_law: whether the update is made to leave the posterior alone whatever the network is. Where it is not,
-            Gaussians on which it does by chance prove nothing.
+        claims_law: whether the update keeps the posterior whatever the network is. Where it does not, success on
+            Gaussians proves nothing.
         sha256: of the network in use, as `learned_samplers.learned.sampler.LearnedSampler.fingerprint` gives it.
     """
     if law is None:
-        return HEURISTIC, "nobody has measured the invariant law of these weights: their card has no law"
+        return HEURISTIC, "the invariant law of these weights has not been measured: their card has no law"
     missing = [key for key, kind in _NEEDED.items() if not isinstance(law.get(key), kind)]
     if missing:
         return HEURISTIC, f"the law in the card does not say at what it was measured: it lacks {', '.join(missing)}"

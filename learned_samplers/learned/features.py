@@ -22,7 +22,7 @@ AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 #: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
 FLOOR = 1e-5
 # Logarithms are flat below these mean squares, so that a dead tensor gives a finite feature: of gradients, whose scale
-# nobody knows, and of dimensionless quantities and parameters.
+# is unknown, and of dimensionless quantities and parameters.
 _TINY, _SMALL = 1e-16, 1e-8
 # Brings natural logarithms of magnitudes to the scale of the other features.
 _LOG_SCALE = 0.25
@@ -209,7 +209,7 @@ def update_averages(
 
 
 class TensorScales:
-    """What the features of a coordinate need to know of its whole tensor; gives the features window by window.
+    """Statistics of whole tensors that the features of their coordinates need; computes the features window by window.
 
     A window of a few hundred coordinates stays in the processor's cache, from the raw values to the network's output.
     """
@@ -241,7 +241,7 @@ class TensorScales:
             self.mean_seconds = segments.mean(averages[..., k:, :])
 
     def with_momentum(self, momentum: Tensor) -> TensorScales:
-        """The same with this momentum (each of the two passes has its own)."""
+        """A copy with another momentum (each of the two passes has its own)."""
         self.momentum = momentum
         square = self.segments.mean_square(momentum).unsqueeze(-2)
         gradient_parameter, averages = self.mean_squares[..., :2, :], self.mean_squares[..., 2:, :]
@@ -251,13 +251,13 @@ class TensorScales:
         return self
 
     def held(self, parameter: Tensor, momentum: Tensor) -> TensorScales:
-        """The features of other θ and r at these scales: for derivatives coordinate by coordinate."""
+        """The features of another θ and r with these statistics held fixed, for derivatives by coordinate."""
         other = copy.copy(self)
         other.parameter, other.momentum = parameter, momentum
         return other
 
     def part(self, part: slice) -> TensorScales:
-        """The same for some coordinates of the one tensor that there is."""
+        """The same for a range of coordinates, where there is only one tensor."""
         other = self.held(self.parameter[..., part], self.momentum[..., part])
         other.gradient, other.averages, other.adaptive = self.gradient[..., part], self.averages[..., part], None
         other.segments = Segments((other.gradient.shape[-1],))

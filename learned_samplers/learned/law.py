@@ -1,4 +1,4 @@
-"""The law of a learned sampler in numbers, as they stand in its weights' card: what its badge rests on."""
+"""Measures the law of a learned sampler; the numbers go into its weights' card, and its badge rests on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_THE_CHAIN = ("parameter", "gradient", "momentum", "averages", "step")
 
 
 def measured_at(sampler: LearnedSampler) -> dict[str, Any]:
-    """What of a sampler a measurement of its law holds for, besides lr and momentum decay."""
+    """The settings that a measurement of a sampler's law depends on, besides lr and momentum decay."""
     group = sampler.param_groups[0]
     return {
         "num_data": as_number(group["num_data"]),
@@ -38,7 +38,7 @@ def gaussian_law(
     stiffness: Sequence[float] = (0.05, 0.2),
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What stands in a card of a learned sampler's law: `check_sampler` on Gaussians, at lr and at a quarter of it.
+    """Measure a learned sampler's law for its card: `check_sampler` on Gaussians, at lr and at a quarter of it.
 
     Args:
         make: makes the sampler from a list of parameters, as for `check_sampler`.
@@ -83,7 +83,7 @@ def l2e_law(
     stiffness: Sequence[float] = (0.05, 0.2),
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What stands in a card of the law of an `L2E`, of either form: `gaussian_law`, and what its terms do there.
+    """Measure the law of an `L2E`, of either form, for its card: `gaussian_law`, and what each term of its step does.
 
     Args:
         make, coordinates, stiffness, seed: as for `gaussian_law`.

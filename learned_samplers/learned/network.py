@@ -193,9 +193,9 @@ class NetworkOnChain:
     def in_pieces(
         self, momentum: Tensor, size: int, heads: tuple[int, ...] = (0, 1)
     ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-        """The same for one tensor (d,), by runs of its coordinates; the state of a run may change once it is given out.
+        """The outputs for one tensor (d,), block by block; a block's state may change once its outputs are returned.
 
-        (What is normalised must be whole before any of it can be given out.)
+        (Normalised outputs are computed as a whole first.)
         """
         total, scales = momentum.shape[-1], self.scales.with_momentum(momentum)
         parts = [slice(start, min(start + size, total)) for start in range(0, total, size)]

@@ -71,7 +71,7 @@ def settings_from_card(card: dict[str, Any]) -> LearnedSettings:
 def sampler_from_card(
     source: str | os.PathLike[str], params: Any, lr: float | None = None, num_data: float | None = None, **keywords: Any
 ) -> LearnedSampler:
-    """The sampler that a weight file belongs to, with its settings and its recommended learning rate.
+    """Make the sampler that a weight file belongs to, with its settings and its recommended learning rate.
 
     Args:
         source: name of shipped weights, or path of a weight file with its card beside it.

@@ -20,7 +20,7 @@ from learned_samplers.learned.weights import resolve
 
 
 class LearnedSampler(Sampler):
-    """A sampler whose update holds a network, applied to each coordinate.
+    """Base class of samplers whose update holds a small network, applied to each weight by itself.
 
     Subclasses set `settings_class`, `flat_rule` and `advance`. The network is in the parameters' dtype, is never part
     of ``param_groups``, and a state dict names it by a fingerprint: a chain is never resumed with other weights or
@@ -147,7 +147,7 @@ class LearnedSampler(Sampler):
                 if not any(part.any() for part in last) and self.settings.zero_is_base
                 else ""
             )
-            return HEURISTIC, f"nobody has measured the invariant law of this network, which {came}{base}"
+            return HEURISTIC, f"the invariant law of this network has not been measured; it {came}{base}"
         return badge_of(
             self.card["law"], self.settings, self.param_groups, claims_law=self.claims_law,
             sha256=self.fingerprint()["sha256"],
@@ -227,7 +227,7 @@ def scatter(flat: Tensor, tensors: Sequence[Tensor], segments: Segments | Sequen
 
 
 def together(params: Sequence[Tensor]) -> list[list[int]]:
-    """Positions of the tensors that share a buffer: one dtype, one device; empty tensors are left out."""
+    """Groups of tensors that can share a buffer, by position: one dtype, one device; empty tensors are left out."""
     by_kind: dict[Any, list[int]] = {}
     for i, p in enumerate(params):
         if p.numel():

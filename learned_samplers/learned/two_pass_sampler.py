@@ -1,4 +1,4 @@
-"""The step that L2E and Precond-L2E share: in place, tensor by tensor, by compiled code where it can be had."""
+"""The step that L2E and Precond-L2E share: in place, tensor by tensor, by compiled code where that is available."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TwoPassSampler(LearnedSampler):
         return feature_set_named(self.settings.feature_set)
 
     def passes(self) -> TwoPasses | None:
-        """The update as two passes of the network; None if with these settings it is more than that."""
+        """The update as two passes of the network; None if these settings need more than that."""
         raise NotImplementedError
 
     def _rows(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
-"""An update that asks its network twice, before and after the momentum moves: L2E's and Precond-L2E's.
+"""Updates that evaluate their network twice, before and after the momentum moves (L2E, Precond-L2E).
 
-Once out of place on buffers of several tensors, differentiable; once in place on one tensor, piece by piece.
+They run out of place on buffers of several tensors, differentiably, or in place on one tensor, block by block.
 """
 
 from __future__ import annotations

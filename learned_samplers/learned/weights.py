@@ -55,12 +55,12 @@ _FILLED_IN = ("format", "version", "layers", "sha256")
 
 
 def card_path(path: str | os.PathLike[str]) -> Path:
-    """Where the card of a weight file lies: the same name with ``.json``."""
+    """Path of a weight file's card: the same name with ``.json``."""
     return Path(path).with_suffix(".json")
 
 
 def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any]) -> None:
-    """Write a network and its card, each file whole or not at all.
+    """Write a network and its card, each file atomically.
 
     Args:
         path: of the weights, ending in ``.safetensors``; the card is written beside it.

@@ -1,4 +1,4 @@
-"""Arguments of metrics: tensors or arrays, checked to be what they are said to be."""
+"""Validation of the arguments of metrics, tensors or arrays."""
 
 from __future__ import annotations
 

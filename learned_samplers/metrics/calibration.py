@@ -56,7 +56,7 @@ def with_temperature(probs: Any, temperature: float) -> Tensor:
 
 
 def conformal_threshold(probs: Any, labels: Any, level: float = 0.9) -> float:
-    """The smallest probability of a class in a prediction set that holds the label with probability ``level``.
+    """The threshold on probabilities for prediction sets that contain the label with probability ``level``.
 
     Split conformal prediction with the score 1 − p(y) (Sadinle, Lei and Wasserman, JASA 2019): of n calibration
     examples, the ⌈(n + 1)·level⌉-th smallest score is the quantile. For exchangeable data, whatever the network, the
@@ -82,7 +82,7 @@ def conformal_sets(probs: Any, threshold: float) -> Tensor:
 
 
 def conformal_scale(mean: Any, variance: Any, targets: Any, level: float = 0.9) -> float:
-    """By how many standard deviations intervals must reach to hold a target with probability ``level``.
+    """Half-width, in standard deviations, of intervals that contain a target with probability ``level``.
 
     Split conformal prediction with the score |y − m|/√v: m ± q·√v holds a new target with a probability of at least
     ``level``, whatever the errors' law, if the data are exchangeable. inf if there are too few for the level.

@@ -267,7 +267,7 @@ class ParticleSampler(Sampler):
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume bit for bit, parameters loaded beside it.
+        """Restore a saved state: with the parameters loaded too, the particles continue bit for bit.
 
         Raises:
             ValueError: as for `Sampler.load_state_dict`, or only one of the state and this sampler has a base

@@ -47,8 +47,11 @@ def svgd_direction(scores: Tensor, repelled: Tensor, kernel: KernelMatrix, tempe
 
 
 def normalise(scores: Tensor, mode: str) -> Tensor:
-    """Scores divided by their norm: of each target and particle over the coordinates (``"particle"``), or of each
-    target and coordinate over the particles (``"coordinate"``); ``"none"`` leaves them. Zeros stay zeros."""
+    """Divide scores by their norms; zeros stay zeros.
+
+    ``"particle"``: the norm of each target and particle, over the coordinates; ``"coordinate"``: of each target and
+    coordinate, over the particles; ``"none"`` leaves the scores as they are.
+    """
     if mode == "none":
         return scores
     norms = scores.norm(dim=-1 if mode == "particle" else -2, keepdim=True)

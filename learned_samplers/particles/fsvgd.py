@@ -16,9 +16,11 @@ from learned_samplers.particles.kernels import RBF, Kernel, check_kernel
 
 
 class FSVGD(ParticleSampler):
-    """Function-space particle optimisation by SVGD (Wang, Ren, Zhu and Zhang, ICLR 2019).
+    """SVGD that spreads M networks by their outputs, not by their weights.
 
-    SVGD acts on what the M networks say, not on their weights. With f the outputs of particle i on a measurement set
+    Function-space particle optimisation by SVGD (Wang, Ren, Zhu and Zhang, ICLR 2019).
+
+    With f the outputs of particle i on a measurement set
     (the minibatch and draws of ν, see `measurement.measurement_set`), loss the mean negative log-likelihood of the
     minibatch and log p(f) the function-space prior:
 

@@ -12,7 +12,7 @@ Named = Sequence[tuple[str, Tensor]]
 
 
 def validate_losses(losses: Any, particles: int, *, several: bool) -> tuple[Tensor, ...]:
-    """The losses as K tensors (M,), or an error that says what is wrong with them."""
+    """Check the losses, and return them as K tensors (M,)."""
     if several and isinstance(losses, list):
         for k, loss in enumerate(losses):
             _validate_losses(f"loss {k}", loss, particles, f"({particles},)", 1)
@@ -88,7 +88,7 @@ def checked_gradient(name: str, p: Tensor, grad: Tensor) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether every entry is finite: one norm finds every NaN and infinity, and is looked into only when it does."""
+    """Whether every entry is finite; one norm decides, and only where it is not finite are the entries looked at."""
     return bool(values.norm().isfinite()) or bool(values.isfinite().all())
 
 

@@ -1,4 +1,4 @@
-"""Kernels between particles: all that Stein variational methods need of one, as three small matrices.
+"""Kernels between particles, as the small matrices that Stein variational methods need.
 
 A kernel is called with points (..., M, d), the particles or features of them, and returns a `KernelMatrix`. Nothing of
 size M²·d is ever formed: squared distances come from a Gram matrix that is summed over blocks of coordinates, and the
@@ -43,7 +43,7 @@ class Kernel(Protocol):
 
 
 def coordinate_blocks(points: Tensor) -> tuple[Tensor, ...]:
-    """Consecutive coordinates of all points as views, so that what is made of them needs no whole copy."""
+    """Views of consecutive blocks of coordinates, so that nothing needs a whole copy of the points."""
     rows = max(1, math.prod(points.shape[:-1]))
     return points.split(max(1, _BLOCK // rows), dim=-1)
 
@@ -132,7 +132,7 @@ class _Radial:
 
 
 class RBF(_Radial):
-    """k(x, y) = exp(−‖x − y‖²/2σ²).
+    """The Gaussian (radial basis function) kernel, k(x, y) = exp(−‖x − y‖²/2σ²).
 
     Where σ² is zero (most particles coincide, or all) it is the limit σ → 0: one between particles that coincide,
     zero between others, and no repulsion.
@@ -168,7 +168,7 @@ class IMQ(_Radial):
 
 
 class Linear:
-    """k(x, y) = x·y + 1: with it SVGD on a Gaussian has the exact mean and covariance as its fixed point."""
+    """The linear kernel, k(x, y) = x·y + 1: SVGD with it has the exact mean and covariance of a Gaussian."""
 
     def __repr__(self) -> str:
         return "Linear()"

@@ -19,7 +19,7 @@ Draws = Callable[[Tensor, int], Tensor]
 def measurement_set(
     batch: Tensor, inputs: Tensor, count: int, *, scale: float, generator: torch.Generator | None = None
 ) -> Tensor:
-    """The minibatch's inputs, (B, ...), and ``count`` draws of ν below them: rows of ``inputs`` plus scale·N(0, I).
+    """Inputs to compare functions at: the minibatch (B, ...) and ``count`` draws of ν, its rows plus scale·N(0, I).
 
     Raises:
         ValueError, TypeError: ``count`` is negative or no integer, ``scale`` is negative.
@@ -45,7 +45,7 @@ def squared_exponential(length_scale: float = 1.0, standard_deviation: float = 1
 
 
 class GaussianProcessPrior:
-    """Functions with independent Gaussian-process outputs of mean zero.
+    """A prior on functions: independent Gaussian processes of mean zero, one an output.
 
     Args:
         covariance: such as `squared_exponential`.

@@ -1,4 +1,4 @@
-"""Multiple gradient descent and linear scalarisation: particles that do not know of each other."""
+"""Multiple gradient descent and linear scalarisation: particles that do not interact."""
 
 from __future__ import annotations
 

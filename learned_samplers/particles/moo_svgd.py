@@ -15,7 +15,9 @@ from learned_samplers.particles.multi_gradient import mgda_weights
 
 
 class MOOSVGD(ParticleSampler):
-    """Multi-objective SVGD (Liu, Tong and Liu, NeurIPS 2021): MGDA at each particle, a kernel between them.
+    """Spreads M networks over the trade-offs between several tasks (the Pareto front).
+
+    Multi-objective SVGD (Liu, Tong and Liu, NeurIPS 2021): MGDA at each particle, a kernel between them.
 
     Update, with gₖ = ∇Ũₖ = N·∇lossₖ + λθ, w(θⱼ) the weights of `MGDA` at particle j, and a kernel on the vectors of
     losses L(θ):

@@ -1,4 +1,4 @@
-"""From particles to what posterior samples are good for: predictions, metrics, files, ArviZ."""
+"""Particles as posterior samples, with their predictions, metrics, files and ArviZ."""
 
 from __future__ import annotations
 

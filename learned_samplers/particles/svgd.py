@@ -74,7 +74,9 @@ class SteinSampler(ParticleSampler):
 
 
 class SVGD(SteinSampler):
-    """Stein variational gradient descent (Liu and Wang, NeurIPS 2016).
+    """Moves M networks that stand for the posterior: each descends its energy, and a kernel keeps them apart.
+
+    Stein variational gradient descent (Liu and Wang, NeurIPS 2016).
 
     Update of particle i of M, with the score s = −∇Ũ, ∇Ũ = N·g + λθ, temperature T and kernel k:
 
@@ -131,7 +133,9 @@ class SVGD(SteinSampler):
 
 
 class MTSGD(SteinSampler):
-    """Stochastic multiple target sampling gradient descent (Phan et al., NeurIPS 2022).
+    """Moves M networks to where several tasks are likely at once, and keeps them apart by a kernel.
+
+    Stochastic multiple target sampling gradient descent (Phan et al., NeurIPS 2022).
 
     Update, with φₖ the SVGD direction of target k and U its Gram matrix in the kernel's Hilbert space
     (`directions.stein_gram`; the paper's formula has a wrong sign, which does not change w):

@@ -1,4 +1,4 @@
-"""Fixed weights of targets, as a user gives them."""
+"""The argument ``target_weights``: its validation, and fixed weights as a tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from learned_samplers.base import validation
 
 
 def check_weights(name: str, value: Any, choices: Iterable[str]) -> str | tuple[float, ...]:
-    """A choice's name, or a tuple of numbers on the simplex."""
+    """Validate ``target_weights``: the name of a rule, or numbers on the simplex, returned as a tuple."""
     if isinstance(value, str):
         validation.one_of(name, value, choices)
         return value

@@ -29,7 +29,7 @@ class Chain(Protocol):
 
 
 def import_arviz() -> Any:
-    """ArviZ, without the notice about its future that it prints once a day."""
+    """Import ArviZ without the notice about its future that it prints once a day."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return require("arviz", "arviz")
@@ -49,8 +49,8 @@ def to_arviz(
     Args:
         chains: `SampleCollection`s over the same network with the same number of samples.
         parameters: names of the parameter tensors to take; None for all.
-        max_parameters: take so many evenly spaced coordinates of them, for a network has more than anyone can look
-            at; None for all.
+        max_parameters: take so many evenly spaced coordinates of them, since a network has too many to look at;
+            None for all.
 
     Raises:
         ValueError: no chain or no sample, chains that differ in length or parameters, or an unknown name.

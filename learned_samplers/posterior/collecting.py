@@ -261,7 +261,7 @@ class PosteriorSamples(SampleCollection):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back (or on) to where :meth:`state_dict` was called; all is checked before anything changes.
+        """Restore the collection of :meth:`state_dict`; everything is checked before anything changes.
 
         With ``path``, files of samples later than that are left in the folder and replaced when their steps come
         again. If ``max_samples`` has thinned the folder since, it stays as thinned as it is; the run ends with the same

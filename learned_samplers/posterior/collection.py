@@ -76,7 +76,7 @@ class SampleCollection(Predictive):
     # -- elsewhere ------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], *, store_frozen: bool | None = None) -> None:
-        """Write all samples to one safetensors file, whole or not at all.
+        """Write all samples to one safetensors file, atomically.
 
         It holds ``samples/<name>`` with a leading axis K for each parameter (and buffer, with ``buffers="snapshot"``),
         ``reestimated/<name>`` likewise, ``fixed/<name>`` for what was not sampled, and in its metadata the settings,

@@ -1,4 +1,4 @@
-"""The way out of a compiled step: an operator that hands the sampler's new weights to a collector.
+"""Collecting samples from a compiled step: an operator that passes the sampler's new weights to a collector.
 
 ``torch.compile(sampler.step, fullgraph=True)`` traces the step's hooks too, and a hook that keeps copies and writes
 files cannot be traced. The operator is opaque to the compiler, which calls it once a step with the tensors as they are
@@ -23,7 +23,7 @@ _keys = count()
 
 
 def register(method: Collect) -> int:
-    """A number by which :func:`collect` finds a bound method (step, is sampling, cycle, tensors), while it lives."""
+    """Register a bound method, taking (step, is sampling, cycle, tensors); returns its key for :func:`collect`."""
     key = next(_keys)
     _methods[key] = WeakMethod(method, lambda _: _methods.pop(key, None))
     return key

@@ -215,7 +215,7 @@ class FolderStore:
 
 
 def _is_temporary(name: str) -> bool:
-    """Whether a file is the unfinished write of one of the folder's own; whoever holds its lock may remove it."""
+    """Whether a file is an unfinished write of one of the folder's own; the holder of the lock may remove it."""
     ours = (".step-", f".{INDEX}.", f".{FIRST_INDEX}.", f".{FIXED}.", f"{LOCK}.")
     return name.endswith(".tmp") and name.startswith(ours)
 

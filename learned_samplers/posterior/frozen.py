@@ -1,4 +1,4 @@
-"""Parameters that are not sampled: known by a fingerprint, and compared only when something may have changed them."""
+"""Fingerprints of parameters that are not sampled, computed again only when a tensor may have changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from learned_samplers.posterior.tensor_files import fingerprint
 
 
 def mark(tensor: Tensor) -> Any:
-    """What changes whenever torch changes a tensor in place, or gives it another memory; costs no look at its values.
+    """A cheap mark of a tensor, which changes whenever torch writes to it in place or moves it; no value is read.
 
     (Changes through ``tensor.data`` in place are the exception.)
     """

@@ -1,4 +1,4 @@
-"""Samples that are there already, or are drawn at once, as the store and settings of a collection."""
+"""Collections of given weights, or of draws from an approximate posterior: their store and settings."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def given_samples(
 def drawn_samples(
     model: nn.Module, sampled_params: Callable[[], AbstractContextManager[Any]], count: int, buffers: str
 ) -> tuple[MemoryStore, dict[str, Any]]:
-    """The same of draws, each the model's parameters inside one context; see `SampleCollection.from_draws`."""
+    """The store and the settings of a collection of draws; see `SampleCollection.from_draws`."""
     validation.whole("count", count)
     if not callable(sampled_params):
         raise TypeError(f"sampled_params must be a function that gives a context, got {type(sampled_params).__name__}")

@@ -1,4 +1,4 @@
-"""Inputs of a network in the forms in which people have them, as batches of tensors."""
+"""Turns a network's inputs (tensors, arrays, dictionaries, loaders) into batches of tensors."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class Batch(NamedTuple):
     length: int
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
+        """The same batch on a device."""
         kwargs = {name: tensor.to(device) for name, tensor in self.kwargs.items()}
         return Batch(tuple(tensor.to(device) for tensor in self.args), kwargs, self.length)
 
 
 def as_batches(x: Inputs, batch_size: int, dtype: torch.dtype | None = None) -> list[Batch]:
-    """``x`` as batches in its own order.
+    """Split a network's inputs into batches, in their own order.
 
     Args:
         x: a tensor or a NumPy array; a tuple of them (positional arguments of the network); a dictionary of them
             (keyword arguments); or a DataLoader, which has its own batch size, and of whose (input, target) pairs the
             inputs are taken. It is iterated once, and its batches are held in memory.
         batch_size: examples in a batch.
-        dtype: floating-point arrays are brought to it, since NumPy's usual one is no network's.
+        dtype: floating-point arrays are converted to it, since NumPy's default is float64.
 
     Raises:
-        TypeError, ValueError: something else, no example, different numbers of examples, or a loader that shuffles.
+        TypeError, ValueError: another type, no example, different numbers of examples, or a loader that shuffles.
     """
     if isinstance(x, DataLoader):
         if isinstance(x.sampler, RandomSampler):

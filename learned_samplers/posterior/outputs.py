@@ -1,4 +1,4 @@
-"""From what a network returns to a prediction. What does not fit is refused with the name of the option that does."""
+"""Turns a network's output into a prediction; for output that does not fit, the error names the option to set."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Reading:
     # -- what is averaged -------------------------------------------------------------------------------------------
 
     def prediction(self, raw: Any) -> Tensor:
-        """What `predict` averages: probabilities, the mean of a regression, or what the caller's function makes."""
+        """What `predict` averages: probabilities, the mean of a regression, or what the caller's function returns."""
         if callable(self.output):
             return self.output(raw)
         if self.output == "regression":

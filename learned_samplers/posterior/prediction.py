@@ -32,7 +32,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def vmap_is_faster(model: nn.Module) -> bool:
-    """Whether to stack samples when the caller leaves it open."""
+    """Whether samples are stacked for vmap when ``vectorize`` is None."""
     # vmap turns convolutions into grouped ones, which took 1.5 to 5 times as long as a loop on a CPU.
     convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
     return not (convolutions and next(model.parameters()).device.type == "cpu")
@@ -41,7 +41,7 @@ def vmap_is_faster(model: nn.Module) -> bool:
 class Runner:
     """Runs a model under several sets of weights: as one with vmap, or one after the other where vmap cannot.
 
-    That vmap cannot run a model is found out once, and kept.
+    Whether vmap can run the model is found out once and remembered.
     """
 
     def __init__(self, model: nn.Module) -> None:

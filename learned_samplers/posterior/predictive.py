@@ -28,7 +28,7 @@ from learned_samplers.posterior.uncertainty import (
 
 
 class Options(TypedDict, total=False):
-    """The options of `Predictive.predict` that all predictions have."""
+    """The options that all predictions share; see `Predictive.predict`."""
 
     batch_size: int
     sample_chunk: int
@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
 
 
 class Predictive:
-    """What a collection of samples says about new inputs."""
+    """Predictions from a collection of samples."""
 
     def __init__(self, model: nn.Module, store: Store, settings: dict[str, Any]) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""Bringing a collector's store back to the state that a checkpoint describes."""
+"""Restores a collector's store from a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from learned_samplers.posterior.storage import Entry, MemoryStore, Progress, com
 def load_state(
     store: MemoryStore | FolderStore, state: Mapping[str, Any], settings: Mapping[str, Any], device: torch.device
 ) -> Progress:
-    """Make a store hold what `PosteriorSamples.state_dict` says; see `PosteriorSamples.load_state_dict`."""
+    """Restore a store from a state dict of `PosteriorSamples`; see `PosteriorSamples.load_state_dict`."""
     try:
         compare_settings(settings, state["settings"], "the state dict")
         progress = Progress(**state["progress"])

@@ -1,4 +1,4 @@
-"""Taking a sample of a model: copies of what is sampled, and a look at whether the rest is still the same."""
+"""Takes samples of a model: copies of what is sampled, and a check that nothing else has changed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Snapshots:
         self._marks: dict[str, Any] = {}
 
     def forget(self) -> None:
-        """What is not sampled is compared in full at the next sample (that of another process may be loaded now)."""
+        """Compare what is not sampled in full at the next sample, as a checkpoint may have been loaded."""
         self._marks = {}
 
     def varying_names(self) -> list[str]:
@@ -83,7 +83,7 @@ class Snapshots:
         return [*self.names, *(buffers_of(self.model) if self.buffers == "snapshot" else ())]
 
     def take(self, step: int, given: Tensors | None = None) -> Tensors:
-        """Copies of what is sampled, all finite; ``given`` are the present values where those are not the model's."""
+        """Copy what is sampled, checked to be finite; ``given`` replaces the model's present values."""
         tensors = {**parameters_of(self.model), **buffers_of(self.model), **(given or {})}
         sample = {name: self.stored(tensors[name], self.dtype) for name in self.varying_names()}
         for name, tensor in sample.items():
@@ -92,7 +92,7 @@ class Snapshots:
         return sample
 
     def unsampled(self) -> tuple[Tensors, dict[str, Tensor]]:
-        """What is stored once, and what is known by its fingerprint only; both the model's own tensors."""
+        """The model's tensors that are stored once, and those that are known by their fingerprints only."""
         varying = set(self.varying_names())
         if self.buffers == "reestimate":
             varying |= set(normalisation_buffers(self.model))
@@ -112,7 +112,7 @@ class Snapshots:
         return {name: self.stored(tensor, None) for name, tensor in stored.items()}, fingerprints
 
     def validate_unsampled(self, store: Store, step: int) -> None:
-        """Raise ValueError unless what is not sampled is what it was at the first sample.
+        """Raise ValueError if anything that is not sampled has changed since the first sample.
 
         Buffers are compared; parameters are compared only if torch has changed them since the last time.
         """

@@ -1,4 +1,4 @@
-"""What a collection of samples is made of, and the store that keeps them in memory. ``folder.py`` has that on disk.
+"""The records of a collection of samples, and the store that keeps them in memory; ``folder.py`` has the one on disk.
 
 Stores change in one move: ``commit`` either does all of its work or leaves the store as it was.
 """
@@ -28,7 +28,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a collector has come.
+    """Counters of a running collector.
 
     last_step: the last step seen; phase_start: the last step that was not worth keeping; candidates: the number of
     states due so far; stride: every stride-th of those is kept.
@@ -104,7 +104,7 @@ class MemoryStore:
         self.fixed, self.frozen = None, {}
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
 
 
 class MergedStore:
@@ -134,7 +134,7 @@ class MergedStore:
 
 
 class Part:
-    """Some samples of another store, as it is now. It only reads."""
+    """A read-only view of some samples of another store, as it is now."""
 
     def __init__(self, store: Store, indices: Sequence[int]) -> None:
         self._store, self._indices = copy.copy(store), list(indices)

@@ -1,4 +1,4 @@
-"""Safetensors files of samples, with checksums: a flipped bit is refused, not averaged."""
+"""Safetensors files of samples, with checksums, so that a damaged file is refused and not averaged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fingerprint(tensor: Tensor) -> str:
 
 
 def checksum(text: str) -> str:
-    """The digest of a text."""
+    """A digest of a text."""
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -44,7 +44,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 
 def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, Any]]:
-    """Read what :func:`write_tensors` wrote; files of before there were checksums are read without them.
+    """Read a file of :func:`write_tensors`; older files, without checksums, are read as well.
 
     Raises:
         FileNotFoundError: there is no such file.

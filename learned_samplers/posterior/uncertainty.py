@@ -26,7 +26,7 @@ class Uncertainty(NamedTuple):
 
 
 def entropy_decomposition(parts: Iterable[Tensor], reading: Reading) -> Uncertainty:
-    r"""Of probabilities (k, N, ..., C, ...) in parts: H(mean of p_k) = mean of H(p_k) + mutual information.
+    r"""Split the entropy of (k, N, ..., C, ...) probabilities: H(mean of p_k) = mean of H(p_k) + mutual information.
 
     The mutual information between target and weights is the epistemic part (BALD; Houlsby et al., arXiv:1112.5745).
     """
@@ -55,7 +55,7 @@ def _entropy(probabilities: Tensor, axis: int | None) -> Tensor:
 
 
 def variance_decomposition(parts: Iterable[Tensor]) -> Uncertainty:
-    """Of means and variances (k, N, ..., 2) in parts: Var y = mean of the variances + variance of the means.
+    """Split the variance of (k, N, ..., 2) moments: Var y = mean of the variances + variance of the means.
 
     The variance of K means is (1/K) Σ (m_k − m)²: that of the mixture of the K samples.
     """
@@ -92,7 +92,7 @@ def draw_targets(moments: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def validated(moments: Tensor) -> Tensor:
-    """The same moments (..., 2), if all are finite; ValueError else, which also a scale ≤ 0 leads to."""
+    """The moments (..., 2), checked to be finite; ValueError otherwise, for a scale ≤ 0 too."""
     if not moments.isfinite().all():
         raise ValueError("the network gave a mean or a variance that is not finite, or a scale that is not above 0")
     return moments

@@ -4,7 +4,7 @@
 - `NoiseReuseES`: evolution strategies that update after every window of an inner loop.
 - `TruncatedBackpropagation`: back-propagation through the last steps of parallel chains.
 
-An `Estimator` lists the work of an iteration (`jobs`), says what runs it in whichever process (an `Evaluator`), and
+An `Estimator` lists the work of an iteration (`jobs`), names the `Evaluator` that runs it (here or in workers), and
 makes a gradient of the results (`estimate`). `Shaping` says how evolution strategies weigh losses of different tasks.
 """
 

@@ -38,7 +38,7 @@ class Estimator:
         raise NotImplementedError
 
     def evaluator(self, family: TaskFamily, rule: SamplerRule, objective: str, seed: int) -> Evaluator:
-        """What runs the jobs, in whichever process.
+        """The object that runs the jobs, in this process or in workers.
 
         Raises:
             ValueError: the estimator cannot use that objective or rule.

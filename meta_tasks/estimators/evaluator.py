@@ -1,4 +1,4 @@
-"""`Evaluator`: what turns a job into losses, in whichever process.
+"""`Evaluator`: runs a job and returns its losses, in this process or in a worker.
 
 Task, initial weights, minibatches, noise and perturbations follow from the job's name: the losses are the same wherever
 the job runs, and only the losses and a few numbers for the log travel between processes.

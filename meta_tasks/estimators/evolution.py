@@ -24,7 +24,7 @@ __all__ = ["AntitheticES", "EvolutionStrategies"]
 
 
 class EvolutionStrategies(Estimator):
-    """Antithetic evolution strategies: gradients of loss values alone.
+    """Antithetic evolution strategies: gradients from loss values alone.
 
     Args:
         sigma: σ > 0, standard deviation of a perturbation.

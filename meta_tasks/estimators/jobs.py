@@ -62,7 +62,7 @@ class JobResult:
     gradient: Tensor | None = None
 
     def tensors(self, convert: Callable[[Any], Any]) -> JobResult:
-        """The same with every tensor converted, to and from what travels between processes."""
+        """Convert every tensor, to or from the form that is sent between processes."""
         gradient = None if self.gradient is None else convert(self.gradient)
         return replace(self, losses=convert(self.losses), gradient=gradient)
 
@@ -84,7 +84,7 @@ class Episodes:
         self._place: dict[tuple[int, int], tuple[int, int]] = {}
 
     def job(self, seed: int, iteration: int, slot: int, names_in_slot: int) -> Job:
-        """What ``slot`` does in an iteration, for so many names, (episode, number) each."""
+        """The job of ``slot`` in an iteration, with so many names of perturbations, (episode, number) each."""
         # The place in the sequence of episodes follows from the iteration alone; `_place` only saves counting again.
         episode, first = self._place.get((seed, slot), (0, 0))
         if iteration < first:

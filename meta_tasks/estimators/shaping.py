@@ -1,4 +1,4 @@
-"""`Shaping`: what becomes of the loss differences of antithetic pairs before they weigh the perturbations."""
+"""`Shaping`: transforms the loss differences of antithetic pairs before they weight the perturbations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Shaping"]
 
 @dataclass(frozen=True)
 class Shaping:
-    """What becomes of the loss differences L₊ − L₋ of the pairs before they weigh the perturbations.
+    """Transforms the loss differences L₊ − L₋ of the pairs before they weight the perturbations.
 
     Args:
         kind: "none"; "mean" divides each difference by the pair's mean loss, so that hard tasks do not drown easy

@@ -4,7 +4,7 @@
 step to step lies in a tensor that is written to before the call, nothing is read back to the host, and no Python branch
 looks at a number that a tensor holds. Calling it again after its buffers were changed is therefore a step like any
 other, which is what a CUDA graph needs: `CapturedStep` records the call once and replays it. The static form gives the
-loop's numbers bit for bit on a CPU; the capture has never run on a GPU, and nobody gets it who did not ask for it.
+loop's numbers bit for bit on a CPU; the capture has never run on a GPU, and is used only on request.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class StaticStep:
         self.failed_at.copy_(torch.where(broken & (self.failed_at < 0), self.step, self.failed_at))
 
     def rehearse(self, times: int) -> None:
-        """Take steps and put everything back as it was: whatever a first call sets up is then set up."""
+        """Warm up: take some steps, which sets up whatever a first call does, and restore everything."""
         changed = (self.parameter, *self.state, self.step, self.failed_at, self.stretch, self.gradient)
         kept = [each.clone() for each in changed]
         for _ in range(times):

@@ -106,7 +106,7 @@ class SamplerRule:
     def update(self, prepared: Any, at: MemberStep) -> tuple[Tensor, State]:
         """One step: new parameters (P, d) and state.
 
-        Parameter, noise and state may have been written into: whoever needs them afterwards keeps a copy.
+        Parameter, noise and state may be overwritten: copy them first if they are needed afterwards.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Figures of what a learned sampler's network has become."""
+"""Contour plots of a learned sampler's network."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def output_contours(
 def meta_contours(
     phi: Phi, settings: MetaSGMCMCSettings, *, largest_energy: float = 5.0, largest_gradient: float = 3.0
 ) -> Figure:
-    """Contours of what Meta-SGMCMC's networks make of energy, momentum and gradient, for β = s_Q = 1 and κ = 0.
+    """Contours of Meta-SGMCMC's curl and friction over energy, momentum and gradient, for β = s_Q = 1 and κ = 0.
 
     Left: the curl Q = 1 + f_Q over the energy u and the momentum r. Middle: the friction in units of SGHMC's,
     A/a = Q² + s_D·f_D, over the same at gradient 0. Right: A/a over r and the gradient γ, at a tenth of the largest

@@ -69,7 +69,7 @@ class NetworkRule(SamplerRule):
         return {"sampler": self.name, "hidden": list(self.hidden), **self.settings.as_dict()}
 
     def card(self) -> dict[str, Any]:
-        """The fields of a weight card that say which sampler the network belongs to; nobody has measured its law."""
+        """The fields of a weight card that say which sampler the network belongs to; its law is not measured here."""
         return {**self.settings.to_card(), "badge": "heuristic", "law": None}
 
 

@@ -16,7 +16,7 @@ __all__ = ["FeatureStart", "Start", "WeightStart"]
 
 
 class Start(Protocol):
-    """Makes the meta-parameters (n,) to start from of fresh ones."""
+    """Makes the meta-parameters (n,) that training starts from, given fresh ones."""
 
     def __call__(self, fresh: Tensor) -> Tensor: ...
 
@@ -25,7 +25,7 @@ class Start(Protocol):
 
 
 class FeatureStart:
-    """β = −gain·feature exactly, α = 0; of L2E.
+    """Start of L2E at a known optimizer: β = −gain·feature exactly, α = 0.
 
     Args:
         feature, gain: of the start.
@@ -64,7 +64,7 @@ class FeatureStart:
 
 
 class WeightStart:
-    """The weights of a file; what the network has besides starts without effect.
+    """Start at the weights of a file; inputs and units that it lacks start without effect.
 
     Args:
         path: of the weight file.

@@ -96,7 +96,7 @@ class Checkpoints:
 
 
 def check_same(saved: Any, own: Any, folder: str) -> None:
-    """Refuse a checkpoint whose specification differs from the run's own.
+    """Compare a checkpoint's specification with the run's own.
 
     Raises:
         ValueError: it differs; says where, and what the values are.

@@ -85,7 +85,7 @@ class HeldOutEvaluation:
         return replace(drawn, split=_SPLIT, validation_size=1000, weight_scale_spread=0.0)
 
     def check(self, rule: SamplerRule) -> None:
-        """Say now what `record` would only say in mid-run.
+        """Raise now the errors that `record` would raise in mid-run.
 
         Raises:
             ValueError: the gradients do not pay for the states of the rule or of a baseline.

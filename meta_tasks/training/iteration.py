@@ -1,4 +1,4 @@
-"""`Iteration`: what one iteration of the outer loop showed."""
+"""`Iteration`: the numbers of one iteration of the outer loop."""
 
 from __future__ import annotations
 

@@ -67,10 +67,10 @@ class Monitor:
         self._writer.flush()
 
     def figures(self, iteration: int, figures: dict[str, Any]) -> None:
-        """matplotlib figures of what the rule has become, by name."""
+        """matplotlib figures of the rule's network, by name."""
         for name, figure in figures.items():
             self._writer.add_figure(f"network/{name}", figure, iteration)
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write what is buffered, and close the log."""
         self._writer.close()

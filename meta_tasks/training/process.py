@@ -66,7 +66,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
 
 def of_first_rank(make: Callable[[], _Value]) -> _Value:
-    """What ``make()`` gives on the first rank of the process group, on every rank; without a group what it gives here.
+    """Call ``make()`` on the first rank of the process group, and return its result on all; without a group, here.
 
     Raises:
         Exception: whatever ``make`` raised on the first rank, on every rank.

@@ -44,7 +44,7 @@ class Executor:
         raise NotImplementedError
 
     def agree(self, decisions: tuple[bool, ...]) -> tuple[bool, ...]:
-        """The decisions of the first process, in every process that runs the same trainer."""
+        """Send the decisions of the first process to every process that runs the same trainer."""
         return decisions
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class RankExecutor(Executor):
 
 
 class ProcessExecutor(Executor):
-    """Worker processes of one core each; a job goes to whichever is free.
+    """Worker processes of one core each; a job goes to the next one that is free.
 
     Raises:
         ValueError: fewer than one worker.

@@ -19,7 +19,9 @@ from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, to
 
 
 class KineticL2E(LearnedSampler):
-    """L2E with the kinetic energy g(θ, r) = ½‖r − f(θ)‖² (Kim et al., ICML 2024, Appendix D).
+    """A learned sampler that keeps the posterior: SGHMC whose momentum has a learned mean f(θ).
+
+    L2E with the kinetic energy g(θ, r) = ½‖r − f(θ)‖² (Kim et al., ICML 2024, Appendix D).
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), f(θ) = s·network(θ, ∇Ũ(θ)) and J = ∂f/∂θ:
 
@@ -93,12 +95,12 @@ class KineticL2E(LearnedSampler):
 
     @property
     def hessian(self) -> str:
-        """Where the Hessian-vector product comes from."""
+        """How the Hessian-vector product is computed: "finite_difference", "double_backward" or "none"."""
         return self.settings.hessian
 
     @property
     def probe_size(self) -> float:
-        """δ of the finite difference."""
+        """Step δ of the finite difference."""
         return self.settings.probe_size
 
     @property
@@ -108,7 +110,7 @@ class KineticL2E(LearnedSampler):
     # ---------------------------------------------------------------- the step
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
-        """The gradients, the first half of the step, and the Hessian's product for the second half."""
+        """Compute the gradients, the first half of the step, and the Hessian-vector product for the second half."""
         loss = self.run(closure)
         slopes = self._differentiable_gradients(loss) if self.hessian == "double_backward" else {}
         evaluation = Evaluation(loss, self.collect_gradients())

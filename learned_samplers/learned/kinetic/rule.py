@@ -151,7 +151,7 @@ def l2e_kinetic_rule(
         parameter, gradient, noise, momentum: (..., d); noise standard normal or None at temperature 0.
         hessian_product: w ↦ ∂²L/∂θ²·w, the Hessian of the *mean* minibatch loss L, (..., d) ↦ (..., d); None leaves
             the product out, and with it the claim to the posterior.
-        settings: how the product is found (``hessian``) is not asked here; the others as for `kinetic_half_step`.
+        settings: ``hessian`` is not used here; the others as for `kinetic_half_step`.
 
     Returns:
         The new (parameter, momentum). With a last layer of zeros it is `sghmc_rule`.

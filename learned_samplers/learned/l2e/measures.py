@@ -67,8 +67,8 @@ def assumption_violation(
 
     Args:
         parameter, gradient, momentum, averages: the state before a step, see `learned_samplers.learned.l2e.rule`.
-        phi, segments, lr, num_data, momentum_decay, step, settings: as for the rules; their further arguments are taken
-            and have no say.
+        phi, segments, lr, num_data, momentum_decay, step, settings: as for the rules; their further arguments are
+            ignored.
     """
     network, _averages = l2e_network(
         phi, parameter, gradient, averages, segments, settings=settings, lr=lr, num_data=num_data, step=step

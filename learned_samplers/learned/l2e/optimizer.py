@@ -1,4 +1,4 @@
-"""L2E, the learned sampler: one network, applied to every coordinate, inside stochastic gradient HMC."""
+"""L2E, a learned sampler: a small network, applied to every weight by itself, inside stochastic gradient HMC."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ PUBLISHED_CODE: dict[str, Any] = {
 
 
 class L2E(TwoPassSampler):
-    """Learning to Explore (Kim, Jung, Kim and Lee, ICML 2024): SGHMC with a learned kinetic energy gradient.
+    """SGHMC with a learned correction, meta-trained so that predictions are good after few steps.
+
+    Learning to Explore (Kim, Jung, Kim and Lee, ICML 2024): the gradient of the kinetic energy is learned.
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), m the running averages of g, and
     (α, β) = network(features(θ, r, g, m)), coordinate by coordinate:
@@ -128,7 +130,7 @@ class L2E(TwoPassSampler):
 
     @property
     def form(self) -> str:
-        """ "residual" or "paper"."""
+        """The form of the update, "residual" or "paper"."""
         return self.settings.form
 
     def passes(self) -> TwoPasses:

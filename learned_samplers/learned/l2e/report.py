@@ -1,4 +1,4 @@
-"""The arguments of `learned_samplers.learned.l2e.measures` for an optimizer in mid-run."""
+"""The arguments of `learned_samplers.learned.l2e.measures` for a running optimizer."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class L2ESettings(LearnedSettings):
 
     sampler: ClassVar[str] = "L2E"
 
-    form: str = choice("residual", "residual", "paper", doc="Eq. 6 of the paper, or SGHMC with learned terms.")
+    form: str = choice("residual", "residual", "paper", doc="SGHMC with learned terms, or Eq. 6 of the paper.")
     feature_set: str = choice("paper", *FEATURE_SETS, doc="What the network sees.")
     alpha_scale: float = setting(None, check.non_negative, optional=True, doc="Factor on the output α.")
     beta_scale: float = setting(None, check.non_negative, optional=True, doc="Factor on the output β.")

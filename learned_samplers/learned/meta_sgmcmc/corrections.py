@@ -35,7 +35,7 @@ class Fields:
         return [f.clamp(-self.curl_clip, self.curl_clip) for f in _network(self.curl_phi, (energy, momentum), probes)]
 
     def friction(self, momentum: Tensor, probes: Probes = ()) -> list[Tensor]:
-        """a·s_D·f_D, likewise."""
+        """a·s_D·f_D at (u, r), then with one of the two moved as ``probes`` say."""
         outputs = _network(self.friction_phi, (self.energy, momentum, self.slope), probes)
         return [f.abs() for f in outputs] if self.absolute else outputs
 
@@ -100,7 +100,7 @@ def slopes_by_autograd(fields: Fields, momentum: Tensor, probe_size: Any, *, pos
 def slopes_by_finite_differences(fields: Fields, momentum: Tensor, probe_size: Any, *, position: bool) -> Slopes:
     """Forward differences over δ = ``probe_size`` in r and in u, which share the evaluation at r and the first layer.
 
-    Where a unit of the network switches within δ, the slope is the mean over δ: that is all the error there is.
+    The only error is where a unit of the network switches within δ: there the slope is the mean over δ.
     """
     probes = [(1, probe_size)] if position else [(1, probe_size), (0, probe_size)]
     curl, *ahead = fields.curl(fields.energy, momentum, probes)

@@ -22,7 +22,9 @@ _BLOCK_ON_GPU = 1 << 22
 
 
 class MetaSGMCMC(LearnedSampler):
-    """Meta-learning for SGMCMC (Gong, Li and Hernández-Lobato, ICLR 2019): learned curl Q and diffusion D.
+    """A learned sampler whose curl and friction are small networks, corrected so that it keeps the posterior.
+
+    Meta-learning for SGMCMC (Gong, Li and Hernández-Lobato, ICLR 2019), with curl Q and diffusion D.
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, u = s_u·Ũ/N, γ = s_g·∇Ũ/N, ξ ~ N(0, I), coordinate by coordinate:
 
@@ -116,7 +118,7 @@ class MetaSGMCMC(LearnedSampler):
 
     @property
     def form(self) -> str:
-        """ "signed" or "absolute"."""
+        """How the output of f_D enters the friction, "signed" or "absolute"."""
         return self.settings.form
 
     def _validate(self, group: dict[str, Any]) -> None:
@@ -130,7 +132,7 @@ class MetaSGMCMC(LearnedSampler):
     # ---------------------------------------------------------------- the energy
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
-        """The gradients, and as each group's ``prepared`` its energy."""
+        """Compute gradients and energies; each group's ``prepared`` is its energy."""
         if closure is None:
             raise ValueError(
                 "MetaSGMCMC.step needs a closure that returns the mean loss, for the energy is an input of its "

@@ -5,7 +5,7 @@ State z = (θ, r), H = U(θ) + ½‖r‖², and in the complete recipe (Ma, Chen
     dz = −(D + Q)·∇H dt + T·Γ dt + √(2TD) dW,    Γᵢ = Σⱼ ∂(D + Q)ᵢⱼ/∂zⱼ
     Q = [[0, −Q_f], [Q_f, 0]],    D = [[0, 0], [0, D_f]],    both blocks diagonal
 
-so that Γ_θ = −∂Q/∂r and Γ_r = ∂Q/∂θ + ∂D/∂r, coordinate by coordinate: the law exp(−H/T) is left alone whatever the
+so that Γ_θ = −∂Q/∂r and Γ_r = ∂Q/∂θ + ∂D/∂r, coordinate by coordinate: the law exp(−H/T) stays invariant whatever the
 networks are. With Q = f(Ũ, rᵢ), ∂Qᵢ/∂θᵢ = ∂f/∂Ũ·∂ᵢŨ, and ∂D/∂r is total: D depends on Q. Derived in
 ``docs/meta_sgmcmc.md``.
 
@@ -130,7 +130,7 @@ def meta_sgmcmc_rule(
             weights and states: the truncated back-propagation of the paper.
         segments: the tensors that lie in d, needed by the feature set "energy_rms": the networks then see r and ∇Ũ
             divided by their root mean squares over each tensor (γ = s_g·∇Ũ/rms(∇Ũ)), and Γ has the derivative of
-            r/rms(r). The feature set "energy" does not ask for them.
+            r/rms(r). The feature set "energy" does not need them.
 
     Returns:
         The new (parameter, momentum). Nothing is changed in place; differentiable in every tensor.

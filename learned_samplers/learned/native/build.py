@@ -44,12 +44,12 @@ def is_x86() -> bool:
 
 
 def levels() -> tuple[str, ...]:
-    """The instruction sets that the machine's kind of processor can have."""
+    """The instruction sets to compile for on this kind of processor."""
     return tuple(_X86_FLAGS) if is_x86() else ("DEFAULT",)
 
 
 def library_name(level: str) -> str:
-    """File name of the library for an instruction set: another source or another compilation has another name."""
+    """File name of the library for an instruction set: it changes with the source and with the way to compile."""
     digest = hashlib.sha256(repr(_command("", level, Path())).encode())
     for path in sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")]):
         digest.update(path.read_bytes())
@@ -62,7 +62,7 @@ def compiler() -> str | None:
 
 
 def compile_library(level: str, folder: Path) -> Path:
-    """Compile for an instruction set into ``folder``; whoever looks there sees the whole library or none.
+    """Compile the library for an instruction set; it appears in ``folder`` only when it is complete.
 
     Raises:
         BuildError: there is no compiler, or it fails.

@@ -1,4 +1,4 @@
-"""The numbers of a step by the compiled code: what a sampler's settings and hyperparameters come to in settings.h."""
+"""Translates a sampler's settings and hyperparameters into the numbers that the compiled code takes (settings.h)."""
 
 from __future__ import annotations
 

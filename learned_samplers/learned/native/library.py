@@ -1,4 +1,4 @@
-"""Finding or making the compiled library, once a process."""
+"""Loads the compiled library, or compiles it, once a process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _loaded: list[ctypes.CDLL | None] = []
 
 
 def native_library() -> ctypes.CDLL | None:
-    """The compiled library, or None where there is none: it is turned off, or it cannot be made.
+    """The compiled library; None if it is turned off or cannot be compiled.
 
     The package brings it, or it is compiled at the first call, which takes some seconds, and kept in
     ~/.cache/learned_samplers/native. Where neither is possible one warning says why.

@@ -26,7 +26,7 @@ __all__ = ["can_step", "step_flat_", "step_tensors_"]
 def can_step(phi: Phi, settings: L2ESettings | PreconditionedSettings, *tensors: Tensor | None) -> bool:
     """Whether the compiled code can take the step.
 
-    It needs single precision on a CPU, no derivative asked for, a network of one to four hidden layers of at most 64
+    It needs single precision on a CPU, no gradient required, a network of one to four hidden layers of at most 64
     units with two outputs, no correction (of Precond-L2E), and the library. ``tensors`` are those of the step.
     """
     if isinstance(settings, PreconditionedSettings) and settings.correction != "none":

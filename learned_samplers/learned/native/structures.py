@@ -1,4 +1,4 @@
-"""What a call of the compiled code hands over: settings.h, in Python."""
+"""The C structures of settings.h, in Python."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_a_word_in_a_card_gives_no_badge(tmp_path, sampler, feature_set, size, o
     made = sampler([parameter()], num_data=10, network=path)
     assert made.card["badge"] == "O(h)"
     assert made.badge == "heuristic"
-    assert "nobody has measured" in made.badge_reason
+    assert "has not been measured" in made.badge_reason
 
 
 def test_a_law_is_not_enough_for_a_sampler_that_claims_none(tmp_path):

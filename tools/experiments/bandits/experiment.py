@@ -1,4 +1,4 @@
-"""`bandits.py` at work: Thompson sampling, and every method on every problem."""
+"""The runs of `bandits.py`: Thompson sampling by every method on every problem."""
 
 from __future__ import annotations
 
@@ -103,9 +103,14 @@ class Runs:
             }
 
         settings = {
-            "problem": problem, "method": method, "seed": seed, "scale": scale, "noise": noise, **asdict(budget),
+            "problem": problem,
+            "method": method,
+            "seed": seed,
+            "scale": scale,
+            "noise": noise,
+            **asdict(budget),
             "expected_rewards": self.options.expected_rewards,
-        }  # fmt: skip
+        }
         return store.run(name, settings, make)
 
     def all(self) -> dict[str, dict[str, list[dict[str, Any]]]]:

@@ -38,15 +38,15 @@ class BanditOptions(DataOptions, RunOptions):
         ValueError: an argument out of range, by name and value.
     """
 
-    # A whole budget. Options given beside it take their place.
+    # A preset of all budget options; options given beside it override its values.
     preset: Annotated[str, one_of(PRESETS)] = "cpu"
     # Problems to play.
     problem: tuple[Annotated[str, one_of(("mushroom", *WHEELS))], ...] = ("mushroom", *WHEELS)
-    # Posteriors to play them with, in any letter case.
+    # Posteriors for Thompson sampling, in any letter case.
     method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
     # Rounds, networks and training.
     budget: Annotated[Budget, tyro.conf.OmitArgPrefixes] = field(default_factory=Budget)
-    # Pay every reward's expectation, without noise: what is lost to learning luck by heart.
+    # Pay the expectation of every reward, without its noise.
     expected_rewards: bool = False
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class Budget:
     steps: int = 20
     # Rounds in a minibatch.
     batch_size: int = 128
-    # Times that every arm is tried at first.
+    # How often every arm is tried at the beginning.
     initial_pulls: int = 3
     # f-SVGD: Adam's learning rate.
     fsvgd_lr: float = 5e-3
@@ -108,7 +108,7 @@ class Posterior:
 
     @torch.no_grad()
     def choose(self, contexts: Tensor) -> Tensor:
-        """Thompson sampling: the best arm of each context, (n,), in the eyes of a member drawn for it."""
+        """Thompson sampling: the best arm of each context, (n,), according to a member drawn for it."""
         member = torch.randint(self.budget.members, (len(contexts),), generator=self.generator)
         values = forward(self.tensors, contexts)
         return values[member, torch.arange(len(contexts))].argmax(1)

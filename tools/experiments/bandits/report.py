@@ -1,4 +1,4 @@
-"""What `bandits.py` leaves behind: a table, a figure, one JSON file."""
+"""The results of `bandits.py`: a table, a figure, one JSON file."""
 
 from __future__ import annotations
 

@@ -128,9 +128,13 @@ class _Unfold(BatchedModule):
 def make_network(form: str, network: BatchedNetwork, members: int, batch: int) -> BatchedNetwork:
     """``network`` as a form computes it."""
     kinds: dict[str, type[BatchedModule]] = {
-        "autograd": BatchedModule, "channels-last": _ChannelsLast, "bf16": _BFloat16, "vmap": _VMap,
-        "unfold": _Unfold, "compiled": _Compiled,
-    }  # fmt: skip
+        "autograd": BatchedModule,
+        "channels-last": _ChannelsLast,
+        "bf16": _BFloat16,
+        "vmap": _VMap,
+        "unfold": _Unfold,
+        "compiled": _Compiled,
+    }
     if form == "chosen":
         return network
     if form == "hand-loop":

@@ -64,9 +64,9 @@ class InnerBenchmark:
     forms: tuple[str, ...] = ()
     # Also time these ways of taking a step, or "all" that the device has: loop, static, graph, fused-loop, fused-graph.
     variants: tuple[str, ...] = ()
-    # Measure the paper's protocol, from so many of its outer iterations, in place of the table.
+    # Measure the paper's protocol instead of the table, extrapolated from this many of its outer iterations.
     protocol: int = 0
-    # What it consists of.
+    # Settings of the paper's protocol.
     protocol_of: Annotated[Protocol, tyro.conf.OmitArgPrefixes] = field(default_factory=Protocol)
     # File for the Markdown tables, besides the terminal.
     out: Path | None = None

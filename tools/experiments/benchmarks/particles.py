@@ -37,12 +37,11 @@ class ParticleBenchmark:
     rounds: int = 10
     # CPU threads; by default torch's own choice.
     threads: int | None = None
-    # What is timed: time on the clock, or that of the processors (of all threads together), which on a CPU with one
-    # thread is the same but for what other programs do.
+    # What is timed: time on the clock, or processor time of all threads together, which other programs disturb less.
     clock: Literal["wall", "processor"] = "wall"
-    # Combinations are left out whose backward passes alone take longer than so many seconds.
+    # Leave out combinations whose backward passes alone take longer than this many seconds.
     most_seconds: float = 5.0
-    # And those whose gradients of the trunk by all tasks are more than so many million numbers.
+    # Leave out combinations whose trunk gradients, of all tasks together, have more than this many million numbers.
     most_millions: float = 50.0
     # Device, such as cpu or cuda.
     device: str = "cpu"

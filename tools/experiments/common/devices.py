@@ -23,7 +23,7 @@ def prepare_torch(device: str, threads: int) -> str:
 
 
 def synchronize(device: str | torch.device) -> None:
-    """Wait until the device has done what it was given, so that a time taken next is that of finished work."""
+    """Wait until the device has finished its work, so that times are right."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""The options that the tools share, and what is refused of them."""
+"""The options that the tools share, and their validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OutputOptions:
 
     # Folder for the results; by default one under runs/.
     out: Path | None = None
-    # Run again what is already there with the same settings.
+    # Run everything again, also what is already there with the same settings.
     fresh: bool = False
 
 
@@ -31,12 +31,12 @@ class RunOptions(OutputOptions):
         ValueError: an argument out of range, by name and value.
     """
 
-    # First seed: of the initial weights, the minibatches and the noise.
+    # First seed, for the initial weights, the minibatches and the noise.
     seed: int = 0
     # Number of seeds, counted up from --seed; the tables give mean ± standard deviation over them.
     seeds: int = 3
-    # CPU threads of torch. Small networks gain little from more than one, and on a busy machine more of them wait for
-    # each other; large networks want as many as there are cores.
+    # CPU threads of torch. One is best for small networks and on a busy machine; for large networks take the number of
+    # cores.
     threads: int = 1
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a tool leaves in its folder beside its runs: the table, the numbers, and the command that made them."""
+"""What a tool writes beside its runs: the table, the numbers, and the command that made them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tensorboard_hint(folder: Path) -> str:
 
 @contextmanager
 def explained(out: Path | None = None) -> Iterator[None]:
-    """End the process with one line in the place of a traceback, where a user's choice or interrupt ends it.
+    """End the process with one line instead of a traceback after a user's error or interrupt.
 
     Args:
         out: folder of the results, where finished runs are kept.

@@ -1,4 +1,4 @@
-"""The runs of an experiment on disk, so that an interrupted command goes on where it was."""
+"""The finished runs of an experiment on disk, so that an interrupted command continues and repeats none of them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RunStore:
         return json.loads(content)["result"]
 
     def begin(self, name: str, *kinds: str) -> None:
-        """Remove what an earlier run of that name has left: interrupted, this one must not leave it beside its own.
+        """Remove the files of an earlier run of that name, so that they do not mix with those of this one.
 
         Args:
             kinds: of files that the run will write beside its result; their folders are made.

@@ -137,5 +137,5 @@ def mean_score(scores: Iterable[float | None]) -> float | None:
 
 
 def score_text(score: float | None) -> str:
-    """A score for people."""
+    """A score as text."""
     return "diverged" if score is None else f"{score:.4f}"

@@ -36,8 +36,9 @@ UCI_PRESETS: dict[str, dict[str, Any]] = {"cpu": {"small": (100, 2000, 0), "larg
 
 #: Nothing that we have of the paper gives the networks or epochs of its 1.21 %.
 IMAGE_PRESETS: dict[str, dict[str, Any]] = {
-    "cpu": {}, "full": {"particles": 20, "epochs": 100, "tuning_epochs": 10},
-}  # fmt: skip
+    "cpu": {},
+    "full": {"particles": 20, "epochs": 100, "tuning_epochs": 10},
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class UCI(DataOptions, OutputOptions):
     seed: int = 0
     # CPU threads of torch.
     threads: int = 1
-    # Begin no further run after so many minutes; the same command goes on from there.
+    # Begin no new run after this many minutes; the same command continues.
     minutes: float | None = None
     # Folder of the runs, the table and the results.
     out: Path = Path("runs/uci")
@@ -86,9 +87,14 @@ class UCI(DataOptions, OutputOptions):
 
 def uci(options: UCI, command: str) -> None:
     comparison = Comparison(
-        options.out, options.protocol(), at_once=options.at_once, folds=options.folds, seed=options.seed,
-        minutes=options.minutes, fresh=options.fresh,
-    )  # fmt: skip
+        options.out,
+        options.protocol(),
+        at_once=options.at_once,
+        folds=options.folds,
+        seed=options.seed,
+        minutes=options.minutes,
+        fresh=options.fresh,
+    )
     sets = [load(name, options.data) for name in options.sets]
     try:
         results = compare(comparison, sets, options.methods, options.splits, lambda line: print(line, flush=True))
@@ -100,9 +106,9 @@ def uci(options: UCI, command: str) -> None:
 
 @dataclass(frozen=True)
 class Networks(DataOptions, RunOptions):
-    """What says which networks of MNIST are meant."""
+    """The options that name the networks of MNIST."""
 
-    # "cpu": 5 networks, 10 epochs. "full": 20 networks, 100 epochs, for a GPU or patience.
+    # "cpu": 5 networks, 10 epochs. "full": 20 networks, 100 epochs, best on a GPU.
     preset: Literal["cpu", "full"] = "cpu"
     # Methods, in the order of the tables, in any letter case; PlainEnsemble is the deep ensemble without prior.
     methods: tuple[Annotated[str, one_of(IMAGE_METHODS)], ...] = IMAGE_METHODS
@@ -169,9 +175,9 @@ class Sine(RunOptions):
 
     # Adam steps of the particle samplers.
     steps: int = SineProblem.steps
-    # Their first learning rate, which falls along a cosine.
+    # First learning rate of the particle samplers; it falls along a cosine.
     lr: float = SineProblem.lr
-    # Particles of each of them.
+    # Particles of each particle sampler.
     particles: int = SineProblem.particles
     # Trajectories of HMC after its adaptation, a chain.
     trajectories: int = SineProblem.trajectories
@@ -277,5 +283,8 @@ def write(options: Any, command: str, results: dict[str, Any], text: str) -> Non
 
 
 COMMANDS: dict[str, tuple[type, Callable[[Any, str], None]]] = {
-    "uci": (UCI, uci), "mnist": (MNIST, mnist), "attack": (Attack, attack), "sine": (Sine, sine),
-}  # fmt: skip
+    "uci": (UCI, uci),
+    "mnist": (MNIST, mnist),
+    "attack": (Attack, attack),
+    "sine": (Sine, sine),
+}

@@ -244,6 +244,9 @@ class ImageRuns:
 
     def _settings(self, method: str, protocol: ImageProtocol, seed: int) -> dict[str, Any]:
         return {
-            "method": method, "seed": seed, "protocol": asdict(protocol), "data": self.data.name,
+            "method": method,
+            "seed": seed,
+            "protocol": asdict(protocol),
+            "data": self.data.name,
             "images": len(self.data.train_y),
-        }  # fmt: skip
+        }

@@ -136,9 +136,13 @@ class SineRuns:
         problem = self.problem
         params = self._descend("DeepEnsemble", [p.requires_grad_() for p in self.draw(problem.chains)])
         sampler = HMC(
-            params, 1e-4, len(self.y), prior_precision=1 / problem.variance,
-            leapfrog_steps=problem.leapfrog_steps, adapt_steps=problem.burn_in,
-        )  # fmt: skip
+            params,
+            1e-4,
+            len(self.y),
+            prior_precision=1 / problem.variance,
+            leapfrog_steps=problem.leapfrog_steps,
+            adapt_steps=problem.burn_in,
+        )
 
         def closure() -> Tensor:
             sampler.zero_grad()

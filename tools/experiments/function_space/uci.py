@@ -171,9 +171,12 @@ def _fsvgd(networks: Networks, lr: float, protocol: Protocol) -> Step:
 
     prior = FittedPrior(draws)
     sampler = FSVGD(
-        [{"params": networks.params}, {"params": [networks.log_noise], "likelihood": True}], lr, data.num_data,
-        kernel=SeparateGroups(RBF(), groups), base_optimizer=torch.optim.Adam,
-    )  # fmt: skip
+        [{"params": networks.params}, {"params": [networks.log_noise], "likelihood": True}],
+        lr,
+        data.num_data,
+        kernel=SeparateGroups(RBF(), groups),
+        base_optimizer=torch.optim.Adam,
+    )
 
     def step(x: Tensor, y: Tensor) -> None:
         def closure() -> tuple[Tensor, Tensor, Tensor]:
@@ -188,17 +191,24 @@ def _fsvgd(networks: Networks, lr: float, protocol: Protocol) -> Step:
 
 def _svgd(networks: Networks, lr: float, protocol: Protocol) -> Step:
     sampler = SVGD(
-        networks.everything, lr, networks.data.num_data, prior_precision=1.0, base_optimizer=torch.optim.Adam,
+        networks.everything,
+        lr,
+        networks.data.num_data,
+        prior_precision=1.0,
+        base_optimizer=torch.optim.Adam,
         kernel=SeparateGroups(RBF(), networks.data.groups),
-    )  # fmt: skip
+    )
     return lambda x, y: sampler.step(lambda: networks.energies(x, y))
 
 
 def _ensemble(networks: Networks, lr: float, protocol: Protocol, prior_precision: float = 1.0) -> Step:
     sampler = LinearScalarisation(
-        networks.everything, lr, networks.data.num_data,
-        prior_precision=prior_precision, base_optimizer=torch.optim.Adam,
-    )  # fmt: skip
+        networks.everything,
+        lr,
+        networks.data.num_data,
+        prior_precision=prior_precision,
+        base_optimizer=torch.optim.Adam,
+    )
     return lambda x, y: sampler.step(lambda: networks.energies(x, y)[None])
 
 
@@ -219,9 +229,13 @@ def _hmc(data: Standardised, lr: float, protocol: Protocol) -> Fit:
     # Near a mode to start from: from the prior the first trajectories would only fall.
     _minibatches(networks, _ensemble(networks, 1e-2, protocol), batch, protocol.hmc_warmup, set())
     sampler = HMC(
-        networks.everything, lr, data.num_data, prior_precision=1.0,
-        leapfrog_steps=protocol.leapfrog_steps, adapt_steps=protocol.hmc_burn_in,
-    )  # fmt: skip
+        networks.everything,
+        lr,
+        data.num_data,
+        prior_precision=1.0,
+        leapfrog_steps=protocol.leapfrog_steps,
+        adapt_steps=protocol.hmc_burn_in,
+    )
 
     def closure() -> Tensor:
         sampler.zero_grad()

@@ -16,7 +16,7 @@ from meta_tasks.datasets import data_root
 NAMES = (
     *("yacht", "bostonHousing", "energy", "concrete", "wine-quality-red", "kin8nm", "power-plant"),
     *("naval-propulsion-plant", "protein-tertiary-structure"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ EXTENSIONS = 2
 
 @dataclass
 class Run:
-    """What one method at one rate gave on some splits (or on the validation folds of split 0) of one set.
+    """The results of one method at one rate on some splits (or on the validation folds of split 0) of one set.
 
     Attributes:
         rmse, log_likelihood: a number a split, in original units; empty for a run that diverged.
@@ -41,7 +41,7 @@ class Run:
 
 
 class OutOfTime(Exception):
-    """The time that was given is over; what is finished is on disk."""
+    """Raised when the time limit is reached; finished runs are on disk."""
 
 
 class Comparison:

@@ -97,8 +97,13 @@ def time_panel(ax: Any, runs: dict[str, list[Result]], shown: dict[str, dict[str
         ax.barh(-place, rate or 0, color=shown[method]["color"], alpha=0.35)
         text = "no ESS" if rate is None else f"{rate:.3g}/s"
         seconds = float(np.mean([result.seconds for result in results]))
-        ax.text(0.01, -place, f"{shown[method]['label']}: {text}, {seconds:.3g} s", va="center",
-                transform=ax.get_yaxis_transform())  # fmt: skip
+        ax.text(
+            0.01,
+            -place,
+            f"{shown[method]['label']}: {text}, {seconds:.3g} s",
+            va="center",
+            transform=ax.get_yaxis_transform(),
+        )
     ax.set(xlabel="effective samples per second; seconds of a run", yticks=[])
     ax.set_xlim(left=0)
 

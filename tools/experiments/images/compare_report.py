@@ -23,9 +23,14 @@ BASELINES = ("SGHMC", "CyclicalSGMCMC", "PSGLD")  # those that a learned sampler
 
 # Columns of a table: key, heading, decimals; the keys are those of `measured`.
 SCORE_COLUMNS = (
-    ("accuracy", "accuracy", 4), ("nll", "NLL", 4), ("ece", "ECE", 4), ("brier", "Brier", 4), ("kld", "KLD", 4),
-    ("ess_per_second", "ESS/s", 2), ("seconds", "seconds", 1),
-)  # fmt: skip
+    ("accuracy", "accuracy", 4),
+    ("nll", "NLL", 4),
+    ("ece", "ECE", 4),
+    ("brier", "Brier", 4),
+    ("kld", "KLD", 4),
+    ("ess_per_second", "ESS/s", 2),
+    ("seconds", "seconds", 1),
+)
 
 
 @dataclass

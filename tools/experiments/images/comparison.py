@@ -1,4 +1,4 @@
-"""`compare.py` at work: every method tuned and run, budget by budget."""
+"""The runs of `compare.py`: every method tuned and run, budget by budget."""
 
 from __future__ import annotations
 
@@ -47,9 +47,16 @@ class Comparison:
         """One run of a method at one of its settings."""
         title = f"{budget} gradients, {method}, {self.describe(setting)}, seed {seed}"
         return self.runs[budget].run(
-            self.settings(budget, setting), method, setting.lr, seed,
-            title=title, bar=self.bar, test=test, validations=self.options.validations, variant=setting.variant,
-        )  # fmt: skip
+            self.settings(budget, setting),
+            method,
+            setting.lr,
+            seed,
+            title=title,
+            bar=self.bar,
+            test=test,
+            validations=self.options.validations,
+            variant=setting.variant,
+        )
 
     def settings(self, budget: int, setting: Setting) -> Settings:
         """Of a run: those of the comparison, with the budget and what is tuned."""
@@ -75,9 +82,12 @@ class Comparison:
 
         try:
             tuning = tune(
-                self.candidates[method], attempt, lambda result: result.validation_nll,
-                seeds=options.seed_list(options.tune_seeds), extensions=options.extensions,
-            )  # fmt: skip
+                self.candidates[method],
+                attempt,
+                lambda result: result.validation_nll,
+                seeds=options.seed_list(options.tune_seeds),
+                extensions=options.extensions,
+            )
         except RuntimeError as error:
             raise RuntimeError(f"{method}, {budget} gradients: {error}") from error
         self.candidates[method] = tuning.ranked()[: options.keep]

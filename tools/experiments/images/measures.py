@@ -1,4 +1,4 @@
-"""What is measured of a finished run beside its scores: its temperatures, and whether its samples are modes apart."""
+"""Measurements of a finished run besides its scores: temperatures, and whether its samples lie in different modes."""
 
 from __future__ import annotations
 

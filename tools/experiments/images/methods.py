@@ -184,10 +184,11 @@ class Setting(Choice):
         return "_".join(f"{name[0]}{value:g}" for name, value in self.also)
 
     def text(self, num_data: int) -> str:
-        """The same for people: the momentum decay a, or an optimizer's weight decay λ/N on the mean loss."""
+        """The same as text: the momentum decay a, or an optimizer's weight decay λ/N on the mean loss."""
         names = {"momentum_decay": "a", "prior_precision": "decay"}
-        values = {name: f"{value / num_data:.2g}" if name == "prior_precision" else f"{value:g}"
-                  for name, value in self.also}  # fmt: skip
+        values = {
+            name: f"{value / num_data:.2g}" if name == "prior_precision" else f"{value:g}" for name, value in self.also
+        }
         return ", ".join(f"{names[name]} {value}" for name, value in values.items())
 
 

@@ -107,29 +107,29 @@ class SampleOptions(ImageOptions):
 class CompareOptions(ImageOptions):
     """Compare samplers at equal gradient evaluations, each tuned on validation data, at one or several budgets."""
 
-    # A whole experiment: its data, network, posterior and budgets. Options given beside it take their place.
+    # A preset of data, network, posterior and budgets; options given beside it override its values.
     preset: Annotated[str, one_of(PRESETS)] | None = None
     # Methods to compare, in the order of the tables, in any letter case.
     sampler: tuple[MethodName, ...] = (
         *("SGHMC", "PSGLD", "CyclicalSGMCMC", "L2E", "AdamAverage", "DeepEnsemble", "AdamEnsemble"),
-    )  # fmt: skip
+    )
     # Budgets in minibatch gradients, each for every run; by default the one of --steps or --epochs.
     budgets: tuple[int, ...] | None = None
-    # Learning rates that a method tries at the smallest budget, of 1, 2, 5, 10, …, around its own.
+    # Number of learning rates that a method tries at the smallest budget, from 1, 2, 5, 10, …, around its own.
     grid: int = 6
-    # Momentum decays that SGHMC, SGNHT and CyclicalSGMCMC try with each of them, in (0, 1]; the learned samplers keep
-    # that of their weights, the others --momentum-decay.
+    # Momentum decays that SGHMC, SGNHT and CyclicalSGMCMC try with each rate, in (0, 1]; the learned samplers keep
+    # that of their weights, the others use --momentum-decay.
     momentum_decays: tuple[float, ...] = (0.05, 0.1, 0.3)
-    # Weight decays that SGD, Adam, their ensembles and averages try with each of them, beside that of the posterior's
-    # mode, λ/N: the mode of a deep network with a narrow prior can be useless where its posterior is not.
+    # Weight decays that SGD, Adam, their ensembles and averages try with each rate, besides the prior's own, λ/N (with
+    # a narrow prior that can be too strong for a deep network, though its posterior predicts well).
     weight_decays: tuple[float, ...] = (0.0, 5e-4)
     # Seeds over which the validation NLL of a setting is averaged.
     tune_seeds: int = 1
-    # Settings of a method, the best ones of a budget, that are tried again at the next larger one.
+    # Number of a method's best settings at one budget that are tried again at the next larger one.
     keep: int = 4
-    # Times that a grid is extended at each budget when its best learning rate lies at an edge; 0 never does.
+    # How often a grid is extended at each budget while its best learning rate lies at an edge; 0 for never.
     extensions: int = 2
-    # Times that a run's curves get the validation scores of its current weights.
+    # How often in a run the current weights are scored on the validation images, for its curves.
     validations: int = 5
 
     def __post_init__(self) -> None:

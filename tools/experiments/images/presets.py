@@ -10,15 +10,24 @@ from experiments.images.settings import Settings
 # five cycles was much worse: the first are far from converged. On digits NLL .752 against .464 after 400 gradients,
 # .547 against .361 after 2,000.)
 _POSTERIOR: dict[str, Any] = {
-    "temperature": 1.0, "burn_in": 0.5, "num_samples": 10, "cycles": 4, "burn_in_cycles": 2,
-}  # fmt: skip
+    "temperature": 1.0,
+    "burn_in": 0.5,
+    "num_samples": 10,
+    "cycles": 4,
+    "burn_in_cycles": 2,
+}
 
 # Meta-SGMCMC's experiments on MNIST: a batch of 500, and 300 steps (2.8 epochs), the longest of its meta-training, and
 # ten times that (28 epochs).
 _META_MNIST: dict[str, Any] = {
-    "dataset": "mnist", "model": "mlp", "hidden": (40, 40), "batch_size": 500, "prior_precision": 1.0,
-    "meta_sgmcmc_network": "meta-sgmcmc-mnist", **_POSTERIOR,
-}  # fmt: skip
+    "dataset": "mnist",
+    "model": "mlp",
+    "hidden": (40, 40),
+    "batch_size": 500,
+    "prior_precision": 1.0,
+    "meta_sgmcmc_network": "meta-sgmcmc-mnist",
+    **_POSTERIOR,
+}
 _META_BUDGETS = (300, 3000)
 
 #: Settings and budgets, in minibatch gradients. The prior's precision λ is that of a weight decay λ/N near 5e-4, as in

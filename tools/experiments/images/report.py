@@ -1,4 +1,4 @@
-"""What `sample.py` leaves behind: one table, one figure, one JSON file."""
+"""The results of `sample.py`: one table, one figure, one JSON file."""
 
 from __future__ import annotations
 

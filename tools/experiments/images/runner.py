@@ -1,4 +1,4 @@
-"""One run of one method: train, average, score, and keep the result where the next call finds it."""
+"""One run of one method: train, average, score, and keep the result for the next call."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CURVES = {"accuracy": 1, "nll": 1, "ece": 1, "brier": 1, "kld": 2}
 
 @dataclass
 class Result:
-    """What one run gave.
+    """The results of one run.
 
     Attributes:
         method, lr, seed, settings: what was run.

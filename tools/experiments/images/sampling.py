@@ -1,4 +1,4 @@
-"""`sample.py` at work: every method at its own learning rate, or at the best of a few."""
+"""The runs of `sample.py`: every method at its own learning rate, or at the best of a few."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Settings:
     # Budget of every method in passes over the training images: gradient evaluations = epochs × batches. The members
     # of a deep ensemble share it; HMC gets as many gradients over the whole training set as there are epochs.
     epochs: int = 200
-    # Budget in minibatch gradients; where it is given it takes the place of --epochs.
+    # Budget in minibatch gradients, instead of --epochs.
     steps: int | None = None
     # Images in a minibatch (the incomplete last one of an epoch is left out; every epoch is shuffled anew).
     batch_size: int = 64
@@ -73,7 +73,7 @@ class Settings:
     num_samples: int = 30
     # Number of cycles of cyclical SGMCMC in the budget.
     cycles: int = 4
-    # Number of these cycles, the first ones, that give no samples.
+    # Number of cycles at the beginning that give no samples.
     burn_in_cycles: int = 0
     # Share of a cycle without noise and without samples, in [0, 1).
     exploration_ratio: float = 0.8

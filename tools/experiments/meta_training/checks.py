@@ -17,9 +17,13 @@ def check_sampler(rule: NetworkRule, seed: int, lr: float, momentum_decay: float
     """Make the sampler that the weight card will describe, once; ValueError is what its users would get."""
     sampler: Any = registered(rule.name).sampler
     sampler(
-        [torch.zeros(1, requires_grad=True)], lr, 1000, network=rule.network(rule.initial_weights(seed)),
-        momentum_decay=momentum_decay, settings=rule.settings,
-    )  # fmt: skip
+        [torch.zeros(1, requires_grad=True)],
+        lr,
+        1000,
+        network=rule.network(rule.initial_weights(seed)),
+        momentum_decay=momentum_decay,
+        settings=rule.settings,
+    )
 
 
 def check_tasks(family: ImageTaskFamily | GaussianFamily, seed: int, *, every: bool) -> None:

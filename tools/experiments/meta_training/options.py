@@ -54,24 +54,24 @@ else:
 class SamplerOptions:
     """What is meta-trained."""
 
-    # The sampler.
+    # Sampler to meta-train.
     sampler: SamplerName = "L2E"
     # Widths of its network's hidden layers; by default the sampler's own. (Of MetaSGMCMC, of each of its two networks.)
     hidden: tuple[int, ...] | None = None
     # Its settings.
     scales: Annotated[SettingOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=lambda: SettingOptions())
-    # Of L2E: start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
+    # L2E only: start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
     start_feature: str | None = None
-    # The gain of that start; by default 1.
+    # Gain of --start-feature; by default 1.
     start_gain: float | None = None
-    # Of L2E and PrecondL2E: start from a weight file of this sampler and form. A second stage with other settings of
-    # the training, or with more features and units, which start without effect.
+    # L2E and PrecondL2E only: start from a weight file of this sampler and form, for a second stage of training. The
+    # new network may have more features and units; these start without effect.
     start_weights: Path | None = None
-    # Of L2E and PrecondL2E with a feature set that sees the progress of a run ("lean"): share of the tasks in which the
-    # network is told how many steps there are.
+    # L2E and PrecondL2E with feature set "lean" only: share of the tasks in which the network is told the number of
+    # steps of the run.
     tell_horizon: float | None = None
-    # Of L2E on a CUDA device: whether its update (residual form, two hidden layers) is computed by fused kernels, which
-    # need Triton; they change results by rounding.
+    # L2E on a CUDA device only: compute its update (residual form, two hidden layers) by fused kernels. They need
+    # Triton and change results by rounding.
     fused: bool = False
 
     def make(self) -> NetworkRule:
@@ -113,9 +113,9 @@ class TaskOptions:
     family: Literal["paper", "full", "cpu", "general", "residual", "small", "digits", "gaussians", "mnist_mlp"] = (
         "digits"
     )
-    # Data sets of an image family, one in so many tasks each (a name may come twice); by default the family's own.
+    # Data sets of an image family, equally likely (a name may be given twice); by default the family's own.
     datasets: tuple[str, ...] | None = None
-    # Sides of its images in pixels, likewise.
+    # Sides of an image family's images in pixels, equally likely; by default the family's own.
     sizes: tuple[int, ...] | None = None
     # Share of an image family's tasks that keep only some hundred or thousand images; by default the family's own.
     small_data_share: float | None = None
@@ -123,7 +123,7 @@ class TaskOptions:
     labels: tuple[int, ...] | None = None
     # Learning rates that tasks are drawn with; by default the family's.
     lrs: tuple[float, ...] | None = None
-    # Momentum decays that they are drawn with, likewise; the card recommends the first.
+    # Momentum decays that tasks are drawn with; by default the family's. The card recommends the first.
     momentum_decays: tuple[float, ...] | None = None
     # Device of the tasks, such as cpu or cuda.
     device: str = "cpu"
@@ -140,9 +140,11 @@ class TaskOptions:
         check_positive("momentum_decays", self.momentum_decays or (), 1)
         of_all = {"lrs": self.lrs, "momentum_decays": self.momentum_decays}
         of_images = {
-            "datasets": self.datasets, "labels": self.labels, "sizes": self.sizes,
+            "datasets": self.datasets,
+            "labels": self.labels,
+            "sizes": self.sizes,
             "small_data_share": self.small_data_share,
-        }  # fmt: skip
+        }
         changes: dict[str, Any] = {name: value for name, value in of_all.items() if value is not None}
         given: dict[str, Any] = {name: value for name, value in of_images.items() if value is not None}
         if self.family == "gaussians":
@@ -156,11 +158,11 @@ class TaskOptions:
 
 @dataclass(frozen=True)
 class ChainOptions:
-    """Of truncated back-propagation."""
+    """Options of truncated back-propagation."""
 
-    # Parallel chains of a task.
+    # Truncated back-propagation: parallel chains of a task.
     num_chains: int = 20
-    # Tasks at a time.
+    # Truncated back-propagation: tasks at a time.
     slots: int = 1
     # Steps between two terms of the cross-chain loss.
     loss_every: int = 3
@@ -168,7 +170,7 @@ class ChainOptions:
     in_chain: float = 1.0
     # Earlier states kept in each slot to start inner loops from.
     replay: int = 10
-    # Whether gradients flow through the energy's gradient.
+    # Truncated back-propagation: whether derivatives flow through the gradient of the energy (second derivatives).
     curvature: bool = True
 
 
@@ -189,14 +191,14 @@ class EstimatorOptions:
     estimator: Annotated[Literal["es", "nres", "tbptt"], tyro.conf.arg(aliases=["--method"])] = "es"
     # Standard deviation of the perturbations.
     sigma: float = 0.03
-    # Number of weights, the last ones of the network, that evolution strategies learn; by default all. The last layer
-    # of L2E alone has 2 · (width + 1).
+    # Number of weights that evolution strategies learn, counted from the network's end; by default all. L2E's last
+    # layer has 2 · (width + 1).
     learned: int | None = None
     # Antithetic pairs in an iteration.
     pairs: int = 4
-    # Pairs that share a task and run as one batch.
+    # Number of pairs that share a task and run as one batch.
     pairs_per_task: int = 1
-    # What becomes of the loss differences.
+    # Transformation of the pairs' loss differences.
     shaping: Literal["none", "mean", "clip", "sign", "rank"] = "mean"
     # Bound on the shaped differences.
     limit: float | None = None
@@ -204,11 +206,11 @@ class EstimatorOptions:
     horizon: tuple[int, int] = (400, 400)
     # States collected in an inner loop.
     samples: int = 10
-    # Share of the inner loop before the first of them.
+    # Share of the inner loop before the first collected state.
     burn_in: float = 0.5
-    # Steps of a window of noise-reuse ES, or that gradients flow through.
+    # Steps of a window of noise-reuse ES; with truncated back-propagation, the steps that gradients flow through.
     window: int = 50
-    # Of truncated back-propagation.
+    # Options of truncated back-propagation.
     chains: Annotated[ChainOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=ChainOptions)
 
     def check(self, sampler: str) -> None:
@@ -236,9 +238,15 @@ class EstimatorOptions:
         if self.estimator == "tbptt":
             own = self.chains
             return TruncatedBackpropagation(
-                horizon, self.window, every=own.loss_every, chains=own.num_chains, slots=own.slots, replay=own.replay,
-                in_chain=own.in_chain, curvature=own.curvature,
-            )  # fmt: skip
+                horizon,
+                self.window,
+                every=own.loss_every,
+                chains=own.num_chains,
+                slots=own.slots,
+                replay=own.replay,
+                in_chain=own.in_chain,
+                curvature=own.curvature,
+            )
         shaping = Shaping(self.shaping, self.limit)
         common: dict[str, Any] = dict(pairs_per_task=self.pairs_per_task, shaping=shaping, learned=self.learned)
         if self.estimator == "nres":
@@ -252,8 +260,8 @@ class ExecutionOptions:
 
     # Worker processes of one core each; 1 runs everything in this process.
     workers: int = 1
-    # On a CUDA device, whether a step of the inner loop is replayed as a CUDA graph; it changes results by rounding.
-    # Experimental: it has not run on a GPU yet.
+    # CUDA device only: replay a step of the inner loop as a CUDA graph; this changes results by rounding. Experimental:
+    # it has not run on a GPU yet.
     capture: bool = False
 
 
@@ -275,9 +283,9 @@ class Options:
     execution: Annotated[ExecutionOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=ExecutionOptions)
     # Learning rate that the card recommends; by default the smallest of those that the tasks are drawn with.
     default_lr: float | None = None
-    # Held-out tasks to evaluate on.
+    # Number of held-out tasks to evaluate on.
     held_out_tasks: int = 3
-    # Stop after so many minutes; the same command continues.
+    # Stop after this many minutes; the same command continues the run.
     minutes: float | None = None
     # Whether to show a progress bar.
     progress: bool = True

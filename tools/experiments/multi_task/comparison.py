@@ -1,4 +1,4 @@
-"""`multi_task.py` at work: every method tuned and run, on one data set after the other."""
+"""The runs of `multi_task.py`: every method tuned and run, on one data set after the other."""
 
 from __future__ import annotations
 
@@ -68,9 +68,12 @@ class Comparison:
 
         try:
             tuning = tune(
-                choices, attempt, lambda result: result.validation_nll, seeds=options.seed_list(1),
+                choices,
+                attempt,
+                lambda result: result.validation_nll,
+                seeds=options.seed_list(1),
                 extensions=options.extensions,
-            )  # fmt: skip
+            )
         except RuntimeError as error:
             raise RuntimeError(f"{method} on {data.name}: {error}") from error
         self.tunings.setdefault(data.name, {})[method] = tuning

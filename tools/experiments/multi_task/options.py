@@ -32,7 +32,7 @@ class Choice(Rate):
 class TaskOptions(DeviceOptions, DataOptions, RunOptions):
     """Particle samplers on several tasks: ensemble accuracy, Brier score and calibration error of each task."""
 
-    # Whole experiments. Options given beside it take their place.
+    # A preset of all options; options given beside it override its values.
     preset: Literal["cpu", "paper", "celeba"] | None = None
     # Folder for the results.
     out: Path = Path("runs/multi_task")
@@ -40,20 +40,22 @@ class TaskOptions(DeviceOptions, DataOptions, RunOptions):
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
     # Data sets, in the order of the tables.
     dataset: tuple[Literal["multi_fashion_mnist", "multi_mnist", "multi_fashion", "celeba"], ...] = (
-        "multi_fashion_mnist", "multi_mnist", "multi_fashion",
-    )  # fmt: skip
+        "multi_fashion_mnist",
+        "multi_mnist",
+        "multi_fashion",
+    )
     # Methods, in the order of the tables, in any letter case.
     method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
-    # Learning rates to try, of 1, 2, 5, 10, …, around each method's own.
+    # Number of learning rates to try, from 1, 2, 5, 10, …, around each method's own.
     grid: int = 3
     # Learning rates to try instead, the same for all methods; a single one is not tuned.
     rates: tuple[float, ...] | None = None
     # Scales of the energies to try with each rate, where particles repel each other: "posterior" is N times the mean
-    # loss, "mean_loss" that itself, as in the published code, which makes the repulsion N times stronger.
+    # loss, "mean_loss" the mean loss, as in the published code; its repulsion is N times stronger.
     energies: tuple[Annotated[str, one_of(ENERGIES)], ...] = ENERGIES
-    # Times that the grid is extended where its best rate lies at an edge.
+    # How often the grid is extended while its best rate lies at an edge.
     extensions: int = 1
-    # Epochs of a run to tune by.
+    # Epochs of a tuning run.
     tune_epochs: int = 1
 
     def __post_init__(self) -> None:
@@ -95,14 +97,22 @@ def presets() -> dict[str, TaskOptions]:
     return {
         "cpu": TaskOptions(preset="cpu", settings=cpu),
         "paper": TaskOptions(
-            preset="paper", settings=Settings(epochs=100, batch_size=256), rates=(1e-3,), energies=("mean_loss",),
+            preset="paper",
+            settings=Settings(epochs=100, batch_size=256),
+            rates=(1e-3,),
+            energies=("mean_loss",),
             out=Path("runs/multi_task_paper"),
         ),
         "celeba": TaskOptions(
-            preset="celeba", settings=celeba, dataset=("celeba",), method=several, rates=(1e-2, 1e-1, 1.0),
-            tune_epochs=4, out=Path("runs/multi_task_celeba"),
+            preset="celeba",
+            settings=celeba,
+            dataset=("celeba",),
+            method=several,
+            rates=(1e-2, 1e-1, 1.0),
+            tune_epochs=4,
+            out=Path("runs/multi_task_celeba"),
         ),
-    }  # fmt: skip
+    }
 
 
 def parse(arguments: Sequence[str] | None, description: str | None = None) -> TaskOptions:

@@ -1,4 +1,4 @@
-"""What `multi_task.py` leaves behind: tables, a figure, one JSON file."""
+"""The results of `multi_task.py`: tables, a figure, one JSON file."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Scores = dict[str, list[float]]  # score → one number a task
 
 @dataclass
 class Result:
-    """What one run gave.
+    """The results of one run.
 
     Attributes:
         dataset, method, lr, energy, epochs, seed, settings: what was run.
@@ -118,9 +118,13 @@ def run(
     kept = store.path(result.name, "particles", ".safetensors")
     torch.manual_seed(seed)
     network = build(
-        settings.network, data.input_shape, len(data.tasks), data.num_classes, settings.particles,
+        settings.network,
+        data.input_shape,
+        len(data.tasks),
+        data.num_classes,
+        settings.particles,
         settings.first_kernel,
-    ).to(data.train_x.device)  # fmt: skip
+    ).to(data.train_x.device)
     if settings.standardise:
         network.standardise(data.train_x)
     finished = store.read(result.name, result.made_of)

@@ -1,4 +1,4 @@
-"""`toy.py` at work: every particle sampler on a toy problem, from several starting points."""
+"""The runs of `toy.py`: every particle sampler on a toy problem, from several starting points."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ZDT3(ToyOptions):
     temperature: float = 1e-2
     # Number of starting points, counted up from --seed; all methods have the same.
     seeds: int = 3
-    # Leave the gradients that point out of the box as they are; the particles are still clamped to it.
+    # Keep gradients that point out of the box; the particles are still clamped to it.
     unprojected: bool = False
     # Folder for the results.
     out: Path = Path("runs/toy_zdt3")
