@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 
@@ -49,6 +50,7 @@ class SGLD(Sampler):
         prior_precision: λ of the Gaussian prior N(0, 1/λ), in 1/θ²; a weight decay of λ/N on the mean loss.
         foreach: update in lists of tensors (default) or one at a time (False); the two agree bit for bit.
         generator: source of the noise; the default is torch's global generator.
+        options: ``master_weights``, ``missing_gradient`` and ``distributed``, see `SamplerOptions`.
 
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
@@ -67,5 +69,6 @@ class SGLD(Sampler):
         prior_precision: float = 0.0,
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 
@@ -60,7 +61,7 @@ class SGNHT(Sampler):
     curvatures has the right temperature on average over its coordinates.
 
     Args:
-        params, lr, num_data, temperature, prior_precision, foreach, generator: as for `SGLD`; temperature > 0.
+        params, lr, num_data, temperature, prior_precision, foreach, generator, options: as for `SGLD`; temperature > 0.
         momentum_decay: a in (0, 1], noise injected and first friction.
         momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
         thermostat_rate: κ > 0, change of the friction per step and unit of excess temperature. Ding et al. have κ =
@@ -95,6 +96,7 @@ class SGNHT(Sampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
+from learned_samplers.base.master_weights import working_dtype
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import GroupInputs
@@ -26,6 +27,7 @@ class LearnedSampler(Sampler):
     """
 
     badge = "heuristic"
+    needs_master_in_float16 = True
     #: State tensors that keep several rows a coordinate: name → K; they have shape (K, *parameter.shape).
     rows: dict[str, int]
     #: The network in use; its ``nn.Linear`` layers in order are the weights.
@@ -57,8 +59,9 @@ class LearnedSampler(Sampler):
         super().__init__(params, defaults, generator=generator)
         first = self.param_groups[0]["params"][0]
         weight = phi[0][0]
-        if (weight.dtype, weight.device) != (first.dtype, first.device):
-            network = copy.deepcopy(network).to(dtype=first.dtype, device=first.device)
+        dtype = working_dtype(self.param_groups[0], first)
+        if (weight.dtype, weight.device) != (dtype, first.device):
+            network = copy.deepcopy(network).to(dtype=dtype, device=first.device)
         self.network = network
 
     def flat_rule(self, *tensors: Any, phi: Phi, segments: Segments, **hyper: Any) -> tuple[Tensor, ...]:

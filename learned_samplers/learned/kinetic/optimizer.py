@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
+from learned_samplers.base.group_keys import SamplerOptions, known_options
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
@@ -86,6 +87,7 @@ class KineticL2E(LearnedSampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         check.one_of("hessian", hessian, ("finite_difference", "double_backward", "none"))
         check.positive("probe_size", probe_size)
@@ -104,6 +106,7 @@ class KineticL2E(LearnedSampler):
             prior_precision=prior_precision,
             momentum_init=momentum_init,
             foreach=foreach,
+            **known_options(type(self).__name__, options, ("momentum_decay",)),
         )
         self._badge = card.get("badge", "O(h)")
         super().__init__(
@@ -122,6 +125,9 @@ class KineticL2E(LearnedSampler):
         """O(h), or what the card of the weights says; without the Hessian heuristic, whatever that is."""
         return "heuristic" if self.hessian == "none" else self._badge
 
+    #: The first half of the step is done beside the evaluation of the loss.
+    half_precision = False
+
     @property
     def needs_closure(self) -> bool:  # type: ignore[override]
         return self.hessian != "none"
@@ -133,6 +139,12 @@ class KineticL2E(LearnedSampler):
         loss = self.run(closure)
         slopes = self._differentiable_gradients(loss) if self.hessian == "double_backward" else {}
         evaluation = Evaluation(loss, self.collect_gradients())
+        with self.restored_on_error() as evaluation.restore:
+            self._prepare(closure, evaluation, slopes)
+        return evaluation
+
+    def _prepare(self, closure: Callable[[], Any] | None, evaluation: Evaluation, slopes: dict[Tensor, Tensor]) -> None:
+        """Draw the noise, and work out what `advance` only has to write down."""
         halves: list[_HalfStep] = []
         for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
             inputs.prepared = self._half_steps(group, inputs)
@@ -142,7 +154,7 @@ class KineticL2E(LearnedSampler):
             pieces = half.direction.split(half.segments.lengths)
             directions.update({p: w.reshape(p.shape) for p, w in zip(half.params, pieces, strict=True)})
         if self.hessian == "none" or not any(w.any() for w in directions.values()):
-            return evaluation
+            return
         if slopes:
             with torch.enable_grad():
                 products = torch.autograd.grad(
@@ -154,7 +166,6 @@ class KineticL2E(LearnedSampler):
             product = self._probe(closure, directions)
         for half in halves:
             half.force = half.force + gather([product[p] for p in half.params])
-        return evaluation
 
     def _half_steps(self, group: dict[str, Any], inputs: GroupInputs) -> list[_HalfStep]:
         params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)

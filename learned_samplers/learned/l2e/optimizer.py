@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
+from learned_samplers.base.group_keys import SamplerOptions, known_options
 from learned_samplers.learned.features import feature_set_named
 from learned_samplers.learned.l2e.rule import l2e_paper_rule, l2e_residual_rule
 from learned_samplers.learned.network import build_network
@@ -123,6 +124,7 @@ class L2E(LearnedSampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         if isinstance(network, str) and network == "default":
             network = "l2e-paper" if form == "paper" else "l2e"
@@ -147,6 +149,7 @@ class L2E(LearnedSampler):
             prior_precision=prior_precision,
             momentum_init=momentum_init,
             foreach=foreach,
+            **known_options(type(self).__name__, options, ("momentum_decay",)),
         )
         super().__init__(
             params,

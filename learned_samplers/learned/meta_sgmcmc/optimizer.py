@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
+from learned_samplers.base.group_keys import SamplerOptions, known_options
 from learned_samplers.base.operations import is_finite
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
@@ -79,6 +80,7 @@ class MetaSGMCMC(LearnedSampler):
     """
 
     needs_closure = True
+    reads_loss = True
     state_names = ("momentum",)
     hyperparameters = (
         *("lr", "num_data", "temperature", "prior_precision", "momentum_decay"),
@@ -112,6 +114,7 @@ class MetaSGMCMC(LearnedSampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         if form is not None:
             check.one_of("form", form, ("signed", "absolute"))
@@ -137,6 +140,7 @@ class MetaSGMCMC(LearnedSampler):
             probe_size=probe_size,
             momentum_init=momentum_init,
             foreach=foreach,
+            **known_options(type(self).__name__, options, ("momentum_decay",)),
         )
         super().__init__(
             params,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
+from learned_samplers.base.group_keys import SamplerOptions, known_options
 from learned_samplers.learned.features import feature_set_named
 from learned_samplers.learned.network import build_network
 from learned_samplers.learned.preconditioned.rule import l2e_precond_rule
@@ -72,6 +73,7 @@ class PrecondL2E(LearnedSampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         check.one_of("correction", correction, ("none", "network"))
         module, card = resolve(
@@ -95,6 +97,7 @@ class PrecondL2E(LearnedSampler):
             prior_precision=prior_precision,
             momentum_init=momentum_init,
             foreach=foreach,
+            **known_options(type(self).__name__, options, ("momentum_decay",)),
         )
         super().__init__(
             params,
