@@ -27,12 +27,12 @@ def validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
         if names and own_names and list(names) != list(own_names):
             there, here = next((a, b) for a, b in zip(names, own_names, strict=True) if a != b)
             raise ValueError(
-                f"state_dict has other parameters, or another order: {there!r} where this one has {here!r}"
+                f"state_dict has other parameters, or in another order: {there!r} where this one has {here!r}"
             )
         for key in sampler.structural:
             if group.get(key) != own_group[key]:
                 raise ValueError(f"state_dict has {key}={group.get(key)!r}, this sampler has {own_group[key]!r}")
-        for key in (*sampler.hyperparameters, "step"):
+        for key in ("lr", "num_data", "temperature", "prior_precision", "step"):
             if key in own_group and key not in group:
                 raise ValueError(f"state_dict has no {key} in a parameter group")
         validation.whole("step in the state_dict", group.get("step", 0), least=0)
