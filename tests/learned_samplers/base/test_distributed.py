@@ -98,6 +98,13 @@ for _ in range(3):
 a, b = everywhere()
 assert torch.equal(a, b)
 """,
+    "sharded_parameters_are_refused": """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+for sampler in (SGLD, SGHMC):
+    assert "'0.weight' is a DTensor" in refused(TypeError, lambda: sampler(model.named_parameters(), 0.1, 100))
+""",
     "hmc_reads_the_loss_and_refuses": """
 network = DistributedDataParallel(model)
 sampler = HMC(model.parameters(), 0.01, 100)
