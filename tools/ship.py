@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = finite(law(options, network, card, lr))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    badge = card["badge"] if found["verdict"] in ("exact", "O(h)") else "heuristic"
+    badge = card["badge"] if found["verdict"] in ("exact", "no bias seen", "O(h)") else "heuristic"
     changed = {
         "name": options.name, "badge": badge, "defaults": {**card["defaults"], "lr": lr},
         "law": {"lr": lr, "num_data": options.num_data, "torch": torch.__version__, **found},

@@ -61,7 +61,7 @@ def norms(tensors: Sequence[Tensor]) -> list[float]:
     result = [0.0] * len(tensors)
     by_kind: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
     for i, tensor in enumerate(tensors):
-        product = tensor.numel() >= _LARGE and tensor.device.type == "cpu" and tensor.is_contiguous()
+        product = tensor.numel() >= _LARGE and tensor.is_cpu and tensor.is_contiguous()
         product = product and type(tensor) in _PLAIN and tensor.dtype in (torch.float32, torch.float64)
         by_kind.setdefault((tensor.device, tensor.dtype, product), []).append(i)
     for (_, dtype, product), members in by_kind.items():

@@ -30,7 +30,7 @@ def test_the_card_says_what_was_measured(tmp_path, capsys, form):
     assert all((a == b).all() for a, b in zip(network.state_dict().values(), before.state_dict().values()))
     assert card["name"] == "new"
     assert card["defaults"]["lr"] == card["law"]["lr"] == 0.1
-    kept = form == "kinetic" and card["law"]["verdict"] in ("exact", "O(h)")
+    kept = form == "kinetic" and card["law"]["verdict"] in ("exact", "no bias seen", "O(h)")
     assert card["badge"] == ("O(h)" if kept else "heuristic")
     assert (card["curve"], card["layers"]) == (old["curve"], old["layers"])
     stage = card["meta_training"].pop("first_stage")
@@ -43,12 +43,12 @@ def test_the_card_says_what_was_measured(tmp_path, capsys, form):
     assert card["law"]["reason"] in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verdict", ["exact", "O(h)", "biased", "unstable"])
+@pytest.mark.parametrize("verdict", ["exact", "no bias seen", "O(h)", "biased", "unstable"])
 def test_a_bias_too_small_to_be_seen_keeps_the_badge_too(tmp_path, monkeypatch, verdict):
     source = trained(tmp_path / "run", "--form", "kinetic", "--hidden", "4")
     monkeypatch.setattr(ship, "gaussian_law", lambda *_, **__: {"verdict": verdict, "reason": "planted"})
     ship.main([str(source), "new", "--out", str(tmp_path)])
-    badge = "O(h)" if verdict in ("exact", "O(h)") else "heuristic"
+    badge = "O(h)" if verdict in ("exact", "no bias seen", "O(h)") else "heuristic"
     assert weights.load_card(tmp_path / "new.safetensors")["badge"] == badge
     sampler = KineticL2E([torch.zeros(1, requires_grad=True)], num_data=9, network=tmp_path / "new.safetensors")
     assert sampler.badge == badge
