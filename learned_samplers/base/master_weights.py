@@ -64,6 +64,10 @@ def swap_in(sampler: Any, groups: list[GroupInputs]) -> list[tuple[Tensor, Tenso
     for group, inputs in zip(sampler.param_groups, groups, strict=True):
         for i, p in enumerate(inputs.params):
             if has_master(group, p):
+                if torch.compiler.is_compiling():
+                    raise NotImplementedError(
+                        "a step of half-precision parameters cannot be compiled: compile the network"
+                    )
                 state = sampler.state[p]
                 state[MASTER] = _follow(p, state.get(MASTER))
                 swapped.append((p, p.data))

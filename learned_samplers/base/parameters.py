@@ -22,11 +22,11 @@ def validate_parameters(listed: Sequence[Any], others: Sequence[Tensor]) -> None
     named = [entry if isinstance(entry, tuple) else (f"params[{i}]", entry) for i, entry in enumerate(listed)]
     for name, tensor in named:
         validation.parameter(f"parameter {name!r}", tensor)
-    seen: dict[int, str] = {id(tensor): "a parameter of another group" for tensor in others}
+    seen: dict[int, str] = {id(tensor): "in more than one parameter group" for tensor in others}
     for name, tensor in named:
         if id(tensor) in seen:
-            raise ValueError(f"parameter {name!r} is given twice, also as {seen[id(tensor)]}: it would be moved twice")
-        seen[id(tensor)] = f"{name!r}"
+            raise ValueError(f"parameter {name!r} is given twice, {seen[id(tensor)]}: it would be moved twice")
+        seen[id(tensor)] = f"also as {name!r}"
     _refuse_overlap([*named, *(("of another group", tensor) for tensor in others)])
 
 
