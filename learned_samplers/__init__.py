@@ -2,14 +2,22 @@
 
 import sys as _sys
 
+from learned_samplers.approximations.ivon import IVON
+from learned_samplers.approximations.laplace import laplace_samples
+from learned_samplers.approximations.swag import SWAG
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks.check import SamplerReport, check_sampler
+from learned_samplers.checks.step_size import StepSizeReport, suggest_lr
+from learned_samplers.classical.adapted import ScaleAdaptedSGHMC
 from learned_samplers.classical.baoa import BAOA
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
+from learned_samplers.classical.entropy_mcmc import EntropyMCMC
 from learned_samplers.classical.hmc import HMC
+from learned_samplers.classical.mclmc import MCLMC
 from learned_samplers.classical.psgld import PSGLD
 from learned_samplers.classical.sghmc import SGHMC
 from learned_samplers.classical.sgld import SGLD
+from learned_samplers.classical.sglrw import SGLRW
 from learned_samplers.classical.sgnht import SGNHT
 from learned_samplers.conventions import convert
 from learned_samplers.learned.kinetic.optimizer import KineticL2E
@@ -23,17 +31,22 @@ __all__ = [
     "BAOA",
     "FSVGD",
     "HMC",
+    "IVON",
     "L2E",
+    "MCLMC",
     "MGDA",
     "MOOSVGD",
     "MTSGD",
     "PSGLD",
     "SGHMC",
     "SGLD",
+    "SGLRW",
     "SGNHT",
     "SVGD",
+    "SWAG",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
+    "EntropyMCMC",
     "KineticL2E",
     "LinearScalarisation",
     "MetaSGMCMC",
@@ -43,8 +56,12 @@ __all__ = [
     "SampleCollection",
     "Sampler",
     "SamplerReport",
+    "ScaleAdaptedSGHMC",
+    "StepSizeReport",
     "check_sampler",
     "convert",
+    "laplace_samples",
+    "suggest_lr",
     "to_arviz",
 ]
 

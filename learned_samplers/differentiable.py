@@ -16,6 +16,8 @@ import torch
 
 from learned_samplers.base.optional import require
 from learned_samplers.base.sampler import Sampler
+from learned_samplers.classical.mclmc import MCLMC
+from learned_samplers.classical.mclmc_rule import step_length
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
 
 if TYPE_CHECKING:
@@ -49,7 +51,10 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
                         state[name] = sampler.initial_state(group, p.detach(), name)
                 noise = sampler.noise_for([p.detach()], hyper)
                 before = [state[name] for name in sampler.state_names]
-                group["params"][i], *after = sampler.rule(p, gradient, noise and noise[0], *before, **hyper)
+                mean = None if group["prior_mean"] is None else group["prior_mean"][i]
+                centred = p if mean is None else p - mean
+                moved, *after = sampler.rule(centred, gradient, noise and noise[0], *before, **hyper)
+                group["params"][i] = moved if mean is None else moved + mean
                 state.update(zip(sampler.state_names, after, strict=True))
             group["step"] += 1
 
@@ -81,9 +86,41 @@ class DifferentiableMetaSGMCMC(DifferentiableSampler):
         return {"energy": self._energies[index], "detach_inputs": self._detach}
 
 
+class DifferentiableMCLMC(DifferentiableSampler):
+    """The twin of `MCLMC`, whose direction spans all parameter groups; one chain, without the two heuristics."""
+
+    loss_is_enough = True  # the twin reports no energy errors, which is all that MCLMC needs the loss for
+
+    def __init__(self, other: MCLMC, *args: Any, **kwargs: Any):
+        if other.badge == "heuristic":
+            raise ValueError("MCLMC must have preconditioner='none' and energy_target=None in higher")
+        super().__init__(other, *args, **kwargs)
+
+    def _update(self, grouped_grads: Any, **kwargs: Any) -> None:
+        sampler, moved = self._sampler, []
+        for index, (group, grads) in enumerate(zip(self.param_groups, grouped_grads, strict=True)):
+            moved += [(index, i, group, g) for i, g in enumerate(grads) if g is not None]
+            group["step"] += 1
+        params = [group["params"][i] for _, i, group, _ in moved]
+        size = sum(p.numel() for p in params)
+        states = [self.state[index][i] for index, i, *_ in moved]
+        for state, p in zip(states, params, strict=True):
+            if "direction" not in state:
+                state["direction"] = sampler.noise_like(p.detach())
+        hyper = sampler.hyper(self.param_groups[0], keep_tensors=True)
+        step_size = [step_length(g["lr"], g["num_data"], g["temperature"], size) for _, _, g, _ in moved]
+        noise, before = [sampler.noise_like(p.detach()) for p in params], [state["direction"] for state in states]
+        after, directions, _ = sampler.rule(
+            params, [g for *_, g in moved], noise, before, step_size, size=size, **hyper
+        )
+        for (_, i, group, _), state, p, direction in zip(moved, states, after, directions, strict=True):
+            group["params"][i], state["direction"] = p, direction
+
+
 def register(sampler: type[Sampler]) -> None:
     """Make a class of samplers known to ``higher``; its rule must be out of place with the default ``ops``."""
-    twin = DifferentiableMetaSGMCMC if issubclass(sampler, MetaSGMCMC) else DifferentiableSampler
+    twins = {MetaSGMCMC: DifferentiableMetaSGMCMC, MCLMC: DifferentiableMCLMC}
+    twin = next((twin for cls, twin in twins.items() if issubclass(sampler, cls)), DifferentiableSampler)
     higher.register_optim(sampler, twin)
 
 

@@ -8,32 +8,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from learned_samplers.learned import weights
+from learned_samplers.learned.weights import shipped_names as names
+from learned_samplers.learned.weights import shipped_path as path
 
 __all__ = ["card", "load", "names", "path"]
-
-_FOLDER = Path(__file__).parent
-
-
-def names() -> list[str]:
-    """The names of the shipped weights."""
-    return sorted(file.stem for file in _FOLDER.glob("*.safetensors"))
-
-
-def path(name: str) -> Path:
-    """The weight file of that name; its card lies beside it.
-
-    Raises:
-        ValueError: no shipped weights have that name.
-    """
-    if name not in names():
-        raise ValueError(f"no shipped weights are named {name!r}; there are {', '.join(names()) or 'none'}")
-    return _FOLDER / f"{name}.safetensors"
 
 
 def load(name: str) -> nn.Sequential:
@@ -46,7 +29,7 @@ def load(name: str) -> nn.Sequential:
 
 
 def card(name: str) -> dict[str, Any]:
-    """The card of that name: architecture, features, meta-training, curve, metrics, licence.
+    """The card of that name: architecture, features, meta-training, curve, metrics, measured law, licence.
 
     Raises:
         ValueError: no shipped weights have that name, or the card is damaged.

@@ -12,14 +12,18 @@ from torch import Tensor, nn
 import learned_samplers
 from learned_samplers import (
     HMC,
+    IVON,
     L2E,
+    MCLMC,
     PSGLD,
     SGHMC,
     CyclicalSGMCMC,
+    EntropyMCMC,
     KineticL2E,
     MetaSGMCMC,
     PrecondL2E,
     Sampler,
+    ScaleAdaptedSGHMC,
 )
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
 from learned_samplers.learned.network import build_network
@@ -53,7 +57,16 @@ _CHOSEN: dict[str, Make] = {
     "SGHMC-normal": _maker(SGHMC, momentum_init="normal"),
     "CyclicalSGMCMC": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4),
     "CyclicalSGMCMC-sgld": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4, base="sgld"),
+    "EntropyMCMC": _maker(EntropyMCMC, guide_variance=0.1),
+    "ScaleAdaptedSGHMC": _maker(ScaleAdaptedSGHMC, adaptation_steps=4, eps=0.1),
+    "ScaleAdaptedSGHMC-cold": _maker(
+        ScaleAdaptedSGHMC, adaptation_steps=4, adaptation_temperature=0.0, integrator="semi_implicit", eps=0.1
+    ),
+    "MCLMC-noise": _maker(MCLMC, preconditioner="gradient_noise"),
+    "MCLMC-control": _maker(MCLMC, energy_target=1e-3),
     "HMC": _maker(HMC, leapfrog_steps=3),
+    "IVON": _maker(IVON),
+    "IVON-clipped": _maker(IVON, clip_radius=1.0, rescale_lr=False, draws=2),
     "L2E": _maker(L2E, network=_network("paper")),
     "L2E-adaptive": _maker(L2E, network=_network("adaptive"), feature_set="adaptive", beta_scale=0.3),
     "L2E-paper": _maker(L2E, network=_network("scaled"), feature_set="scaled", form="paper", beta_scale=0.3),
@@ -72,9 +85,13 @@ SAMPLERS: dict[str, Make] = {
 #: Those with a network: their rules work on flat buffers, and have tests of their own for leading axes.
 LEARNED = frozenset(name for name, make in SAMPLERS.items() if issubclass(make.cls, LearnedSampler))  # type: ignore
 #: Those that cannot step without a closure.
-NEED_CLOSURE = frozenset({"HMC", "PSGLD-probe", "KineticL2E", "MetaSGMCMC", "MetaSGMCMC-difference"})
+NEED_CLOSURE = frozenset(
+    {"HMC", "MCLMC", "MCLMC-noise", "MCLMC-control", "PSGLD-probe", "KineticL2E", "MetaSGMCMC", "MetaSGMCMC-difference"}
+)
+#: Those that take their gradients at drawn weights: a step needs a closure, or a block in which they are drawn.
+NEED_DRAWS = frozenset({"IVON", "IVON-clipped"})
 #: Those that higher, torch.compile and a step without a closure are for.
-STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in NEED_CLOSURE}
+STOCHASTIC = {name: make for name, make in SAMPLERS.items() if name not in NEED_CLOSURE | NEED_DRAWS}
 
 
 def sgld_variance(k: float, h: float, temperature: float = 1.0, gradient_noise: float = 0.0) -> float:

@@ -1,38 +1,38 @@
-"""The wheel holds every module and every data file of the packages, and nothing else."""
+"""The wheel holds every module and every data file of the packages, the compiled update, and nothing else."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
+from learned_samplers.learned.native import build
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("learned_samplers", "meta_tasks", "pretrained")
-DATA = {".py", ".typed", ".safetensors", ".json", ".png"}
+DATA = {".py", ".typed", ".safetensors", ".json", ".png", ".cpp", ".h"}
 
 
-def test_the_wheel_is_complete(tmp_path):
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "pure"])
+def test_the_wheel_is_complete(tmp_path, native):
+    if native and build.compiler() is None:
+        pytest.skip("no C++ compiler was found")
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", *PACKAGES):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", *PACKAGES):
         origin = ROOT / name
         if origin.is_dir():
             shutil.copytree(origin, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         elif origin.exists():
             shutil.copy(origin, source / name)
-    build = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(tmp_path / "dist"),
-        str(source),
-    ]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist")]
+    environment = {**os.environ, "LEARNED_SAMPLERS_NATIVE": "1" if native else "0"}
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -42,5 +42,10 @@ def test_the_wheel_is_complete(tmp_path):
         for path in (source / package).rglob("*")
         if path.is_file() and path.suffix in DATA
     }
+    if native:
+        expected |= {f"learned_samplers/learned/native/{build.library_name(level)}" for level in build.levels()}
     assert inside == expected
     assert "learned_samplers/py.typed" in inside
+    # For any Python 3, of this platform only where it holds compiled code.
+    assert wheel.name.endswith("-py3-none-any.whl") != native
+    assert "-py3-none-" in wheel.name

@@ -4,37 +4,37 @@
     python tools/benchmark.py inner     # member-steps per second of the meta-trainer's inner loop
     python tools/benchmark.py particles # time per step of the particle samplers against particles and tasks
     python tools/benchmark.py memory    # peak memory of a step of the particle samplers
+    python tools/benchmark.py lenet     # ways to compute the gradients of multi_task.py's particles
 
 Rounds are interleaved; compare the numbers as ratios, within one run.
 """
 
 from __future__ import annotations
 
-import tyro
+from collections.abc import Sequence
+
 from experiments.benchmarks.inner import InnerBenchmark, benchmark_inner
+from experiments.benchmarks.lenet import LeNetBenchmark, benchmark_lenet
 from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
 from experiments.benchmarks.particles import ParticleBenchmark, benchmark_particles
 from experiments.benchmarks.step import StepBenchmark, benchmark_steps
+from experiments.common.options import Action, parse_command
+from experiments.common.output import command_line, explained
+
+COMMANDS: dict[str, tuple[type, Action]] = {
+    "step": (StepBenchmark, benchmark_steps),
+    "inner": (InnerBenchmark, benchmark_inner),
+    "particles": (ParticleBenchmark, benchmark_particles),
+    "memory": (MemoryBenchmark, benchmark_memory),
+    "lenet": (LeNetBenchmark, benchmark_lenet),
+}
 
 
-def main() -> None:
-    options = tyro.extras.subcommand_cli_from_dict(
-        {
-            "step": StepBenchmark,
-            "inner": InnerBenchmark,
-            "particles": ParticleBenchmark,
-            "memory": MemoryBenchmark,
-        },
-        description=__doc__,
-    )
-    if isinstance(options, InnerBenchmark):
-        benchmark_inner(options)
-    elif isinstance(options, ParticleBenchmark):
-        benchmark_particles(options)
-    elif isinstance(options, MemoryBenchmark):
-        benchmark_memory(options)
-    else:
-        benchmark_steps(options)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; `arguments` None takes those of the process."""
+    with explained():
+        options, action = parse_command(COMMANDS, arguments, __doc__)
+        action(options, command_line("benchmark", arguments))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 
 from learned_samplers.learned import weights
 from learned_samplers.learned.network import layers_of
-from meta_tasks.rules.contours import meta_contours, output_contours, output_names
+from meta_tasks.rules.contours import meta_contours, output_contours
+from meta_tasks.rules.learned import L2ERule, MetaSGMCMCRule, PrecondL2ERule, rule_from_card
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,18 @@ def draw(options: Options) -> Figure:
         ValueError, FileNotFoundError: there are no such weights, or none that can be drawn, or not over the energy.
     """
     network, card = weights.load(weights.find(options.network))
-    phi, sampler, scales = layers_of(network), card["sampler"], card["scales"]
-    if sampler == "MetaSGMCMC":
-        given = {key: scales[key] for key in ("curl_clip", "friction_scale") if key in scales}
+    rule, phi = rule_from_card(card), layers_of(network)
+    if isinstance(rule, MetaSGMCMCRule):
         energy = 5.0 if options.energy is None else options.energy
-        absolute = card["form"] == "absolute"
-        return meta_contours(phi, largest_energy=energy, largest_gradient=options.gradient, absolute=absolute, **given)
-    if sampler not in ("L2E", "PrecondL2E"):
-        raise ValueError(f"network={options.network!r} is of {sampler}, not of L2E, PrecondL2E or MetaSGMCMC")
+        return meta_contours(phi, rule.settings, largest_energy=energy, largest_gradient=options.gradient)
+    if not isinstance(rule, L2ERule | PrecondL2ERule):
+        raise ValueError(f"network={options.network!r} is of {rule.name}, not of L2E, PrecondL2E or MetaSGMCMC")
     if options.energy is not None:
-        raise ValueError(f"energy={options.energy}: the network of {sampler} does not see the energy")
-    names, bound = output_names(card["form"]), scales.get("output_bound")
-    return output_contours(phi, card["feature_set"], bound, extent=options.gradient, names=names)
+        raise ValueError(f"energy={options.energy}: the network of {rule.name} does not see the energy")
+    settings = rule.settings
+    return output_contours(
+        phi, settings.feature_set, settings.output_bound, extent=options.gradient, names=rule.output_names
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -30,7 +30,8 @@ from tqdm import tqdm, trange
 
 from learned_samplers.learned import weights
 from learned_samplers.learned.features import data_feature, features, update_averages
-from learned_samplers.learned.l2e.rule import apply_network
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.network import apply_network
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
@@ -98,13 +99,16 @@ class Options:
 class Recording(L2ERule):
     """An L2E that keeps some of the features that it meets, with the further one."""
 
-    def __init__(self, *arguments: Any, every: int, coordinates: int, stream: torch.Generator, **scales: Any) -> None:
-        super().__init__(*arguments, **scales)
+    def __init__(
+        self, settings: L2ESettings, hidden: Sequence[int], *, every: int, coordinates: int, stream: torch.Generator
+    ) -> None:
+        super().__init__(hidden=hidden, settings=settings)
         self.every, self.coordinates, self.stream = every, coordinates, stream
         self.kept: list[Tensor] = []
 
-    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step):
-        after = super().update(prepared, parameter, gradient, noise, state, segments=segments, hyper=hyper, step=step)
+    def update(self, prepared, parameter, gradient, noise, state, *, segments, hyper, step, hessian_product=None):
+        before, kept = parameter.clone(), tuple(each.clone() for each in state)
+        after = super().update(prepared, before, gradient, noise, kept, segments=segments, hyper=hyper, step=step)
         if int(step) % self.every == 0:
             averages = update_averages(state[1], gradient, _FEATURES)
             for momentum in (state[0], after[1][0]):
@@ -170,9 +174,8 @@ def fit(network: nn.Module, rows: Tensor, targets: Tensor, steps: int, stream: t
                 yield (network(rows[test]) - targets[test]).square().mean(0) / variance
 
 
-def _compared(card: dict[str, Any]) -> dict[str, Any]:
-    """What two cards have to agree in."""
-    return {"scales": card["scales"], "hidden": [out for out, _ in card["layers"][:-1]]}
+def _with_hidden(card: dict[str, Any]) -> dict[str, Any]:
+    return {**card, "hidden": [out for out, _ in card["layers"][:-1]]}
 
 
 def run(options: Options, command: str) -> Path:
@@ -186,24 +189,22 @@ def run(options: Options, command: str) -> Path:
     loaded = [weights.load(weights.find(name)) for name in names]
     card, other = loaded[0][1], loaded[1][1]
     for name, (_, each) in zip(names, loaded):
-        described = each["sampler"], each["form"], each["feature_set"]
+        described = each["sampler"], each.get("form"), each["feature_set"]
         if described not in {("L2E", "residual", known) for known in ("adaptive", _FEATURES)}:
             raise ValueError(
                 f"{name}: a network of L2E in its residual form with the features 'adaptive' or {_FEATURES!r} is "
                 "needed, got " + ", ".join(map(repr, described))
             )
-        check_same_rule((options.few, name), _compared(card), _compared(each), ("scales", "hidden"))
+        check_same_rule((options.few, name), _with_hidden(card), _with_hidden(each), ("scales", "hidden"))
     hidden = [out for out, _ in card["layers"][:-1]]
-    scales = other["scales"] | ({} if options.decay_time is None else {"decay_time": options.decay_time})
+    changed = {} if options.decay_time is None else {"decay_time": options.decay_time}
+    settings = L2ESettings.from_card({**other, "feature_set": _FEATURES}, **changed)
     stream = torch.Generator().manual_seed(options.seed)
-    rule = Recording(
-        "residual", _FEATURES, hidden, every=options.every, coordinates=options.coordinates, stream=stream,
-        **scales,
-    )  # fmt: skip
+    rule = Recording(settings, hidden, every=options.every, coordinates=options.coordinates, stream=stream)
     family = family_named(options.family, root=options.data)
     if options.datasets is not None:
         family = family_named(options.family, root=options.data, dataset_names=tuple(options.datasets))
-    wide = [L2ERule("residual", _FEATURES, hidden, start=weights.find(name), **scales) for name in names]
+    wide = [L2ERule(hidden=hidden, start=weights.find(name), settings=settings) for name in names]
     few, many, *added = (each.initial_weights(options.seed) for each in wide)
     start = many
     if added:
@@ -230,7 +231,6 @@ def run(options: Options, command: str) -> Path:
         **other, **wide[1].card(), "name": options.folder.name, "meta_training": training, "metrics": {},
         "curve": [beta for _, beta in curve],
     }  # fmt: skip
-    filled.pop("law", None)
     path = options.folder / "weights.safetensors"
     options.folder.mkdir(parents=True, exist_ok=True)
     weights.save(path, network, filled)

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 import tyro
-from experiments.common.figure import new_figure
+from experiments.common.figures import new_figure
 from experiments.common.output import command_line, settings_of, write_outputs
-from experiments.images.report import markdown
+from experiments.common.tables import markdown
 from torch import Tensor
 
 from learned_samplers.learned import weights
@@ -29,7 +29,7 @@ from learned_samplers.plots import PALETTE
 from meta_tasks.random_streams import derive_seed, generator
 from meta_tasks.rules.base import Hyperparameters, SamplerRule
 from meta_tasks.rules.classical import SGHMCRule
-from meta_tasks.rules.learned import MetaSGMCMCRule
+from meta_tasks.rules.learned import MetaSGMCMCRule, rule_from_card
 from meta_tasks.tasks.gaussians import GaussianFamily, GaussianTask
 
 LRS = (0.02, 0.05, 0.1, 0.2, 0.5)
@@ -117,12 +117,11 @@ def learned(options: Options) -> Sampler:
         ValueError, FileNotFoundError: it is no such file.
     """
     network, card = weights.load(weights.find(options.network))
-    if card["sampler"] != "MetaSGMCMC":
+    if card["sampler"] != MetaSGMCMCRule.name:
         raise ValueError(f"network={options.network!r} is of {card['sampler']}, not of MetaSGMCMC")
-    layers = layers_of(network)
-    hidden = [len(bias) // 2 for _, bias in layers[:-1]]
-    rule = MetaSGMCMCRule(card["form"], hidden, feature_set=card["feature_set"], **card["scales"])
-    return Sampler("Meta-SGMCMC", rule, weights=flatten(layers).detach(), **card["defaults"])
+    return Sampler(
+        "Meta-SGMCMC", rule_from_card(card), weights=flatten(layers_of(network)).detach(), **card["defaults"]
+    )
 
 
 def exact(tasks: list[GaussianTask], options: Options) -> float:
@@ -215,6 +214,7 @@ def main(options: Options) -> None:
     rows.append(dict.fromkeys(rows[0], "") | {"sampler": "exact draws", "KL in the last fifth": f"{floor:.3f}"})
     options.out.mkdir(parents=True, exist_ok=True)
     figure(options.out / "figure.png", plane, states, curves, floor, max(1, options.steps // 10))
+    assert meta.weights is not None
     meta.rule.figures(meta.weights)["contours"].savefig(options.out / "contours.png", dpi=110)
     command = command_line("gaussians", None)
     table = markdown(rows)

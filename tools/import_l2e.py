@@ -26,6 +26,7 @@ from torch import nn
 
 from learned_samplers.learned import weights
 from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.l2e.rule import L2ESettings
 
 _LAYER = re.compile(r"((?:.*/)?)linear_(\d+)$")
 _DEPTH = 4
@@ -105,17 +106,7 @@ def card(name: str) -> dict[str, Any]:
     """What is known of the published weights, with the options that make `L2E` the published code."""
     return {
         "name": name,
-        "sampler": "L2E",
-        "form": "paper",
-        "feature_set": "paper",
-        "features": list(FEATURE_SETS["paper"].names),
-        "scales": {
-            "alpha_scale": 1e-3,
-            "beta_scale": 1e-3,
-            "output_bound": None,
-            "noise_multiplier": 1e-3,
-            "friction": "algorithm2",
-        },
+        **L2ESettings(form="paper", noise_multiplier=1e-3, friction="algorithm2").to_card(),
         # Table 14 of the paper: step size 2e-5, which is lr 1.0 at the 50,000 data points of the code.
         "defaults": {"lr": 1.0, "momentum_decay": 0.05},
         "badge": "heuristic",

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 import tyro
-from experiments.common.checks import check_at_least_one
-from experiments.images.report import markdown
+from experiments.common.options import at_least_one
+from experiments.common.tables import markdown
 from experiments.images.settings import Settings
 from experiments.images.training import batches, build_network, evaluate
 from torch.nn.functional import cross_entropy
@@ -53,7 +53,7 @@ class Options:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "epochs", "block")
+        at_least_one(self, "epochs", "block")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def chain(options: Options, data: ImageData) -> list[Block]:
         loss = cross_entropy(model(data.train_x[index]), data.train_y[index])
         loss.backward()
         kinetic += sampler.temperatures()[0]["kinetic"] if step > 1 else 1.0
-        sampler.step(lambda found=loss: found)
+        sampler.step(loss.detach)  # a closure that has the loss already
         total += loss.item()
         if step % per_block == 0:
             nll, accuracy = evaluate(model, data.val_x, data.val_y)

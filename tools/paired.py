@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
-from experiments.images.report import markdown
+from experiments.common.tables import markdown
 from experiments.meta_training.cards import blend, check_same_rule
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -37,7 +37,7 @@ from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
 from meta_tasks.rules.base import steps_for
-from meta_tasks.rules.learned import KineticRule, L2ERule, NetworkRule
+from meta_tasks.rules.learned import MetaSGMCMCRule, NetworkRule, rule_from_card
 from meta_tasks.tasks import ImageTaskFamily, family_named
 from meta_tasks.training.process import one_core
 
@@ -99,14 +99,12 @@ def rule_of(card: dict[str, Any]) -> NetworkRule:
     """The inner loop's rule of a weight card.
 
     Raises:
-        ValueError: it is not that of an L2E.
+        ValueError: it is of no learned sampler, or of one that is not compared here.
     """
-    hidden = [out for out, _ in card["layers"][:-1]]
-    if card["sampler"] == "KineticL2E":
-        return KineticRule(hidden, **card["scales"])
-    if card["sampler"] in ("L2E", "PrecondL2E"):
-        return L2ERule(card["form"], card["feature_set"], hidden, **card["scales"])
-    raise ValueError(f"networks: {card['name']!r} belongs to {card['sampler']}; only those of L2E can be compared")
+    rule = rule_from_card(card)
+    if isinstance(rule, MetaSGMCMCRule):
+        raise ValueError(f"networks: {card['name']!r} belongs to {rule.name}; only those of L2E can be compared")
+    return rule
 
 
 def candidates(options: Options) -> list[Candidate]:

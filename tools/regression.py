@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 import tyro
-from experiments.common.checks import check_at_least_one
-from experiments.common.figure import new_figure
+from experiments.common.figures import new_figure
+from experiments.common.options import at_least_one
 from experiments.common.output import command_line
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -76,7 +76,7 @@ class Options:
     out: Path = Path("runs/regression")
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "num_data", "samples", "thinning", "batch_size", "ensemble_steps", "hmc_thinning")
+        at_least_one(self, "num_data", "samples", "thinning", "batch_size", "ensemble_steps", "hmc_thinning")
         if not self.noise > 0:
             raise ValueError(f"noise must be positive, got {self.noise}")
         if self.batch_size > self.num_data:

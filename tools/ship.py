@@ -4,11 +4,10 @@
     python tools/ship.py runs/l2e/weights.safetensors l2e --out /tmp   # or elsewhere
 
 The card gets a field "law": `check_sampler` on two Gaussians, and of L2E the violation of Assumption 3.1 and what each
-term of a step does (`learned_samplers.learned.l2e.report`), at the learning rate that the card recommends. A sampler
-that
-claims an invariant law (Kinetic-L2E, Meta-SGMCMC) keeps the badge "O(h)" only if its bias was seen to vanish with the
-step size. Under "meta_training" stands how to get the weights again: "reproduce" is the command of the training, and
-"blend" has the other network's training and the command of this tool.
+term of a step does (`learned_samplers.learned.law`), at the learning rate that the card recommends. The badge follows
+from it: "O(h)" for a sampler that claims an invariant law (KineticL2E, MetaSGMCMC) whose bias was seen to vanish with
+the step size, else "heuristic". Under "meta_training" stands how to get the weights again: "reproduce" is the command
+of the training, and "blend" has the other network's training and the command of this tool.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ import torch
 import tyro
 from experiments.common.output import command_line
 from experiments.meta_training.cards import blend, check_same_rule, with_reproduction
-from experiments.meta_training.law import measure as measure_meta
+from experiments.meta_training.law import law_of
 from torch import nn
 
-from learned_samplers import L2E, KineticL2E, PrecondL2E
 from learned_samplers.learned import weights
-from learned_samplers.learned.l2e.report import gaussian_law, measure
+from learned_samplers.learned.registry import sampler_from_card
 from meta_tasks.training.process import one_core
 
 
@@ -73,23 +71,9 @@ def law(options: Options, network: nn.Module, card: dict[str, Any], lr: float) -
     with TemporaryDirectory() as folder:
         source = Path(folder) / "weights.safetensors"
         weights.save(source, network, card)
-        return _law(source, options, card, lr)
-
-
-def _law(source: Path, options: Options, card: dict[str, Any], lr: float) -> dict[str, Any]:
-    num_data = options.num_data
-    if card["sampler"] == "MetaSGMCMC":
-        return measure_meta(
-            source, lr, card["defaults"]["momentum_decay"], num_data=num_data, chains=10 * options.coordinates,
-            energy=options.energy,
+        return law_of(
+            source, lr, num_data=options.num_data, coordinates=options.coordinates, energy=options.energy
         )  # fmt: skip
-    if card["sampler"] == "L2E":
-        return measure(lambda params: L2E(params, lr, num_data, network=source), coordinates=options.coordinates)
-    others = {"KineticL2E": KineticL2E, "PrecondL2E": PrecondL2E}
-    if card["sampler"] not in others:
-        raise ValueError(f"{options.source}: no measure for the law of {card['sampler']}")
-    sampler = others[card["sampler"]]
-    return gaussian_law(lambda params: sampler(params, lr, num_data, network=source), coordinates=options.coordinates)
 
 
 def blended(
@@ -130,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one_core()
     options = tyro.cli(Options, args=arguments, description=__doc__)
     try:
+        network: nn.Module
         network, card = weights.load(options.source)
         lr = card["defaults"]["lr"] if options.lr is None else options.lr
         card = {**card, "meta_training": with_reproduction(card["meta_training"])}
@@ -143,14 +128,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = finite(law(options, network, card, lr))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    badge = card["badge"] if found["verdict"] in ("exact", "no bias seen", "O(h)") else "heuristic"
-    changed = {
-        "name": options.name, "badge": badge, "defaults": {**card["defaults"], "lr": lr},
-        "law": {"lr": lr, "num_data": options.num_data, "torch": torch.__version__, **found},
-    }  # fmt: skip
+    measured = {**found, "torch": torch.__version__}
+    changed = {"name": options.name, "defaults": {**card["defaults"], "lr": lr}, "law": measured}
     path = options.out / f"{options.name}.safetensors"
     weights.save(path, network, {**card, **changed})
-    print(f"{path}: {badge}; {found['reason']}")
+    # The badge is what a user's sampler says of itself with these weights.
+    sampler = sampler_from_card(path, [torch.zeros(1, requires_grad=True)], num_data=options.num_data)
+    weights.save(path, network, {**card, **changed, "badge": sampler.badge})
+    print(f"{path}: {sampler.badge}; {sampler.badge_reason}")
 
 
 if __name__ == "__main__":

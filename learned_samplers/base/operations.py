@@ -8,13 +8,14 @@ and never against a tensor's methods, so that the same lines run
 - ``FOREACH``: in place on lists of tensors (``foreach=True``), bit for bit equal to the loop.
 
 Scalars may be Python numbers or zero-dimensional tensors (a tensor learning rate never recompiles). ``combine``,
-``sqrt``, ``affine`` and ``mean_square`` return new tensors in every form; the others overwrite their first argument in
-the two in-place forms.
+``sqrt``, ``affine``, ``mean_square`` and ``map`` return new tensors in every form; the others overwrite their first
+argument in the two in-place forms.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -56,6 +57,9 @@ class Operations(Protocol):
 
     def mean_square(self, x: Any, like: Any) -> Any:
         """Mean of ``x**2`` over the axes along which ``like`` has length one, a new tensor of ``like``'s shape."""
+
+    def map(self, function: Callable[..., Tensor], *x: Any) -> Any:
+        """``function(x, y, ...)`` of one tensor each, a new tensor: for what the other operations do not have."""
 
 
 def scalar_sqrt(x: Any) -> Any:
@@ -110,6 +114,9 @@ class _Functional:
 
     def mean_square(self, x, like):
         return _mean_square(x, like)
+
+    def map(self, function, *x):
+        return function(*x)
 
 
 class _InPlace(_Functional):
@@ -186,6 +193,9 @@ class _Foreach:
 
     def mean_square(self, x, like):
         return [_mean_square(one, other) for one, other in zip(x, like, strict=True)]
+
+    def map(self, function, *x):
+        return [function(*one) for one in zip(*x, strict=True)]
 
 
 FUNCTIONAL: Operations = _Functional()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from learned_samplers.base import distributed, gradients, master_weights, validation
+from learned_samplers.base import distributed, gradients, master_weights, prior_mean, validation
 from learned_samplers.base.clipping import ClippingWatch
 from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, refuse_unknown
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
@@ -25,8 +25,10 @@ from learned_samplers.base.step import Evaluation, GroupInputs, blocks
 class Sampler(ResumableOptimizer):
     """A ``torch.optim.Optimizer`` whose steps draw samples from a Bayesian posterior.
 
-    The target is p(θ|D)^(1/T) ∝ exp(−U(θ)/T) with U(θ) = −Σₙ log p(yₙ|xₙ, θ) + ½ λ‖θ‖². The user's loss is the *mean*
-    negative log-likelihood of a minibatch, so that ``p.grad`` = g and ∇Ũ = N·g + λθ.
+    The target is p(θ|D)^(1/T) ∝ exp(−U(θ)/T) with U(θ) = −Σₙ log p(yₙ|xₙ, θ) + ½ λ‖θ − μ‖². The user's loss is the
+    *mean* negative log-likelihood of a minibatch, so that ``p.grad`` = g and ∇Ũ = N·g + λ(θ − μ). The prior's mean μ is
+    zero unless a parameter group says otherwise by ``prior_mean``: "initial" for the weights that it is made with, or
+    one tensor a parameter. `rule` is given θ − μ as its parameter and need not know of μ.
 
     A subclass sets `badge`, `state_names`, `hyperparameters` and `rule`, and extends `_validate`. One that needs more
     than the gradients (a second evaluation, the energy) extends `evaluate`, which must leave the chain where it was.
@@ -41,6 +43,8 @@ class Sampler(ResumableOptimizer):
     rule: ClassVar[Callable[..., Any]]
     #: Whether `step` works only with a closure.
     needs_closure: ClassVar[bool] = False
+    #: Whether the prior may be centred elsewhere than at zero.
+    takes_prior_mean: ClassVar[bool] = True
     #: The `CyclicalSchedule` that is attached to this sampler, or None.
     schedule: Any = None
     #: Options of the parameter groups that `step` reads, with their defaults.
@@ -63,7 +67,7 @@ class Sampler(ResumableOptimizer):
             raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
         self.distributed = defaults.pop("distributed", "auto")
         validation.one_of("distributed", self.distributed, ("auto", "replicated", "independent"))
-        defaults = {**self.group_options, **defaults}
+        defaults = {**self.group_options, "prior_mean": None, **defaults}
         self._validate_new(defaults)
         super().__init__(params, defaults)
         self.generator = generator
@@ -84,6 +88,16 @@ class Sampler(ResumableOptimizer):
         """Check the hyperparameters of a new group: `_validate`, and lr > 0, which a scheduler may later bring to 0."""
         validation.positive("lr", group["lr"])
         self._validate(group)
+
+    def _validate_shared(self, group: dict[str, Any], names: Sequence[str]) -> None:
+        """Check that a group has the first group's values of what belongs to the whole chain."""
+        first = self.param_groups[0] if getattr(self, "param_groups", None) else group
+        for name in names:
+            if group[name] != first[name]:
+                raise ValueError(
+                    f"{name} must be the same in every group of {type(self).__name__}, got {group[name]} beside "
+                    f"{first[name]}"
+                )
 
     def _validate_changed(self) -> None:
         """Check each group whose hyperparameters differ from those checked last; a scheduler may have changed them."""
@@ -111,8 +125,11 @@ class Sampler(ResumableOptimizer):
         refuse_unknown(type(self).__name__, param_group, self.defaults, self.group_keys)
         group = {**self.defaults, **param_group, "params": listed}
         self._validate_new(group)
+        if group["prior_mean"] is not None and not self.takes_prior_mean:
+            raise ValueError(f"prior_mean must be None for {type(self).__name__}, whose energy has the prior at zero")
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
         master_weights.validate(self, group, tensors)
+        group["prior_mean"] = prior_mean.resolve(group["prior_mean"], tensors)
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         super().add_param_group(group)
 
@@ -157,7 +174,12 @@ class Sampler(ResumableOptimizer):
     def advance_all(self, evaluation: Evaluation) -> None:
         """Apply the rule to every group, in place."""
         for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
+            means = prior_mean.of_params(group, inputs.params)
+            if means:  # the rule works in coordinates in which the prior's mean is zero
+                torch._foreach_sub_(inputs.params, means)
             self.advance(group, inputs)
+            if means:
+                torch._foreach_add_(inputs.params, means)
 
     def _keep_together(self) -> None:
         """With the first step in a process group, find out whether other processes hold this chain too; compare."""
@@ -259,8 +281,8 @@ class Sampler(ResumableOptimizer):
     def temperatures(self) -> list[dict[str, float]]:
         """Two estimates of the chain's temperature for each parameter group, which say whether it is at equilibrium.
 
-        Kinetic: mean of r² over the coordinates; configurational: mean of θ·∇Ũ(θ). Both equal T when the chain is at
-        equilibrium. Call it between ``backward`` and ``step``, while the gradients belong to the parameters.
+        Kinetic: mean of r² over the coordinates; configurational: mean of (θ−μ)·∇Ũ(θ). Both equal T when the chain is
+        at equilibrium. Call it between ``backward`` and ``step``, while the gradients belong to the parameters.
 
         Returns:
             One dict ``{"kinetic": …, "configurational": …}`` a group; nan where there is no momentum or no gradient.
@@ -272,7 +294,8 @@ class Sampler(ResumableOptimizer):
             momenta = [self.state[p]["momentum"] for p in moved if "momentum" in self.state.get(p, {})]
             kinetic = sum(r.square().sum().item() for r in momenta) / size if momenta else float("nan")
             num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
-            virial = sum((p * (num_data * p.grad + prior * p)).sum().item() for p in moved)
+            offsets = zip(moved, prior_mean.centred(group, moved), strict=True)
+            virial = sum((x * (num_data * p.grad + prior * x)).sum().item() for p, x in offsets)
             reports.append({"kinetic": kinetic, "configurational": virial / size if size else float("nan")})
         return reports
 
@@ -291,4 +314,6 @@ def _comparable(value: Any) -> Any:
     """A number for a zero-dimensional tensor, which may have been changed in place; other tensors equal nothing."""
     if isinstance(value, Tensor):
         return value.item() if value.dim() == 0 else object()
+    if isinstance(value, list) and any(isinstance(one, Tensor) for one in value):
+        return [id(one) for one in value]
     return value

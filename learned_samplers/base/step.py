@@ -85,14 +85,27 @@ def _square(x: Tensor) -> float:
     return torch.dot(flat, flat).item()
 
 
-def blocks(params: list[Tensor]) -> Iterator[slice]:
-    """Consecutive runs of parameters of about one block's size each."""
+def blocks(params: list[Tensor], limit: int | None = None) -> Iterator[slice]:
+    """Consecutive runs of parameters of about one block's size each: one parameter, or up to ``limit`` coordinates."""
     start = size = 0
     for i, p in enumerate(params):
-        limit = BLOCK_ON_CPU if p.device.type == "cpu" else BLOCK_ON_GPU
-        if size and size + p.numel() > limit:
+        most = limit or (BLOCK_ON_CPU if p.device.type == "cpu" else BLOCK_ON_GPU)
+        if size and size + p.numel() > most:
             yield slice(start, i)
             start, size = i, 0
         size += p.numel()
     if start < len(params):
         yield slice(start, len(params))
+
+
+def chains_of(loss: Tensor, params: list[Tensor]) -> int:
+    """Number of chains that a closure's losses (M,) and the parameters' leading axes have; 0 for a scalar loss."""
+    if loss.dim() == 0:
+        return 0
+    if loss.dim() == 1 and all(p.dim() and p.shape[0] == loss.shape[0] for p in params):
+        return loss.shape[0]
+    shapes = sorted({tuple(p.shape) for p in params})
+    raise ValueError(
+        f"closure returned losses of shape {tuple(loss.shape)}; expected () or the leading axis of the parameters, "
+        f"whose shapes are {shapes}"
+    )

@@ -56,6 +56,12 @@ def whole(name: str, value: Any, *, least: int = 1) -> None:
         raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
+def truth(name: str, value: Any) -> None:
+    """``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
+
+
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
     """``value`` is one of ``choices``."""
     choices = list(choices)

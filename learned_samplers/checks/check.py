@@ -88,6 +88,7 @@ def check_sampler(
     stiffness: Sequence[float] = (0.05, 0.2, 0.5),
     curvature: Sequence[float] | None = None,
     gradient_noise: float = 0.0,
+    without_replacement: int | None = None,
     coordinates: int = 20_000,
     steps: int | None = None,
     tolerance: float = 0.02,
@@ -125,6 +126,9 @@ def check_sampler(
         stiffness: dimensionless lr·k/N of the Gaussians to try, each its own parameter tensor.
         curvature: the k themselves, in place of ``stiffness``.
         gradient_noise: V ≥ 0, variance of Gaussian noise added to ∇U, in units of (∇U)²: minibatch noise.
+        without_replacement: M ≥ 2, the minibatches of an epoch, for gradient noise as ``DataLoader(shuffle=True)``
+            makes it: the noises of an epoch add up to zero. Variances are then means over the epoch. None draws every
+            minibatch independently, with replacement.
         coordinates: independent coordinates in each tensor.
         steps: measured steps of the simulation; as many again for burn-in. The default is 10 relaxation times of the
             softest coordinate under plain Langevin dynamics, at least 500; where that is more than 200,000 they must be
@@ -146,6 +150,8 @@ def check_sampler(
     _validate(coordinates, tolerance, refinement, gradient_noise)
     if not (stiffness if curvature is None else curvature):
         raise ValueError("stiffness or curvature must have at least one value")
+    if without_replacement is not None:
+        validation.whole("without_replacement", without_replacement, least=2)
     if steps is not None:
         validation.whole("steps", steps)
     probe = factory([torch.zeros(1, requires_grad=True)])
@@ -180,7 +186,10 @@ def check_sampler(
     softest = min(k * lr / n for k in curvatures)
     if steps is None:
         steps = _default_steps(softest, 1.0 if linear else 1 + refine, coordinates * len(curvatures))
-    run = Simulation(factory, curvatures, targets, n, t, push, coordinates, per_chain, dtype, seed)
+    if without_replacement:  # whole epochs, for the law depends on the position within one
+        steps = math.ceil(steps / without_replacement) * without_replacement
+    run = Simulation(factory, curvatures, targets, n, t, push, coordinates, per_chain, dtype, seed,
+                     without_replacement)  # fmt: skip
     measured = run(steps, 1.0, maps[0] if linear else None)
     refined = None if linear else run(math.ceil(steps * refine), 1 / refine, None)
 
@@ -188,7 +197,10 @@ def check_sampler(
     for i, (k, target, m) in enumerate(zip(curvatures, targets, measured, strict=True)):
         expected, fine = float("nan"), float("nan")
         if linear:
-            expected, fine = (float(row[i].stationary_covariance()[0, 0]) for row in maps)  # type: ignore[union-attr]
+            expected, fine = (
+                float(row[i].stationary_covariance(without_replacement)[0, 0])  # type: ignore[union-attr]
+                for row in maps
+            )
             unstable |= not math.isfinite(expected)
         elif refined is not None:
             fine = refined[i]["variance"]

@@ -43,24 +43,46 @@ class ScriptedNoise(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class LinearStep:
-    """z' = A·z + B·ξ for one coordinate, with the names of z's components."""
+    """z' = A·z + B·ξ + b·ζ for one coordinate, with the names of z's components; ζ is the minibatch's noise."""
 
     names: tuple[str, ...]
     transition: np.ndarray  # A, (m, m)
-    noise: np.ndarray  # B, (m, draws), the gradient noise included
+    noise: np.ndarray  # B, (m, draws), the sampler's own
+    gradient_noise: np.ndarray  # b, (m,), what noise of one standard deviation on the gradient adds
     offset: np.ndarray  # step(0) without noise, (m,)
 
     @property
     def spectral_radius(self) -> float:
         return float(np.abs(np.linalg.eigvals(self.transition)).max())
 
-    def stationary_covariance(self) -> np.ndarray:
-        """Σ with Σ = AΣAᵀ + BBᵀ, (m, m); infinite if the step is unstable."""
+    def stationary_covariance(self, batches_per_epoch: int | None = None) -> np.ndarray:
+        """Σ with Σ = AΣAᵀ + BBᵀ + bbᵀ, (m, m); infinite if the step is unstable.
+
+        With M = ``batches_per_epoch`` the minibatches are drawn without replacement: their noises within an epoch add
+        up to zero, so that two of them have the covariance −1/(M−1). The law then depends on the position within the
+        epoch; returned is the mean of the M covariances.
+        """
         if self.spectral_radius >= 1:
             return np.full_like(self.transition, np.inf)
         from scipy.linalg import solve_discrete_lyapunov  # slow to import
 
-        return solve_discrete_lyapunov(self.transition, self.noise @ self.noise.T)
+        thermal = self.noise @ self.noise.T
+        if batches_per_epoch is None:
+            pushed = thermal + np.outer(self.gradient_noise, self.gradient_noise)
+            return solve_discrete_lyapunov(self.transition, pushed)
+        # After t steps of an epoch that starts at z: z_t = Aᵗz + noise, whose covariance is Q_t − w_t·w_tᵀ/M, with Q_t
+        # the covariance of independent noises of variance M/(M−1) and w_t = Σ_s Aˢb.
+        share = batches_per_epoch / (batches_per_epoch - 1)
+        step = thermal + share * np.outer(self.gradient_noise, self.gradient_noise)
+        power, independent, common = np.eye(len(step)), np.zeros_like(step), np.zeros(len(step))
+        phases = []
+        for _ in range(batches_per_epoch):
+            power = self.transition @ power
+            independent = self.transition @ independent @ self.transition.T + step
+            common = self.transition @ common + self.gradient_noise
+            phases.append((power, independent - share / batches_per_epoch * np.outer(common, common)))
+        start = solve_discrete_lyapunov(*phases[-1])
+        return np.mean([power @ start @ power.T + noise for power, noise in phases], axis=0)
 
 
 def read_linear_step(
@@ -75,7 +97,7 @@ def read_linear_step(
     Args:
         factory: makes the sampler from a list of parameters.
         slope: the gradient of the mean loss is ``slope`` · θ.
-        gradient_noise: standard deviation of the noise on that gradient, a further column of B.
+        gradient_noise: standard deviation of the noise on that gradient.
         rescale_lr: factor on every group's lr.
         per_chain: the sampler wants losses of shape (M,) (Metropolis tests are not linear: the answer is None).
     """
@@ -110,10 +132,9 @@ def read_linear_step(
     if not np.allclose(run(probes)[0], transition @ probes + zero, rtol=1e-9, atol=1e-12):
         return None
     columns = [run(np.zeros((m, 1)), unit=j)[0][:, 0] - offset for j in range(draws)]
-    if gradient_noise:
-        columns.append(run(np.zeros((m, 1)), push=gradient_noise)[0][:, 0] - offset)
     noise = np.stack(columns, axis=1) if columns else np.zeros((m, 1))
-    return LinearStep(names, transition, noise, offset)
+    pushed = run(np.zeros((m, 1)), push=gradient_noise)[0][:, 0] - offset
+    return LinearStep(names, transition, noise, pushed, offset)
 
 
 def _closure(theta: Tensor, slope: float, push: float = 0.0) -> Callable[[], Any]:

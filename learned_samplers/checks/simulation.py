@@ -14,6 +14,26 @@ from torch import Tensor
 from learned_samplers.checks.linear import LinearStep
 
 
+class ReshuffledNoise:
+    """Noise of unit variance whose values within an epoch of M steps add up to zero, drawn one at a time.
+
+    It is what reshuffling gives: the minibatches of an epoch partition the data, so that their deviations from the full
+    gradient cancel. Given the sum S of the first t, the next one of M exchangeable normal numbers has the mean
+    −S/(M−t) and the variance M/(M−1)·(M−t−1)/(M−t).
+    """
+
+    def __init__(self, like: Tensor, batches_per_epoch: int):
+        self.length, self.position = batches_per_epoch, 0
+        self.current, self.sum = torch.zeros_like(like), torch.zeros_like(like)
+
+    def draw(self) -> None:
+        left = self.length - self.position
+        scale = math.sqrt(self.length / (self.length - 1) * (left - 1) / left)
+        self.current = torch.randn_like(self.sum).mul_(scale).sub_(self.sum, alpha=1 / left)
+        self.position = (self.position + 1) % self.length
+        self.sum = self.sum + self.current if self.position else torch.zeros_like(self.sum)
+
+
 @dataclass
 class Simulation:
     """One parameter tensor of ``coordinates`` coordinates for each curvature; see `check_sampler`."""
@@ -28,6 +48,8 @@ class Simulation:
     per_chain: bool
     dtype: torch.dtype
     seed: int
+    #: Steps in an epoch of minibatches drawn without replacement; None draws every minibatch anew.
+    batches_per_epoch: int | None = None
 
     def __call__(self, steps: int, lr_factor: float, maps: list[LinearStep | None] | None) -> list[dict[str, float]]:
         """Measured moments for each curvature, averaged over ``steps`` steps after a burn-in of as many.
@@ -89,23 +111,31 @@ class Simulation:
         ]
 
     def _stepper(self, sampler: Any, params: list[Tensor]) -> Callable[[], Any]:
+        epochs = [ReshuffledNoise(p, self.batches_per_epoch) for p in params] if self.batches_per_epoch else None
+
         @torch.no_grad()
         def closure() -> Any:
             losses = []
-            for p, k in zip(params, self.curvatures, strict=True):
+            for i, (p, k) in enumerate(zip(params, self.curvatures, strict=True)):
                 p.grad = p.detach() * (k / self.num_data)
                 losses.append(0.5 * p * p.grad)
                 if self.push:
-                    p.grad.add_(torch.randn_like(p), alpha=self.push)
+                    noise = torch.randn_like(p) if epochs is None else epochs[i].current
+                    p.grad.add_(noise, alpha=self.push)
             return torch.stack(losses).sum(0) if self.per_chain else torch.stack(losses).sum()
 
-        return lambda: sampler.step(closure)
+        def step() -> None:
+            for epoch in epochs or ():  # one minibatch a step, however often the sampler evaluates it
+                epoch.draw()
+            sampler.step(closure)
+
+        return step
 
     def _start_stationary(self, sampler: Any, params: list[Tensor], maps: list[LinearStep | None]) -> None:
         """Draw (θ, state) from the stationary law, so that no burn-in has to be guessed."""
         for p, one in zip(params, maps, strict=True):
             assert one is not None
-            covariance = one.stationary_covariance()
+            covariance = one.stationary_covariance(self.batches_per_epoch)
             if not math.isfinite(covariance[0, 0]):
                 continue
             values, vectors = np.linalg.eigh(covariance)  # no noise at all gives zeros, which Cholesky refuses

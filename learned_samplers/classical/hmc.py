@@ -13,7 +13,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FOREACH, as_number, is_finite, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
-from learned_samplers.base.step import Evaluation, GroupInputs
+from learned_samplers.base.step import Evaluation, GroupInputs, chains_of
 
 
 class HMC(Sampler):
@@ -57,6 +57,7 @@ class HMC(Sampler):
     reads_loss = True
     half_precision = False
     group_keys = ("tally",)
+    takes_prior_mean = False
 
     def __init__(
         self,
@@ -88,10 +89,7 @@ class HMC(Sampler):
         validation.whole("adapt_steps", group["adapt_steps"], least=0)
         validation.fraction("target_acceptance", group["target_acceptance"], open_left=True, open_right=True)
         whole_trajectory = ("leapfrog_steps", "adapt_steps", "step_jitter", "target_acceptance")
-        for key in ("num_data", "temperature", "prior_precision", *whole_trajectory):
-            first = (self.param_groups[0] if getattr(self, "param_groups", None) else group)[key]
-            if group[key] != first:
-                raise ValueError(f"{key} must be the same in every group of HMC, got {group[key]} beside {first}")
+        self._validate_shared(group, ("num_data", "temperature", "prior_precision", *whole_trajectory))
 
     # ---------------------------------------------------------------- one trajectory
 
@@ -101,7 +99,7 @@ class HMC(Sampler):
         assert closure is not None
         params = [p for inputs in evaluation.groups for p in inputs.params]
         loss = torch.as_tensor(evaluation.loss)
-        chains = self._chains(loss, params)
+        chains = chains_of(loss, params)
         groups = [(group, inputs.params) for group, inputs in zip(self.param_groups, evaluation.groups, strict=True)]
         temperature = as_number(self.param_groups[0]["temperature"])
         start = {p: p.clone() for p in params}
@@ -160,18 +158,6 @@ class HMC(Sampler):
                 energy = momentum[p].double().square() + group["prior_precision"] * p.double().square()
                 total = total + 0.5 * (energy.reshape(chains, -1).sum(1) if chains else energy.sum()).cpu()
         return total
-
-    def _chains(self, loss: Tensor, params: list[Tensor]) -> int:
-        """Number of chains in a leading axis; 0 for a scalar loss."""
-        if loss.dim() == 0:
-            return 0
-        if loss.dim() == 1 and all(p.dim() and p.shape[0] == loss.shape[0] for p in params):
-            return loss.shape[0]
-        shapes = sorted({tuple(p.shape) for p in params})
-        raise ValueError(
-            f"closure returned losses of shape {tuple(loss.shape)}; expected () or the leading axis of the parameters, "
-            f"whose shapes are {shapes}"
-        )
 
     def _uniform(self, like: Tensor) -> Tensor:
         if self.generator is None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
+from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation
 
@@ -76,7 +77,8 @@ class PSGLD(Sampler):
     gradient in V, so it corrects a part (1−d).
 
     Args:
-        params, lr, num_data, temperature, prior_precision, foreach, generator, options: as for `SGLD`; lr is RMSprop's.
+        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`; lr
+            is RMSprop's.
         decay: d in [0, 1), the memory of the mean square.
         eps: added to √V, in units of the mean loss's gradient.
         correction: "none" or "probe".
@@ -103,6 +105,7 @@ class PSGLD(Sampler):
         probe_size: float = 1e-3,
         temperature: float = 1.0,
         prior_precision: float = 0.0,
+        prior_mean: PriorMean = None,
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],

@@ -8,6 +8,7 @@ import torch
 
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
+from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 
 
@@ -48,6 +49,8 @@ class SGLD(Sampler):
         num_data: N, the number of training points.
         temperature: T; 1 is the Bayes posterior, below 1 a cold posterior, 0 an optimizer.
         prior_precision: λ of the Gaussian prior N(0, 1/λ), in 1/θ²; a weight decay of λ/N on the mean loss.
+        prior_mean: μ of the prior N(μ, 1/λ): None for zero, "initial" for the weights at construction, or one tensor
+            a parameter (several groups: in the groups' own dicts). It is saved with the state.
         foreach: update in lists of tensors (default) or one at a time (False); the two agree bit for bit.
         generator: source of the noise; the default is torch's global generator.
         options: ``master_weights``, ``missing_gradient`` and ``distributed``, see `SamplerOptions`.
@@ -67,6 +70,7 @@ class SGLD(Sampler):
         *,
         temperature: float = 1.0,
         prior_precision: float = 0.0,
+        prior_mean: PriorMean = None,
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],

@@ -10,6 +10,7 @@ from torch import Tensor
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
+from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 
 
@@ -61,7 +62,8 @@ class SGNHT(Sampler):
     curvatures has the right temperature on average over its coordinates.
 
     Args:
-        params, lr, num_data, temperature, prior_precision, foreach, generator, options: as for `SGLD`; temperature > 0.
+        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`;
+            temperature > 0.
         momentum_decay: a in (0, 1], noise injected and first friction.
         momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
         thermostat_rate: κ > 0, change of the friction per step and unit of excess temperature. Ding et al. have κ =
@@ -93,6 +95,7 @@ class SGNHT(Sampler):
         thermostat_rate: float = 0.01,
         temperature: float = 1.0,
         prior_precision: float = 0.0,
+        prior_mean: PriorMean = None,
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,

@@ -19,6 +19,8 @@ from learned_samplers.base.segments import Segments, constant
 #: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
 AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 
+#: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
+FLOOR = 1e-5
 # Logarithms are flat below these mean squares, so that a dead tensor gives a finite feature: of gradients, whose scale
 # nobody knows, and of dimensionless quantities and parameters.
 _TINY, _SMALL = 1e-16, 1e-8
@@ -32,47 +34,56 @@ _LOG_RATIO_FLOOR = 1e-10
 class FeatureSet:
     """A named choice of features; weights are bound to the name, so a name's meaning never changes.
 
-    The rows are: g, θ, r, the six running averages of g, each divided by its root mean square over the tensor; then
+    The rows are: g, θ, r, the running averages of g, each divided by its root mean square over the tensor; then
     ``adaptive`` (one value a coordinate); then ``context`` (one value a tensor).
     """
 
     name: str
-    adaptive: tuple[str, ...] = ()
     context: tuple[str, ...] = ()
-    #: d of the running averages v ← d·v + (1−d)·g², kept after the six averages of g.
+    #: d of the running averages v ← d·v + (1−d)·g², kept after the averages of g; with any there are adaptive rows.
     second_moment_decays: tuple[float, ...] = ()
+    #: d of the running averages m ← d·m + (1−d)·g.
+    average_decays: tuple[float, ...] = AVERAGE_DECAYS
+    #: d of those averages whose ratios to √v̂ are adaptive rows.
+    ratio_decays: tuple[float, ...] = (0.9, 0.99)
+
+    @property
+    def adaptive(self) -> tuple[str, ...]:
+        """Names of the adaptive rows: ratios to √v̂ at the first of ``second_moment_decays``, then logarithms of √v̂."""
+        if not self.second_moment_decays:
+            return ()
+        ratios = (f"average_{d:g}_to_rms" for d in self.ratio_decays)
+        return ("gradient_to_rms", *ratios, *(f"log_rms_{d:g}" for d in self.second_moment_decays))
 
     @property
     def size(self) -> int:
         """F, the number of features."""
-        return 3 + len(AVERAGE_DECAYS) + len(self.adaptive) + len(self.context)
+        return 3 + len(self.average_decays) + len(self.adaptive) + len(self.context)
 
     @property
     def num_averages(self) -> int:
         """Running averages that the rule keeps for each coordinate."""
-        return len(AVERAGE_DECAYS) + len(self.second_moment_decays)
+        return len(self.average_decays) + len(self.second_moment_decays)
+
+    @property
+    def sees_progress(self) -> bool:
+        """Whether the network is told how much of the run is over, where that is known."""
+        return "progress" in self.context
 
     @property
     def names(self) -> tuple[str, ...]:
         """A name for each feature, in order."""
-        averages = (f"average_{decay:g}" for decay in AVERAGE_DECAYS)
+        averages = (f"average_{decay:g}" for decay in self.average_decays)
         return ("gradient", "parameter", "momentum", *averages, *self.adaptive, *self.context)
 
 
-_COHERENCE_DECAYS = (0.9, 0.99, 0.999)
-_TIME_SCALES = (10, 100, 1000)
-_RATIO_DECAYS = (0.9, 0.99)
 _SECOND_MOMENT_DECAYS = (0.99, 0.999)
-_CONTEXT = (
-    *("log_kick", "log_parameter", "log_momentum", "log_displacement"),
-    *(f"log_coherence_{d:g}" for d in _COHERENCE_DECAYS),
-    "log_size",
-    *(f"time_{tau}" for tau in _TIME_SCALES),
-)
-_DATA = "log_data"
-_ADAPTIVE = (
-    *("gradient_to_rms", *(f"average_{d:g}_to_rms" for d in _RATIO_DECAYS)),
-    *(f"log_rms_{d:g}" for d in _SECOND_MOMENT_DECAYS),
+_MAGNITUDES = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
+_COHERENCES = ("log_coherence_0.9", "log_coherence_0.99", "log_coherence_0.999")
+_CONTEXT = (*_MAGNITUDES, *_COHERENCES, "log_size", "time_10", "time_100", "time_1000")
+_LEAN_CONTEXT = (
+    *(*_MAGNITUDES, *_COHERENCES, "log_size"),
+    *("time_10", "time_100", "time_1000", "time_10000", "log_data", "progress", "has_total"),
 )
 
 FEATURE_SETS: dict[str, FeatureSet] = {
@@ -80,8 +91,9 @@ FEATURE_SETS: dict[str, FeatureSet] = {
     for each in (
         FeatureSet("paper"),
         FeatureSet("scaled", context=_CONTEXT),
-        FeatureSet("adaptive", _ADAPTIVE, _CONTEXT, _SECOND_MOMENT_DECAYS),
-        FeatureSet("adaptive_data", _ADAPTIVE, (*_CONTEXT, _DATA), _SECOND_MOMENT_DECAYS),
+        FeatureSet("adaptive", _CONTEXT, _SECOND_MOMENT_DECAYS),
+        FeatureSet("adaptive_data", (*_CONTEXT, "log_data"), _SECOND_MOMENT_DECAYS),
+        FeatureSet("lean", _LEAN_CONTEXT, (0.99,), (0.9, 0.99, 0.999), ratio_decays=(0.9, 0.99, 0.999)),
     )
 }
 
@@ -99,6 +111,16 @@ def feature_set_named(name: str | FeatureSet) -> FeatureSet:
     return FEATURE_SETS[name]
 
 
+def check_total_steps(total_steps: int | None, feature_set: str) -> None:
+    """Raise ValueError where a run's length is given to a network that cannot see it."""
+    if total_steps is not None and not feature_set_named(feature_set).sees_progress:
+        serving = ", ".join(repr(name) for name, each in FEATURE_SETS.items() if each.sees_progress)
+        raise ValueError(
+            f"total_steps is for a feature set with the progress of the run ({serving}), got {total_steps} with "
+            f"feature_set={feature_set!r}"
+        )
+
+
 def features(
     parameter: Tensor,
     momentum: Tensor,
@@ -110,6 +132,7 @@ def features(
     lr: Any = None,
     num_data: Any = None,
     step: Any = 0,
+    total_steps: int | None = None,
 ) -> Tensor:
     """The features of every coordinate, (..., F, d).
 
@@ -123,6 +146,10 @@ def features(
     - "adaptive": also, with v̂ the bias-corrected average of g² at d = .99: g/√v̂, m_.9/√v̂ and m_.99/√v̂ (bias-corrected,
       held to ±8), and ¼·log(√v̂/‖√v̂‖) at d = .99 and .999, coordinate by coordinate.
     - "adaptive_data": also log₁₀(N)/3 − 1, the same everywhere: how much there is to memorise.
+    - "lean": what four running averages can give, m at d = .9, .99 and .999 and v at .99: the three m and g over √v̂,
+      the logarithm at .99, and the context of "adaptive_data", also with τ = 10,000; then (t − 1)/``total_steps`` held
+      to 1 ("progress", the share of the run that is over) and 1 ("has_total"), or 0 and 0 where the length of the run
+      is not known.
 
     Args:
         parameter, momentum, gradient: (..., d), the gradient of the mean minibatch loss.
@@ -130,12 +157,15 @@ def features(
         segments: the tensors in the flat axis.
         feature_set: a set, or its name.
         lr, num_data, step: learning rate, N, and updates done before this one; the paper's set uses none of them.
+        total_steps: length of the run, or None where it is not known.
 
     Raises:
         ValueError: there is no feature set of that name.
     """
     named = feature_set_named(feature_set)
-    scale = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
+    scale = TensorScales(
+        parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step, total_steps=total_steps
+    )
     return scale.with_momentum(momentum).window(0, segments.total)
 
 
@@ -144,13 +174,33 @@ def data_feature(num_data: Any) -> Any:
     return scalar_log10(num_data) / 3 - 1
 
 
-def update_averages(averages: Tensor, gradient: Tensor, feature_set: str | FeatureSet = "paper") -> Tensor:
+def progress_feature(time: Any, total_steps: int | None) -> Any:
+    """The feature "progress", the share of the run that is over before its ``time``-th step; 0 where it has no end."""
+    if total_steps is None:
+        return 0.0
+    share = (time - 1) / total_steps
+    return share.clamp(max=1.0) if isinstance(share, Tensor) else min(share, 1.0)
+
+
+def update_averages(
+    averages: Tensor, gradient: Tensor, feature_set: str | FeatureSet = "paper", *, in_place: bool = False
+) -> Tensor:
     """m_d ← d·m_d + (1−d)·g, and v_d ← d·v_d + (1−d)·g² where the set keeps any; no bias correction.
 
-    ``averages`` is (..., K, d) with the six m first, ``gradient`` (..., d).
+    ``averages`` is (..., K, d) with the m first, ``gradient`` (..., d). New averages, or with ``in_place`` the same.
     """
-    named, k = feature_set_named(feature_set), len(AVERAGE_DECAYS)
-    weights = 1 - constant(AVERAGE_DECAYS + named.second_moment_decays, gradient).unsqueeze(-1)
+    named = feature_set_named(feature_set)
+    k = len(named.average_decays)
+    decays = named.average_decays + named.second_moment_decays
+    if in_place:
+        # Average by average, for the gradient as many times as there are averages is as large as they are.
+        shares = (1 - torch.tensor(decays, dtype=gradient.dtype)).tolist()
+        for row, share in zip(averages[..., :k, :].unbind(-2), shares[:k], strict=True):
+            row.lerp_(gradient, share)
+        for row, share in zip(averages[..., k:, :].unbind(-2), shares[k:], strict=True):
+            row.mul_(1 - share).addcmul_(gradient, gradient, value=share)
+        return averages
+    weights = 1 - constant(decays, gradient).unsqueeze(-1)
     gradient = gradient.unsqueeze(-2)
     first = torch.lerp(averages[..., :k, :], gradient, weights[:k])
     if not named.second_moment_decays:
@@ -175,24 +225,27 @@ class TensorScales:
         lr: Any,
         num_data: Any,
         step: Any,
+        total_steps: int | None = None,
     ):
         self.parameter, self.gradient, self.averages = parameter, gradient, averages
         self.segments, self.named = segments, named
         # In double precision, for 1 − dᵗ is a small difference; as a scalar it leaves the features' dtype alone.
         self.time = (step.double() if isinstance(step, Tensor) else step) + 1
-        self.lr, self.num_data = lr, num_data
-        k = len(AVERAGE_DECAYS)
+        self.lr, self.num_data, self.total_steps = lr, num_data, total_steps
+        k = len(named.average_decays)
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
         self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :])], -2)
+        #: The rows `FeatureSet.adaptive`, (..., A, d), made when they are first needed.
+        self.adaptive: Tensor | None = None
         if named.second_moment_decays:
-            self.adaptive = self._adaptive_rows()
+            self.mean_seconds = segments.mean(averages[..., k:, :])
 
     def with_momentum(self, momentum: Tensor) -> TensorScales:
         """The same with this momentum (each of the two passes has its own)."""
         self.momentum = momentum
         square = self.segments.mean_square(momentum).unsqueeze(-2)
         gradient_parameter, averages = self.mean_squares[..., :2, :], self.mean_squares[..., 2:, :]
-        self.factors = torch.rsqrt(torch.cat([gradient_parameter, square, averages], -2) + 1e-5)
+        self.factors = torch.rsqrt(torch.cat([gradient_parameter, square, averages], -2) + FLOOR)
         if self.named.context:
             self.context = self._context(square)
         return self
@@ -203,13 +256,22 @@ class TensorScales:
         other.parameter, other.momentum = parameter, momentum
         return other
 
+    def part(self, part: slice) -> TensorScales:
+        """The same for some coordinates of the one tensor that there is."""
+        other = self.held(self.parameter[..., part], self.momentum[..., part])
+        other.gradient, other.averages, other.adaptive = self.gradient[..., part], self.averages[..., part], None
+        other.segments = Segments((other.gradient.shape[-1],))
+        return other
+
     def window(self, start: int, stop: int) -> Tensor:
         """The features of the coordinates from ``start`` to ``stop``, (..., F, stop − start)."""
-        part, k = slice(start, stop), len(AVERAGE_DECAYS)
+        part, k = slice(start, stop), len(self.named.average_decays)
         three = [x[..., part].unsqueeze(-2) for x in (self.gradient, self.parameter, self.momentum)]
         rows = torch.cat([*three, self.averages[..., :k, part]], -2) * self.segments.expand(self.factors, start, stop)
         more = []
         if self.named.adaptive:
+            if self.adaptive is None:
+                self.adaptive = self._adaptive_rows()
             more.append(self.adaptive[..., part])
         if self.named.context:
             context = self.segments.expand(self.context, start, stop)
@@ -217,15 +279,16 @@ class TensorScales:
         return torch.cat([rows, *more], -2) if more else rows
 
     def _adaptive_rows(self) -> Tensor:
-        """The rows `_ADAPTIVE`, (..., 5, d); made once, for many small operations cost more than the memory does."""
-        k, t = len(AVERAGE_DECAYS), self.time
+        """The rows `FeatureSet.adaptive`, (..., A, d), made once: small operations cost more than memory."""
+        decays, t = self.named.average_decays, self.time
+        k = len(decays)
         seconds = self.averages[..., k:, :]
         inverse = torch.rsqrt(seconds[..., 0, :] / (1 - self.named.second_moment_decays[0] ** t) + _TINY)
         ratios = [self.gradient * inverse]
-        for d in _RATIO_DECAYS:
-            ratios.append(self.averages[..., AVERAGE_DECAYS.index(d), :] * (inverse / (1 - d**t)))
+        for d in self.named.ratio_decays:
+            ratios.append(self.averages[..., decays.index(d), :] * (inverse / (1 - d**t)))
         # The bias correction drops out of a ratio of two averages at one d.
-        relative = seconds * self.segments.expand(1 / (self.segments.mean(seconds) + _TINY))
+        relative = seconds * self.segments.expand(1 / (self.mean_seconds + _TINY))
         logs = 0.5 * _LOG_SCALE * torch.log(relative + _LOG_RATIO_FLOOR)
         return torch.cat([torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs], -2)
 
@@ -233,19 +296,32 @@ class TensorScales:
         """The rows of the context of every tensor, (..., E, S); ``momentum`` is its mean square (..., 1, S)."""
         gradient, parameter = self.mean_squares[..., :1, :], self.mean_squares[..., 1:2, :]
         lr, num_data, t = self.lr, self.num_data, self.time
-        ratios = [
-            gradient * (lr * num_data) + _SMALL,
-            parameter + _SMALL,
-            momentum + _SMALL,
-            (momentum * (lr / num_data) + _SMALL**2) / (parameter + _SMALL),
-        ]
-        for d in _COHERENCE_DECAYS:
-            i = 2 + AVERAGE_DECAYS.index(d)
-            ratios.append((self.mean_squares[..., i : i + 1, :] / (1 - d**t) ** 2 + _TINY) / (gradient + _TINY))
-        size = torch.log10(constant(self.segments.lengths, gradient)) / 3 - 1
-        common = [t / (t + tau) for tau in _TIME_SCALES]
-        if _DATA in self.named.context:
-            common.append(data_feature(num_data))
-        constants = torch.stack([size, *(torch.zeros_like(size) + value for value in common)], -2)
-        logs = 0.5 * _LOG_SCALE * torch.log(torch.cat(ratios, -2))
-        return torch.cat([logs, constants.expand(*gradient.shape[:-2], -1, -1)], -2)
+        logs: list[Tensor] = []
+        constants: list[Any] = []
+        for name in self.named.context:
+            kind, _, number = name.rpartition("_")
+            if name == "log_kick":
+                logs.append(gradient * (lr * num_data) + _SMALL)
+            elif name == "log_parameter":
+                logs.append(parameter + _SMALL)
+            elif name == "log_momentum":
+                logs.append(momentum + _SMALL)
+            elif name == "log_displacement":
+                logs.append((momentum * (lr / num_data) + _SMALL**2) / (parameter + _SMALL))
+            elif kind == "log_coherence":
+                i, d = 2 + self.named.average_decays.index(float(number)), float(number)
+                logs.append((self.mean_squares[..., i : i + 1, :] / (1 - d**t) ** 2 + _TINY) / (gradient + _TINY))
+            elif name == "log_size":
+                constants.append(torch.log10(constant(self.segments.lengths, gradient)) / 3 - 1)
+            elif kind == "time":
+                constants.append(t / (t + float(number)))
+            elif name == "progress":
+                constants.append(progress_feature(t, self.total_steps))
+            elif name == "has_total":
+                constants.append(float(self.total_steps is not None))
+            else:
+                constants.append(data_feature(num_data))
+        size = constant(self.segments.lengths, gradient)
+        rest = torch.stack([torch.zeros_like(size) + value for value in constants], -2)
+        logarithms = 0.5 * _LOG_SCALE * torch.log(torch.cat(logs, -2))
+        return torch.cat([logarithms, rest.expand(*gradient.shape[:-2], -1, -1)], -2)

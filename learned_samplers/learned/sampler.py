@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,58 +14,93 @@ from learned_samplers.base import validation as check
 from learned_samplers.base.master_weights import working_dtype
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.step import GroupInputs
-from learned_samplers.learned.l2e.rule import Phi
-from learned_samplers.learned.network import flatten, layers_of, shapes_of
+from learned_samplers.learned.badge import HEURISTIC, badge_of
+from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
+from learned_samplers.learned.settings import LearnedSettings, differences
+from learned_samplers.learned.weights import resolve
 
 
 class LearnedSampler(Sampler):
-    """A sampler whose update holds a network, applied to each coordinate; a group's tensors are updated together.
+    """A sampler whose update holds a network, applied to each coordinate.
 
-    Subclasses set `flat_rule`. The network is in the parameters' dtype, is never part of ``param_groups``, and a state
-    dict names it by a fingerprint: a chain is never resumed with other weights than its own.
+    Subclasses set `settings_class`, `flat_rule` and `advance`. The network is in the parameters' dtype, is never part
+    of ``param_groups``, and a state dict names it by a fingerprint: a chain is never resumed with other weights or
+    settings than its own.
     """
 
-    badge = "heuristic"
+    #: The dataclass of its settings.
+    settings_class: ClassVar[type[LearnedSettings]]
+    #: Whether the update leaves the posterior alone for any network, up to the step size.
+    claims_law: ClassVar[bool] = False
     needs_master_in_float16 = True
+    hyperparameters: ClassVar[tuple[str, ...]] = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay")
+    #: The settings in use, of the whole sampler; lr, temperature and the like stand in the parameter groups.
+    settings: LearnedSettings
     #: State tensors that keep several rows a coordinate: name → K; they have shape (K, *parameter.shape).
     rows: dict[str, int]
     #: The network in use; its ``nn.Linear`` layers in order are the weights.
     network: nn.Module
-    #: What else the fingerprint covers: the form of the update and the features.
-    identity: dict[str, str]
+    #: The card of the weights, {} if they came without one.
+    card: dict[str, Any]
 
-    def __init__(
-        self,
-        params: Any,
-        defaults: dict[str, Any],
-        *,
-        network: nn.Module,
-        inputs: int,
-        outputs: int,
-        rows: dict[str, int],
-        identity: dict[str, str],
-        generator: torch.Generator | None,
-    ):
-        self.identity, self.rows = identity, rows
-        phi = layers_of(network)
-        if (phi[0][0].shape[1], phi[-1][0].shape[0]) != (inputs, outputs):
-            raise ValueError(
-                f"network must take {inputs} features ({identity['feature_set']!r}) and give {outputs} outputs, got "
-                f"{phi[0][0].shape[1]} and {phi[-1][0].shape[0]}"
-            )
+    def __init__(self, params: Any, given: dict[str, Any], *, generator: torch.Generator | None = None):
+        """``given`` are a subclass's arguments: the network, the settings (None: by default), the groups' defaults."""
+        network, settings = given.pop("network"), given.pop("settings")
+        own = {name: given.pop(name, None) for name in self.settings_class.names()}
+        if settings is not None:
+            self._check_settings(settings, own)
+            own = settings.as_dict()
+        else:
+            # What is asked of the weights is checked before their file is read.
+            self.settings_class.given(**{name: own[name] for name in ("form", "feature_set") if name in own})
+        if isinstance(network, str) and network == "default":
+            network = self._shipped(own)
+        asked = {name: own[name] for name in ("form", "feature_set") if name in own}
+        module, self.card = resolve(network, self.settings_class, **asked)
+        self.settings = settings or self.settings_class.from_card(self.card, **own)
+        self._fresh = module is None
+        if module is None:
+            module = self.settings.fresh_network(generator=torch.Generator().manual_seed(0))
+        phi = layers_of(module)
+        self.settings.check_network(phi)
         if not all(part.isfinite().all() for pair in phi for part in pair):
             raise ValueError("network must have finite weights")
-        super().__init__(params, defaults, generator=generator)
+        recommended = {"lr": None, "momentum_decay": 0.1, **self.card.get("defaults", {})}
+        for name, value in recommended.items():
+            given[name] = value if given[name] is None else given[name]
+        if given["lr"] is None:
+            raise ValueError(self._without_lr())
+        self.rows = self._rows()
+        super().__init__(params, given, generator=generator)
         first = self.param_groups[0]["params"][0]
         weight = phi[0][0]
         dtype = working_dtype(self.param_groups[0], first)
         if (weight.dtype, weight.device) != (dtype, first.device):
-            network = copy.deepcopy(network).to(dtype=dtype, device=first.device)
-        self.network = network
+            module = copy.deepcopy(module).to(dtype=dtype, device=first.device)
+        self.network = module
+
+    def _check_settings(self, settings: Any, own: dict[str, Any]) -> None:
+        if not isinstance(settings, self.settings_class):
+            raise TypeError(f"settings must be {self.settings_class.__name__}, got {type(settings).__name__}")
+        for name, value in own.items():
+            if value is not None:
+                raise ValueError(f"{name}={value!r} cannot be given beside settings=, which has a {name} of its own")
+
+    def _shipped(self, own: dict[str, Any]) -> str | None:
+        """The name of the shipped weights that ``network="default"`` means, None for fresh ones."""
+        return None
+
+    def _without_lr(self) -> str:
+        return "lr must be given: the network comes without a card that recommends one, got None"
+
+    def _rows(self) -> dict[str, int]:
+        return {}
 
     def flat_rule(self, *tensors: Any, phi: Phi, segments: Segments, **hyper: Any) -> tuple[Tensor, ...]:
-        """The update of flat buffers, out of place: (parameter, gradient, noise, state…) ↦ (parameter, state…)."""
+        """The update of flat buffers, out of place: (parameter, gradient, noise, state…) ↦ (parameter, state…).
+
+        ``hyper`` has ``settings`` and one value for each of `hyperparameters`, as the pure rules take them.
+        """
         raise NotImplementedError
 
     def rule(
@@ -88,36 +123,40 @@ class LearnedSampler(Sampler):
         super()._validate(group)
         check.fraction("momentum_decay", group["momentum_decay"], open_left=True)
         check.one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
-        for name, value in group.items():
-            if name.endswith("_scale"):
-                check.non_negative(name, value)
-        if group.get("output_bound") is not None:
-            check.positive("output_bound", group["output_bound"])
+        for name in self.settings_class.names():
+            if name in group:
+                raise ValueError(
+                    f"{name} is a setting of the whole sampler, not of a parameter group, got {group[name]!r}"
+                )
+
+    # ---------------------------------------------------------------- the badge
+
+    @property
+    def badge(self) -> str:  # type: ignore[override]
+        """What a measurement with these weights has shown of the invariant law, at these settings; else "heuristic"."""
+        return self._badge()[0]
+
+    @property
+    def badge_reason(self) -> str:
+        """Why the badge is what it is, in a sentence."""
+        return self._badge()[1]
+
+    def _badge(self) -> tuple[str, str]:
+        if not self.card:
+            came = "is untrained" if self._fresh else "came as a module, without a card"
+            last = layers_of(self.network)[-1]
+            base = (
+                "; its last layer is zero, so that the update is that of SGHMC"
+                if not any(part.any() for part in last) and self.settings.zero_is_base
+                else ""
+            )
+            return HEURISTIC, f"nobody has measured the invariant law of this network, which {came}{base}"
+        return badge_of(
+            self.card["law"], self.settings, self.param_groups, claims_law=self.claims_law,
+            sha256=self.fingerprint()["sha256"],
+        )  # fmt: skip
 
     # ---------------------------------------------------------------- the step
-
-    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)
-        state = [[self.state_of(group, p, name) for p in params] for name in self.state_names]
-        for members in together(params):
-            chosen = [params[i] for i in members]
-            segments = Segments(tuple(p.numel() for p in chosen))
-            noise = self.noise_for(chosen, hyper)
-            before = [
-                self._flat_state(name, [tensors[i] for i in members])
-                for name, tensors in zip(self.state_names, state, strict=True)
-            ]
-            after = self.flat_rule(
-                gather(chosen),
-                gather([grads[i] for i in members]),
-                None if noise is None else gather(noise),
-                *before,
-                phi=self._phi(chosen[0]),
-                segments=segments,
-                **hyper,
-            )
-            for tensors, flat in zip([params, *state], after, strict=True):
-                scatter(flat, [tensors[i] for i in members], segments)
 
     def _flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
         lead = (self.rows[name],) if name in self.rows else ()
@@ -134,16 +173,20 @@ class LearnedSampler(Sampler):
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         return (self.rows[name], *p.shape) if name in self.rows else tuple(p.shape)
 
+    def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
+        return {**super().hyper(group, keep_tensors=keep_tensors), "settings": self.settings}
+
     # ---------------------------------------------------------------- saving and resuming
 
-    def fingerprint(self) -> dict[str, str]:
-        """The form, the features and a SHA-256 of the weights: what a chain must keep to be the same chain."""
+    def fingerprint(self) -> dict[str, Any]:
+        """The settings and a SHA-256 of the weights: what a chain must keep to be the same chain."""
         phi = layers_of(self.network)
         content = flatten(phi).detach().to("cpu", torch.float64).numpy().tobytes()
         digest = hashlib.sha256(repr(shapes_of(phi)).encode() + content).hexdigest()
-        return {**self.identity, "sha256": digest}
+        return {"sha256": digest, "settings": self.settings.as_dict()}
 
     def state_dict(self) -> dict[str, Any]:
+        """As `Sampler.state_dict`, with the settings as plain values and a SHA-256 of the network's weights."""
         saved = super().state_dict()
         saved["sampler"]["network"] = self.fingerprint()
         return saved
@@ -152,20 +195,25 @@ class LearnedSampler(Sampler):
         """Resume bit for bit, as `Sampler.load_state_dict`.
 
         Raises:
-            ValueError: also if the state is of a chain with another network, form or feature set. Nothing has changed.
+            ValueError: also if the state is of a chain with another network or other settings. Nothing has changed.
         """
         self.validate_saved(state_dict)
         theirs, ours = state_dict["sampler"].get("network", {}), self.fingerprint()
-        differs = [key for key in ours if theirs.get(key) != ours[key]]
-        if differs:
+        saved, own = theirs.get("settings", {}), ours["settings"]
+        for name in differences(own, saved):
             raise ValueError(
-                f"state_dict is of a chain with another network: {differs[0]} is {theirs.get(differs[0])!r} there, "
-                f"{ours[differs[0]]!r} here"
+                f"state_dict is of a chain with other settings: {name} is {saved.get(name)!r} there, "
+                f"{own.get(name)!r} here"
+            )
+        if theirs.get("sha256") != ours["sha256"]:
+            raise ValueError(
+                f"state_dict is of a chain with another network: sha256 is {theirs.get('sha256')!r} there, "
+                f"{ours['sha256']!r} here"
             )
         super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"network": self.network, "identity": self.identity, "rows": self.rows}
+        own = {name: getattr(self, name) for name in ("network", "settings", "rows", "card", "_fresh")}
         return {**super().__getstate__(), **own}
 
 
@@ -188,26 +236,3 @@ def together(params: Sequence[Tensor]) -> list[list[int]]:
         if p.numel():
             by_kind.setdefault((p.dtype, p.device), []).append(i)
     return list(by_kind.values())
-
-
-def settings_from(card: dict[str, Any], scales: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """lr, momentum decay and the scales of a sampler: as given, else the card's, else the library's.
-
-    Args:
-        card: of the weights, or {}.
-        scales: the scales that the sampler has, with the library's values.
-        given: the sampler's arguments, None where it is left to the card.
-
-    Raises:
-        ValueError: a scale was given, or stands in the card, that the sampler does not have; there is no lr.
-    """
-    foreign = {key: value for key, value in card.get("scales", {}).items() if key not in scales}
-    foreign |= {key: v for key, v in given.items() if v is not None and key not in (*scales, "lr", "momentum_decay")}
-    if foreign:
-        key, value = next(iter(foreign.items()))
-        raise ValueError(f"{key} does not belong to this form of the sampler, got {value!r}")
-    chosen = {"lr": None, "momentum_decay": 0.1, **card.get("defaults", {}), **scales, **card.get("scales", {})}
-    chosen.update({key: value for key, value in given.items() if value is not None})
-    if chosen["lr"] is None:
-        raise ValueError("lr must be given: the network comes without a card that recommends one")
-    return {key: chosen[key] for key in ("lr", "momentum_decay", *scales)}

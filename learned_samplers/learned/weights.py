@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,22 +21,28 @@ from torch import nn
 
 from learned_samplers.base.files import write_atomically
 from learned_samplers.learned.network import layers_of, shapes_of
+from learned_samplers.learned.settings import LearnedSettings
 
 FORMAT = "learned-samplers network weights"
 VERSION = 1
 
-#: What a card must say, and of what type. ``form`` and ``feature_set`` name the update and the features; ``features``
-#: are the network's inputs in order; ``scales`` are the sampler's arguments that the weights were trained with,
-#: ``defaults`` those that are recommended with them.
+#: Where the weights lie that ship with the package: in the package ``pretrained``, beside this one.
+SHIPPED = Path(__file__).resolve().parents[2] / "pretrained"
+
+#: What a card must say, and of what type. ``sampler`` is the name of its class, ``feature_set`` that of the network's
+#: inputs, and ``features`` are these in order; where the sampler has forms, ``form`` stands beside them. ``scales`` are
+#: the sampler's arguments that the weights were trained with, ``defaults`` those that are recommended with them.
+#: ``law`` is what was measured of the invariant law, None before it was; ``badge`` is its summary for readers, which
+#: no program believes (see `learned_samplers.learned.badge`).
 CARD_FIELDS: dict[str, type | tuple[type, ...]] = {
     "name": str,
     "sampler": str,
-    "form": str,
     "feature_set": str,
     "features": list,
     "scales": dict,
     "defaults": dict,
     "badge": str,
+    "law": (dict, type(None)),
     "meta_training": dict,
     "curve": list,
     "metrics": dict,
@@ -83,6 +88,7 @@ def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any])
     filled = {
         "format": FORMAT,
         "version": VERSION,
+        "law": None,
         **card,
         "layers": [list(shape) for shape in shapes_of(layers_of(network))],
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -145,11 +151,28 @@ def load_card(path: str | os.PathLike[str]) -> dict[str, Any]:
         card = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file}: truncated or not JSON ({error})") from error
+    card = _brought_up_to_date(card)
     try:
         _check_card(str(file), card)
     except TypeError as error:
         raise ValueError(str(error)) from error
     return card
+
+
+def shipped_names() -> list[str]:
+    """The names of the weights that ship with the package."""
+    return sorted(file.stem for file in SHIPPED.glob("*.safetensors"))
+
+
+def shipped_path(name: str) -> Path:
+    """The weight file of that name; its card lies beside it.
+
+    Raises:
+        ValueError: no shipped weights have that name.
+    """
+    if name not in shipped_names():
+        raise ValueError(f"no shipped weights are named {name!r}; there are {', '.join(shipped_names()) or 'none'}")
+    return SHIPPED / f"{name}.safetensors"
 
 
 def find(name: str | os.PathLike[str]) -> Path:
@@ -158,10 +181,8 @@ def find(name: str | os.PathLike[str]) -> Path:
     Raises:
         ValueError: it is a bare name and no shipped weights have it.
     """
-    import pretrained
-
     if isinstance(name, str) and not name.endswith(".safetensors") and os.path.basename(name) == name:
-        return pretrained.path(name)
+        return shipped_path(name)
     return Path(name)
 
 
@@ -171,23 +192,23 @@ def fingerprint(card: dict[str, Any]) -> str:
     The card's own ``sha256`` is that of the weights alone, and two cards with other scales may share it.
     """
     keys = ("sha256", "sampler", "form", "feature_set", "features", "scales", "defaults")
-    return hashlib.sha256(json.dumps({key: card[key] for key in keys}, sort_keys=True).encode()).hexdigest()
+    own = {key: card[key] for key in keys if key in card}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
 def resolve(
-    network: str | os.PathLike[str] | nn.Module | None,
-    sampler: str,
-    *,
-    form: str | None,
-    feature_set: str | None,
-    features_of: Callable[[str], Sequence[str]],
+    network: str | os.PathLike[str] | nn.Module | None, settings: type[LearnedSettings], **asked: str | None
 ) -> tuple[nn.Module | None, dict[str, Any]]:
     """The module and the card that a sampler's ``network=`` means; no card ({}) for a module or None.
 
+    Args:
+        network: of the sampler whose settings are ``settings``.
+        asked: ``form`` and ``feature_set`` if the user named them.
+
     Raises:
         TypeError: ``network`` is of another type.
-        ValueError: the card is of another sampler, form or feature set than asked for, or its feature set has changed
-            its meaning since.
+        ValueError: the card is of another sampler, form or feature set than asked for, has settings that the sampler
+            has not, or its feature set has changed its meaning since.
         FileNotFoundError, ValueError: as for `load` and `find`.
     """
     if network is None or isinstance(network, nn.Module):
@@ -198,13 +219,12 @@ def resolve(
         )
     path = find(network)
     module, card = load(path)
-    asked = {"sampler": sampler, "form": form, "feature_set": feature_set}
-    for key, value in asked.items():
-        if value is not None and card[key] != value:
-            raise ValueError(f"{path}: weights for {key} {card[key]!r}, asked for {value!r}")
+    for key, value in {"sampler": settings.sampler, **asked}.items():
+        if value is not None and card.get(key) != value:
+            raise ValueError(f"{path}: weights for {key} {card.get(key)!r}, asked for {value!r}")
     try:
-        meaning = list(features_of(card["feature_set"]))
-    except ValueError as error:
+        meaning = list(settings.from_card(card).features)
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
     if meaning != card["features"]:
         raise ValueError(f"{path}: its features {card['features']} are not what {card['feature_set']!r} means here")
@@ -228,6 +248,16 @@ def _tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
     if version != str(VERSION):
         raise ValueError(f"{path}: version {version!r} cannot be read, only {VERSION}")
     return tensors
+
+
+def _brought_up_to_date(card: Any) -> Any:
+    """A card as it would be written today: samplers that have one form do not name it, and ``law`` is always there."""
+    if not isinstance(card, dict):
+        return card
+    card = {**card, "law": card.get("law")}
+    if (card.get("sampler"), card.get("form")) in (("KineticL2E", "kinetic"), ("PrecondL2E", "preconditioner")):
+        del card["form"]
+    return card
 
 
 def _check_card(where: str, card: Any) -> None:

@@ -1,37 +1,29 @@
-"""Where posterior samples are kept: in memory, or one safetensors file a sample in a folder with a JSON index.
+"""What a collection of samples is made of, and the store that keeps them in memory. ``folder.py`` has that on disk.
 
-Both stores change in one move: ``commit`` either does all of its work or leaves the store as it was.
+Stores change in one move: ``commit`` either does all of its work or leaves the store as it was.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+from learned_samplers.posterior.tensor_files import Tensors, common_tensors
 
-from learned_samplers.base.files import write_atomically
-
-FORMAT = "learned-samplers posterior samples"
-VERSION = 1
-INDEX = "index.json"
-FIXED = "fixed.safetensors"
-
-Tensors = dict[str, Tensor]
+#: Steps, cycles and numbers beyond this are not counts of anything that has run.
+LARGEST = 2**53
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One kept state: the sampler's step and cycle, and its number (from 1) among the states that were due."""
+    """One kept state: the sampler's step and cycle, its number (from 1) among the states that were due, its chain."""
 
     step: int
     cycle: int
     number: int
+    chain: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,36 +40,35 @@ class Progress:
     stride: int = 1
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Write tensors and JSON metadata as one safetensors file, atomically."""
-    from safetensors.torch import save
+def validate_counts(source: str, *records: Entry | Progress) -> None:
+    """Raise ValueError unless all numbers of these records are counts, and no step occurs twice in a chain."""
+    seen = set()
+    for record in records:
+        for name, value in vars(record).items():
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+                raise ValueError(f"{source}: {name}={value!r} is not a count")
+        if isinstance(record, Entry):
+            if (record.chain, record.step) in seen:
+                raise ValueError(f"{source}: step {record.step} occurs twice")
+            seen.add((record.chain, record.step))
+        elif record.stride < 1:
+            raise ValueError(f"{source}: stride={record.stride} is not a count")
 
-    # Serialised first and written by Python, so that a full disk is an OSError with its errno.
-    header = {"format": FORMAT, "version": str(VERSION), "content": json.dumps(metadata)}
-    write_atomically(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=header))
 
+class Store(Protocol):
+    """What a collection reads its samples from.
 
-def read_safetensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, Any]]:
-    """Read what :func:`write_safetensors` wrote.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is truncated or not one of ours; the message names it and the reason.
+    ``fixed`` holds what is not sampled (None before the first sample), ``frozen`` the fingerprints of what is neither
+    sampled nor stored and has to come with the model.
     """
-    from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    try:
-        with safe_open(str(path), framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise ValueError(f"{path}: not a file of {FORMAT} (its format is {metadata.get('format')!r})")
-            if metadata.get("version") != str(VERSION):
-                raise ValueError(f"{path}: version {metadata.get('version')!r} cannot be read, only {VERSION}")
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata["content"])  # noqa: SIM118
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    entries: list[Entry]
+    progress: Progress
+    fixed: Tensors | None
+    frozen: dict[str, str]
+
+    def read(self, index: int) -> Tensors:
+        """The sampled tensors of one entry."""
 
 
 class MemoryStore:
@@ -87,13 +78,14 @@ class MemoryStore:
         self.entries: list[Entry] = []
         self.progress = Progress()
         self.fixed: Tensors | None = None
+        self.frozen: dict[str, str] = {}
         self._samples: dict[int, Tensors] = {}
 
     def read(self, index: int) -> Tensors:
         return self._samples[self.entries[index].step]
 
-    def set_fixed(self, fixed: Tensors) -> None:
-        self.fixed = fixed
+    def set_fixed(self, fixed: Tensors, frozen: Mapping[str, str] | None = None) -> None:
+        self.fixed, self.frozen = fixed, dict(frozen or {})
 
     def commit(
         self, entries: Sequence[Entry], added: Mapping[int, Tensors], progress: Progress, *, delete: bool = True
@@ -106,103 +98,49 @@ class MemoryStore:
         self._samples = {entry.step: samples[entry.step] for entry in entries}
         self.entries, self.progress = list(entries), progress
 
+    def close(self) -> None:
+        """Nothing is held open."""
 
-class FolderStore:
-    """Samples as files: ``step-<step>.safetensors`` each, ``index.json``, and ``fixed.safetensors``.
 
-    A file that the index does not name (left by a crash between two writes, or by going back to an earlier
-    checkpoint) is ignored, and replaced when its step is reached again.
+class MergedStore:
+    """The samples of several stores, one after the other, each with the number of its chain. It only reads.
 
-    Args:
-        folder: created when missing; an existing one must be empty or hold an index with the same settings.
-        settings: what must agree for the folder to be continued, as JSON values; None to read it only.
-        device: where tensors are read to.
-
-    Raises:
-        ValueError: a folder with something else in it, a broken index, or an index with other settings.
+    A store that is still being added to stays as it is now.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any] | None, device: torch.device) -> None:
-        self.folder, self.device = Path(folder), device
+    def __init__(self, stores: Sequence[tuple[str, Store]]) -> None:
+        stores = [(name, copy.copy(store)) for name, store in stores]
+        self._places: list[tuple[Store, int]] = []
         self.entries: list[Entry] = []
         self.progress = Progress()
-        self.fixed: Tensors | None = None
-        if (self.folder / INDEX).is_file():
-            self._open(settings)
-        elif settings is None:
-            raise FileNotFoundError(f"no posterior samples in {self.folder}: {INDEX} is missing")
-        elif self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-            raise ValueError(f"path={str(self.folder)!r} is not an empty folder and holds no {INDEX}")
-        else:
-            self.settings = settings
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._write_index([], self.progress)
-
-    def _open(self, settings: dict[str, Any] | None) -> None:
-        path = self.folder / INDEX
-        try:
-            index = json.loads(path.read_text())
-            if index["format"] != FORMAT or index["version"] != VERSION:
-                raise ValueError(f"{path}: not an index of {FORMAT}, version {VERSION}")
-            self.settings = dict(index["settings"])
-            self.entries = [Entry(**entry) for entry in index["entries"]]
-            self.progress = Progress(**index["progress"])
-        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: broken index ({type(error).__name__}: {error})") from error
-        if settings is not None:
-            compare_settings(settings, self.settings, str(self.folder))
-        self._require(self.entries)
-        # Without samples it is left from a first sample that could not be written.
-        if self.entries and (self.folder / FIXED).is_file():
-            self.fixed, _ = read_safetensors(self.folder / FIXED, self.device)
-
-    def _file(self, entry: Entry) -> Path:
-        return self.folder / f"step-{entry.step:010d}.safetensors"
-
-    def _require(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            if not self._file(entry).is_file():
-                raise ValueError(f"{self._file(entry)}: the sample of step {entry.step} is missing")
-
-    def _write_index(self, entries: Sequence[Entry], progress: Progress) -> None:
-        index = {
-            "format": FORMAT,
-            "version": VERSION,
-            "settings": self.settings,
-            "progress": asdict(progress),
-            "entries": [asdict(entry) for entry in entries],
-        }
-        write_atomically(self.folder / INDEX, json.dumps(index, indent=1).encode())
+        chains = 0
+        for _, store in stores:
+            numbers = {chain: chains + k for k, chain in enumerate(dict.fromkeys(e.chain for e in store.entries))}
+            chains += len(numbers)
+            for index, entry in enumerate(store.entries):
+                self.entries.append(replace(entry, chain=numbers[entry.chain]))
+                self._places.append((store, index))
+        self.fixed: Tensors | None = common_tensors((name, store.fixed or {}) for name, store in stores)
+        self.frozen = dict(stores[0][1].frozen)
+        for name, store in stores:
+            if store.frozen != self.frozen:
+                raise ValueError(f"{name} was sampled over other frozen parameters than {stores[0][0]}")
 
     def read(self, index: int) -> Tensors:
-        return read_safetensors(self._file(self.entries[index]), self.device)[0]
+        store, position = self._places[index]
+        return store.read(position)
 
-    def set_fixed(self, fixed: Tensors) -> None:
-        if fixed:
-            write_safetensors(self.folder / FIXED, fixed, {})
-        self.fixed = fixed
 
-    def commit(
-        self, entries: Sequence[Entry], added: Mapping[int, Tensors], progress: Progress, *, delete: bool = True
-    ) -> None:
-        """See :meth:`MemoryStore.commit`. Order: new files, then the index, then the files that it dropped."""
-        written: list[Path] = []
-        try:
-            for entry in entries:
-                if entry.step in added:
-                    written.append(self._file(entry))
-                    write_safetensors(written[-1], added[entry.step], asdict(entry))
-            self._require(entries)
-            self._write_index(entries, progress)
-        except BaseException:
-            for path in written:
-                path.unlink(missing_ok=True)
-            raise
-        dropped = {entry.step for entry in self.entries} - {entry.step for entry in entries}
-        files = [self._file(entry) for entry in self.entries if entry.step in dropped]
-        self.entries, self.progress = list(entries), progress
-        for path in files if delete else ():
-            path.unlink(missing_ok=True)
+class Part:
+    """Some samples of another store, as it is now. It only reads."""
+
+    def __init__(self, store: Store, indices: Sequence[int]) -> None:
+        self._store, self._indices = copy.copy(store), list(indices)
+        self.entries = [store.entries[index] for index in indices]
+        self.progress, self.fixed, self.frozen = store.progress, store.fixed, store.frozen
+
+    def read(self, index: int) -> Tensors:
+        return self._store.read(self._indices[index])
 
 
 def compare_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any], source: str) -> None:

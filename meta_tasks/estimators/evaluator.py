@@ -85,7 +85,7 @@ class Evaluator:
         seeds = [derive_seed(self.seed, *pair, "unroll") for pair in job.pairs]
         return Unroll(
             task,
-            self.rule,
+            self.rule.for_run(job.schedule.steps, self.seed, *job.task),
             objective_named(self.objective),
             job.schedule,
             seeds,

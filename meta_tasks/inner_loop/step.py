@@ -58,7 +58,10 @@ def update(
     noise: Tensor | None,
     step: Any,
 ) -> tuple[Tensor, State]:
-    """New parameters and state of the members, from the minibatch's loss (P,) and its gradient (P, d)."""
+    """New parameters and state of the members, from the minibatch's loss (P,) and its gradient (P, d).
+
+    What is given may have been written into, see `SamplerRule.update`.
+    """
     more: dict[str, Any] = {"loss": loss} if rule.needs_loss else {}
     if rule.needs_hessian:
         more["hessian_product"] = partial(hessian_product, task, parameter, indices, gradient)

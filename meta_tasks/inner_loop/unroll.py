@@ -122,11 +122,13 @@ class Unroll:
 
     def _loop(self, prepared: Any, steps: int) -> tuple[Tensor, Tensor, State]:
         """Take the steps; returns parameters, gradient and state before the last one."""
-        for _ in range(steps):
-            last = self._step(prepared)
+        for taken in range(1, steps + 1):
+            if taken == steps:
+                before = self.parameter.clone(), tuple(each.clone() for each in self.state)
+            gradient = self._step(prepared)
             if self.schedule.collects(self.step):
                 self._collect()
-        return last
+        return before[0], gradient, before[1]
 
     def _replay(self, prepared: Any, steps: int) -> tuple[Tensor, Tensor, State]:
         """The same through the static step, which "graph" captures at its first use; the host reads nothing back but
@@ -172,11 +174,10 @@ class Unroll:
             )
         return self._static
 
-    def _step(self, prepared: Any) -> tuple[Tensor, Tensor, State]:
-        """One step of all members; returns parameters, gradient and state before it."""
+    def _step(self, prepared: Any) -> Tensor:
+        """One step of all members; returns the gradient before it."""
         indices = self._indices()
         loss, gradient = self._loss_and_gradient(indices)
-        before = self.parameter, gradient, self.state
         self.parameter, self.state = update(
             self.task,
             self.rule,
@@ -192,7 +193,7 @@ class Unroll:
         self.step += 1
         self._record(loss.detach())
         self._retire(loss.detach())
-        return before
+        return gradient
 
     def _indices(self) -> Tensor:
         """The minibatch of the next step, (groups, batch size)."""
@@ -256,8 +257,8 @@ class Unroll:
         """Everything that `load_state_dict` needs to continue bit for bit, loadable with ``weights_only=True``."""
         return {
             "step": self.step,
-            "parameter": self.parameter,
-            "state": list(self.state),
+            "parameter": self.parameter.clone(),
+            "state": [each.clone() for each in self.state],
             "failed_at": list(self.failed_at),
             "objective": self.objective.state_dict(),
             "noise": [stream.get_state() for stream in self._noise],
@@ -278,7 +279,8 @@ class Unroll:
             )
         device = self.task.device
         self.step, self.failed_at = saved["step"], list(saved["failed_at"])
-        self.parameter, self.state = saved["parameter"].to(device), tuple(s.to(device) for s in saved["state"])
+        self.parameter = saved["parameter"].to(device, copy=True)
+        self.state = tuple(each.to(device, copy=True) for each in saved["state"])
         self.objective.load_state_dict(saved["objective"])
         for stream, state in zip(self._noise, saved["noise"], strict=True):
             stream.set_state(state)

@@ -93,27 +93,26 @@ class _ResidualBlock(nn.Module):
         return silu(self.norm_2(self.convolution_2(hidden)) + self.shortcut(x))
 
 
-class ResNet20FRN(nn.Module):
-    """The CIFAR ResNet-20 (He et al., 2016) with filter response normalisation and Swish.
+class ResNetFRN(nn.Module):
+    """A CIFAR ResNet (He et al., 2016) with filter response normalisation and Swish.
 
-    The network of Izmailov et al. (2021), "What are Bayesian neural network posteriors really like?": a stem and three
-    stages of three blocks with 16, 32 and 64 channels, global average pooling, and a linear read-out.
-    65 parameter tensors.
+    A stem, stages of residual blocks with ``width``, 2·``width``, 4·``width``, … channels (each stage but the first
+    halves the image), global average pooling, and a linear read-out. ``blocks`` says how many blocks each stage has.
     """
 
-    def __init__(self, in_channels: int, num_classes: int, width: int) -> None:
+    def __init__(self, in_channels: int, num_classes: int, width: int, blocks: Sequence[int]) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, width, 3, padding=1, bias=False), FilterResponseNorm(width), nn.SiLU()
         )
-        blocks: list[nn.Module] = []
+        layers: list[nn.Module] = []
         channels = width
-        for stage in range(3):
-            for block in range(3):
+        for stage, count in enumerate(blocks):
+            for block in range(count):
                 out = width * 2**stage
-                blocks.append(_ResidualBlock(channels, out, stride=2 if stage > 0 and block == 0 else 1))
+                layers.append(_ResidualBlock(channels, out, stride=2 if stage > 0 and block == 0 else 1))
                 channels = out
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks = nn.Sequential(*layers)
         self.linear = nn.Linear(channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -174,13 +173,27 @@ def lenet(input_shape: InputShape, num_classes: int) -> nn.Module:
 
 def resnet20_frn(input_shape: InputShape, num_classes: int, *, width: int = 16) -> nn.Module:
     """CIFAR ResNet-20 with filter response normalisation and Swish, no buffers: `width` channels in the first stage,
-    2·width and 4·width in the next two. Images of 8×8 pixels or more."""
+    2·width and 4·width in the next two. Images of 8×8 pixels or more.
+
+    The network of Izmailov et al. (2021), "What are Bayesian neural network posteriors really like?": 65 tensors."""
     validation.whole("width", width)
     _check_size("resnet20_frn", input_shape, 8)
-    return ResNet20FRN(input_shape[0], num_classes, width)
+    return ResNetFRN(input_shape[0], num_classes, width, (3, 3, 3))
 
 
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (mlp, cnn, lenet, resnet20_frn)}
+def resnet_frn(
+    input_shape: InputShape, num_classes: int, *, width: int = 8, blocks: Sequence[int] = (1, 1)
+) -> nn.Module:
+    """A shallow kin of `resnet20_frn`: as many residual blocks in each stage as `blocks` says, `width` channels in the
+    first stage and twice as many in each further one. Images of 2^(stages) pixels a side or more."""
+    validation.whole("width", width)
+    if isinstance(blocks, int | str) or not blocks or not all(_is_count(count) for count in blocks):
+        raise ValueError(f"blocks must be a sequence of positive integers, at least one, got {blocks!r}")
+    _check_size("resnet_frn", input_shape, 2 ** len(blocks))
+    return ResNetFRN(input_shape[0], num_classes, width, blocks)
+
+
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (mlp, cnn, lenet, resnet20_frn, resnet_frn)}
 
 
 def names() -> tuple[str, ...]:

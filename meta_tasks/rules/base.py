@@ -52,6 +52,10 @@ class SamplerRule:
         """Plain values that say which sampler the meta-parameters belong to, for checkpoints and weight cards."""
         return {"sampler": self.name}
 
+    def for_run(self, steps: int, *keys: int | str) -> SamplerRule:
+        """The rule for one run of so many steps; ``keys`` fix what it draws for the run, if it draws anything."""
+        return self
+
     def initial_weights(self, seed: int) -> Tensor:
         """Meta-parameters (n,) of the untrained sampler."""
         return torch.zeros(self.num_weights)
@@ -73,7 +77,10 @@ class SamplerRule:
         segments: Segments, hyper: Hyperparameters, step: int,
         hessian_product: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, State]:  # fmt: skip
-        """One step: new parameters (P, d) and state; nothing is changed in place."""
+        """One step: new parameters (P, d) and state.
+
+        Parameter, noise and state may have been written into: whoever needs them afterwards keeps a copy.
+        """
         raise NotImplementedError
 
     def output_scales(

@@ -8,20 +8,16 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from learned_samplers.learned.l2e.measures import output_grids
-from learned_samplers.learned.l2e.rule import Phi
+from learned_samplers.learned.meta_sgmcmc.corrections import Fields
 from learned_samplers.learned.meta_sgmcmc.network import split_meta_network
-from learned_samplers.learned.meta_sgmcmc.rule import Fields
+from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings
+from learned_samplers.learned.network import Phi
 
-__all__ = ["meta_contours", "output_contours", "output_names"]
+__all__ = ["meta_contours", "output_contours"]
 
 _GRID = 41
 _RANGE = 3.0
 _HELD = (-1.0, 0.0, 1.0)
-
-
-def output_names(form: str) -> tuple[str, str]:
-    """What the two outputs of L2E's network stand for in that form."""
-    return ("log Q", "log D") if form == "preconditioner" else ("α", "β")
 
 
 def output_contours(
@@ -66,9 +62,8 @@ def output_contours(
 
 
 def meta_contours(
-    phi: Phi, *, largest_energy: float = 5.0, largest_gradient: float = 3.0, curl_clip: float = 5.0,
-    friction_scale: float = 1.0, absolute: bool = False,
-) -> Figure:  # fmt: skip
+    phi: Phi, settings: MetaSGMCMCSettings, *, largest_energy: float = 5.0, largest_gradient: float = 3.0
+) -> Figure:
     """Contours of what Meta-SGMCMC's networks make of energy, momentum and gradient, for β = s_Q = 1 and κ = 0.
 
     Left: the curl Q = 1 + f_Q over the energy u and the momentum r. Middle: the friction in units of SGHMC's,
@@ -76,10 +71,9 @@ def meta_contours(
     energy. SGHMC has 1 everywhere. A is shown before it is clipped at c_A.
 
     Args:
-        phi: layers of the two networks side by side, without leading axes.
+        phi: layers of the two networks side by side, without leading axes or with one of length 1.
+        settings: of the sampler; ``curl_clip`` c_Q, ``friction_scale`` s_D and the form have a say.
         largest_energy, largest_gradient: ends of the axes, in the units of the networks' inputs.
-        curl_clip, friction_scale: c_Q and s_D of the sampler.
-        absolute: whether its form is "absolute".
     """
     curl_phi, friction_phi = split_meta_network(phi)
     momentum, energy = torch.linspace(-_RANGE, _RANGE, _GRID), torch.linspace(0, largest_energy, _GRID)
@@ -88,9 +82,9 @@ def meta_contours(
     def at(u: Tensor, r: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
         """Q and A/a where the three axes are broadcast, (grid, grid)."""
         u, r, slope = (x.flatten() for x in torch.broadcast_tensors(u, r, slope))
-        fields = Fields(curl_phi, friction_phi, u, slope, torch.inf, absolute)
-        curl = (1 + fields.curl(u, r)[0]).clamp(-curl_clip, curl_clip)
-        friction = (curl.square() + friction_scale * fields.friction(r)[0]).clamp(min=0.0)
+        fields = Fields(curl_phi, friction_phi, u, slope, torch.inf, settings.form == "absolute")
+        curl = (1 + fields.curl(u, r)[0]).clamp(-settings.curl_clip, settings.curl_clip)
+        friction = (curl.square() + settings.friction_scale * fields.friction(r)[0]).clamp(min=0.0)
         return curl.view(_GRID, _GRID), friction.view(_GRID, _GRID)
 
     figure = Figure(figsize=(11, 3.2), layout="constrained")

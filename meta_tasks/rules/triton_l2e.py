@@ -1,8 +1,7 @@
 """L2E's residual rule on a GPU: five Triton kernels in place of up to some hundreds of torch's operations.
 
 `learned_samplers.learned.l2e.rule.l2e_residual_rule` is the rule; this computes the same function, to rounding. A step
-reads
-each coordinate's features into registers, takes them through the network, and writes back the new state:
+reads each coordinate's features into registers, takes them through the network, and writes back the new state:
 
 1. the running averages, with partial sums of squares for each tensor's scales,
 2. the scales (and, where the feature set has one, the context) of each tensor,
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,8 @@ from torch import Tensor
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, data_feature, feature_set_named
-from learned_samplers.learned.l2e.rule import Phi, decayed, l2e_residual_rule, velocity_scale
+from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_residual_rule, velocity_scale
+from learned_samplers.learned.network import Phi
 from meta_tasks.rules.learned import L2ERule
 
 __all__ = ["FusedL2ERule", "fused_residual_rule", "triton_installed"]
@@ -33,17 +33,14 @@ _BLOCK, _CHUNK = 128, 32
 # Widths are rounded up to a power of two that the matrix product takes. Beyond 32 units the compiler runs out of
 # registers, and the activations go through memory after all.
 _LEAST_WIDTH, _GREATEST_WIDTH = 16, 32
+# The feature sets that the kernels compute.
+_SUPPORTED = ("paper", "scaled", "adaptive", "adaptive_data")
 _CLOCK_DECAYS, _CLOCK_TIMES = (0.9, 0.99, 0.999), (10, 100, 1000)
 
 
 def triton_installed() -> bool:
     """Whether Triton can be imported; nothing else of the package needs it."""
     return importlib.util.find_spec("triton") is not None
-
-
-def _residual_rule(parameter: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    rule = fused_residual_rule if parameter.device.type == "cuda" else l2e_residual_rule
-    return rule(parameter, *args, **options)
 
 
 class FusedL2ERule(L2ERule):
@@ -57,18 +54,20 @@ class FusedL2ERule(L2ERule):
         ModuleNotFoundError: Triton is not installed.
     """
 
-    _rules: ClassVar[dict[str, Any]] = {**L2ERule._rules, "residual": _residual_rule}
-
-    def __init__(self, form: str = "residual", *args: Any, **options: Any) -> None:
-        super().__init__(form, *args, **options)
-        if form != "residual":
-            raise ValueError(f"form must be 'residual' for the fused rule, got {form!r}")
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.settings.form != "residual":
+            raise ValueError(f"form must be 'residual' for the fused rule, got {self.settings.form!r}")
         if len(self.hidden) != 2 or not all(1 <= width <= _GREATEST_WIDTH for width in self.hidden):
             raise ValueError(
                 f"hidden must be two widths in [1, {_GREATEST_WIDTH}] for the fused rule, got {self.hidden}"
             )
         if not triton_installed():
             raise ModuleNotFoundError("the fused rule needs Triton, which is not installed", name="triton")
+
+    def _updated(self, parameter: Tensor, *tensors: Any, **hyper: Any) -> tuple[Tensor, Tensor, Tensor]:
+        rule = fused_residual_rule if parameter.device.type == "cuda" else l2e_residual_rule
+        return rule(parameter, *tensors, **hyper)
 
 
 def fused_residual_rule(
@@ -86,17 +85,11 @@ def fused_residual_rule(
     prior_precision: float,
     momentum_decay: float,
     step: Any = 0,
-    alpha_scale: float = 0.1,
-    beta_scale: float = 1.0,
-    friction_scale: float = 1.0,
-    reference_data: float | None = None,
-    decay_time: float | None = None,
-    output_bound: float | None = None,
-    feature_set: str | FeatureSet = "paper",
+    settings: L2ESettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`l2e_residual_rule` of members (P, d) in single precision, not differentiable; its arguments are that rule's.
 
-    The settings are numbers, ``step`` a number or a zero-dimensional tensor; ``phi`` has two hidden layers.
+    lr, N and the like are numbers, ``step`` a number or a zero-dimensional tensor; ``phi`` has two hidden layers.
 
     Raises:
         TypeError: a tensor is not in single precision.
@@ -104,12 +97,12 @@ def fused_residual_rule(
             the kernels are made for; the tensors are not on a CUDA device, and Triton's interpreter is off.
         ModuleNotFoundError: Triton is not installed.
     """
-    named = feature_set_named(feature_set)
+    named, output_bound = feature_set_named(settings.feature_set), settings.output_bound
     tensors = dict(parameter=parameter, gradient=gradient, momentum=momentum, averages=averages)
     if noise is not None:
         tensors["noise"] = noise
     members, d = _check(tensors, segments, named)
-    checked = decayed(_layers(phi, members, named), step, decay_time, num_data, reference_data)
+    checked = decayed(_layers(phi, members, named), settings, step, num_data)
     if named.name == "adaptive_data":  # its last feature is one number: a shift of the first layer's bias
         (weight, bias), *rest = checked
         checked = [(weight[..., :-1], bias + weight[..., -1] * data_feature(num_data)), *rest]
@@ -142,8 +135,8 @@ def fused_residual_rule(
     # Floats, all of them: Triton would compile another kernel for a whole number.
     kick, displacement, step_size = float(lr * num_data), float(lr / num_data), float(scalar_sqrt(lr / num_data))
     heat = float(scalar_sqrt(2 * momentum_decay * temperature))
-    beta_scale = float(velocity_scale(beta_scale, num_data, reference_data))
-    by_beta = float(momentum_decay * beta_scale * friction_scale)
+    beta_scale = float(velocity_scale(settings, num_data))
+    by_beta = float(momentum_decay * beta_scale * settings.friction_scale)
     bound = 1.0 if output_bound is None else float(output_bound)
 
     new_averages, new_momentum, new_parameter = (torch.empty_like(x) for x in (averages, momentum, parameter))
@@ -158,8 +151,8 @@ def fused_residual_rule(
     kernels.first_pass_kernel[members, blocks](
         gradient, parameter, gradient if noise is None else noise.contiguous(), momentum, new_averages, factors,
         context, clock, *layers, table.segment, table.start, table.stop, new_momentum, partial, d, blocks, count,
-        1.0 - momentum_decay, step_size * num_data, step_size * prior_precision, heat, float(alpha_scale), by_beta,
-        bound, NOISE=noise is not None, **network,
+        1.0 - momentum_decay, step_size * num_data, step_size * prior_precision, heat, float(settings.alpha_scale),
+        by_beta, bound, NOISE=noise is not None, **network,
     )  # fmt: skip
     kernels.momentum_scales_kernel[members, count](
         partial, table.first, table.last, table.length, squares, factors, context, blocks, count, displacement,
@@ -174,8 +167,8 @@ def fused_residual_rule(
 
 def _check(tensors: dict[str, Tensor], segments: Segments, named: FeatureSet) -> tuple[int, int]:
     """Number of members and d; raises as `fused_residual_rule` says."""
-    if named not in FEATURE_SETS.values():
-        raise ValueError(f"feature_set must be one of {', '.join(map(repr, FEATURE_SETS))} here, got {named!r}")
+    if named.name not in _SUPPORTED:
+        raise ValueError(f"feature_set must be one of {', '.join(map(repr, _SUPPORTED))} here, got {named.name!r}")
     shape = tensors["parameter"].shape
     if len(shape) != 2 or shape[1] != segments.total:
         raise ValueError(f"parameter must be (P, {segments.total}), got {tuple(shape)}")

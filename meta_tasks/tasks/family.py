@@ -29,7 +29,8 @@ _CHOICES = (
 class TaskFamily(Protocol):
     """What the trainer needs of a distribution over tasks."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def task(self, *keys: int | str) -> Task:
         """The task that the keys draw, for instance (seed, iteration, pair): the same for the same keys."""

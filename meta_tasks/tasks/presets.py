@@ -63,6 +63,27 @@ def _cpu() -> ImageTaskFamily:
     )
 
 
+def _general() -> ImageTaskFamily:
+    return ImageTaskFamily(
+        "general",
+        (*("mnist", "fashion_mnist", "fashion_mnist") * 2, "digits", "pneumoniamnist", "retinamnist", "breastmnist"),
+        (
+            *_mlps((16,), (32,), (32, 16), activations=("relu", "silu")),
+            *_cnns((4, 8), (1, 2), (False,)),
+            *(("resnet_frn", {"width": width, "blocks": (1, 1)}) for width in (4, 4, 8)),
+        ),
+        sizes=(8, 8, 8, 10, 14),
+        batch_sizes=(32, 64),
+        lrs=(0.001, 0.002, 0.005, 0.01),
+        temperatures=(1.0, 0.1),
+        prior_precisions=(1.0, 5.0, 20.0),
+        weight_scale_spreads=(0.0, 0.5, 1.0),
+        grayscale=True,
+        label_subset_share=0.2,
+        small_data_share=0.25,
+    )
+
+
 def _small() -> ImageTaskFamily:
     return ImageTaskFamily(
         "small",
@@ -98,13 +119,16 @@ def _mnist_mlp() -> ImageTaskFamily:
 
 #: Named presets. "paper": the 120 configurations of the L2E paper (Section 5 and Appendix I.2) with BloodMNIST as its
 #: MedMNIST set and EMNIST in its 10-class split. "full": those networks and what generalisation wants besides,
-#: for GPUs. "cpu": the same at 8 to 20 pixels. "small": Fashion-MNIST and 4 channels alone, the paper's Small-L2E.
+#: for GPUs. "cpu": the same at 8 to 20 pixels. "general": what carries over to larger networks: MLPs, convolutions and
+#: normalised residual networks of several widths at 8 to 14 pixels, two temperatures, weights of very different
+#: scales. "small": Fashion-MNIST and 4 channels alone, the paper's Small-L2E.
 #: "mnist_mlp": the one network that Meta-SGMCMC was trained on, 784-20-10 at a batch of 500. "digits": needs no file,
 #: for a first try.
 FAMILIES: dict[str, Callable[[], ImageTaskFamily]] = {
     "paper": _paper,
     "full": _full,
     "cpu": _cpu,
+    "general": _general,
     "small": _small,
     "mnist_mlp": _mnist_mlp,
     "digits": _digits,

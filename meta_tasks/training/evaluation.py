@@ -161,6 +161,7 @@ class HeldOutEvaluation:
     ) -> tuple[Tensor, Tensor]:
         task = self.family.make(config, "held-out", self.seed, number)
         seeds = [derive_seed("held-out", self.seed, number, chain) for chain in range(self.chains)]
+        rule = rule.for_run(schedule.steps, "held-out", self.seed, number)
         unroll = Unroll(task, rule, BMALoss, schedule, seeds, members_per_group=1, stepping=self.stepping)
         unroll.advance(weights.expand(self.chains, -1))
         objective = unroll.objective

@@ -112,9 +112,9 @@ class Trainer:
         Returns:
             "finished", "time is up" or "interrupted".
         """
-        from tqdm import tqdm
+        from meta_tasks.progress import progress as progress_bar  # tqdm comes when a bar is shown
 
-        bar = tqdm(total=self.settings.iterations, initial=self.iteration, disable=not progress, unit="it")
+        bar = progress_bar(total=self.settings.iterations, initial=self.iteration, disable=not progress, unit="it")
         with stop_signals() as stopped, bar:
             try:
                 return self._iterate(minutes, stopped, bar)

@@ -9,9 +9,9 @@ from torch import nn
 
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers import HMC
-from tests.harness import STOCHASTIC, closure_for, flat, small_data, small_network
+from tests.harness import SAMPLERS, STOCHASTIC, closure_for, flat, small_data, small_network
 
-NAMES = pytest.mark.parametrize("name", STOCHASTIC)
+NAMES = pytest.mark.parametrize("name", [*STOCHASTIC, "MCLMC"])
 
 
 def _unrolled(name, lr, start, steps=6):
@@ -22,7 +22,7 @@ def _unrolled(name, lr, start, steps=6):
             p.add_(start)
     x, y = small_data()
     x = x.double()
-    sampler = STOCHASTIC[name](model.parameters(), num_data=50.0, prior_precision=1.0)
+    sampler = SAMPLERS[name](model.parameters(), num_data=50.0, prior_precision=1.0)
     torch.manual_seed(4)
     with higher.innerloop_ctx(model, sampler, override={"lr": [lr]}) as (network, twin):
         for _ in range(steps):
@@ -49,7 +49,7 @@ def test_the_gradient_with_respect_to_the_start_is_the_finite_difference(name):
     x = x.double()
 
     def outcome(shift):
-        sampler = STOCHASTIC[name](model.parameters(), num_data=50.0)
+        sampler = SAMPLERS[name](model.parameters(), num_data=50.0)
         torch.manual_seed(4)
         with higher.innerloop_ctx(model, sampler) as (network, twin):
             first = next(iter(network.parameters()))
@@ -72,7 +72,7 @@ def test_the_gradient_with_respect_to_the_start_is_the_finite_difference(name):
 def test_the_twin_makes_the_same_chain(name):
     model = small_network()
     x, y = small_data()
-    sampler = STOCHASTIC[name](model.parameters())
+    sampler = SAMPLERS[name](model.parameters())
     sampler.step(closure_for(model, sampler))  # so that there is state to take over
     torch.manual_seed(8)
     with higher.innerloop_ctx(model, sampler, copy_initial_weights=False) as (network, twin):
@@ -109,4 +109,11 @@ def test_a_sampler_that_needs_a_closure_says_so():
     with pytest.raises(ValueError, match="PSGLD needs a closure"), higher.innerloop_ctx(
         model, PSGLD(model.parameters(), 0.1, 10, correction="probe")
     ):  # fmt: skip
+        pass
+
+
+def test_the_heuristics_of_mclmc_are_refused():
+    model = small_network()
+    sampler = SAMPLERS["MCLMC-noise"](model.parameters())
+    with pytest.raises(ValueError, match="preconditioner='none'"), higher.innerloop_ctx(model, sampler):
         pass

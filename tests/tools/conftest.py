@@ -1,7 +1,4 @@
-"""The tools are scripts that import their neighbours, so their folder is on the path, as it is when one is run."""
-
-import sys
-from pathlib import Path
+"""What the tools' tests share."""
 
 import pytest
 import torch
@@ -11,8 +8,6 @@ from learned_samplers.learned.features import FEATURE_SETS
 from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES
 from learned_samplers.learned.meta_sgmcmc.network import META_FEATURES, build_meta_network
 from learned_samplers.learned.network import build_network
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 
 @pytest.fixture(scope="session")

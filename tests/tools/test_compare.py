@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +14,12 @@ import compare
 import numpy as np
 import pytest
 import torch
-from experiments.images import compare_figures as _compare_figures
-from experiments.images.comparison import RunStore
+from experiments.common.run_store import RunStore
+from experiments.images.comparison import Comparison
 from experiments.images.measures import modes
+from experiments.images.options import parse_compare
 from experiments.images.presets import PRESETS
-from experiments.images.runner import Result, load_samples, read_result
+from experiments.images.runner import ImageRuns, Result
 from experiments.images.settings import Settings
 from safetensors.torch import load_file
 from tqdm import tqdm
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 NETWORK = ["--model", "mlp", "--hidden", "8", "--limit", "320", "--batch-size", "32", "--num-samples", "4"]
 TINY = [*NETWORK, "--cycles", "2", "--temperature", "0.1", "--ensemble-size", "2", "--burn-in", "0.5"]
 SMALL = ["--grid", "2", "--momentum-decays", "0.1", "--weight-decays", "--extensions", "0"]
-EVERYTHING = ("sghmc", "l2e", "kinetic_l2e", "meta_sgmcmc", "adam_average", "adam_ensemble", "sgd")
+EVERYTHING = ("SGHMC", "L2E", "KineticL2E", "MetaSGMCMC", "AdamAverage", "AdamEnsemble", "SGD")
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +61,12 @@ def numbers(out: Path) -> dict:
     return json.loads((out / "results.json").read_text())["budgets"]
 
 
+def read(path: Path) -> Result:
+    """A run on disk."""
+    record = json.loads(path.read_text())
+    return Result(**record["made_of"]["settings"], **record["result"])
+
+
 def cells(table: str, heading: str, method: str, column: str) -> str:
     """A cell of table.md, in the first table after a heading."""
     lines = table[table.index(heading) :].splitlines()
@@ -78,7 +84,7 @@ def test_every_method_gets_the_same_gradients_and_leaves_its_files(whole):
             assert [each["gradient_evaluations"] for each in method["runs"]] == [int(budget)] * 2
             assert [each["seed"] for each in method["runs"]] == [0, 1]
             assert all((out / each["file"]).is_file() for each in method["runs"])
-            samples = {"sgd": 1, "adam_ensemble": 2}.get(name, 4)
+            samples = {"SGD": 1, "AdamEnsemble": 2}.get(name, 4)
             assert [each["num_samples"] for each in method["runs"]] == [samples] * 2
         for figure in ("figure1", "figure2", "temperatures", "validation"):
             assert (out / f"{figure}_{budget}.png").read_bytes().startswith(b"\x89PNG")
@@ -107,7 +113,7 @@ def test_runs_that_only_tune_never_see_the_test_images(whole):
     for budget, content in numbers(out).items():
         final = {each["file"] for method in content["methods"].values() for each in method["runs"]}
         for path in (out / f"steps_{budget}" / "runs").glob("*.json"):
-            scores = json.loads(path.read_text())["scores"]
+            scores = json.loads(path.read_text())["result"]["scores"]
             assert bool(scores) == (f"steps_{budget}/runs/{path.name}" in final), path.name
 
 
@@ -133,11 +139,11 @@ def test_the_table_says_what_the_json_says(whole):
 
 def test_the_numbers_of_a_run_are_those_of_its_samples(whole):
     out, arguments = whole
-    options = compare.parse(arguments)
-    data = compare.prepare(options)
-    file = numbers(out)["40"]["methods"]["sghmc"]["runs"][0]["file"]
-    result = Result(**json.loads((out / file).read_text()))
-    samples = load_samples(result, options.settings, data, out / "steps_40")
+    options = parse_compare(arguments)
+    data = options.load()
+    file = numbers(out)["40"]["methods"]["SGHMC"]["runs"][0]["file"]
+    result = read(out / file)
+    samples = ImageRuns(data, None, RunStore(out / "steps_40")).samples(result, options.settings)
     single = samples.predict_samples(data.test_x)
     assert result.scores == pytest.approx(metrics.summary(single.mean(0), data.test_y), rel=1e-4)
     assert result.pairwise_kld == pytest.approx(metrics.pairwise_kld(single), rel=1e-4)
@@ -159,7 +165,7 @@ def test_all_seeds_together_are_one_average(whole):
     out, _ = whole
     table = (out / "table.md").read_text()
     for budget, content in numbers(out).items():
-        for name in ("sghmc", "meta_sgmcmc"):
+        for name in ("SGHMC", "MetaSGMCMC"):
             files = [Path(each["file"]).stem for each in content["methods"][name]["runs"]]
             each = [load_file(out / f"steps_{budget}/predictions/{stem}.safetensors") for stem in files]
             mean = (each[0]["test"] + each[1]["test"]) / 2
@@ -173,75 +179,15 @@ def test_all_seeds_together_are_one_average(whole):
 
 def test_a_run_keeps_the_validation_scores_of_its_weights(whole):
     out, _ = whole
-    file = numbers(out)["40"]["methods"]["meta_sgmcmc"]["runs"][0]["file"]
-    curve = Result(**json.loads((out / file).read_text())).validation_curve
+    file = numbers(out)["40"]["methods"]["MetaSGMCMC"]["runs"][0]["file"]
+    curve = read(out / file).validation_curve
     assert [point[0] for point in curve] == [20, 40]
     assert all(loss > 0 and 0 <= accuracy <= 1 for _, loss, accuracy in curve)
 
 
-def test_a_run_from_before_a_setting_is_read_as_one_with_its_default(whole, tmp_path):
-    out, _ = whole
-    path = out / numbers(out)["40"]["methods"]["sghmc"]["runs"][0]["file"]
-    wanted = Result(**json.loads(path.read_text()))
-    old = json.loads(path.read_text())
-    del old["settings"]["labels"], old["validation_curve"]
-    (tmp_path / "old.json").write_text(json.dumps(old))
-    assert read_result(tmp_path / "old.json", wanted).scores == wanted.scores
-    wanted.settings["labels"] = [1, 2]
-    assert read_result(tmp_path / "old.json", wanted) is None
-
-
-CURVES = ("accuracy_curve", "nll_curve", "ece_curve", "brier_curve", "kld_curve")
-
-
-def test_runs_from_before_there_were_all_curves_get_them_from_their_samples(whole, tmp_path, monkeypatch):
-    """SGHMC's samples are there; Meta-SGMCMC's are gone, and the figure says that they are missing."""
-    figures, own = [], _compare_figures.new_figure
-    monkeypatch.setattr(_compare_figures, "new_figure", lambda *size: figures.append(own(*size)) or figures[-1])
-    out = tmp_path / "copy"
-    shutil.copytree(whole[0], out)
-    runs = {path: json.loads(path.read_text()) for path in out.glob("steps_40/runs/*.json")}
-    for path, content in runs.items():
-        path.write_text(json.dumps({key: value for key, value in content.items() if key not in CURVES[2:]}))
-        if path.name.startswith("meta_sgmcmc"):
-            (out / "steps_40/samples" / path.with_suffix(".safetensors").name).unlink()
-    compare.main([*whole[1], "--sampler", "sghmc", "meta_sgmcmc", "sgd", "--out", str(out)])
-    for path, before in runs.items():
-        now = json.loads(path.read_text())
-        assert now["scores"] == before["scores"]
-        if before["scores"] and before["method"] in ("sghmc", "sgd"):
-            assert now == {**before, **{name: pytest.approx(before[name], rel=1e-5) for name in CURVES}}
-        if before["method"] == "meta_sgmcmc":
-            assert "ece_curve" not in now
-    first = next(figure for figure in figures if "40 gradients" in figure.get_suptitle())
-    panels = dict(zip(CURVES, first.axes))
-    assert len(first.axes) == 6
-    shown = {name: {line.get_label().split(" [")[0] for line in ax.get_lines()} for name, ax in panels.items()}
-    assert shown["nll_curve"] == {"SGHMC", "Meta-SGMCMC", "SGD"}
-    assert shown["ece_curve"] == shown["brier_curve"] == {"SGHMC", "SGD"}
-    assert shown["kld_curve"] == {"SGHMC"}
-    (line,) = panels["kld_curve"].get_lines()
-    wanted = [runs[out / f"steps_40/runs/{name}.json"]["kld_curve"] for name in names_of(out, "sghmc")]
-    assert line.get_xdata().tolist() == [2, 3, 4]
-    assert line.get_ydata() == pytest.approx(np.mean(wanted, 0), rel=1e-5)
-    (note,) = first.get_suptitle().splitlines()[1:]
-    assert note.startswith("Meta-SGMCMC [meta_sgmcmc]: made before there were curves of ECE, Brier score, KLD (--fresh")
-    bars = [text.get_text() for text in first.axes[5].texts]
-    assert [text.split(":")[0] for text in bars] == ["SGHMC", "Meta-SGMCMC [meta_sgmcmc]", "SGD"]
-    assert "no ESS" in bars[2]
-    assert first.axes[5].patches[0].get_width() == pytest.approx(
-        np.mean([each["ess_per_second"] for each in numbers(out)["40"]["methods"]["sghmc"]["runs"]])
-    )
-
-
-def names_of(out, method):
-    """Stems of the files of a method's final runs."""
-    return [Path(each["file"]).stem for each in numbers(out)["40"]["methods"][method]["runs"]]
-
-
 def test_labels_choose_the_images(tmp_path):
-    options = compare.parse([*TINY, "--sampler", "sghmc", "--labels", "7", "3", "--limit", "None", "--budgets", "40"])
-    data, everything = compare.prepare(options), compare.prepare(compare.parse([*TINY, "--limit", "None"]))
+    options = parse_compare([*TINY, "--sampler", "SGHMC", "--labels", "7", "3", "--limit", "None", "--budgets", "40"])
+    data, everything = options.load(), parse_compare([*TINY, "--limit", "None"]).load()
     assert (data.num_classes, data.num_data) == (2, int(((everything.train_y == 7) | (everything.train_y == 3)).sum()))
     assert torch.equal(data.test_x[data.test_y == 0], everything.test_x[everything.test_y == 7])
     assert torch.equal(data.val_x[data.val_y == 1], everything.val_x[everything.val_y == 3])
@@ -254,7 +200,7 @@ def test_an_interrupted_command_goes_on_and_a_finished_one_repeats_nothing(whole
     compare.main(arguments)
     assert {path: path.stat().st_mtime_ns for path in out.glob("steps_*/runs/*.json")} == stamps
     assert numbers(out) == before
-    gone = next(path for path in stamps if path.parts[-3] == "steps_40" and path.name.startswith("sgd"))
+    gone = next(path for path in stamps if path.parts[-3] == "steps_40" and path.name.startswith("SGD"))
     gone.unlink()
     compare.main(arguments)
     again = {path for path in out.glob("steps_*/runs/*.json") if stamps.get(path) != path.stat().st_mtime_ns}
@@ -262,7 +208,7 @@ def test_an_interrupted_command_goes_on_and_a_finished_one_repeats_nothing(whole
 
 
 def test_an_interrupt_says_that_finished_runs_are_kept(tmp_path):
-    command = [sys.executable, "tools/compare.py", *TINY, *SMALL, "--sampler", "sgd", "--budgets", "100000"]
+    command = [sys.executable, "tools/compare.py", *TINY, *SMALL, "--sampler", "SGD", "--budgets", "100000"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     # A shell that runs in the background may have left the signal ignored.
     done = subprocess.Popen(
@@ -280,23 +226,23 @@ def test_an_interrupt_says_that_finished_runs_are_kept(tmp_path):
 
 def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
     """The whole of `Comparison.tune`, with the validation NLL a known function of the learning rate."""
-    options = compare.parse([*TINY, "--sampler", "psgld", "--budgets", "10", "20", "40", "--grid", "3", "--keep", "2",
+    options = parse_compare([*TINY, "--sampler", "PSGLD", "--budgets", "10", "20", "40", "--grid", "3", "--keep", "2",
                              "--tune-seeds", "2", "--out", str(tmp_path)])  # fmt: skip
-    data = compare.prepare(options)
+    data = options.load()
     calls = []
 
-    def fake(self, settings, method, lr, seed, out, *, bar, **_):
+    def fake(self, settings, method, lr, seed, *, bar, **_):
         calls.append((settings.steps, lr, seed))
         bar.update(settings.steps)
         # The best rate goes down as the budget grows.
         nll = abs(math.log(lr * settings.steps / 0.02)) + 0.01 * seed
-        return Result(method, lr, seed, {}, {}, validation_nll=nll)
+        return Result(method, lr, seed, {}, validation_nll=nll)
 
-    monkeypatch.setattr(RunStore, "run", fake)
+    monkeypatch.setattr(ImageRuns, "run", fake)
     with tqdm(disable=True) as bar:
-        comparison = compare.Comparison(options, data, bar)
+        comparison = Comparison(options, data, bar)
         assert bar.total == (3 * 2 + 1) * 10 + (2 * 2 + 1) * 20 + (2 * 2 + 1) * 40
-        chosen = [comparison.tune("psgld", budget)[0].lr for budget in (10, 20, 40)]
+        chosen = [comparison.tune("PSGLD", budget).chosen.lr for budget in (10, 20, 40)]
     assert chosen == [0.002, 0.001, 0.0005]
     tried = {budget: sorted({lr for steps, lr, _ in calls if steps == budget}) for budget in (10, 20, 40)}
     assert tried[10] == [0.001, 0.002, 0.005], "psgld's own rate is 0.003; the best has neighbours"
@@ -310,14 +256,14 @@ def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
 
 def test_a_preset_sets_the_defaults_and_options_override_it():
     for arguments in (["--preset", "cifar10"], ["--preset=cifar10"]):
-        options = compare.parse(arguments)
+        options = parse_compare(arguments)
         assert options.settings == PRESETS["cifar10"][0]
         assert options.budgets == (1000, 5000)
         assert options.folder() == Path("runs/compare_cifar10")
-    options = compare.parse(["--depth", "1", "--preset", "cifar10", "--budgets", "7", "--seeds", "1"])
+    options = parse_compare(["--depth", "1", "--preset", "cifar10", "--budgets", "7", "--seeds", "1"])
     assert options.settings == replace(PRESETS["cifar10"][0], depth=1)
     assert (options.budgets, options.seeds) == ((7,), 1)
-    assert compare.parse([]).settings == Settings()
+    assert parse_compare([]).settings == Settings()
 
 
 def test_the_presets_are_what_they_are_for():
@@ -336,7 +282,7 @@ def test_the_presets_are_what_they_are_for():
     ("arguments", "message"),
     [
         (["--preset", "imagenet"], "imagenet"),
-        (["--sampler", "sgd", "sgd"], "sampler must name methods, each once"),
+        (["--sampler", "SGD", "sgd"], "sampler must hold names, each once"),
         (["--grid", "0"], "grid must be at least 1, got 0"),
         (["--keep", "0"], "keep must be at least 1, got 0"),
         (["--validations", "0"], "validations must be at least 1, got 0"),
@@ -352,8 +298,8 @@ def test_the_presets_are_what_they_are_for():
         (["--ood", "photos"], "only tools/sample.py has out-of-distribution scores"),
         (["--validation", "0"], "tuning needs validation images, which digits lacks"),
         (["--budgets", "4", "400"], "num_samples=30 exceeds the steps after burn-in"),
-        (["--sampler", "l2e", "--l2e-network", "nowhere.safetensors"], "which L2E needs: no such weight file"),
-        (["--sampler", "l2e_paper", "--l2e-paper-network", "none"], "l2e_paper_network='none', which L2E (paper)"),
+        (["--sampler", "L2E", "--l2e-network", "nowhere.safetensors"], "which L2E needs: no such weight file"),
+        (["--sampler", "L2EPaper", "--l2e-paper-network", "none"], "l2e_paper_network='none', which L2EPaper"),
     ],
 )
 def test_wrong_options_are_explained_before_anything_is_trained(tmp_path, capsys, arguments, message):

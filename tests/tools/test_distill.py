@@ -10,7 +10,8 @@ import pretrained
 from learned_samplers import L2E
 from learned_samplers.learned import weights
 from learned_samplers.learned.features import FEATURE_SETS, data_feature
-from learned_samplers.learned.l2e.rule import apply_network
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.network import apply_network
 from meta_tasks.rules.learned import L2ERule
 
 SMALL = ["--family", "digits", "--tasks", "2", "--steps", "40", "--every", "5"]
@@ -55,7 +56,7 @@ def test_the_network_is_the_one_at_few_data_and_the_other_at_many(files, tmp_pat
     assert "unexplained variance" in capsys.readouterr().out
     network, card = weights.load(tmp_path / "weights.safetensors")
     assert card["feature_set"] == "adaptive_data"
-    assert card["scales"] == SCALES
+    assert card["scales"] == L2ESettings(**SCALES).to_card()["scales"]
     training = card["meta_training"]
     assert training["command"].startswith(f"python tools/distill.py {files[0]} {files[1]} --folder")
     command = weights.load_card(files[0])["meta_training"]["command"]

@@ -108,8 +108,8 @@ def test_the_script_writes_a_file_that_l2e_takes(tmp_path):
     assert "9 → 32 → 32 → 2, 1442 weights" in done.stdout
     sampler = L2E([torch.zeros(3, requires_grad=True)], num_data=50_000, network=out)
     assert sampler.form == "paper"
-    group = sampler.param_groups[0]
-    assert (group["friction"], group["noise_multiplier"], group["alpha_scale"]) == ("algorithm2", 1e-3, 1e-3)
+    settings = sampler.settings
+    assert (settings.friction, settings.noise_multiplier, settings.alpha_scale) == ("algorithm2", 1e-3, 1e-3)
     assert "not for redistribution" in weights.load_card(out)["licence"]
     again = run(source, out)
     assert again.returncode == 1

@@ -97,8 +97,9 @@ def test_scales_and_start_stand_in_the_card_and_in_the_sampler(tmp_path):
     more += ["--friction-scale", "0", "--reference-data", "50000", "--start-feature", "average_0.9_to_rms"]
     meta_train.main(options(tmp_path, more=[*more, "--start-gain", "2", "--default-lr", "0.005"]))
     sampler = L2E(torch.nn.Linear(4, 2).parameters(), num_data=100, network=tmp_path / "weights.safetensors")
-    group = sampler.param_groups[0]
-    assert (group["lr"], group["beta_scale"], group["friction_scale"], group["reference_data"]) == (0.005, 10, 0, 50000)
+    settings = sampler.settings
+    assert (settings.beta_scale, settings.friction_scale, settings.reference_data) == (10, 0, 50000)
+    assert sampler.param_groups[0]["lr"] == 0.005
     assert last(tmp_path)["specification"]["sampler"]["start"] == ["average_0.9_to_rms", 2.0]
 
 
@@ -107,7 +108,8 @@ def test_the_last_layer_alone_is_learned_on_the_data_sets_that_are_named(tmp_pat
     more += ["--sizes", "6", "--small-data-share", "1"]
     meta_train.main(options(tmp_path, more=more))
     saved = last(tmp_path)
-    start = meta_train.make_rule(meta_train.tyro.cli(meta_train.Options, args=["--folder", "x", "--hidden", "4", "4"]))
+    made = meta_train.tyro.cli(meta_train.Options, args=["--folder", "x", "--hidden", "4", "4"])
+    start = made.rule.make()
     start = start.initial_weights(0)
     assert torch.equal(saved["weights"][:-10], start[:-10])
     assert (saved["weights"][-10:] != start[-10:]).any()
@@ -173,32 +175,44 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--pairs-per-task", "3"], "multiple of pairs_per_task=3"),
         (["--sigma", "0"], "sigma must be greater than 0"),
         (["--learned", "0"], "learned must be at least 1"),
-        (["--learned", "100000"], "learned=100000 exceeds the [0-9]+ meta-parameters of l2e"),
-        (["--datasets", "digits", "nosuch"], "dataset_names='nosuch' is unknown"),
+        (["--learned", "100000"], "learned=100000 exceeds the [0-9]+ meta-parameters of L2E"),
+        (["--datasets", "digits", "nosuch"], "dataset_names has the unknown data set 'nosuch'"),
         (["--window", "6"], "window=6 is for the estimator 'nres' or 'tbptt', not for estimator='es'"),
         (["--num-chains", "3"], "num_chains=3 is for the estimator 'tbptt', not for estimator='es'"),
         (["--sizes", "0"], "size must be at least 1, got 0"),
         (["--small-data-share", "1.5"], r"small_data_share must lie in \[0, 1\], got 1.5"),
         (["--datasets", "cifar10"], "dataset_names must not have 'cifar10'"),
-        (["--form", "kinetic", "--beta-scale", "2"], "beta_scale=2.0 is for the form .*, not for form='kinetic'"),
-        (["--form", "paper", "--decay-time", "3"], "decay_time=3.0 is for the form 'residual', not for form='paper'"),
-        (["--form", "paper", "--reference-data", "9"], "reference_data=9.0 is for the form 'residual', not"),
-        (["--form", "paper", "--fused"], "fused=True is for the form 'residual', not for form='paper'"),
-        (["--form", "kinetic", "--start-weights", "a.safetensors"], "start_weights=a.safetensors is for the form"),
-        (["--form", "kinetic", "--start-feature", "gradient"], "start_feature=gradient is for the form"),
-        (["--form", "kinetic", "--start-gain", "0"], "start_gain=0.0 is for the form"),
-        (["--form", "kinetic", "--feature-set", "paper"], "feature_set=paper is for the form"),
-        (["--form", "preconditioner", "--start-feature", "gradient"], "start_feature=gradient is for the form 'resid"),
+        (["--sampler", "KineticL2E", "--beta-scale", "2"], "beta_scale does not belong to KineticL2E, got 2.0"),
+        (
+            ["--form", "paper", "--decay-time", "3"],
+            "decay_time does not belong to this form of L2E, form='paper'",
+        ),
+        (["--form", "paper", "--reference-data", "9"], "reference_data does not belong to this form of L2E"),
+        (["--form", "paper", "--fused"], "form must be 'residual' for the fused rule, got 'paper'"),
+        (
+            ["--sampler", "KineticL2E", "--start-weights", "a.safetensors"],
+            "start_weights=a.safetensors does not belong to KineticL2E",
+        ),
+        (
+            ["--sampler", "KineticL2E", "--start-feature", "gradient"],
+            "start_feature=gradient does not belong to KineticL2E",
+        ),
+        (["--sampler", "KineticL2E", "--start-gain", "0"], "start_gain=0.0 does not belong to KineticL2E"),
+        (["--sampler", "KineticL2E", "--feature-set", "paper"], "feature_set must be one of 'kinetic', got 'paper'"),
+        (
+            ["--sampler", "PrecondL2E", "--start-feature", "gradient"],
+            "start_feature=gradient does not belong to Pre",
+        ),
         (["--start-gain", "2"], "start_gain=2.0 needs a start_feature"),
-        (["--start-feature", "gradients"], "'gradients' is not a feature of 'paper'"),
+        (["--start-feature", "gradients"], "'gradients' is not a feature of the network"),
         (["--family", "cpu"], "fashion_mnist: no train-images|mnist: no train-images"),
         (["--reference-data", "0"], "reference_data must be greater than 0, got 0.0"),
         (["--reference-data", "-5"], "reference_data must be greater than 0, got -5.0"),
         (["--decay-time", "0"], "decay_time must be greater than 0, got 0.0"),
         (["--decay-time", "-5"], "decay_time must be greater than 0, got -5.0"),
         (["--output-bound", "0"], "output_bound must be greater than 0, got 0.0"),
-        (["--form", "kinetic", "--output-bound", "0"], "output_bound must be greater than 0, got 0.0"),
-        (["--form", "preconditioner", "--output-bound", "0"], "output_bound must be greater than 0, got 0.0"),
+        (["--sampler", "KineticL2E", "--output-bound", "0"], "output_bound must be greater than 0, got 0.0"),
+        (["--sampler", "PrecondL2E", "--output-bound", "0"], "output_bound must be greater than 0, got 0.0"),
         (["--beta-scale", "-1"], "beta_scale must not be negative, got -1.0"),
         (["--hidden", "8", "0"], "hidden must be greater than 0, got 0"),
         (["--labels", "0", "99"], r"labels=\(0, 99\): classes must be .* different labels of digits in \[0, 10\)"),

@@ -18,7 +18,8 @@ from meta_tasks.training.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[2]
 TINY = [
-    "--family", "gaussians", "--form", "meta", "--method", "tbptt", "--objective", "stein_kl", "--evaluate-every", "0",
+    "--family", "gaussians", "--sampler", "MetaSGMCMC", "--method", "tbptt", "--objective", "stein_kl",
+    "--evaluate-every", "0",
     "--horizon", "12", "24", "--samples", "4", "--window", "6", "--hidden", "4", "--num-chains", "6", "--slots", "2",
     "--energy-scale", "300", "--learning-rate", "0.01", "--checkpoint-minutes", "0", "--no-progress",
 ]  # fmt: skip
@@ -66,16 +67,30 @@ def test_the_weights_of_a_run_load_into_the_sampler(trained):
     learned = torch.nn.utils.parameters_to_vector(sampler.network.parameters())
     assert torch.equal(learned, last(trained)["averaged"])
     group = sampler.param_groups[0]
-    assert (group["lr"], group["momentum_decay"], group["energy_scale"]) == (0.1, 0.1, 300.0)
+    assert (group["lr"], group["momentum_decay"], sampler.settings.energy_scale) == (0.1, 0.1, 300.0)
     card = json.loads((trained / "weights.json").read_text())
-    assert card["badge"] == sampler.badge
+    assert card["badge"] == sampler.badge == "heuristic"
+    assert card["law"] is None
     assert card["meta_training"]["estimator"]["chains"] == 6
     assert len(card["curve"]) == card["meta_training"]["iterations"]
 
 
 def test_two_chains_with_scaled_inputs_on_images_of_some_labels(tmp_path):
     """The setting of the multi-task sampler: the in-chain loss alone, networks that see root-mean-square units."""
-    image = ["--family", "digits", "--labels", "3", "7", "9", "--rms-inputs", "--num-chains", "2", "--slots", "1"]
+    image = [
+        "--family",
+        "digits",
+        "--labels",
+        "3",
+        "7",
+        "9",
+        "--feature-set",
+        "energy_rms",
+        "--num-chains",
+        "2",
+        "--slots",
+        "1",
+    ]
     image += ["--lrs", "0.05", "--momentum-decays", "0.2", "--samples", "8", "--burn-in", "0", "--iterations", "6"]
     meta_train.main(options(tmp_path, *image))
     saved = last(tmp_path)
@@ -88,23 +103,23 @@ def test_two_chains_with_scaled_inputs_on_images_of_some_labels(tmp_path):
     sampler = MetaSGMCMC(
         [torch.zeros(4, 2, requires_grad=True)], num_data=100, network=tmp_path / "weights.safetensors"
     )
-    assert sampler.fingerprint()["feature_set"] == "energy_rms"
-    with pytest.raises(SystemExit, match="there only"):  # inputs as they are would be another sampler
-        meta_train.main(options(tmp_path, *[each for each in image if each != "--rms-inputs"]))
+    assert sampler.settings.feature_set == "energy_rms"
+    with pytest.raises(SystemExit, match=r"feature_set is .* there and"):  # inputs as they are would be another sampler
+        meta_train.main(options(tmp_path, *[each for each in image if each not in ("--feature-set", "energy_rms")]))
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--objective", "bma"], "objective must be 'stein_kl'"),
-        (["--method", "es"], "form='meta' cannot be trained by estimator='es'"),
-        (["--form", "residual"], "form='residual' cannot be trained by estimator='tbptt'"),
+        (["--method", "es"], "sampler='MetaSGMCMC' cannot be trained by estimator='es'"),
+        (["--sampler", "L2E"], "sampler='L2E' cannot be trained by estimator='tbptt'"),
         (["--evaluate-every", "5"], "evaluate_every must be 0 for family 'gaussians'"),
         (["--loss-every", "7"], r"every must lie in \[1, 6\]"),
-        (["--output-bound", "1"], "output_bound=1.0 is for the form .*, not for form='meta'"),
-        (["--start-weights", "a.safetensors"], "start_weights=a.safetensors is for the form .*, not for form='meta'"),
-        (["--start-feature", "gradient"], "start_feature=gradient is for the form"),
-        (["--feature-set", "scaled"], "feature_set=scaled is for the form"),
+        (["--output-bound", "1"], "output_bound does not belong to MetaSGMCMC, got 1.0"),
+        (["--start-weights", "a.safetensors"], "start_weights=a.safetensors does not belong to MetaSGMCMC"),
+        (["--start-feature", "gradient"], "start_feature=gradient does not belong to MetaSGMCMC"),
+        (["--feature-set", "scaled"], "feature_set must be one of 'energy', 'energy_rms', got 'scaled'"),
         (["--friction-scale", "-1"], "friction_scale must not be negative, got -1.0"),
         (["--curl-clip", "0"], "curl_clip must be greater than 0, got 0.0"),
         (["--hidden", "0"], "hidden must be greater than 0, got 0"),

@@ -10,6 +10,7 @@ import multi_task
 import numpy as np
 import pytest
 import torch
+from experiments.multi_task import options
 from experiments.multi_task.methods import METHODS
 from experiments.multi_task.networks import ResNet18
 from experiments.multi_task.runner import Result
@@ -52,11 +53,17 @@ def root(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _few_held_out(monkeypatch):
     """The sources here have too few images for 6,000 of them to be held out."""
-    plain = multi_task.load_overlaid
-    monkeypatch.setattr(multi_task, "load_overlaid", lambda *args, **more: plain(*args, validation=50, **more))
+    plain = options.load_overlaid
+    monkeypatch.setattr(options, "load_overlaid", lambda *args, **more: plain(*args, validation=50, **more))
 
 
 # ---------------------------------------------------------------- the command
+
+
+def read(path):
+    """A run on disk."""
+    record = json.loads(path.read_text())
+    return Result(**record["made_of"]["settings"], **record["result"])
 
 
 TINY = ["--particles", "2", "--epochs", "1", "--batch-size", "25", "--seeds", "2", "--rates", "0.02", "0.1"]
@@ -82,13 +89,13 @@ def test_the_command_on_two_data_sets(root, tmp_path, capsys):
             )
     table = (tmp_path / "table.md").read_text()
     assert table.startswith("`python tools/multi_task.py --particles 2")
-    assert all(method.label in table and method.label in printed for method in METHODS.values())
+    assert all(name in table and name in printed for name in METHODS)
     assert "multi_fashion_mnist, bottom right" in table
-    trial = content["data sets"]["multi_mnist"]["mgda"]["tuning"][0]
+    trial = content["data sets"]["multi_mnist"]["MGDA"]["tuning"][0]
     assert f"{trial['lr']:g}: {trial['validation_nll']:.3f}" in table
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     # The losers of the tuning never see a test image.
-    runs = [Result(**json.loads(path.read_text())) for path in (tmp_path / "runs").iterdir()]
+    runs = [read(path) for path in (tmp_path / "runs").iterdir()]
     chosen = {
         (dataset, method, each["runs"][0]["lr"], each["runs"][0]["energy"])
         for dataset, methods in content["data sets"].items()
@@ -103,7 +110,7 @@ def test_the_command_on_two_data_sets(root, tmp_path, capsys):
 
 
 CELEBA = ["--preset", "celeba", "--size", "32", "--train", "16", "--epochs", "1", "--batch-size", "8", "--seeds", "1"]
-CELEBA += ["--rates", "0.01", "--method", "mt_sgd", "--energies", "posterior", "--device", "cpu"]
+CELEBA += ["--rates", "0.01", "--method", "MTSGD", "--energies", "posterior", "--device", "cpu"]
 
 
 def small_trunk():
@@ -121,7 +128,7 @@ def test_celeba_two_steps(root, tmp_path, monkeypatch, particles, attributes):
     own = ["--data", str(root), "--out", str(tmp_path), "--particles", str(particles), "--attributes", *attributes]
     multi_task.main([*CELEBA, *own])
     content = json.loads((tmp_path / "results.json").read_text())["data sets"]["celeba"]
-    (result,) = content["mt_sgd"]["runs"]
+    (result,) = content["MTSGD"]["runs"]
     assert result["steps"] == 2
     assert result["diverged"] is None
     assert len(result["scores"]["ece"]) == len(result["weights"]) == len(attributes)
@@ -131,15 +138,15 @@ def test_celeba_two_steps(root, tmp_path, monkeypatch, particles, attributes):
 
 
 def test_presets():
-    cpu, paper, celeba = (multi_task.parse(["--preset", name]) for name in ("cpu", "paper", "celeba"))
+    cpu, paper, celeba = (options.parse(["--preset", name]) for name in ("cpu", "paper", "celeba"))
     assert cpu.settings.train < 20_000
     assert (paper.settings.epochs, paper.settings.batch_size, paper.rates) == (100, 256, (1e-3,))
     assert paper.settings.train is None
     assert len(paper.method) == 7
     assert celeba.dataset == ("celeba",)
     assert (celeba.settings.network, celeba.settings.train, len(celeba.settings.attributes)) == ("resnet18", 40_000, 10)
-    assert "pareto_mtl" not in celeba.method
-    changed = multi_task.parse(["--preset", "cpu", "--epochs", "9", "--first-kernel", "9", "--size", "36"])
+    assert "ParetoMTL" not in celeba.method
+    changed = options.parse(["--preset", "cpu", "--epochs", "9", "--first-kernel", "9", "--size", "36"])
     assert (changed.settings.epochs, changed.settings.train) == (9, cpu.settings.train)
 
 
@@ -155,8 +162,8 @@ def test_presets():
         (["--halve-every", "0"], r"halve_every must lie in \(0, 1\]"),
         (["--kernel-on", "features"], "kernel_on=features needs target_weights=gradients"),
         (["--prior-precision", "1"], "prior_precision would be N times stronger with mean_loss"),
-        (["--dataset", "celeba"], "pareto_mtl has preferences for two tasks"),
-        (["--method", "mgda", "mgda"], "method must name some, each once"),
+        (["--dataset", "celeba"], "ParetoMTL has preferences for two tasks"),
+        (["--method", "MGDA", "mgda"], "method must hold names, each once"),
         (["--data", "/nowhere", "--preset", "celeba"], "celeba: no list_attr_celeba.txt"),
         (["--size", "12", "--dataset", "multi_mnist", "--train", "10"], "too small for a first kernel of 5"),
     ],

@@ -1,89 +1,16 @@
-"""The toy problems against what is known of them, and both commands end to end."""
+"""tools/toy.py: both commands end to end on a few steps, and what it does not load."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-import torch
-import toy
-from experiments.toys.problems import (
-    LEAST,
-    REFERENCE,
-    SEGMENTS,
-    hypervolume,
-    into_box,
-    mixture_energies,
-    mixture_start,
-    segments_reached,
-    share_in_common_region,
-    zdt3,
-    zdt3_front,
-    zdt3_start,
-)
-from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
-from toy import METHODS, ON_A_FRONT, ZDT3, Mixtures, main, run
-
-from learned_samplers import MGDA
-
-
-def test_mixtures_are_the_papers():
-    x = torch.randn(20, 2) * 3
-    means = [[[4.0, -4.0], [0.0, 0.5]], [[-4.0, 4.0], [0.5, 0.0]], [[-3.0, -3.0], [0.0, 0.0]]]
-    for energy, mean in zip(mixture_energies(x), means, strict=True):
-        parts = Independent(Normal(torch.tensor(mean), 0.5**0.5), 1)
-        target = MixtureSameFamily(Categorical(torch.tensor([0.7, 0.3])), parts)
-        torch.testing.assert_close(energy, -target.log_prob(x))
-
-
-def test_share():
-    x = torch.tensor([[0.0, 0.0], [1.0, 1.0], [4.0, -4.0], [-3.0, -3.0]])
-    assert share_in_common_region(x) == 0.5
-    assert mixture_start(50, 0).abs().max() <= 10
-
-
-def test_front_is_what_no_point_dominates():
-    """Points with g = 1 outside the segments are dominated by the front, those inside are not."""
-    front = torch.cat(zdt3_front(2000))
-    first = torch.linspace(1e-4, 1, 500, dtype=torch.double)
-    x = torch.zeros(500, 30, dtype=torch.double)
-    x[:, 0] = first
-    points = zdt3(x, projected=False).T
-    dominated = ((front[None] < points[:, None] - 2e-3).all(-1)).any(-1)
-    inside = torch.stack([(first >= low) & (first <= high) for low, high in SEGMENTS]).any(0)
-    near = torch.stack([(first > low - 0.01) & (first < high + 0.01) for low, high in SEGMENTS]).any(0)
-    assert not dominated[inside].any()
-    assert dominated[~near].all()
-
-
-def test_gradients_stay_inside_the_box():
-    x = zdt3_start(4, 0).detach()
-    x[0, 1:], x[1, 0], x[2, 0] = LEAST, LEAST, 1.0
-    x.requires_grad_()
-    plain = torch.autograd.grad(zdt3(x, projected=False)[1].sum(), x)[0]
-    kept = torch.autograd.grad(zdt3(x)[1].sum(), x)[0]
-    assert (plain[0, 1:] > 0).all()
-    assert (kept[0, 1:] == 0).all()
-    assert torch.equal(kept[3], plain[3])
-    first = torch.autograd.grad(zdt3(x)[0].sum(), x)[0]
-    assert first[1, 0] == 0
-    assert first[2, 0] == 1
-
-
-def test_hypervolume():
-    assert hypervolume(torch.tensor([[0.1, 0.1]])) == pytest.approx(1.0)
-    assert hypervolume(torch.tensor([[0.1, 0.6], [0.6, 0.1], [0.7, 0.7], [2.0, -1.0]])) == pytest.approx(0.75)
-    assert hypervolume(torch.tensor([list(REFERENCE)])) == 0
-    points = torch.rand(30, 2)
-    grid = (torch.rand(200_000, 2) * 1.1)[:, None]
-    estimate = sum((points[None] <= part).all(-1).any(-1).double().sum() for part in grid.split(20_000)) / 200_000
-    assert hypervolume(points) == pytest.approx(estimate.item() * 1.21, abs=0.01)
-
-
-def test_segments():
-    middles = torch.stack([segment[200] for segment in zdt3_front()])
-    assert segments_reached(middles) == [1] * 5
-    assert segments_reached(middles + 1) == [0] * 5
+from experiments.toys import experiment
+from experiments.toys.methods import METHODS, ON_A_FRONT
+from toy import main
 
 
 @pytest.mark.parametrize(("command", "methods"), [("mixtures", METHODS), ("zdt3", ON_A_FRONT)])
@@ -104,8 +31,8 @@ def test_an_interrupted_command_goes_on(command, tmp_path, monkeypatch, capsys):
     arguments = [command, "--steps", "4", "--particles", "6"]
     main([*arguments, "--seeds", "1", "--out", str(tmp_path / "kept")])
     calls = []
-    plain = toy.run
-    monkeypatch.setattr(toy, "run", lambda *args, **kwargs: calls.append(1) or plain(*args, **kwargs))
+    plain = experiment.run
+    monkeypatch.setattr(experiment, "run", lambda *args, **kwargs: calls.append(1) or plain(*args, **kwargs))
     main([*arguments, "--seeds", "2", "--out", str(tmp_path / "kept")])
     methods = METHODS if command == "mixtures" else ON_A_FRONT
     assert len(calls) == len(methods)
@@ -117,51 +44,21 @@ def test_an_interrupted_command_goes_on(command, tmp_path, monkeypatch, capsys):
     assert found == anew
 
 
-def test_the_kernel_on_objectives_gets_them():
-    """The repulsion follows the objectives: variables that they do not depend on are not pushed apart."""
-    make = ON_A_FRONT["MT-SGD, code's rule, kernel on objectives"]
-    x = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    before = x.detach().clone()
-    options = Mixtures(steps=2)
-    run(make, x, lambda x: torch.stack([x[:, 0], (1 - x[:, 0]).square() + 0 * x[:, 1]]), options, keep=())
-    assert (x[:, 0] != before[:, 0]).all()
-    assert torch.equal(x[:, 1], before[:, 1])
-
-
-def test_the_wide_kernel_and_normalised_scores_mend_the_collapse():
-    """What the documentation says of exact U: with the defaults all weight is on the first objective, else not."""
-    weights = {}
-    for name in list(ON_A_FRONT)[:3]:
-        x = zdt3_start(50, 0)
-        sampler = ON_A_FRONT[name]([x], 5e-3, base_optimizer=torch.optim.Adam)
-        sampler.param_groups[0]["temperature"] = 1e-2
-        for _ in range(100):
-            sampler.step(lambda x=x: zdt3(x))
-            into_box(x)
-        weights[name] = sampler.weights[0].item()
-    collapsed, normalised, wide = weights.values()
-    assert collapsed > 0.999
-    assert 0.3 < normalised < 0.7
-    assert wide < 0.995
-
-
-def test_gradient_descent_on_several_targets_needs_the_projection():
-    """What the closure's projection is for: without it nearly every particle of MGDA slides to f₁ = 0."""
-    share = {}
-    for projected in (True, False):
-        x = zdt3_start(30, 0)
-        run(MGDA, x, lambda x, p=projected: zdt3(x, projected=p), ZDT3(steps=600, lr=5e-3), keep=(), after=into_box)
-        share[projected] = (x.detach()[:, 0] < 1e-3).double().mean().item()
-    assert share[True] < 0.5
-    assert share[False] > 0.8
-
-
-def test_bad_options():
-    with pytest.raises(SystemExit, match="seeds must be at least 1"):
+def test_bad_options(capsys):
+    with pytest.raises(SystemExit):
         main(["mixtures", "--seeds", "0"])
+    assert "seeds must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("option", "message"), [("--lr", "lr must be greater"), ("--temperature", "temperature")])
 def test_what_a_sampler_refuses_is_one_line(tmp_path, option, message):
     with pytest.raises(SystemExit, match=f"error: {message}.*-1"):
-        toy.main(["mixtures", option, "-1", "--steps", "2", "--seeds", "1", "--out", str(tmp_path)])
+        main(["mixtures", option, "-1", "--steps", "2", "--seeds", "1", "--out", str(tmp_path)])
+
+
+def test_it_does_not_load_the_image_engine():
+    code = "import sys, toy; print([m for m in sys.modules if m.startswith(('experiments.images', 'meta_tasks.'))])"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root / "tools", capture_output=True, text=True, check=True,
+                          env={"PYTHONPATH": str(root)})  # fmt: skip
+    assert done.stdout.strip() == "['meta_tasks.progress']"

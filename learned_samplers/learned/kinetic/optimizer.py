@@ -10,15 +10,13 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.base import validation as check
-from learned_samplers.base.group_keys import SamplerOptions, known_options
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import as_number
+from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
-from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES, kinetic_finish, kinetic_half_step, kinetic_mean
-from learned_samplers.learned.network import build_network
-from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, settings_from, together
-from learned_samplers.learned.weights import resolve
+from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_finish, kinetic_half_step, kinetic_mean
+from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
 
 
 class KineticL2E(LearnedSampler):
@@ -31,12 +29,11 @@ class KineticL2E(LearnedSampler):
         θ ← θ + ε·v,    r ← r + ε·Jᵀv,    Jᵀv = (∂f/∂θ)ᵀv + ∇²Ũ·(∂f/∂∇Ũ)ᵀv
 
     ∂g/∂r = r − f and ∂g/∂θ = −Jᵀ(r − f) are derived in `learned_samplers.learned.kinetic.rule`; the paper's printed
-    ∂g/∂θ is
-    not the gradient of its energy. The untrained sampler (last layer zero) is `SGHMC`, bit for bit.
+    ∂g/∂θ is not the gradient of its energy. The untrained sampler (last layer zero) is `SGHMC`, bit for bit.
 
     Invariant law: exp(−U/T − g/T) in continuous time for any network, so that θ follows the posterior; a step adds a
-    bias that vanishes with the step size, as `SGHMC`'s does (badge O(h), measured with random networks on Gaussians; of
-    weights with a card, what was measured with them).
+    bias that vanishes with the step size, as `SGHMC`'s does. The badge is "O(h)" where that was measured with the very
+    weights and settings in use, as their card says; for other networks it is "heuristic".
     Noise in the gradient heats it about as much as it heats `SGHMC`. Without the Hessian (``hessian="none"``) variances
     on Gaussians are wrong by 8 to 40 % at any step size (badge heuristic).
 
@@ -56,19 +53,22 @@ class KineticL2E(LearnedSampler):
             as for `L2E`; "default" is the shipped "kinetic-l2e". The network has two inputs and one output.
         mean_scale: s, in units of the momentum; by default the card's, else 1.
         output_bound: B > 0 holds the network's output to B·tanh(·/B).
-        hessian: "finite_difference", "double_backward" or "none".
-        probe_size: δ as root mean square displacement of θ.
+        hessian: "finite_difference" (the default), "double_backward" or "none".
+        probe_size: δ as root mean square displacement of θ; by default 10⁻³.
+        settings: a `learned_samplers.learned.kinetic.rule.KineticSettings` in the place of the four before.
 
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a step
             without a closure; a closure that called ``backward`` with ``hessian="double_backward"``.
     """
 
+    settings_class = KineticSettings
+    settings: KineticSettings
+    claims_law = True
     state_names = ("momentum",)
-    hyperparameters = (
-        *("lr", "num_data", "temperature", "prior_precision", "momentum_decay"),
-        *("mean_scale", "output_bound"),
-    )
+    takes_prior_mean = False
+    #: The first half of the step is done beside the evaluation of the loss.
+    half_precision = False
 
     def __init__(
         self,
@@ -82,51 +82,28 @@ class KineticL2E(LearnedSampler):
         prior_precision: float = 0.0,
         mean_scale: float | None = None,
         output_bound: float | None = None,
-        hessian: str = "finite_difference",
-        probe_size: float = 1e-3,
+        hessian: str | None = None,
+        probe_size: float | None = None,
+        settings: KineticSettings | None = None,
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],
     ):
-        check.one_of("hessian", hessian, ("finite_difference", "double_backward", "none"))
-        check.positive("probe_size", probe_size)
-        self.hessian, self.probe_size = hessian, probe_size
-        network = "kinetic-l2e" if isinstance(network, str) and network == "default" else network
-        module, card = resolve(
-            network, "KineticL2E", form="kinetic", feature_set="kinetic", features_of=lambda name: KINETIC_FEATURES
-        )
-        if module is None:
-            module = build_network(len(KINETIC_FEATURES), outputs=1, generator=torch.Generator().manual_seed(0))
-        given = dict(lr=lr, momentum_decay=momentum_decay, mean_scale=mean_scale, output_bound=output_bound)
-        defaults = dict(
-            **settings_from(card, {"mean_scale": 1.0, "output_bound": None}, given),
-            num_data=num_data,
-            temperature=temperature,
-            prior_precision=prior_precision,
-            momentum_init=momentum_init,
-            foreach=foreach,
-            **known_options(type(self).__name__, options, ("momentum_decay",)),
-        )
-        self._badge = card.get("badge", "O(h)")
-        super().__init__(
-            params,
-            defaults,
-            network=module,
-            inputs=len(KINETIC_FEATURES),
-            outputs=1,
-            rows={},
-            identity={"form": "kinetic", "feature_set": "kinetic"},
-            generator=generator,
-        )
+        super().__init__(params, arguments(locals()), generator=generator)
+
+    def _shipped(self, own: dict[str, Any]) -> str:
+        return "kinetic-l2e"
 
     @property
-    def badge(self) -> str:  # type: ignore[override]
-        """O(h), or what the card of the weights says; without the Hessian heuristic, whatever that is."""
-        return "heuristic" if self.hessian == "none" else self._badge
+    def hessian(self) -> str:
+        """Where the Hessian-vector product comes from."""
+        return self.settings.hessian
 
-    #: The first half of the step is done beside the evaluation of the loss.
-    half_precision = False
+    @property
+    def probe_size(self) -> float:
+        """δ of the finite difference."""
+        return self.settings.probe_size
 
     @property
     def needs_closure(self) -> bool:  # type: ignore[override]
@@ -237,13 +214,13 @@ class KineticL2E(LearnedSampler):
             for members in together(moved):
                 chosen = [moved[i] for i in members]
                 theta = gather(chosen)
-                hyper = {key: as_number(group[key]) for key in ("num_data", "prior_precision", "mean_scale")}
+                hyper = {key: as_number(group[key]) for key in ("num_data", "prior_precision")}
                 mean = kinetic_mean(
                     theta,
                     gather([p.grad for p in chosen if p.grad is not None]),
                     phi=self._phi(theta),
                     segments=Segments(tuple(p.numel() for p in chosen)),
-                    output_bound=group["output_bound"],
+                    settings=self.settings,
                     **hyper,
                 )
                 momentum = gather([self.state[p]["momentum"] for p in chosen])
@@ -251,10 +228,6 @@ class KineticL2E(LearnedSampler):
             size = sum(p.numel() for p in moved)
             report["kinetic"] = total / size if size else float("nan")
         return reports
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = {"hessian": self.hessian, "probe_size": self.probe_size, "_badge": self._badge}
-        return {**super().__getstate__(), **own}
 
 
 @dataclass

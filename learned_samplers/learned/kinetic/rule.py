@@ -15,18 +15,39 @@ has the law of SGHMC's. All that this form can learn is the rotation J − Jᵀ.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.l2e.rule import Phi, apply_network
+from learned_samplers.learned.network import Phi, apply_network
+from learned_samplers.learned.settings import LearnedSettings, choice, setting
 
 #: The network's inputs: θ and ∇Ũ, each over its root mean square over the tensor.
 KINETIC_FEATURES = ("parameter", "energy_gradient")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KineticSettings(LearnedSettings):
+    """The settings of `learned_samplers.KineticL2E`, where each is explained."""
+
+    sampler: ClassVar[str] = "KineticL2E"
+    outputs: ClassVar[int] = 1
+
+    feature_set: str = choice("kinetic", "kinetic")
+    mean_scale: float = setting(1.0, check.non_negative, doc="Factor on the learned mean of the momentum.")
+    output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
+    hessian: str = choice("finite_difference", "finite_difference", "double_backward", "none", in_card=False)
+    probe_size: float = setting(1e-3, check.positive, in_card=False)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return KINETIC_FEATURES
 
 
 def kinetic_mean(
@@ -37,8 +58,7 @@ def kinetic_mean(
     segments: Segments,
     num_data: Any,
     prior_precision: Any,
-    mean_scale: Any = 1.0,
-    output_bound: float | None = None,
+    settings: KineticSettings,
 ) -> Tensor:
     """f(θ) = s·network(θ̂, ∇Ũ^), the mean of the momentum, (..., d).
 
@@ -46,15 +66,15 @@ def kinetic_mean(
         parameter, gradient: (..., d), the gradient of the mean minibatch loss.
         phi: the network's layers, two inputs and one output, with the leading axes of ``parameter`` or none.
         segments: where the tensors lie in the flat axis.
-        mean_scale: s, in units of the momentum.
+        settings: ``mean_scale`` is s, in units of the momentum.
     """
     slope = gradient + parameter * (prior_precision / num_data)
     rows = []
     for x in (parameter, slope):
         scale = torch.rsqrt(segments.mean_square(x) + 1e-5)
         rows.append(x * segments.expand(scale).expand(x.shape))
-    (mean,) = apply_network(phi, torch.stack(rows, -2), output_bound=output_bound, heads=(0,))
-    return mean * mean_scale
+    (mean,) = apply_network(phi, torch.stack(rows, -2), output_bound=settings.output_bound, heads=(0,))
+    return mean * settings.mean_scale
 
 
 def kinetic_half_step(
@@ -70,8 +90,7 @@ def kinetic_half_step(
     temperature: Any,
     prior_precision: Any,
     momentum_decay: Any,
-    mean_scale: Any = 1.0,
-    output_bound: float | None = None,
+    settings: KineticSettings,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Everything before the Hessian: (f, r_half, (∂f/∂θ)ᵀv, w) with v = r_half − f and w = (∂f/∂g)ᵀv, each (..., d).
 
@@ -81,7 +100,7 @@ def kinetic_half_step(
     def mean_of(theta: Tensor, slope: Tensor) -> Tensor:
         return kinetic_mean(
             theta, slope, phi=phi, segments=segments, num_data=num_data, prior_precision=prior_precision,
-            mean_scale=mean_scale, output_bound=output_bound,
+            settings=settings,
         )  # fmt: skip
 
     mean, pull = torch.func.vjp(mean_of, parameter, gradient)[:2]
@@ -109,9 +128,14 @@ def l2e_kinetic_rule(
     momentum: Tensor,
     *,
     hessian_product: Callable[[Tensor], Tensor] | None,
+    phi: Phi,
+    segments: Segments,
     lr: Any,
     num_data: Any,
-    **settings: Any,
+    temperature: Any,
+    prior_precision: Any,
+    momentum_decay: Any,
+    settings: KineticSettings,
 ) -> tuple[Tensor, Tensor]:
     """One step of Kinetic-L2E, with ε = √(lr/N) and momentum decay a:
 
@@ -127,14 +151,15 @@ def l2e_kinetic_rule(
         parameter, gradient, noise, momentum: (..., d); noise standard normal or None at temperature 0.
         hessian_product: w ↦ ∂²L/∂θ²·w, the Hessian of the *mean* minibatch loss L, (..., d) ↦ (..., d); None leaves
             the product out, and with it the claim to the posterior.
-        settings: the other keywords of `kinetic_half_step`.
+        settings: how the product is found (``hessian``) is not asked here; the others as for `kinetic_half_step`.
 
     Returns:
         The new (parameter, momentum). With a last layer of zeros it is `sghmc_rule`.
     """
     mean, half, force, direction = kinetic_half_step(
-        parameter, gradient, noise, momentum, lr=lr, num_data=num_data, **settings
-    )
+        parameter, gradient, noise, momentum, phi=phi, segments=segments, lr=lr, num_data=num_data,
+        temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay, settings=settings,
+    )  # fmt: skip
     if hessian_product is not None:
         force = force + hessian_product(direction)
     return kinetic_finish(parameter, mean, half, force, lr=lr, num_data=num_data)

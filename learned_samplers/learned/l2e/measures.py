@@ -1,14 +1,13 @@
 """What a trained L2E does, in numbers: how far it is from its own theory, and which of its terms matter.
 
-Pure functions of flat buffers with any leading batch axes, like the rules;
-`learned_samplers.learned.l2e.report.flat_states`
-gives their arguments for an optimizer in mid-run: ``for state in flat_states(sampler): term_contributions(**state)``.
+Pure functions of flat buffers with any leading batch axes, like the rules; `learned_samplers.learned.l2e.report` gives
+their arguments for an optimizer in mid-run: ``for state in flat_states(sampler): term_contributions(**state)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,24 +15,9 @@ from torch import Tensor
 
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import (
-    AVERAGE_DECAYS,
-    FeatureSet,
-    TensorScales,
-    feature_set_named,
-    update_averages,
-)
-from learned_samplers.learned.l2e.rule import (
-    NetworkOnChain,
-    Phi,
-    apply_network,
-    decayed,
-    l2e_paper_rule,
-    l2e_residual_rule,
-    velocity_scale,
-)
-
-_RULES: dict[str, Callable[..., Any]] = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
+from learned_samplers.learned.features import FeatureSet, feature_set_named
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_network, l2e_rule, velocity_scale
+from learned_samplers.learned.network import Phi, apply_network
 
 
 @dataclass(frozen=True)
@@ -68,17 +52,9 @@ def assumption_violation(
     segments: Segments,
     lr: Any,
     num_data: Any,
-    form: str = "residual",
-    step: Any = 0,
-    alpha_scale: Any,
-    beta_scale: Any,
-    friction_scale: Any = 1.0,
-    reference_data: Any = None,
-    decay_time: Any = None,
     momentum_decay: Any = 0.0,
-    friction: str = "equation6",
-    output_bound: float | None = None,
-    feature_set: str | FeatureSet = "paper",
+    step: Any = 0,
+    settings: L2ESettings,
     **_: Any,
 ) -> AssumptionViolation:
     """By how much (α, β) fail to be the gradient of one kinetic energy g(θ, r), coordinate by coordinate.
@@ -91,31 +67,27 @@ def assumption_violation(
 
     Args:
         parameter, gradient, momentum, averages: the state before a step, see `learned_samplers.learned.l2e.rule`.
-        form: "residual" or "paper".
-        phi, segments, lr, num_data, step, alpha_scale, beta_scale, friction_scale, reference_data, decay_time,
-            momentum_decay, friction, output_bound, feature_set: as for the rules, whose further arguments are taken and
-            have no say.
+        phi, segments, lr, num_data, momentum_decay, step, settings: as for the rules; their further arguments are taken
+            and have no say.
     """
-    named = feature_set_named(feature_set)
-    beta_scale = velocity_scale(beta_scale, num_data, reference_data)
-    phi = decayed(phi, step, decay_time, num_data, reference_data)
-    averages = update_averages(averages, gradient, named)
-    scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
-    network = NetworkOnChain(phi, scales, output_bound)
+    network, _averages = l2e_network(
+        phi, parameter, gradient, averages, segments, settings=settings, lr=lr, num_data=num_data, step=step
+    )
     network(momentum)
     pull = torch.func.vjp(network.held, parameter, momentum)[1]
     ones, zeros = torch.ones_like(parameter), torch.zeros_like(parameter)
     (_, by_momentum), (by_parameter, beta_by_momentum) = pull((ones, zeros)), pull((zeros, ones))
     step_size = scalar_sqrt(lr / num_data)
-    per_step = 1.0 if form == "residual" else step_size
-    unfelt = _damping(form, friction, momentum_decay, step_size) * (1 - friction_scale) * beta_scale
-    by_momentum = by_momentum * (alpha_scale * per_step) - beta_by_momentum * unfelt
+    per_step = 1.0 if settings.form == "residual" else step_size
+    beta_scale = velocity_scale(settings, num_data)
+    unfelt = _damping(settings, momentum_decay, step_size) * (1 - settings.friction_scale) * beta_scale
+    by_momentum = by_momentum * (settings.alpha_scale * per_step) - beta_by_momentum * unfelt
     return AssumptionViolation(by_momentum, by_parameter * (beta_scale * step_size))
 
 
-def _damping(form: str, friction: str, momentum_decay: Any, step_size: Any) -> Any:
+def _damping(settings: L2ESettings, momentum_decay: Any, step_size: Any) -> Any:
     """What multiplies β in the learned friction of one step: ε·C."""
-    return step_size * momentum_decay if form == "paper" and friction == "algorithm2" else momentum_decay
+    return step_size * momentum_decay if settings.friction == "algorithm2" else momentum_decay
 
 
 def term_contributions(
@@ -131,17 +103,8 @@ def term_contributions(
     temperature: Any,
     prior_precision: Any,
     momentum_decay: Any,
-    form: str = "residual",
     step: Any = 0,
-    alpha_scale: Any,
-    beta_scale: Any,
-    friction_scale: Any = 1.0,
-    reference_data: Any = None,
-    decay_time: Any = None,
-    output_bound: float | None = None,
-    feature_set: str | FeatureSet = "paper",
-    noise_multiplier: Any = 1.0,
-    friction: str = "equation6",
+    settings: L2ESettings,
 ) -> dict[str, Tensor]:
     """Root mean square over the coordinates, (...), of every term of one step, in units of the momentum.
 
@@ -149,37 +112,30 @@ def term_contributions(
     and "noise" (its standard deviation). Those that change θ, over ε: "momentum" r (residual form) and
     "learned_velocity", both at the new r without its noise.
 
-    Arguments are those of the rules, and ``form``.
+    Arguments are those of the rules.
     """
-    named = feature_set_named(feature_set)
-    common = dict(lr=lr, num_data=num_data, step=step)
-    own = {"friction": friction, "noise_multiplier": noise_multiplier} if form == "paper" else {}
-    beta_scale = velocity_scale(beta_scale, num_data, reference_data)
-    phi = decayed(phi, step, decay_time, num_data, reference_data)
-    rule_scales = dict(
-        alpha_scale=alpha_scale, beta_scale=beta_scale, friction_scale=friction_scale, output_bound=output_bound
+    at = dict(lr=lr, num_data=num_data, step=step)
+    _, moved, _ = l2e_rule(
+        parameter, gradient, None, momentum, averages, phi=phi, segments=segments, settings=settings,
+        temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay, **at,
     )  # fmt: skip
-    _, moved, updated = _RULES[form](
-        parameter, gradient, None, momentum, averages, phi=phi, segments=segments, feature_set=named,
-        temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay,
-        **common, **rule_scales, **own,
-    )  # fmt: skip
-    network = NetworkOnChain(phi, TensorScales(parameter, gradient, updated, segments, named, **common), output_bound)
+    network, _ = l2e_network(phi, parameter, gradient, averages, segments, settings=settings, **at)
     alpha, beta = network(momentum)
+    beta_scale = velocity_scale(settings, num_data)
     step_size = scalar_sqrt(lr / num_data)
-    residual = form == "residual"
-    damping = _damping(form, friction, momentum_decay, step_size) * friction_scale
+    residual = settings.form == "residual"
+    damping = _damping(settings, momentum_decay, step_size) * settings.friction_scale
     terms = {
         "gradient": gradient * (step_size * num_data),
         "prior": parameter * (step_size * prior_precision),
-        "alpha": alpha * (alpha_scale if residual else step_size * alpha_scale),
+        "alpha": alpha * (settings.alpha_scale if residual else step_size * settings.alpha_scale),
         "learned_friction": beta * (damping * beta_scale),
         "learned_velocity": network(moved)[1] * beta_scale,
     }
     if residual:
         terms |= {"friction": momentum * momentum_decay, "momentum": moved}
     report = {name: term.square().mean(-1).sqrt() for name, term in terms.items()}
-    spread = scalar_sqrt(2 * momentum_decay * temperature * (1.0 if residual else noise_multiplier))
+    spread = scalar_sqrt(2 * momentum_decay * temperature * (1.0 if residual else settings.noise_multiplier))
     report["noise"] = torch.ones_like(report["alpha"]) * spread
     return report
 
@@ -190,11 +146,9 @@ def term_effects(
     steps: int,
     *,
     segments: Segments,
-    form: str = "residual",
-    feature_set: str | FeatureSet = "paper",
-    alpha_scale: Any,
+    settings: L2ESettings,
     seed: int = 0,
-    **settings: Any,
+    **hyper: Any,
 ) -> dict[str, float]:
     """How far each of α, the learned friction C·β and the noise moves the trajectory, all else equal.
 
@@ -206,23 +160,23 @@ def term_effects(
         parameter: θ₀, (d,); the momentum starts at zero.
         steps: length of the chains.
         seed: of the noise.
-        segments, form, feature_set, alpha_scale, settings: of the rule.
+        segments, settings, hyper: of the rule.
 
     Returns:
         {"alpha": …, "learned_friction": …, "noise": …}.
     """
-    rows = feature_set_named(feature_set).num_averages
-    rule = _RULES[form]
+    rows = feature_set_named(settings.feature_set).num_averages
 
     def end(*, noisy: bool = True, **changed: Any) -> Tensor:
+        own = replace(settings, **changed)
         generator = torch.Generator(parameter.device).manual_seed(seed)
         theta, momentum = parameter, torch.zeros_like(parameter)
         averages = parameter.new_zeros(rows, parameter.shape[-1])
         for step in range(steps):
             noise = torch.randn(theta.shape, generator=generator, dtype=theta.dtype, device=theta.device)
-            theta, momentum, averages = rule(
+            theta, momentum, averages = l2e_rule(
                 theta, gradient_of(theta), noise if noisy else None, momentum, averages, segments=segments, step=step,
-                feature_set=feature_set, **{**settings, "alpha_scale": alpha_scale, **changed},
+                settings=own, **hyper,
             )  # fmt: skip
         return theta
 
@@ -252,7 +206,7 @@ def output_grids(
     """
     named = feature_set_named(feature_set)
     # Features 1 and 2 are θ and r.
-    with_gradient = [0, *range(3, 3 + len(AVERAGE_DECAYS))]
+    with_gradient = [0, *range(3, 3 + len(named.average_decays))]
     with_gradient += [i for i, name in enumerate(named.names) if name.endswith("_to_rms")]
     axis = torch.linspace(-extent, extent, points)
     rows, columns = torch.meshgrid(axis, axis, indexing="ij")

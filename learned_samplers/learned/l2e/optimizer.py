@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.base import validation as check
-from learned_samplers.base.group_keys import SamplerOptions, known_options
-from learned_samplers.learned.features import feature_set_named
-from learned_samplers.learned.l2e.rule import l2e_paper_rule, l2e_residual_rule
-from learned_samplers.learned.network import build_network
-from learned_samplers.learned.sampler import LearnedSampler, settings_from
-from learned_samplers.learned.weights import resolve
+from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.sampler import arguments
+from learned_samplers.learned.l2e.rule import L2E_PASSES, L2ESettings, l2e_rule
+from learned_samplers.learned.two_pass_sampler import TwoPassSampler
+from learned_samplers.learned.two_passes import TwoPasses
 
 #: What the published code does where it differs from the paper: ``L2E(params, lr, **PUBLISHED_CODE, network=...)``,
 #: with lr its ``step_mult`` (its step size h is lr/50,000).
@@ -28,7 +25,7 @@ PUBLISHED_CODE: dict[str, Any] = {
 }
 
 
-class L2E(LearnedSampler):
+class L2E(TwoPassSampler):
     """Learning to Explore (Kim, Jung, Kim and Lee, ICML 2024): SGHMC with a learned kinetic energy gradient.
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), m the running averages of g, and
@@ -52,7 +49,7 @@ class L2E(LearnedSampler):
     Invariant law: none is claimed. Eq. 6 leaves the posterior invariant if α and β are the gradients of one function of
     (θ, r) alone (Assumption 3.1); the network sees running averages and minibatch gradients and is not constrained to
     that. With random weights variances on Gaussians are off by up to 70 % (residual form), whatever the step size;
-    hence the badge. `learned_samplers.learned.l2e.report.measure` says how far given weights stray, and
+    hence the badge. `learned_samplers.learned.law.l2e_law` says how far given weights stray, and
     `learned_samplers.learned.l2e.measures.assumption_violation` by how much the assumption fails.
 
     Args:
@@ -64,8 +61,7 @@ class L2E(LearnedSampler):
             or "l2e-paper" with ``form="paper"``.
         form: "residual" or "paper"; by default the card's, else "residual".
         feature_set: name of the features the network sees (`learned_samplers.learned.features.FEATURE_SETS`); by
-        default
-            the card's, else "paper".
+            default the card's, else "paper".
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         alpha_scale, beta_scale: s_α and s_β; by default the card's, else 0.1 and 1 (residual) or 10⁻³ (paper).
         friction_scale: a further factor on β in the friction alone; by default the card's, else 1. With 0 the friction
@@ -77,29 +73,27 @@ class L2E(LearnedSampler):
             before any bound, so that the sampler tends to SGHMC; τ·N₀/N in the place of τ where there is a
             ``reference_data``. By default the card's, else they are not.
         output_bound: B > 0 holds the network's outputs to B·tanh(·/B); by default the card's, else no bound.
+        normalise_output: whether β, after any bound, is divided by its root mean square over the tensor, so that s_β
+            alone says how far the learned velocity moves it (a ``decay_time`` acts after that); by default the card's,
+            else False.
+        total_steps: length of the run in steps, for networks with the feature set "lean", which may then act by how
+            much of the run is over (a schedule in the network; lr stays as it is); by default None, not known. It is
+            of this run, not of the weights' card, and a resumed chain must have the same.
         noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_paper_rule`; by
             default the card's, else 1 and "equation6".
+        settings: a `learned_samplers.learned.l2e.rule.L2ESettings` in the place of ``form``, ``feature_set`` and the
+            keywords from ``alpha_scale`` to ``friction``.
         temperature, prior_precision, generator: as for `SGLD`.
         momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
-        foreach: as every sampler takes it; here a group's tensors are always updated as one buffer.
+        foreach: as every sampler takes it; here small tensors are always updated together, large ones alone.
 
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a weight
             file that cannot be used is named with the reason. See `Sampler.step` for the errors of a step.
     """
 
-    state_names = ("momentum", "averages")
-    _rules: ClassVar[dict[str, Callable[..., Any]]] = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
-    _scales: ClassVar[dict[str, dict[str, Any]]] = {
-        "residual": {
-            **{"alpha_scale": 0.1, "beta_scale": 1.0, "friction_scale": 1.0},
-            **{"reference_data": None, "decay_time": None, "output_bound": None},
-        },
-        "paper": {
-            **{"alpha_scale": 1e-3, "beta_scale": 1e-3, "output_bound": None},
-            **{"friction_scale": 1.0, "noise_multiplier": 1.0, "friction": "equation6"},
-        },
-    }
+    settings_class = L2ESettings
+    settings: L2ESettings
 
     def __init__(
         self,
@@ -119,65 +113,28 @@ class L2E(LearnedSampler):
         reference_data: float | None = None,
         decay_time: float | None = None,
         output_bound: float | None = None,
+        normalise_output: bool | None = None,
+        total_steps: int | None = None,
         noise_multiplier: float | None = None,
         friction: str | None = None,
+        settings: L2ESettings | None = None,
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],
     ):
-        if isinstance(network, str) and network == "default":
-            network = "l2e-paper" if form == "paper" else "l2e"
-        if form is not None:
-            check.one_of("form", form, self._rules)
-        module, card = resolve(
-            network, "L2E", form=form, feature_set=feature_set, features_of=lambda name: feature_set_named(name).names
-        )
-        self.form = form or card.get("form", "residual")
-        self.feature_set = feature_set_named(feature_set or card.get("feature_set", "paper"))
-        if module is None:
-            module = build_network(
-                self.feature_set, zero_last=self.form != "paper", generator=torch.Generator().manual_seed(0)
-            )
-        given = dict(lr=lr, momentum_decay=momentum_decay, alpha_scale=alpha_scale, beta_scale=beta_scale)
-        given.update(friction_scale=friction_scale, reference_data=reference_data, decay_time=decay_time)
-        given.update(output_bound=output_bound, noise_multiplier=noise_multiplier)
-        defaults = dict(
-            **settings_from(card, self._scales[self.form], {**given, "friction": friction}),
-            num_data=num_data,
-            temperature=temperature,
-            prior_precision=prior_precision,
-            momentum_init=momentum_init,
-            foreach=foreach,
-            **known_options(type(self).__name__, options, ("momentum_decay",)),
-        )
-        super().__init__(
-            params,
-            defaults,
-            network=module,
-            inputs=self.feature_set.size,
-            outputs=2,
-            rows={"averages": self.feature_set.num_averages},
-            identity={"form": self.form, "feature_set": self.feature_set.name},
-            generator=generator,
-        )
+        super().__init__(params, arguments(locals()), generator=generator)
 
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        for name in ("reference_data", "decay_time"):
-            if group.get(name) is not None:
-                check.positive(name, group[name])
-        if "friction" in group:
-            check.one_of("friction", group["friction"], ("equation6", "algorithm2"))
-            check.non_negative("noise_multiplier", group["noise_multiplier"])
+    def _shipped(self, own: dict[str, Any]) -> str:
+        return "l2e-paper" if own["form"] == "paper" else "l2e"
 
     @property
-    def hyperparameters(self) -> tuple[str, ...]:  # type: ignore[override]
-        base = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay", "step")
-        return (*base, *self._scales[self.form])
+    def form(self) -> str:
+        """ "residual" or "paper"."""
+        return self.settings.form
+
+    def passes(self) -> TwoPasses:
+        return L2E_PASSES[self.form]
 
     def flat_rule(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
-        return self._rules[self.form](*tensors, feature_set=self.feature_set, **hyper)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "form": self.form, "feature_set": self.feature_set}
+        return l2e_rule(*tensors, **hyper)

@@ -8,121 +8,152 @@ Source: Kim, Jung, Kim and Lee, "Learning to Explore for Stochastic Gradient MCM
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.features import FeatureSet, TensorScales, feature_set_named, update_averages
+from learned_samplers.learned.features import FEATURE_SETS, check_total_steps, feature_set_named
+from learned_samplers.learned.network import NetworkOnChain, Phi, network_at
+from learned_samplers.learned.settings import LearnedSettings, choice, setting
+from learned_samplers.learned.two_passes import TwoPasses
 
-#: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
-Phi = Sequence[tuple[Tensor, Tensor]]
-
-# On a CPU a block's widest activation should stay in the second-level cache: 8 members × 32 units × 512 coordinates
-# × 4 bytes = 512 KiB. Measured at d = 29,000, P = 8, one core: 9.3 ms a pass in such blocks, 17.6 ms unblocked.
-_CACHE_BYTES = 512 * 1024
-
-
-def apply_network(
-    phi: Phi, x: Tensor, *, output_bound: float | None = None, heads: tuple[int, ...] = (0, 1)
-) -> tuple[Tensor, ...]:
-    """The network on every coordinate: ReLU between the layers, x ↦ (α, β).
-
-    Args:
-        phi: layers; the last one has two outputs, α and β.
-        x: features, (..., F, d). ``phi`` has x's leading axes, or none and is then shared.
-        output_bound: B > 0 replaces an output y by B·tanh(y/B); None leaves it as it is.
-        heads: the outputs to compute, (0, 1) for (α, β).
-
-    Returns:
-        One tensor (..., d) for each of ``heads``.
-    """
-    size = _block_size(phi, x[..., 0, :])
-    return _outputs(phi, x.split(size, -1), output_bound, heads)
+# The settings of one form alone, and what "by default" means for those whose default depends on it.
+_OF_ONE_FORM = {
+    "reference_data": "residual",
+    "decay_time": "residual",
+    "noise_multiplier": "paper",
+    "friction": "paper",
+}
+_BY_FORM: dict[str, dict[str, Any]] = {
+    "residual": {"alpha_scale": 0.1, "beta_scale": 1.0},
+    "paper": {"alpha_scale": 1e-3, "beta_scale": 1e-3, "noise_multiplier": 1.0, "friction": "equation6"},
+}
 
 
-def _outputs(
-    phi: Phi, blocks: Iterable[Tensor], output_bound: float | None, heads: tuple[int, ...]
-) -> tuple[Tensor, ...]:
-    *hidden, (weight, bias) = phi
-    if len(heads) < weight.shape[-2]:
-        weight, bias = weight[..., heads[0] : heads[-1] + 1, :], bias[..., heads[0] : heads[-1] + 1]
-    layers = [*hidden, (weight, bias)]
-    outputs = [_through(layers, block) for block in blocks]
-    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-    if output_bound is not None:
-        y = output_bound * torch.tanh(y / output_bound)
-    return y.unbind(-2)
+@dataclass(frozen=True, kw_only=True)
+class L2ESettings(LearnedSettings):
+    """The settings of `learned_samplers.L2E`, where each is explained; None is the form's default.
 
-
-def _through(layers: Phi, x: Tensor) -> Tensor:
-    for i, (weight, bias) in enumerate(layers):
-        x = _affine(weight, bias.unsqueeze(-1), x)
-        if i < len(layers) - 1:
-            x = x.relu_()
-    return x
-
-
-def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    if x.dim() == 2 and weight.dim() == 2:
-        return torch.addmm(bias, weight, x)
-    if x.dim() == 3:
-        return torch.baddbmm(bias.expand(len(x), -1, 1), weight.expand(len(x), -1, -1), x)
-    return torch.matmul(weight, x) + bias
-
-
-def _block_size(phi: Phi, row: Tensor) -> int:
-    """Coordinates that go through the network at a time; ``row`` is one feature, (..., d)."""
-    if row.device.type != "cpu":
-        return max(row.shape[-1], 1)
-    width = max(weight.shape[-2] for weight, _ in phi)
-    members = row[..., 0].numel()
-    return max(_CACHE_BYTES // (width * members * row.element_size()), 128)
-
-
-class NetworkOnChain:
-    """The network at one state of the chain; called with the momentum, once a pass.
-
-    The second pass computes the first layer anew. Only the momentum has changed, but to add its part to a layer that
-    was kept costs 2.1 ms (at d = 29,000, P = 8), to compute the layer 3.0, and to keep it 32·P·d floats of memory.
+    Raises:
+        ValueError, TypeError: a value is out of range or of a wrong type, or a setting belongs to the other form.
     """
 
-    def __init__(self, phi: Phi, scales: TensorScales, output_bound: float | None):
-        self.phi, self.scales, self.output_bound = phi, scales, output_bound
+    sampler: ClassVar[str] = "L2E"
 
-    def __call__(self, momentum: Tensor, heads: tuple[int, ...] = (0, 1)) -> tuple[Tensor, ...]:
-        return self._of(self.scales.with_momentum(momentum), heads)
+    form: str = choice("residual", "residual", "paper", doc="Eq. 6 of the paper, or SGHMC with learned terms.")
+    feature_set: str = choice("paper", *FEATURE_SETS, doc="What the network sees.")
+    alpha_scale: float = setting(None, check.non_negative, optional=True, doc="Factor on the output α.")
+    beta_scale: float = setting(None, check.non_negative, optional=True, doc="Factor on the output β.")
+    friction_scale: float = setting(
+        1.0, check.non_negative, doc="Share of the friction that acts on β; of Meta-SGMCMC and Precond-L2E s_D."
+    )
+    output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
+    normalise_output: bool = setting(
+        False, check.truth, doc="Divide β by its root mean square over the tensor, after the bound."
+    )
+    reference_data: float | None = setting(
+        None, check.positive, optional=True, doc="N₀ at which the factor on β holds; it grows with the root of N/N₀."
+    )
+    decay_time: float | None = setting(
+        None, check.positive, optional=True, doc="τ in steps: outputs are divided by √(1 + t/τ) after t updates."
+    )
+    total_steps: int | None = setting(
+        None, check.whole, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
+    )
+    noise_multiplier: float | None = setting(
+        None, check.non_negative, optional=True, doc="Factor on the noise's variance (paper form)."
+    )
+    friction: str | None = choice(
+        None, "equation6", "algorithm2", doc="Friction of the paper form: a/ε (equation6) or a (algorithm2)."
+    )
 
-    def held(self, parameter: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
-        """The outputs at another θ and r, with the scales of the tensors as they were in the last call."""
-        return self._of(self.scales.held(parameter, momentum), (0, 1))
+    def __post_init__(self) -> None:
+        check.one_of("form", self.form, _BY_FORM)
+        for name, value in _BY_FORM[self.form].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        for name, form in _OF_ONE_FORM.items():
+            if form != self.form and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} does not belong to this form of L2E, form={self.form!r}, got {getattr(self, name)!r}"
+                )
+        super().__post_init__()
+        check_total_steps(self.total_steps, self.feature_set)
 
-    def _of(self, scales: TensorScales, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
-        total, size = scales.parameter.shape[-1], _block_size(self.phi, scales.parameter)
-        blocks = (scales.window(start, min(start + size, total)) for start in range(0, total, size))
-        return _outputs(self.phi, blocks, self.output_bound, heads)
+    def to_card(self) -> dict[str, Any]:
+        card = super().to_card()
+        card["scales"] = {name: v for name, v in card["scales"].items() if _OF_ONE_FORM.get(name) in (None, self.form)}
+        return card
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return feature_set_named(self.feature_set).names
+
+    @property
+    def zero_is_base(self) -> bool:
+        return self.form == "residual"
 
 
-def velocity_scale(beta_scale: Any, num_data: Any, reference_data: Any) -> Any:
+def velocity_scale(settings: L2ESettings, num_data: Any) -> Any:
     """s_β, or s_β·√(N/N₀) where there is a reference N₀."""
-    return beta_scale if reference_data is None else beta_scale * scalar_sqrt(num_data / reference_data)
+    reference = settings.reference_data
+    return settings.beta_scale if reference is None else settings.beta_scale * scalar_sqrt(num_data / reference)
 
 
-def decayed(phi: Phi, step: Any, decay_time: Any, num_data: Any, reference_data: Any) -> Phi:
-    """The network with 1/√(1 + t/τ) times the outputs, τ = ``decay_time``, or τ = ``decay_time``·N₀/N where there is a
-    reference N₀; as it is where ``decay_time`` is None."""
+def decay_factor(settings: L2ESettings, step: Any, num_data: Any) -> Any:
+    """1/√(1 + t/τ), the factor on the outputs after t = ``step`` updates, or 1 where there is no ``decay_time``.
+
+    τ = ``decay_time``, or τ = ``decay_time``·N₀/N where there is a reference N₀.
+    """
+    decay_time: Any = settings.decay_time
     if decay_time is None:
-        return phi
-    if reference_data is not None:
-        decay_time = decay_time * reference_data / num_data
+        return 1.0
+    if settings.reference_data is not None:
+        decay_time = decay_time * settings.reference_data / num_data
     passed = step.double() if isinstance(step, Tensor) else step
-    factor = 1 / scalar_sqrt(1 + passed / decay_time)
+    return 1 / scalar_sqrt(1 + passed / decay_time)
+
+
+def decayed(phi: Phi, settings: L2ESettings, step: Any, num_data: Any) -> Phi:
+    """The network with `decay_factor` times the outputs; times α alone where normalising β would lose the factor."""
+    if settings.decay_time is None:
+        return phi
+    factor = decay_factor(settings, step, num_data)
     *hidden, (weight, bias) = phi
-    return [*hidden, (weight * factor, bias * factor)]
+    if not settings.normalise_output:
+        return [*hidden, (weight * factor, bias * factor)]
+    weight = torch.cat([weight[..., :1, :] * factor, weight[..., 1:, :]], -2)
+    return [*hidden, (weight, torch.cat([bias[..., :1] * factor, bias[..., 1:]], -1))]
+
+
+def l2e_network(
+    phi: Phi,
+    parameter: Tensor,
+    gradient: Tensor,
+    averages: Tensor,
+    segments: Segments,
+    *,
+    settings: L2ESettings,
+    lr: Any,
+    num_data: Any,
+    step: Any,
+    in_place: bool = False,
+) -> tuple[NetworkOnChain, Tensor]:
+    """The network at a state of the chain, with `decayed` and normalised outputs, and the running averages (..., K, d)
+    updated with the gradient: new ones, or ``in_place``."""
+    return network_at(
+        decayed(phi, settings, step, num_data), parameter, gradient, averages, segments, lr=lr, num_data=num_data,
+        step=step, feature_set=settings.feature_set, output_bound=settings.output_bound, in_place=in_place,
+        total_steps=settings.total_steps,
+        normalised=decay_factor(settings, step, num_data) if settings.normalise_output else None,
+    )  # fmt: skip
 
 
 def l2e_residual_rule(
@@ -140,13 +171,7 @@ def l2e_residual_rule(
     prior_precision: Any,
     momentum_decay: Any,
     step: Any = 0,
-    alpha_scale: Any = 0.1,
-    beta_scale: Any = 1.0,
-    friction_scale: Any = 1.0,
-    reference_data: Any = None,
-    decay_time: Any = None,
-    output_bound: float | None = None,
-    feature_set: str | FeatureSet = "paper",
+    settings: L2ESettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """SGHMC plus learned terms; with a last layer of zeros it is `sghmc_rule`, bit for bit.
 
@@ -165,36 +190,45 @@ def l2e_residual_rule(
         phi: the network's layers, with the leading axes of ``parameter`` or none.
         segments: where the tensors lie in the flat axis.
         step: updates done so far (0 at the first), a number or a zero-dimensional tensor.
-        alpha_scale, beta_scale: s_α and s_β, in units of the momentum, whose equilibrium scale is √T.
-        friction_scale: a further factor on β in the friction alone; with 0 the friction acts on r only (the same rule
-            with another α, easier to learn: at 1 a lasting β is cancelled by the momentum that it builds up).
-        reference_data: N₀; s_β is then multiplied by √(N/N₀), so that the learned velocity moves θ by √(lr/N₀)·s_β·β
-            whatever N is, as an adaptive optimizer's step does. None leaves s_β as it is.
-        decay_time: τ in steps; (α, β) are then divided by √(1 + t/τ), t the updates done before, so that the rule tends
-            to `sghmc_rule` and its law to that of SGHMC. With ``reference_data`` it holds at N = N₀, and is τ·N₀/N at
-            another N: the fewer the data, the longer it is the noise that keeps a chain from memorising them. None: no
-            decay.
-        output_bound, feature_set: of the network, see `apply_network` and `features`.
+        settings: with s_α = ``alpha_scale`` and s_β = ``beta_scale`` in units of the momentum, whose equilibrium scale
+            is √T;
+
+            - ``friction_scale``, a further factor on β in the friction alone; with 0 the friction acts on r only (the
+              same rule with another α, easier to learn: at 1 a lasting β is cancelled by the momentum it builds up);
+            - ``reference_data`` N₀ multiplies s_β by √(N/N₀), so that the learned velocity moves θ by √(lr/N₀)·s_β·β
+              whatever N is, as an adaptive optimizer's step does;
+            - ``decay_time`` τ in steps divides (α, β) by √(1 + t/τ), t the updates done before, so that the rule tends
+              to `sghmc_rule` and its law to that of SGHMC. With ``reference_data`` it holds at N = N₀ and is τ·N₀/N at
+              another N: the fewer the data, the longer the noise keeps a chain from memorising them;
+            - ``output_bound`` and ``feature_set`` of the network, see `apply_network` and `features`.
 
     Returns:
         The new (parameter, momentum, averages). Nothing is changed in place; differentiable in every tensor.
     """
-    named = feature_set_named(feature_set)
-    beta_scale = velocity_scale(beta_scale, num_data, reference_data)
-    phi = decayed(phi, step, decay_time, num_data, reference_data)
-    averages = update_averages(averages, gradient, named)
-    scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
-    network = NetworkOnChain(phi, scales, output_bound)
-    alpha, beta = network(momentum)
-    _, momentum = sghmc_rule(
-        parameter, gradient, noise, momentum, lr=lr, num_data=num_data, temperature=temperature,
-        prior_precision=prior_precision, momentum_decay=momentum_decay,
+    return L2E_PASSES["residual"](
+        parameter, gradient, noise, momentum, averages, phi=phi, segments=segments, settings=settings, lr=lr,
+        num_data=num_data, temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay,
+        step=step,
     )  # fmt: skip
-    momentum = FUNCTIONAL.add(momentum, alpha, -alpha_scale)
-    momentum = FUNCTIONAL.add(momentum, beta, -momentum_decay * beta_scale * friction_scale)
-    (beta,) = network(momentum, heads=(1,))
-    velocity = FUNCTIONAL.add(momentum, beta, beta_scale)
-    return FUNCTIONAL.add(parameter, velocity, scalar_sqrt(lr / num_data)), momentum, averages
+
+
+def _residual_kick(
+    parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, alpha: Tensor, beta: Tensor, *,
+    settings: L2ESettings, momentum_decay: Any, num_data: Any, step: Any, **hyper: Any,
+) -> Tensor:  # fmt: skip
+    _, momentum = sghmc_rule(
+        parameter, gradient, noise, momentum, momentum_decay=momentum_decay, num_data=num_data, **hyper
+    )
+    momentum = FUNCTIONAL.add(momentum, alpha, -settings.alpha_scale)
+    by_beta = momentum_decay * velocity_scale(settings, num_data) * settings.friction_scale
+    return FUNCTIONAL.add(momentum, beta, -by_beta)
+
+
+def _residual_move(
+    parameter: Tensor, momentum: Tensor, beta: Tensor, *, settings: L2ESettings, lr: Any, num_data: Any, **_: Any
+) -> Tensor:
+    velocity = FUNCTIONAL.add(momentum, beta, velocity_scale(settings, num_data))
+    return FUNCTIONAL.add(parameter, velocity, scalar_sqrt(lr / num_data))
 
 
 def l2e_paper_rule(
@@ -212,13 +246,7 @@ def l2e_paper_rule(
     prior_precision: Any,
     momentum_decay: Any,
     step: Any = 0,
-    alpha_scale: Any = 1e-3,
-    beta_scale: Any = 1e-3,
-    friction_scale: Any = 1.0,
-    output_bound: float | None = None,
-    feature_set: str | FeatureSet = "paper",
-    noise_multiplier: Any = 1.0,
-    friction: str = "equation6",
+    settings: L2ESettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The paper's Eq. 6, with ε = √(lr/N), (α, β) = 10⁻³ · network(features(θ, r)) and ν = ``noise_multiplier``:
 
@@ -230,21 +258,51 @@ def l2e_paper_rule(
     or C = a with ``friction="algorithm2"`` (Algorithm 2 of the paper, noise of variance 2a). The published code is
     ``friction="algorithm2", noise_multiplier=1e-3`` at ``num_data=50_000``, T = 1, momentum starting at zero.
 
-    Arguments and returns are those of `l2e_residual_rule`; ``alpha_scale`` and ``beta_scale`` multiply the network's
-    outputs, 10⁻³ in the published code.
+    Arguments and returns are those of `l2e_residual_rule`, with settings of the paper's form: ``alpha_scale`` and
+    ``beta_scale`` multiply the network's outputs, 10⁻³ in the published code.
     """
-    named = feature_set_named(feature_set)
-    averages = update_averages(averages, gradient, named)
-    scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
-    network = NetworkOnChain(phi, scales, output_bound)
-    alpha, beta = network(momentum)
+    return L2E_PASSES["paper"](
+        parameter, gradient, noise, momentum, averages, phi=phi, segments=segments, settings=settings, lr=lr,
+        num_data=num_data, temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay,
+        step=step,
+    )  # fmt: skip
+
+
+def _paper_kick(
+    parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, alpha: Tensor, beta: Tensor, *,
+    settings: L2ESettings, lr: Any, num_data: Any, temperature: Any, prior_precision: Any, momentum_decay: Any,
+    step: Any,
+) -> Tensor:  # fmt: skip
     step_size = scalar_sqrt(lr / num_data)
     momentum = FUNCTIONAL.add(momentum, gradient, -step_size * num_data)
     momentum = FUNCTIONAL.add(momentum, parameter, -step_size * prior_precision)
-    momentum = FUNCTIONAL.add(momentum, alpha, -step_size * alpha_scale)
-    damping = momentum_decay if friction == "equation6" else step_size * momentum_decay
-    momentum = FUNCTIONAL.add(momentum, beta, -damping * beta_scale * friction_scale)
-    if noise is not None:
-        momentum = FUNCTIONAL.add(momentum, noise, scalar_sqrt(2 * momentum_decay * noise_multiplier * temperature))
-    (beta,) = network(momentum, heads=(1,))
-    return FUNCTIONAL.add(parameter, beta, step_size * beta_scale), momentum, averages
+    momentum = FUNCTIONAL.add(momentum, alpha, -step_size * settings.alpha_scale)
+    damping = momentum_decay if settings.friction == "equation6" else step_size * momentum_decay
+    momentum = FUNCTIONAL.add(momentum, beta, -damping * settings.beta_scale * settings.friction_scale)
+    if noise is None:
+        return momentum
+    spread = scalar_sqrt(2 * momentum_decay * settings.noise_multiplier * temperature)
+    return FUNCTIONAL.add(momentum, noise, spread)
+
+
+def _paper_move(
+    parameter: Tensor, momentum: Tensor, beta: Tensor, *, settings: L2ESettings, lr: Any, num_data: Any, **_: Any
+) -> Tensor:
+    return FUNCTIONAL.add(parameter, beta, scalar_sqrt(lr / num_data) * settings.beta_scale)
+
+
+#: The two updates by form, as `TwoPasses` of the network.
+L2E_PASSES: dict[str, TwoPasses] = {
+    "residual": TwoPasses(l2e_network, _residual_kick, _residual_move, second=1),
+    "paper": TwoPasses(l2e_network, _paper_kick, _paper_move, second=1),
+}
+#: The two rules by form.
+L2E_RULES: dict[str, Callable[..., tuple[Tensor, Tensor, Tensor]]] = {
+    "residual": l2e_residual_rule,
+    "paper": l2e_paper_rule,
+}
+
+
+def l2e_rule(*tensors: Any, settings: L2ESettings, **hyper: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The rule of ``settings.form``; arguments and returns are those of `l2e_residual_rule`."""
+    return L2E_RULES[settings.form](*tensors, settings=settings, **hyper)

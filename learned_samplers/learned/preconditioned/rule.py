@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FeatureSet, TensorScales, feature_set_named, update_averages
-from learned_samplers.learned.l2e.rule import NetworkOnChain, Phi
+from learned_samplers.learned.features import FEATURE_SETS, check_total_steps, feature_set_named
+from learned_samplers.learned.network import NetworkOnChain, Phi, network_at
+from learned_samplers.learned.settings import LearnedSettings, choice, setting
+from learned_samplers.learned.two_passes import TwoPasses
+
+
+def _at_least_one(name: str, value: Any) -> None:
+    if check.number(name, value) < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreconditionedSettings(LearnedSettings):
+    """The settings of `learned_samplers.PrecondL2E`, where each is explained."""
+
+    sampler: ClassVar[str] = "PrecondL2E"
+
+    feature_set: str = choice("paper", *FEATURE_SETS, doc="What the network sees.")
+    curl_scale: float = setting(1.0, check.non_negative, doc="Factor on log Q, or s_Q.")
+    friction_scale: float = setting(1.0, check.non_negative, doc="Factor on log D.")
+    curl_clip: float = setting(5.0, _at_least_one, doc="Bound on Q.")
+    friction_clip: float = setting(100.0, _at_least_one, doc="Bound on D.")
+    output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
+    total_steps: int | None = setting(
+        None, check.whole, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
+    )
+    correction: str = choice("none", "none", "network", in_card=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_total_steps(self.total_steps, self.feature_set)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return feature_set_named(self.feature_set).names
 
 
 def l2e_precond_rule(
@@ -28,13 +63,7 @@ def l2e_precond_rule(
     prior_precision: Any,
     momentum_decay: Any,
     step: Any = 0,
-    curl_scale: Any = 1.0,
-    friction_scale: Any = 1.0,
-    curl_clip: float = 5.0,
-    friction_clip: float = 100.0,
-    output_bound: float | None = None,
-    correction: str = "none",
-    feature_set: str | FeatureSet = "paper",
+    settings: PreconditionedSettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """SGHMC with a learned preconditioner Q and friction D, both diagonal and positive, in place of 1.
 
@@ -50,39 +79,78 @@ def l2e_precond_rule(
     is all of Γ only where the network looks at θ and r alone. ``"none"``, the ablation of the paper, leaves them out.
 
     Arguments and returns are those of `learned_samplers.learned.l2e.rule.l2e_residual_rule`; with a last layer of
-    zeros it is
-    `sghmc_rule` to rounding.
+    zeros it is `sghmc_rule` to rounding.
     """
-    named = feature_set_named(feature_set)
-    averages = update_averages(averages, gradient, named)
-    scales = TensorScales(parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step)
-    network = NetworkOnChain(phi, scales, output_bound)
-    heat = temperature if correction == "network" and noise is not None else None
-
-    def positive(outputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        q, d = outputs
-        curl = torch.exp(q * curl_scale).clamp(1 / curl_clip, curl_clip)
-        # a·D ≤ 1: with more friction than that the explicit step overshoots.
-        friction = torch.exp(d * friction_scale).clamp(1 / friction_clip, friction_clip)
-        return curl, friction.minimum(torch.ones_like(friction) / momentum_decay)
+    common: dict[str, Any] = dict(lr=lr, num_data=num_data, step=step, settings=settings)
+    heating = dict(temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay)
+    if settings.correction == "none" or noise is None:
+        return PRECOND_PASSES(
+            parameter, gradient, noise, momentum, averages, phi=phi, segments=segments, **common, **heating
+        )
+    network, averages = precond_network(phi, parameter, gradient, averages, segments, **common)
 
     def derivatives(r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """∂Q/∂θ, ∂Q/∂r and ∂D/∂r of each coordinate, at the scales of the last call."""
-        (curl, friction), pull = torch.func.vjp(lambda *at: positive(network.held(*at)), parameter, r)[:2]
+
+        def both(*at: Tensor) -> tuple[Tensor, Tensor]:
+            q, d = network.held(*at)
+            return _curl(q, settings), _friction(d, settings, momentum_decay)
+
+        (curl, friction), pull = torch.func.vjp(both, parameter, r)[:2]
         ones, zeros = torch.ones_like(curl), torch.zeros_like(friction)
         return (*pull((ones, zeros)), pull((zeros, ones))[1])
 
     step_size = scalar_sqrt(lr / num_data)
-    curl, friction = positive(network(momentum))
+    q, d = network(momentum)
+    moved = _precond_kick(parameter, gradient, noise, momentum, q, d, **common, **heating)
+    by_theta, _, by_momentum = derivatives(momentum)
+    moved = moved + temperature * (step_size * by_theta + momentum_decay * by_momentum)
+    (q,) = network(moved, heads=(0,))
+    new = _precond_move(parameter, moved, q, **common)
+    return FUNCTIONAL.add(new, derivatives(moved)[1], -step_size * temperature), moved, averages
+
+
+def precond_network(
+    phi: Phi, parameter: Tensor, gradient: Tensor, averages: Tensor, segments: Segments, *,
+    settings: PreconditionedSettings, lr: Any, num_data: Any, step: Any, in_place: bool = False,
+) -> tuple[NetworkOnChain, Tensor]:  # fmt: skip
+    """The network at a state of the chain, and the running averages (..., K, d) updated with the gradient."""
+    return network_at(
+        phi, parameter, gradient, averages, segments, lr=lr, num_data=num_data, step=step,
+        feature_set=settings.feature_set, output_bound=settings.output_bound, in_place=in_place,
+        total_steps=settings.total_steps,
+    )  # fmt: skip
+
+
+def _curl(q: Tensor, settings: PreconditionedSettings) -> Tensor:
+    return torch.exp(q * settings.curl_scale).clamp(1 / settings.curl_clip, settings.curl_clip)
+
+
+def _friction(d: Tensor, settings: PreconditionedSettings, momentum_decay: Any) -> Tensor:
+    # a·D ≤ 1: with more friction than that the explicit step overshoots.
+    friction = torch.exp(d * settings.friction_scale).clamp(1 / settings.friction_clip, settings.friction_clip)
+    return friction.minimum(torch.ones_like(friction) / momentum_decay)
+
+
+def _precond_kick(
+    parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, q: Tensor, d: Tensor, *,
+    settings: PreconditionedSettings, lr: Any, num_data: Any, temperature: Any, prior_precision: Any,
+    momentum_decay: Any, step: Any,
+) -> Tensor:  # fmt: skip
+    curl, friction = _curl(q, settings), _friction(d, settings, momentum_decay)
     slope = gradient * num_data + parameter * prior_precision
-    moved = momentum - momentum_decay * friction * momentum - step_size * curl * slope
-    if noise is not None:
-        moved = moved + torch.sqrt(friction * (2 * momentum_decay * temperature)) * noise
-    if heat is not None:
-        by_theta, _, by_momentum = derivatives(momentum)
-        moved = moved + heat * (step_size * by_theta + momentum_decay * by_momentum)
-    curl, _ = positive(network(moved))
-    velocity = curl * moved
-    if heat is not None:
-        velocity = velocity - heat * derivatives(moved)[1]
-    return FUNCTIONAL.add(parameter, velocity, step_size), moved, averages
+    moved = momentum - momentum_decay * friction * momentum - scalar_sqrt(lr / num_data) * curl * slope
+    if noise is None:
+        return moved
+    return moved + torch.sqrt(friction * (2 * momentum_decay * temperature)) * noise
+
+
+def _precond_move(
+    parameter: Tensor, momentum: Tensor, q: Tensor, *, settings: PreconditionedSettings, lr: Any, num_data: Any,
+    **_: Any,
+) -> Tensor:  # fmt: skip
+    return FUNCTIONAL.add(parameter, _curl(q, settings) * momentum, scalar_sqrt(lr / num_data))
+
+
+#: The update without the correction, as `TwoPasses` of the network.
+PRECOND_PASSES = TwoPasses(precond_network, _precond_kick, _precond_move, second=0)

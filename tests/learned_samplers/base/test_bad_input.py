@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learned_samplers import HMC, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC
+from learned_samplers import (
+    HMC,
+    MCLMC,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGLRW,
+    SGNHT,
+    CyclicalSGMCMC,
+    EntropyMCMC,
+    ScaleAdaptedSGHMC,
+)
 from tests.harness import SAMPLERS
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
@@ -62,6 +73,25 @@ def test_shared_arguments(name, argument, value, error):
         (CyclicalSGMCMC, {"cycle_length": 2, "exploration_ratio": 0.9}, "no sampling step", ValueError),
         (CyclicalSGMCMC, {"cycle_length": 10, "base": "adam"}, "base", ValueError),
         (CyclicalSGMCMC, {"cycle_length": 10, "momentum_decay": 2}, "momentum_decay", ValueError),
+        (SGLRW, {"temperature": 0.0}, "temperature", ValueError),
+        (EntropyMCMC, {"guide_variance": 0.0}, "guide_variance", ValueError),
+        (EntropyMCMC, {"guide_variance": NAN}, "guide_variance", ValueError),
+        (ScaleAdaptedSGHMC, {"adaptation_steps": -1}, "adaptation_steps", ValueError),
+        (ScaleAdaptedSGHMC, {"adaptation_steps": 2.0}, "adaptation_steps", TypeError),
+        (
+            ScaleAdaptedSGHMC,
+            {"adaptation_steps": 5, "adaptation_temperature": -1.0},
+            "adaptation_temperature",
+            ValueError,
+        ),
+        (ScaleAdaptedSGHMC, {"adaptation_steps": 5, "momentum_decay": 0.0}, "momentum_decay", ValueError),
+        (ScaleAdaptedSGHMC, {"adaptation_steps": 5, "decay": 1.0}, "decay", ValueError),
+        (ScaleAdaptedSGHMC, {"adaptation_steps": 5, "eps": 0.0}, "eps", ValueError),
+        (ScaleAdaptedSGHMC, {"adaptation_steps": 5, "integrator": "euler"}, "integrator", ValueError),
+        (MCLMC, {"temperature": 0.0}, "temperature", ValueError),
+        (MCLMC, {"momentum_decay": 0.0}, "momentum_decay", ValueError),
+        (MCLMC, {"preconditioner": "adam"}, "preconditioner", ValueError),
+        (MCLMC, {"energy_target": 0.0}, "energy_target", ValueError),
         (HMC, {"leapfrog_steps": 0}, "leapfrog_steps", ValueError),
         (HMC, {"adapt_steps": -1}, "adapt_steps", ValueError),
         (HMC, {"target_acceptance": 1.0}, "target_acceptance", ValueError),

@@ -19,8 +19,9 @@ CASES = {
     "sqrt": lambda ops, x, y, z, c: ops.sqrt(z),
     "affine": lambda ops, x, y, z, c: ops.affine(x, c, 0.3),
     "mean_square": lambda ops, x, y, z, c: ops.mean_square(x, ops.affine(x, 1.0, 0.0)),
+    "map": lambda ops, x, y, z, c: ops.map(torch.maximum, x, y),
 }
-FRESH = {"combine", "sqrt", "affine", "mean_square"}
+FRESH = {"combine", "sqrt", "affine", "mean_square", "map"}
 
 
 @pytest.mark.parametrize("scalar", [0.7, torch.tensor(0.7)], ids=["number", "tensor"])

@@ -18,7 +18,15 @@ from learned_samplers.learned.features import (
 
 LENGTHS = (12, 1, 30, 7)
 SEGMENTS = Segments(LENGTHS)
-LR, NUM_DATA, STEP = 0.3, 400.0, 4
+LR, NUM_DATA, STEP, TOTAL_STEPS = 0.3, 400.0, 4, 50
+
+
+def own_averages(averages, name):
+    """Of the running averages that "adaptive" keeps, (8, d), those of another set."""
+    named = FEATURE_SETS[name]
+    rows = [AVERAGE_DECAYS.index(d) for d in named.average_decays]
+    rows += [len(AVERAGE_DECAYS) + (0.99, 0.999).index(d) for d in named.second_moment_decays]
+    return averages[rows]
 
 
 def rms(x):
@@ -80,6 +88,8 @@ def rows_of(state, tensor, name):
             "log_displacement": 0.25 * math.log(epsilon * rms(r) / rms(theta)),
             "log_size": math.log10(count) / 3 - 1,
             "log_data": math.log10(NUM_DATA) / 3 - 1,
+            "progress": STEP / TOTAL_STEPS,
+            "has_total": 1.0,
         }[name]
     )
 
@@ -87,15 +97,26 @@ def rows_of(state, tensor, name):
 @pytest.mark.parametrize("name", FEATURE_SETS)
 def test_every_row_is_what_its_name_says(state, name):
     named = FEATURE_SETS[name]
-    state = {**state, "averages": state["averages"][: named.num_averages]} if not name.startswith("adaptive") else state
-    full = {**state, "averages": torch.cat([state["averages"], torch.ones(2, SEGMENTS.total)])[:8]}
-    x = features(**state, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
+    own = {**state, "averages": own_averages(state["averages"], name)}
+    x = features(
+        **own, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP, total_steps=TOTAL_STEPS
+    )
     assert x.shape == (named.size, SEGMENTS.total)
     assert len(set(named.names)) == named.size
     for i, row in enumerate(named.names):
-        expected = torch.cat([rows_of(full, tensor, row) for tensor in range(len(LENGTHS))])
+        expected = torch.cat([rows_of(state, tensor, row) for tensor in range(len(LENGTHS))])
         # The floors inside the logarithms are 1e-8 of a square: 1e-5 of these values and less.
         torch.testing.assert_close(x[i], expected, rtol=0, atol=1e-6, msg=lambda text, row=row: f"{row}: {text}")
+
+
+def test_a_run_without_an_end_has_no_progress_and_one_with_an_end_stays_there(state):
+    own = {**state, "averages": own_averages(state["averages"], "lean")}
+    common = dict(segments=SEGMENTS, feature_set="lean", lr=LR, num_data=NUM_DATA)
+    where = [FEATURE_SETS["lean"].names.index(name) for name in ("progress", "has_total")]
+    for step, total, expected in ((7, None, (0, 0)), (7, 70, (0.1, 1)), (70, 70, (1, 1)), (700, 70, (1, 1))):
+        for each in (step, torch.tensor(step)):
+            x = features(**own, **common, step=each, total_steps=total)
+            torch.testing.assert_close(x[where, 0], torch.tensor(expected, dtype=x.dtype))
 
 
 @pytest.mark.parametrize("name", FEATURE_SETS)
@@ -103,7 +124,7 @@ def test_leading_axes_and_windows_give_the_same_features(state, name):
     generator = torch.Generator().manual_seed(8)
     stretch = 1 + torch.rand(2, 3, 1, generator=generator, dtype=torch.float64)
     batch = {key: value * stretch for key, value in state.items() if key != "averages"}
-    batch["averages"] = state["averages"][: FEATURE_SETS[name].num_averages] * stretch.unsqueeze(-2)
+    batch["averages"] = own_averages(state["averages"], name) * stretch.unsqueeze(-2)
     context = dict(lr=LR, num_data=NUM_DATA, step=STEP)
     x = features(**batch, segments=SEGMENTS, feature_set=name, **context)
     one = features(**{k: v[1, 2] for k, v in batch.items()}, segments=SEGMENTS, feature_set=name, **context)
@@ -154,7 +175,7 @@ def test_extreme_and_dead_tensors_give_finite_features_and_gradients(name, scale
 @pytest.mark.parametrize("name", FEATURE_SETS)
 def test_lr_and_step_may_be_tensors(state, name):
     """So that a captured or compiled step need not be made anew at every step."""
-    own = {**state, "averages": state["averages"][: FEATURE_SETS[name].num_averages]}
+    own = {**state, "averages": own_averages(state["averages"], name)}
     numbers = features(**own, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
     tensors = dict(lr=torch.tensor(LR, dtype=torch.float64), step=torch.tensor(STEP))
     same = features(**own, segments=SEGMENTS, feature_set=name, num_data=NUM_DATA, **tensors)
@@ -193,7 +214,7 @@ def test_segments_need_coordinates(lengths):
 
 
 def test_unknown_feature_set_is_named():
-    with pytest.raises(ValueError, match="one of 'paper', 'scaled', 'adaptive', 'adaptive_data', got 'rich'"):
+    with pytest.raises(ValueError, match="one of 'paper', 'scaled', 'adaptive', 'adaptive_data', 'lean', got 'rich'"):
         feature_set_named("rich")
     assert feature_set_named(FeatureSet("paper")).size == 9
 

@@ -74,29 +74,30 @@ def test_what_is_saved_is_loaded(tmp_path, feature_set):
     assert all(
         torch.equal(a, b) for a, b in zip(sampler.network.parameters(), module.float().parameters(), strict=True)
     )
-    assert sampler.identity == {"form": "residual", "feature_set": feature_set}
-    group = sampler.param_groups[0]
-    assert (group["lr"], group["momentum_decay"], group["alpha_scale"], group["beta_scale"]) == (0.03, 0.25, 0.2, 0.7)
+    settings, group = sampler.settings, sampler.param_groups[0]
+    assert (settings.form, settings.feature_set) == ("residual", feature_set)
+    assert (group["lr"], group["momentum_decay"], settings.alpha_scale, settings.beta_scale) == (0.03, 0.25, 0.2, 0.7)
 
 
 def test_arguments_come_before_the_card(file):
     sampler = L2E([parameter()], 0.5, 10, network=str(file), momentum_decay=0.1, beta_scale=0.0, output_bound=3.0)
-    group = sampler.param_groups[0]
-    assert (group["lr"], group["momentum_decay"], group["alpha_scale"], group["beta_scale"]) == (0.5, 0.1, 0.2, 0.0)
-    assert group["output_bound"] == 3.0
+    settings, group = sampler.settings, sampler.param_groups[0]
+    assert (group["lr"], group["momentum_decay"], settings.alpha_scale, settings.beta_scale) == (0.5, 0.1, 0.2, 0.0)
+    assert settings.output_bound == 3.0
 
 
 def test_a_file_of_each_sampler(tmp_path):
     path = tmp_path / "kinetic.safetensors"
-    own = dict(sampler="KineticL2E", form="kinetic", feature_set="kinetic", scales={"mean_scale": 0.4})
+    own = dict(sampler="KineticL2E", form="kinetic", feature_set="kinetic", scales={"mean_scale": 0.4})  # as of old
     weights.save(path, make_network(2, outputs=1), make_card(**own))
-    assert KineticL2E([parameter()], num_data=10, network=path).param_groups[0]["mean_scale"] == 0.4
+    assert "form" not in weights.load_card(path)
+    assert KineticL2E([parameter()], num_data=10, network=path).settings.mean_scale == 0.4
     with pytest.raises(ValueError, match=r"kinetic\.safetensors: weights for sampler 'KineticL2E', asked for 'L2E'"):
         L2E([parameter()], num_data=10, network=path)
     path = tmp_path / "precond.safetensors"
     own = dict(sampler="PrecondL2E", form="preconditioner", scales={"curl_clip": 3.0})
     weights.save(path, make_network(), make_card(**own))
-    assert PrecondL2E([parameter()], num_data=10, network=path).param_groups[0]["curl_clip"] == 3.0
+    assert PrecondL2E([parameter()], num_data=10, network=path).settings.curl_clip == 3.0
 
 
 def test_a_saved_chain_goes_on_with_the_network_from_the_file(file):
@@ -305,7 +306,7 @@ def test_nothing_is_written_for_a_bad_card(tmp_path, change, error, reason):
 
 
 def test_shipped_weights_go_by_name(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrained, "_FOLDER", tmp_path)
+    monkeypatch.setattr(weights, "SHIPPED", tmp_path)
     assert pretrained.names() == ["test"]
     assert pretrained.card("test")["name"] == "test"
     assert torch.equal(pretrained.load("test")[0].weight, weights.load(file)[0][0].weight)
@@ -316,7 +317,7 @@ def test_shipped_weights_go_by_name(file, tmp_path, monkeypatch):
 
 
 def test_the_default_network_is_the_shipped_one_of_the_form(tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrained, "_FOLDER", tmp_path)
+    monkeypatch.setattr(weights, "SHIPPED", tmp_path)
     weights.save(tmp_path / "l2e.safetensors", make_network(seed=1), make_card())
     scales = {"alpha_scale": 1e-3, "beta_scale": 1e-3, "friction": "algorithm2"}
     weights.save(tmp_path / "l2e-paper.safetensors", make_network(seed=2), make_card(form="paper", scales=scales))
@@ -329,4 +330,4 @@ def test_the_default_network_is_the_shipped_one_of_the_form(tmp_path, monkeypatc
     ]:
         sampler = make([parameter()])
         assert torch.equal(sampler.network[0].weight, pretrained.load(name)[0].weight)
-    assert L2E([parameter()], num_data=10, form="paper").param_groups[0]["friction"] == "algorithm2"
+    assert L2E([parameter()], num_data=10, form="paper").settings.friction == "algorithm2"

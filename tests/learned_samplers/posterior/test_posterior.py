@@ -290,6 +290,7 @@ def test_another_process_goes_on_collecting_the_same(tmp_path):
         train(model, sampler, 11)
         parts = {"model": model, "sampler": sampler, "posterior": posterior}
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+        posterior.detach()
     here = Path(__file__).parent
     script = RESUME.format(paths=[str(here.parents[2]), str(here)], runs=runs)
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

@@ -142,7 +142,7 @@ def test_outputs_other_than_probabilities():
     torch.testing.assert_close(largest, raw.amax(2).mean(0), atol=1e-6, rtol=0)
     with pytest.raises(ValueError, match=r"turned 7 examples into a tensor of shape \(3,\)"):
         samples.predict(x, output=lambda logits: logits.sum(0))
-    with pytest.raises(ValueError, match=r"output must be 'classification', 'regression' or a function.*'logits'"):
+    with pytest.raises(ValueError, match=r"output must be 'softmax', 'binary', 'regression' or a function.*'logits'"):
         samples.predict(x, output="logits")
 
 
@@ -190,7 +190,7 @@ def test_several_inputs():
 @pytest.mark.parametrize(
     ("x", "options", "error", "message"),
     [
-        ([1.0], {}, TypeError, "x must be a tensor or a tuple of tensors, got list"),
+        ([1.0], {}, TypeError, "x must be a tensor, an array, a tuple or .* of them, or a DataLoader, got list"),
         (torch.zeros(0, 4), {}, ValueError, "x must hold at least one example"),
         ((torch.zeros(2, 4), torch.zeros(3, 4)), {}, ValueError, r"got lengths \[2, 3\]"),
         (torch.zeros(2, 4), {"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),

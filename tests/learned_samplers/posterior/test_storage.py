@@ -1,7 +1,6 @@
 """Samples on disk: saving, loading, streaming, full disks, wrong files; and the way to ArviZ."""
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection, to_arviz
+from learned_samplers.posterior import PosteriorSamples, SampleCollection, to_arviz
 
 
 def model_of(hidden=8, norm=False, seed=0):
@@ -104,7 +103,7 @@ def test_wrong_files_are_refused_by_name_and_reason(tmp_path):
     with pytest.raises(ValueError, match="version '9' cannot be read, only 1"):
         PosteriorSamples.load(path, model_of())
     path.write_bytes(whole.replace(b"samples/0.bias", b"samples/0.bios"))
-    with pytest.raises(ValueError, match=r"samples\.safetensors: not a file of posterior samples.*0\.bias"):
+    with pytest.raises(ValueError, match=r"samples\.safetensors: its metadata have changed since they were written"):
         PosteriorSamples.load(path, model_of())
 
 
@@ -144,7 +143,7 @@ def test_streaming_equals_memory(tmp_path, max_samples):
     equal(disk, memory)
     equal(PosteriorSamples.load(folder, model_of(seed=3)), memory)
     names = {file.name for file in folder.iterdir()}
-    assert names == {"index.json", *(f"step-{step:010d}.safetensors" for step in memory.steps)}
+    assert names == {".lock", "index.jsonl", *(f"step-{step:010d}.safetensors" for step in memory.steps)}
     x = torch.randn(5, 4)
     assert torch.equal(disk.predict(x, sample_chunk=2), memory.predict(x, sample_chunk=2))
 
@@ -172,22 +171,22 @@ def test_going_back_on_disk_ends_the_same(tmp_path):
 
 
 def test_folders_that_do_not_fit_are_refused(tmp_path):
-    run(3, path=tmp_path / "samples", thinning=1)
+    run(3, path=tmp_path / "samples", thinning=1)[2].detach()
     with pytest.raises(ValueError, match=r"thinning=2 differs from 1 in .*samples"):
         run(0, path=tmp_path / "samples", thinning=2)
     with pytest.raises(ValueError, match=r"shapes\['0\.weight'\]=\[9, 4\] differs from \[8, 4\] in .*samples"):
         run(0, path=tmp_path / "samples", model=model_of(hidden=9))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    with pytest.raises(ValueError, match=r"path='.*mine' is not an empty folder and holds no index\.json"):
+    with pytest.raises(ValueError, match=r"path='.*mine' is not an empty folder and holds no index\.jsonl"):
         run(0, path=tmp_path / "mine")
-    with pytest.raises(FileNotFoundError, match=r"no posterior samples in .*mine: index\.json is missing"):
+    with pytest.raises(FileNotFoundError, match=r"no posterior samples in .*mine: index\.jsonl is missing"):
         PosteriorSamples.load(tmp_path / "mine", model_of())
-    index = tmp_path / "samples" / "index.json"
+    index = tmp_path / "samples" / "index.jsonl"
     whole = index.read_text()
-    for broken in (whole[:40], "[]", json.dumps({**json.loads(whole), "progress": {"steps": 1}})):
+    for broken in ("", "[]\n", "null\n", whole[:40] + "\n", "[" * 100_000 + "\n", '["0", "{}"]\n' + whole):
         index.write_text(broken)
-        with pytest.raises(ValueError, match=r"index\.json: broken index"):
+        with pytest.raises(ValueError, match=r"index\.jsonl: broken index"):
             PosteriorSamples.load(tmp_path / "samples", model_of())
     index.write_text(whole)
     (tmp_path / "samples" / "step-0000000002.safetensors").write_bytes(b"short")
@@ -220,7 +219,7 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch, failing,
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    name = "index.json" if failing == "index" else "step-0000000004.safetensors"
+    name = "index.jsonl" if failing == "index" else "step-0000000004.safetensors"
     with pytest.raises(OSError, match=rf"No space left on device \(.*nothing was changed\).*{name}") as caught:
         train(model, sampler, 1)
     monkeypatch.undo()
@@ -279,7 +278,7 @@ def test_a_write_that_the_system_really_cuts_short(tmp_path):
     output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=300)
     file = folder / "step-0000000004.safetensors"
     assert output.stdout.strip() == f"OSError {errno.EFBIG} {file} [1, 2, 3]"
-    assert {f.name for f in folder.iterdir()} == {"index.json", *(f"step-000000000{k}.safetensors" for k in (1, 2, 3))}
+    assert {f.name for f in folder.iterdir()} == {"index.jsonl", *(f"step-000000000{k}.safetensors" for k in (1, 2, 3))}
 
 
 def test_save_on_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from learned_samplers.base import segments
+from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
 from meta_tasks.inner_loop.step import StaticStep
 from meta_tasks.rules.classical import SGHMCRule
 from tests.meta_tasks.inner_loop.test_step import NETWORKS, RULES, make, same, static_step, weights_of
@@ -20,6 +21,12 @@ from tests.meta_tasks.toy_tasks import image_task
 
 #: These differentiate inside the rule, which torch cannot do on tensors that only pretend to be on a GPU.
 WITH_AUTOGRAD = ("kinetic", "meta")
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch):
+    """Without the compiled update, which is for CPUs."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "0")
 
 
 class NoHostReads(TorchDispatchMode):

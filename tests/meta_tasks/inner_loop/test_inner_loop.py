@@ -102,7 +102,7 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
             else:
                 network = rule.network(weights[member])
                 sampler = L2E(params, network=network, form=form, feature_set=feature_set, **scales, **common)
-            monkeypatch.setattr(sampler, "_noise", same_noise)
+            monkeypatch.setattr(sampler, "noise_like", same_noise)
             return sampler
 
         replayed = Replay(task, seed).run(make, 6)

@@ -13,7 +13,7 @@ from meta_tasks.inner_loop.step import StaticStep, stepping_for
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
 from meta_tasks.rules.classical import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
-from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule
+from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule, PrecondL2ERule
 from tests.meta_tasks.toy_tasks import QuadraticTask, image_task
 
 SCHEDULE = Schedule(12, 6, 2)
@@ -25,7 +25,7 @@ RULES = {
     "l2e-adaptive": L2ERule("residual", "adaptive", beta_scale=2.0, friction_scale=0.0, reference_data=500),
     "l2e-decaying": L2ERule("residual", "paper", beta_scale=2.0, decay_time=3.0),
     "l2e-paper": L2ERule("paper", alpha_scale=0.5, beta_scale=0.5),
-    "precond": L2ERule("preconditioner", "scaled"),
+    "precond": PrecondL2ERule("scaled"),
     "kinetic": KineticRule(),
     "meta": MetaSGMCMCRule("signed", (4,)),
 }

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from meta_tasks.networks import architectures
 
-SMALLEST = {"mlp": 1, "cnn": 2, "lenet": 12, "resnet20_frn": 8}
+SMALLEST = {"mlp": 1, "cnn": 2, "lenet": 12, "resnet20_frn": 8, "resnet_frn": 4}
 
 
 def count(model):
@@ -74,6 +74,15 @@ def test_lenet_on_mnist_is_lenet_5():
     assert count(architectures.build("lenet", (1, 28, 28), 10)) == 61_706
 
 
+def test_three_stages_of_three_blocks_are_the_resnet20():
+    torch.manual_seed(0)
+    known = architectures.build("resnet20_frn", (3, 16, 16), 10, width=4)
+    torch.manual_seed(0)
+    same = architectures.build("resnet_frn", (3, 16, 16), 10, width=4, blocks=(3, 3, 3))
+    assert [*known.state_dict()] == [*same.state_dict()]
+    assert torch.equal(known(torch.ones(1, 3, 16, 16)), same(torch.ones(1, 3, 16, 16)))
+
+
 def test_resnet20_has_65_tensors_and_its_known_number_of_parameters():
     model = architectures.build("resnet20_frn", (3, 32, 32), 10)
     assert len(list(model.parameters())) == 65
@@ -120,6 +129,7 @@ def test_mlp_layers_and_activation():
         ("mlp", ((1, 8, 8), 10), {"activation": "sin"}, ValueError, "activation must be one of 'relu'"),
         ("lenet", ((1, 28, 28), 10), {"depth": 1}, TypeError, "lenet has no option depth; it has none"),
         ("resnet20_frn", ((1, 8, 8), 10), {"width": 0.5}, TypeError, "width must be an integer, got 0.5"),
+        ("resnet_frn", ((1, 8, 8), 10), {"blocks": ()}, ValueError, "blocks must be a sequence of positive integers"),
     ],
 )
 def test_bad_arguments_are_named_with_their_value(name, arguments, options, error, match):
@@ -135,5 +145,6 @@ def test_the_help_text_names_every_option(name):
         "cnn": ("channels", "depth", "residual"),
         "lenet": (),
         "resnet20_frn": ("width",),
+        "resnet_frn": ("width", "blocks"),
     }[name]:
         assert f"`{option}`" in text

@@ -15,7 +15,7 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import features as l2e_features
 from learned_samplers.learned.features import feature_set_named
-from learned_samplers.learned.l2e.rule import l2e_residual_rule
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_residual_rule
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
@@ -23,8 +23,12 @@ from meta_tasks.rules import triton_kernels as kernels
 from meta_tasks.rules import triton_l2e as fused_l2e
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.rules.triton_l2e import FusedL2ERule, fused_residual_rule
+from tests.learned_samplers.learned.flat_keywords import keywords
 from tests.meta_tasks.inner_loop.test_capture import OneDevice
 from tests.meta_tasks.toy_tasks import image_task
+
+fused_residual_rule = keywords(fused_residual_rule, L2ESettings)
+l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
 
 DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
 # Tensors of one coordinate, of a block and two, and of no whole number of blocks.
@@ -119,7 +123,9 @@ def test_parity_over_an_inner_loop(monkeypatch):
     pure, fused = L2ERule("residual", **settings), FusedL2ERule("residual", **settings)
     monkeypatch.setattr(fused_l2e, "l2e_residual_rule", None)  # it must not be what runs
     if kernels.INTERPRETED:
-        monkeypatch.setitem(FusedL2ERule._rules, "residual", fused_residual_rule)
+        monkeypatch.setattr(
+            FusedL2ERule, "_updated", lambda self, *given, **more: fused_l2e.fused_residual_rule(*given, **more)
+        )
     stream = torch.Generator().manual_seed(0)
     weights = pure.initial_weights(0) + 0.1 * torch.randn(2, pure.num_weights, generator=stream)
     runs = []
@@ -153,8 +159,9 @@ def test_parity_of_the_constants():
         _AVERAGES=len(l2e_features.AVERAGE_DECAYS),
     )  # fmt: skip
     assert {name: getattr(kernels, name).value for name in expected} == expected
-    assert l2e_features._COHERENCE_DECAYS == fused_l2e._CLOCK_DECAYS
-    assert l2e_features._TIME_SCALES == fused_l2e._CLOCK_TIMES
+    clock = [f"log_coherence_{d:g}" for d in fused_l2e._CLOCK_DECAYS], [f"time_{tau}" for tau in fused_l2e._CLOCK_TIMES]
+    for names, kind in zip(clock, ("log_coherence", "time")):
+        assert [each for each in l2e_features.FEATURE_SETS["adaptive"].context if each.startswith(kind)] == names
 
 
 # One for all: the rule keeps its tables, here tensors that only say that they are on a GPU.

@@ -16,7 +16,7 @@ def test_steps_for_a_budget_of_gradients(rule, gradients, steps):
 
 
 def test_a_budget_below_one_step_is_refused():
-    with pytest.raises(ValueError, match="gradients=1 are fewer than the 2 that one step of 'kinetic_l2e' costs"):
+    with pytest.raises(ValueError, match="gradients=1 are fewer than the 2 that one step of 'KineticL2E' costs"):
         steps_for(KineticRule(), 1)
     with pytest.raises(ValueError, match="gradients=0 are fewer than the 1 that one step of 'sghmc' costs"):
         steps_for(SGHMCRule(), 0)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from learned_samplers.learned.features import FEATURE_SETS
-from learned_samplers.learned.l2e.rule import apply_network
+from learned_samplers.learned.network import apply_network
 from meta_tasks.rules.contours import output_contours
-from meta_tasks.rules.learned import L2ERule
+from meta_tasks.rules.learned import L2ERule, PrecondL2ERule
 
 
 def titles(figure):
@@ -39,7 +39,7 @@ def test_contours_show_what_the_network_puts_out(feature_set):
 
 
 def test_an_untrained_network_is_said_to_put_out_nothing():
-    rule = L2ERule("preconditioner")
+    rule = PrecondL2ERule()
     figure = rule.figures(rule.initial_weights(0))["contours"]
     assert len(figure.axes) == 6
     assert titles(figure)[0] == "|log Q| at momentum −1"

@@ -9,29 +9,32 @@ import torch
 import pretrained
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import FEATURE_SETS, features, update_averages
-from learned_samplers.learned.l2e.rule import apply_network
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.weights import save
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
 from meta_tasks.rules.base import Hyperparameters
 from meta_tasks.rules.classical import SGHMCRule
-from meta_tasks.rules.learned import L2ERule
+from meta_tasks.rules.learned import L2ERule, PrecondL2ERule
 from tests.meta_tasks.toy_tasks import image_task
 
 
 def test_a_rule_says_what_it_is_and_gives_its_network():
     rule = L2ERule("paper", "scaled", (8, 4), beta_scale=0.5)
-    assert rule.specification() == {
-        "sampler": "l2e", "form": "paper", "feature_set": "scaled", "hidden": [8, 4], "beta_scale": 0.5,
-    }  # fmt: skip
+    assert rule.specification() == {"sampler": "L2E", "hidden": [8, 4], **rule.settings.as_dict()}
+    assert rule.settings == L2ESettings(form="paper", feature_set="scaled", beta_scale=0.5)
+    assert L2ERule(hidden=(8, 4), settings=rule.settings).specification() == rule.specification()
+    with pytest.raises(ValueError, match="settings and beta_scale cannot both be given"):
+        L2ERule(settings=rule.settings, beta_scale=2.0)
     weights = torch.randn(rule.num_weights)
     network = rule.network(weights)
     assert torch.equal(torch.nn.utils.parameters_to_vector(network.parameters()), weights)
     (first, bias), *_ = rule.prepare(weights[None])
     assert torch.equal(first[0], network[0].weight)
     assert torch.equal(bias[0], network[0].bias)
-    with pytest.raises(ValueError, match="form must be one of 'residual', 'paper', 'preconditioner', got 'new'"):
+    with pytest.raises(ValueError, match="form must be one of 'residual', 'paper', got 'new'"):
         L2ERule("new")
     with pytest.raises(ValueError, match="feature_set must be one of"):
         L2ERule("paper", "all")
@@ -54,7 +57,7 @@ def test_a_start_is_the_feature_itself():
     theta = start
     adam = theta[0].clone().requires_grad_()
     optimizer = torch.optim.Adam([adam], 3.0 * 2.0 * math.sqrt(0.01 / 50), betas=(0.9, 0.99), eps=0.0)
-    other = theta.clone()
+    theta, other = theta.clone(), theta.clone()
     state = rule.initial_state(theta)
     for step in range(5):
         gradient = torch.randn(1, 7)
@@ -129,7 +132,7 @@ def test_the_shipped_weights_are_a_start_with_the_scales_of_their_card():
 
 
 def test_an_impossible_start_is_refused():
-    with pytest.raises(ValueError, match=r"'average_0\.9_to_rms' is not a feature of 'paper'"):
+    with pytest.raises(ValueError, match=r"'average_0\.9_to_rms' is not a feature of the network, which sees"):
         L2ERule("residual", "paper", start=("average_0.9_to_rms", 2.0))
     with pytest.raises(ValueError, match="two units in every hidden layer"):
         L2ERule("residual", "paper", (8, 1), start=("gradient", 2.0))
@@ -152,7 +155,7 @@ def test_the_scales_of_the_outputs_are_those_of_what_the_step_adds(form, options
     weights = (rule.initial_weights(0) + 0.3 * torch.randn(rule.num_weights)).expand(2, -1)
     unroll = Unroll(task, rule, BMALoss, Schedule(6, 0, 1), [1])
     unroll.advance(weights, steps)
-    before, (momentum, _) = unroll.parameter, unroll.state
+    before, momentum = unroll.parameter.clone(), unroll.state[0].clone()
     gradient = task.loss_and_gradient(before, unroll._indices())[1]
     unroll.advance(weights, 1)
     moved, step_size = unroll.state[0], math.sqrt(0.2 / task.hyperparameters.num_data)
@@ -169,13 +172,13 @@ def test_the_scales_of_the_outputs_are_those_of_what_the_step_adds(form, options
 
 
 def test_the_scales_of_the_preconditioner_are_those_of_its_logarithms():
-    rule = L2ERule("preconditioner", "adaptive", (8,), curl_scale=0.5)
+    rule = PrecondL2ERule("adaptive", (8,), curl_scale=0.5)
     task = image_task(lr=0.05, temperature=0.0)
     torch.manual_seed(0)
     weights = rule.initial_weights(0) + 0.1 * torch.randn(rule.num_weights)
     unroll = Unroll(task, rule, BMALoss, Schedule(6, 0, 1), [1], members_per_group=1)
     unroll.advance(weights[None], 3)
-    before, (momentum, averages) = unroll.parameter, unroll.state
+    before, (momentum, averages) = unroll.parameter.clone(), [each.clone() for each in unroll.state]
     gradient = task.loss_and_gradient(before, unroll._indices())[1]
     unroll.advance(weights[None], 1)
     x = features(
@@ -185,3 +188,27 @@ def test_the_scales_of_the_preconditioner_are_those_of_its_logarithms():
     q, d = apply_network(rule.prepare(weights[None]), x)
     torch.testing.assert_close(unroll.output_scales["log_curl"], 0.5 * q.square().mean(-1).sqrt())
     torch.testing.assert_close(unroll.output_scales["log_friction"], d.square().mean(-1).sqrt())
+
+
+def test_a_share_of_the_runs_is_told_how_long_it_is():
+    rule = L2ERule(feature_set="lean", hidden=(4,), tell_horizon=0.25)
+    told = [rule.for_run(70, 3, "episode", i).settings.total_steps for i in range(400)]
+    assert set(told) == {None, 70}
+    assert 70 < sum(each == 70 for each in told) < 130  # 100 expected, standard deviation 9
+    assert told == [rule.for_run(70, 3, "episode", i).settings.total_steps for i in range(400)]
+    assert rule.settings.total_steps is None
+    assert rule.specification()["tell_horizon"] == 0.25
+    assert "tell_horizon" not in L2ERule(feature_set="lean").specification()
+    assert "total_steps" not in rule.for_run(70, 0).card()["scales"]
+    assert L2ERule(feature_set="lean").for_run(70, 0).settings.total_steps is None
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_is_between_zero_and_one(share):
+    with pytest.raises(ValueError, match="tell_horizon must lie in"):
+        L2ERule(feature_set="lean", tell_horizon=share)
+
+
+def test_only_a_network_that_sees_progress_is_told_of_it():
+    with pytest.raises(ValueError, match="tell_horizon is for a feature set with the progress"):
+        L2ERule(feature_set="adaptive", tell_horizon=0.5)

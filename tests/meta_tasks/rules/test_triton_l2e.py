@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FeatureSet
+from learned_samplers.learned.l2e.rule import L2ESettings
 from meta_tasks.rules import triton_l2e as fused_l2e
 from meta_tasks.rules.base import Hyperparameters
 from meta_tasks.rules.learned import L2ERule
@@ -52,12 +52,12 @@ def call(given=None, rule=None, **changes):
     rule = rule or L2ERule("residual")
     settings = dict(
         phi=rule.prepare(rule.initial_weights(0).expand(2, -1)), segments=Segments((4, 2)), lr=0.1, num_data=10,
-        temperature=1.0, prior_precision=0.0, momentum_decay=0.1,
+        temperature=1.0, prior_precision=0.0, momentum_decay=0.1, settings=L2ESettings(),
     )  # fmt: skip
     return fused_residual_rule(*(given or tensors()), **{**settings, **changes})
 
 
-def test_what_the_kernels_cannot_do_is_refused():
+def test_what_the_kernels_cannot_do_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"parameter must be \(P, 6\), got \(2, 5\)"):
         call(tensors(d=5))
     with pytest.raises(ValueError, match=r"averages must be \(2, 6, 6\), got \(2, 8, 6\)"):
@@ -70,10 +70,9 @@ def test_what_the_kernels_cannot_do_is_refused():
         call(rule=L2ERule("residual", "paper", (8,)))
     with pytest.raises(ValueError, match="phi takes 20 features, feature set 'paper' has 9"):
         call(rule=L2ERule("residual", "scaled"))
-    with pytest.raises(
-        ValueError, match="feature_set must be one of 'paper', 'scaled', 'adaptive', 'adaptive_data' here"
-    ):
-        call(feature_set=FeatureSet("paper", context=("log_kick",)))
+    monkeypatch.setattr(fused_l2e, "_SUPPORTED", ("paper",))
+    with pytest.raises(ValueError, match="feature_set must be one of 'paper' here, got 'scaled'"):
+        call(settings=L2ESettings(feature_set="scaled"))
 
 
 @needs_triton
@@ -124,5 +123,5 @@ def test_it_is_the_same_sampler_and_on_a_cpu_the_pure_rule(monkeypatch):
         device = torch.device("cuda")
 
     fused.update(fused.prepare(weights), parameter.as_subclass(Pretender), gradient, noise, tuple(state), **common)
-    assert called[0]["feature_set"] == "adaptive"
-    assert called[0]["beta_scale"] == 2.0
+    assert called[0]["settings"] == fused.settings
+    assert (fused.settings.feature_set, fused.settings.beta_scale) == ("adaptive", 2.0)

@@ -121,9 +121,9 @@ def test_every_sampler_takes_the_same_number_of_gradients(rule, evaluation, monk
     ("arguments", "rule", "message"),
     [
         ((20, 8), L2ERule(), r"a sampling phase of 1 steps .* is too short for 2 samples"),
-        ((20, 11), L2ERule(), "samples=11 exceed half of the 20 steps that 'l2e' takes on held-out tasks"),
+        ((20, 11), L2ERule(), "samples=11 exceed half of the 20 steps that 'L2E' takes on held-out tasks"),
         ((40, 4), KineticRule(), None),
-        ((14, 4), KineticRule(), "samples=4 exceed half of the 7 steps that 'kinetic_l2e' takes"),
+        ((14, 4), KineticRule(), "samples=4 exceed half of the 7 steps that 'KineticL2E' takes"),
     ],
 )
 def test_runs_too_short_for_their_states_are_refused_before_they_start(arguments, rule, message):

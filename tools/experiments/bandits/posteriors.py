@@ -5,16 +5,17 @@ All members (particles, bootstrap replicates, chains) are one network with a lea
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from experiments.common.checks import check_at_least_one
+from experiments.common.methods import Method, by_name
+from experiments.common.options import at_least_one
 from learned_samplers import FSVGD, SGHMC
 from learned_samplers.particles import FittedPrior, measurement_set
+from meta_tasks.networks.batched_base import linear
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Budget:
     momentum_decay: float = 0.1
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "contexts", "members", "interval", "steps", "batch_size", "initial_pulls")
+        at_least_one(self, "contexts", "members", "interval", "steps", "batch_size", "initial_pulls")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"hidden must hold positive widths, got {self.hidden}")
         for name in ("fsvgd_lr", "bootstrap_lr", "sghmc_lr"):
@@ -92,10 +93,8 @@ def prior_draw(sizes: tuple[int, ...], members: int, generator: torch.Generator)
 def forward(tensors: list[Tensor], x: Tensor) -> Tensor:
     """Predictions of every member, (M, n, A), at contexts (n, d)."""
     hidden = x.expand(len(tensors[0]), *x.shape)
-    for weight, bias in zip(tensors[::2], tensors[1::2], strict=True):
-        if weight is not tensors[0]:
-            hidden = hidden.relu()
-        hidden = torch.baddbmm(bias, hidden, weight)
+    for number, (weight, bias) in enumerate(zip(tensors[::2], tensors[1::2], strict=True)):
+        hidden = linear(hidden.relu() if number else hidden, weight.mT, bias[:, 0])
     return hidden
 
 
@@ -201,10 +200,10 @@ class Chains(Posterior):
         self.sampler.step()
 
 
-#: Name on the command line → heading in tables, and what makes it.
-METHODS: dict[str, tuple[str, Callable[..., Posterior]]] = {
-    "fsvgd": ("f-SVGD", FunctionSpace),
-    "bootstrap": ("bootstrap ensemble", Bootstrap),
-    "sghmc": ("SGHMC", Chains),
-    "uniform": ("uniform", Uniform),
-}
+#: ``build`` is (contexts, arms, noise, budget, generator) → posterior; each has its learning rate in `Budget`.
+METHODS: dict[str, Method] = by_name(
+    Method("FSVGD", FunctionSpace, Budget.fsvgd_lr),
+    Method("Bootstrap", Bootstrap, Budget.bootstrap_lr),
+    Method("SGHMC", Chains, Budget.sghmc_lr),
+    Method("Uniform", Uniform, 0.0),
+)

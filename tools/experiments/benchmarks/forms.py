@@ -53,16 +53,6 @@ def variant_rule(name: str) -> type[L2ERule]:
     return FusedL2ERule if name.startswith("fused-") else L2ERule
 
 
-def synchronize(device: str) -> None:
-    """Wait until the device has done what it was given."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def device_name(device: str) -> str:
-    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "CPU"
-
-
 class _ChannelsLast(BatchedModule):
     def loss_and_gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         flat = x.flatten(0, 1).contiguous(memory_format=torch.channels_last)

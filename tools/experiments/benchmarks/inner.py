@@ -8,6 +8,7 @@ import shlex
 import statistics
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,14 +20,14 @@ import tyro
 from experiments.benchmarks.forms import (
     FORMS,
     VARIANTS,
-    device_name,
     make_network,
-    synchronize,
     variant_rule,
     variant_stepping,
     variants_on,
 )
 from experiments.benchmarks.protocol import Protocol, measure_protocol
+from experiments.benchmarks.timing import write_table
+from experiments.common.devices import device_name, synchronize
 from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
@@ -118,15 +119,19 @@ def _serve(connection: Any, options: InnerBenchmark) -> None:
         if request == "peak":
             a = torch.randn(matmul_side(options), matmul_side(options), device=options.device)
 
-            def work(a: torch.Tensor = a) -> None:
+            def multiply(a: torch.Tensor = a) -> None:
                 for _ in range(20):
                     a @ a
+
+            work: Callable[[], None] = multiply
         else:
             configuration, form = request
             unroll, weights = make_unroll(configuration, options, form)
 
-            def work(unroll: Unroll = unroll, weights: torch.Tensor = weights) -> None:
+            def advance(unroll: Unroll = unroll, weights: torch.Tensor = weights) -> None:
                 unroll.advance(weights, options.steps)
+
+            work = advance
 
         with torch.no_grad():
             work()
@@ -200,7 +205,7 @@ def chosen(kind: str, given: tuple[str, ...], known: tuple[str, ...]) -> tuple[s
     return names
 
 
-def benchmark_inner(options: InnerBenchmark) -> None:
+def benchmark_inner(options: InnerBenchmark, command: str = "python tools/benchmark.py inner") -> None:
     if options.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit(f"error: device={options.device!r}: torch finds no GPU")
     forms = chosen("forms", options.forms, tuple(FORMS))
@@ -208,7 +213,7 @@ def benchmark_inner(options: InnerBenchmark) -> None:
     if options.protocol:
         names = variants or (("loop",) if options.device == "cpu" else ("graph",))
         given = options.protocol_of, options.protocol, options.device, options.feature_set, names
-        _finish(options, measure_protocol(*given))
+        write_table(options.out, command, measure_protocol(*given))
         return
     processes = Processes(options)
     speeds: dict[tuple[Configuration, str], list[float]] = {}
@@ -236,13 +241,7 @@ def benchmark_inner(options: InnerBenchmark) -> None:
         tables.append(_form_table(medians, {form: FORMS[form] for form in ("chosen", *forms)}))
     if variants:
         tables.append(_form_table(medians, {variant: VARIANTS[variant] for variant in variants}))
-    _finish(options, "\n\n".join([head, *tables]))
-
-
-def _finish(options: InnerBenchmark, text: str) -> None:
-    print(text)
-    if options.out is not None:
-        options.out.write_text(f"`python tools/benchmark.py inner`: {text}\n")
+    write_table(options.out, command, "\n\n".join([head, *tables]))
 
 
 def _speed_table(medians: dict[Any, float], peak: float, options: InnerBenchmark) -> str:

@@ -10,10 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from experiments.benchmarks.timing import write_table
 from learned_samplers import MGDA, MOOSVGD, MTSGD, SVGD
+from learned_samplers.particles.base import ParticleSampler
 
 #: Name in the table → the sampler and its number of targets K.
-SAMPLERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], int]] = {
+SAMPLERS: dict[str, tuple[Callable[..., ParticleSampler], int]] = {
     "SVGD": (SVGD, 1),
     "MT-SGD": (MTSGD, 2),
     "MOO-SVGD": (MOOSVGD, 2),
@@ -66,7 +68,7 @@ def in_its_own_process(name: str, particles: int, parameters: int) -> int:
         return pool.apply(extra_bytes, (name, particles, parameters))
 
 
-def benchmark_memory(options: MemoryBenchmark) -> None:
+def benchmark_memory(options: MemoryBenchmark, command: str = "python tools/benchmark.py memory") -> None:
     lines = [f"| MB beside the particles (× of M·d) | {' | '.join(SAMPLERS)} |", "|---|" + "---:|" * len(SAMPLERS)]
     for parameters in options.parameters:
         for particles in options.particles:
@@ -75,7 +77,4 @@ def benchmark_memory(options: MemoryBenchmark) -> None:
                 used = in_its_own_process(name, particles, parameters)
                 cells.append(f"{used / 1e6:,.0f} ({used / (4 * particles * parameters):.1f}×)")
             lines.append(f"| M={particles}, d={parameters:,} | " + " | ".join(cells) + " |")
-    table = "\n".join(lines)
-    print(table)
-    if options.out is not None:
-        options.out.write_text(f"`python tools/benchmark.py memory`: torch {torch.__version__}\n\n{table}\n")
+    write_table(options.out, command, f"torch {torch.__version__}\n\n" + "\n".join(lines))

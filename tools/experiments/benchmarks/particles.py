@@ -5,7 +5,6 @@ Beside TorchJD's MGDA too, where that package is installed: a loop over particle
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
-from experiments.benchmarks.step import _wait
+from experiments.benchmarks.timing import interleaved, seconds, write_table
 from learned_samplers import MGDA, MOOSVGD, MTSGD
 
 NUM_DATA = 120_000
@@ -137,6 +135,7 @@ class Problem:
             jac_to_grad(own.values(), aggregator)
             with torch.no_grad():
                 for p in (*own.values(), *(p for head in heads for p in head)):
+                    assert p.grad is not None
                     p.add_(p.grad, alpha=-1e-12)
 
 
@@ -167,17 +166,8 @@ def torchjd_mgda() -> tuple[Callable[..., None], Callable[..., Any], Any] | None
 
 def milliseconds(steps: dict[str, Callable[[], object]], options: ParticleBenchmark, title: str) -> dict[str, float]:
     """Milliseconds of each step, the best of interleaved rounds after one that is not counted."""
-    now = time.process_time if options.clock == "processor" else time.perf_counter
-    best = dict.fromkeys(steps, float("inf"))
-    for round_ in tqdm(range(options.rounds + 1), desc=title):
-        for name, step in steps.items():
-            _wait(options.device)
-            start = now()
-            step()
-            _wait(options.device)
-            if round_:
-                best[name] = min(best[name], 1e3 * (now() - start))
-    return best
+    times = interleaved(steps, options.rounds, title, warm_up=1, device=options.device, clock=options.clock)
+    return {name: min(values) for name, values in times.items()}
 
 
 def left_out(name: str, particles: int, tasks: int, options: ParticleBenchmark) -> str | None:
@@ -188,18 +178,13 @@ def left_out(name: str, particles: int, tasks: int, options: ParticleBenchmark) 
         return f"{millions:.3g} million numbers in the gradients"
     problem = Problem(name, particles, tasks, options)
     problem.losses()  # the first call of all is slower
-    now = time.process_time if options.clock == "processor" else time.perf_counter
-    _wait(options.device)
-    start = now()
-    problem.backward_passes()
-    _wait(options.device)
-    seconds = now() - start
-    if seconds > options.most_seconds:
-        return f"{seconds:.1f} s for the backward passes alone"
+    taken = seconds(problem.backward_passes, options.device, options.clock)
+    if taken > options.most_seconds:
+        return f"{taken:.1f} s for the backward passes alone"
     return None
 
 
-def benchmark_particles(options: ParticleBenchmark) -> None:
+def benchmark_particles(options: ParticleBenchmark, command: str = "python tools/benchmark.py particles") -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -229,6 +214,4 @@ def benchmark_particles(options: ParticleBenchmark) -> None:
         table += f"\n\nLeft out: {'; '.join(missing)}."
     if torchjd_mgda() is None:
         table += "\n\n(TorchJD is not installed: pip install torchjd)"
-    print(f"{head}\n\n{table}")
-    if options.out is not None:
-        options.out.write_text(f"`python tools/benchmark.py particles`: {head}\n\n{table}\n")
+    write_table(options.out, command, f"{head}\n\n{table}")

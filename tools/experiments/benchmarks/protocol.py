@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.benchmarks.forms import device_name, synchronize, variant_rule, variant_stepping
+from experiments.benchmarks.forms import variant_rule, variant_stepping
+from experiments.common.devices import device_name, synchronize
 from meta_tasks.datasets import ImageData
 from meta_tasks.estimators import AntitheticES, Evaluator
 from meta_tasks.inner_loop.schedule import Horizon
@@ -98,8 +99,8 @@ def measure_protocol(
         family = family_named(protocol.family, root=protocol.data, device=device)
         trainers = {variant: make_trainer(protocol, family, feature_set, variant) for variant in variants}
         load_data(protocol, family)
-    except (ValueError, FileNotFoundError) as error:
-        raise SystemExit(f"error: {error}") from error
+    except (ValueError, FileNotFoundError) as problem:
+        raise SystemExit(f"error: {problem}") from problem
     seconds: dict[str, list[float]] = {variant: [] for variant in variants}
     for number in range(measured + 1):
         for variant, trainer in trainers.items():

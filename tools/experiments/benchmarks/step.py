@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from experiments.benchmarks.timing import interleaved, write_table
 from learned_samplers import PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, MetaSGMCMC
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
 
@@ -95,9 +94,9 @@ def training_steps(device: str, num_images: int = 20_000) -> dict[str, Callable[
     labels = torch.randint(10, (num_images,), device=device)
     learned = build_meta_network((10,), zero_last=False, generator=torch.Generator().manual_seed(0))
 
-    def trainer(cls: type[torch.optim.Optimizer], **settings: Any) -> Callable[[], object]:
+    def trainer(cls: Callable[..., torch.optim.Optimizer], **settings: Any) -> Callable[[], object]:
         model = nn.Sequential(nn.Linear(784, 20), nn.ReLU(), nn.Linear(20, 10)).to(device)
-        sampler: Any = cls(model.parameters(), 1e-3, NUM_DATA, **settings)  # type: ignore[call-arg]
+        sampler: Any = cls(model.parameters(), 1e-3, NUM_DATA, **settings)
 
         def closure() -> Tensor:
             chosen = torch.randint(num_images, (500,), device=device)
@@ -153,7 +152,7 @@ def _posteriors_sghmc(params: list[Tensor]) -> Callable[[], object] | None:
     return step
 
 
-def benchmark_steps(options: StepBenchmark) -> None:
+def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchmark.py step") -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -168,30 +167,15 @@ def benchmark_steps(options: StepBenchmark) -> None:
     training = _milliseconds(training_steps(options.device), options, whole)
     table = f"{_table(columns)}\n\n{_training_table(whole, training)}"
     head = f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.rounds} rounds"
-    print(f"{head}\n\n{table}")
-    if options.out is not None:
-        options.out.write_text(f"`python tools/benchmark.py step`: {head}\n\n{table}\n")
+    write_table(options.out, command, f"{head}\n\n{table}")
     if not any("posteriors" in name for name in next(iter(columns.values()))):
         print("\n(the posteriors package is not installed: pip install posteriors)")
 
 
 def _milliseconds(steps: dict[str, Callable[[], object]], options: StepBenchmark, title: str) -> dict[str, float]:
     """Milliseconds of each, the tenth percentile of interleaved rounds: what other processes cost falls out."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for round_ in tqdm(range(options.rounds + 3), desc=title):
-        for name, step in steps.items():
-            _wait(options.device)
-            start = time.perf_counter()
-            step()
-            _wait(options.device)
-            if round_ >= 3:
-                times[name].append(1e3 * (time.perf_counter() - start))
+    times = interleaved(steps, options.rounds, title, warm_up=3, device=options.device)
     return {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
 
 
 def _table(columns: dict[str, dict[str, float]]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,33 @@ def settings_of(options: Any) -> dict[str, Any]:
 
 
 def write_outputs(out: Path, command: str, text: str, content: Mapping[str, Any]) -> None:
-    """Write ``table.md``, the text under its command, and ``results.json``, each whole or not at all."""
+    """Write ``table.md``, the text under its command, and ``results.json``, each whole or not at all.
+
+    Raises:
+        ValueError: a number is not finite: that is no JSON.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "results.json", json.dumps({"command": command, **content}, indent=1).encode())
-    write_atomically(out / "table.md", f"`{command}`\n\n{text}\n".encode())
+    numbers = json.dumps({"command": command, **content}, indent=1, allow_nan=False)
+    write_atomically(out / "results.json", numbers.encode())
+    write_atomically(out / "table.md", f"`{command}`\n\n{text.rstrip()}\n".encode())
+
+
+def tensorboard_hint(folder: Path) -> str:
+    """How to look at the curves of a folder."""
+    return f"TensorBoard: {sys.executable} -m tensorboard.main --logdir {folder}"
+
+
+@contextmanager
+def explained(out: Path | None = None) -> Iterator[None]:
+    """End the process with one line in the place of a traceback, where a user's choice or interrupt ends it.
+
+    Args:
+        out: folder of the results, where finished runs are kept.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = "" if out is None else f"; finished runs are kept in {out}, the same command goes on from there"
+        sys.exit(f"interrupted{kept}")
+    except (ValueError, TypeError, FileNotFoundError, FloatingPointError, RuntimeError) as error:
+        sys.exit(f"error: {error}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,18 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from tqdm import tqdm
 
-from experiments.common.kept import kept
+from experiments.common.run_store import RunStore, data_fingerprint
+from experiments.common.tuning import Choice, tune
 from experiments.function_space.stacked_mlp import StackedMLP
 from learned_samplers import FSVGD, SVGD, LinearScalarisation, metrics
 from learned_samplers.particles import GaussianProcessPrior, classification_loss, measurement_set
 from learned_samplers.particles.measurement import Covariance
 from meta_tasks.datasets import ImageData
+from meta_tasks.progress import progress
 
-LABELS = {
-    "fsvgd": "f-SVGD", "svgd": "SVGD", "ensemble": "deep ensemble", "plain": "deep ensemble, no prior",
-}  # fmt: skip
+#: In the order of the tables; PlainEnsemble is the deep ensemble without prior.
+METHODS = ("FSVGD", "SVGD", "DeepEnsemble", "PlainEnsemble")
 #: Variance of every weight under the prior, and of the first weights: a ReLU layer keeps the size of its inputs.
 PRIOR_VARIANCE = 2.0
 
@@ -116,10 +115,10 @@ def infinite_width(hidden_layers: int, variance: float) -> Covariance:
 def _step(method: str, networks: Classifiers, data: ImageData, lr: float, protocol: ImageProtocol) -> tuple[Any, Any]:
     """The sampler, and what makes its closure from a minibatch."""
     count, params = len(data.train_y), networks.params
-    if method == "fsvgd":
+    if method == "FSVGD":
         prior = GaussianProcessPrior(infinite_width(len(protocol.hidden), PRIOR_VARIANCE))
         pixels = networks.standardised(data.train_x)
-        sampler = FSVGD(params, lr, count, base_optimizer=torch.optim.Adam)
+        functions = FSVGD(params, lr, count, base_optimizer=torch.optim.Adam)
 
         def function_space(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             inputs = measurement_set(networks.standardised(x), pixels, protocol.extra, scale=protocol.noise)
@@ -128,11 +127,11 @@ def _step(method: str, networks: Classifiers, data: ImageData, lr: float, protoc
             density = prior.log_density(inputs[chosen], outputs[:, chosen])
             return classification_loss(outputs[:, : len(x)], y), outputs, density
 
-        return sampler, function_space
+        return functions, function_space
     settings: dict[str, Any] = dict(prior_precision=1 / PRIOR_VARIANCE, base_optimizer=torch.optim.Adam)
-    if method == "svgd":
+    if method == "SVGD":
         return SVGD(params, lr, count, **settings), lambda x, y: classification_loss(networks.logits(x), y)
-    if method == "plain":
+    if method == "PlainEnsemble":
         settings["prior_precision"] = 0.0
     sampler = LinearScalarisation(params, lr, count, **settings)
     return sampler, lambda x, y: classification_loss(networks.logits(x), y)[None]
@@ -153,7 +152,7 @@ def train(
     batches = math.ceil(len(data.train_y) / protocol.batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sampler, protocol.epochs * batches)
     start = time.perf_counter()
-    with tqdm(total=protocol.epochs * batches, unit="step", desc=label, mininterval=5, leave=False) as bar:
+    with progress(total=protocol.epochs * batches, unit="step", desc=label, leave=False) as bar:
         for _ in range(protocol.epochs):
             for index in torch.randperm(len(data.train_y)).split(protocol.batch):
                 x, y = data.train_x[index], data.train_y[index]
@@ -167,47 +166,50 @@ class ImageRuns:
     """Runs of a protocol on one data set, kept in a folder with their weights."""
 
     def __init__(self, out: Path, data: ImageData, protocol: ImageProtocol, *, fresh: bool = False):
-        self.out, self.data, self.protocol, self.fresh = out, data, protocol, fresh
+        self.data, self.protocol = data, protocol
+        self.store = RunStore(out, data_fingerprint(data), fresh=fresh)
 
     def tune(self, method: str) -> tuple[float, dict[str, float | None]]:
-        """The learning rate with the best validation NLL after the tuning epochs, and that of all (None: diverged)."""
-        short = replace(self.protocol, epochs=self.protocol.tuning_epochs)
-        trials: dict[str, float | None] = {}
-        for lr in self.protocol.rates:
+        """The learning rate with the best validation NLL after the tuning epochs, and that of all (None: diverged).
 
-            def make(lr: float = lr) -> dict[str, Any]:
+        Raises:
+            RuntimeError: every rate diverged.
+        """
+        short = replace(self.protocol, epochs=self.protocol.tuning_epochs)
+
+        def attempt(choice: Choice, seed: int) -> float | None:
+            def make() -> dict[str, Any]:
                 try:
-                    networks, _ = train(method, self.data, lr, short, 1000, label=f"{method}, lr {lr:g}")
+                    networks, _ = train(method, self.data, choice.lr, short, seed, label=f"{method}, {choice}")
                 except FloatingPointError:
                     return {"nll": None}
                 return {"nll": metrics.nll(networks.predict(self.data.val_x), self.data.val_y)}
 
-            trials[f"{lr:g}"] = self._kept(f"tune_{method}_lr{lr:g}", make, method, lr, short, 1000)["nll"]
-        good = {lr: nll for lr, nll in trials.items() if nll is not None}
-        if not good:
-            raise RuntimeError(f"{LABELS[method]} diverged with every learning rate of {list(trials)}")
-        return float(min(good, key=good.__getitem__)), trials
+            settings = {**self._settings(method, short, seed), "lr": choice.lr}
+            return self.store.run(f"tune_{method}_lr{choice.lr:g}", settings, make)["nll"]
+
+        try:
+            tuning = tune([Choice(lr) for lr in self.protocol.rates], attempt, lambda nll: nll, seeds=[1000])
+        except RuntimeError as error:
+            raise RuntimeError(f"{method}: {error}") from error
+        return tuning.chosen.lr, {f"{choice.lr:g}": tuning.mean(choice) for choice in tuning.trials}
 
     def run(self, method: str, lr: float, seed: int) -> dict[str, Any]:
         """Test scores of one run: those of the average, and the mean error of its networks alone."""
+        name = f"{method}_seed{seed}"
 
         def make() -> dict[str, Any]:
             networks, seconds = train(method, self.data, lr, self.protocol, seed, label=f"{method}, seed {seed}")
-            # A run that is interrupted here must not leave an older result beside new weights.
-            (self.out / f"{method}_seed{seed}.json").unlink(missing_ok=True)
+            self.store.begin(name, "samples")
             weights = {str(i): p.detach().contiguous() for i, p in enumerate(networks.params)}
-            self.out.mkdir(parents=True, exist_ok=True)
-            save_file(weights, self.weights(method, seed))
+            save_file(weights, self.store.path(name, "samples", ".safetensors"))
             with torch.no_grad():
                 single = torch.cat([networks.logits(part).argmax(-1) for part in self.data.test_x.split(1000)], dim=1)
             wrong = (single != self.data.test_y).double().mean().item()
             summary = metrics.summary(networks.predict(self.data.test_x), self.data.test_y)
             return {"seconds": seconds, "error_of_one": wrong, "error": 1 - summary["accuracy"], **summary}
 
-        return self._kept(f"{method}_seed{seed}", make, method, lr, self.protocol, seed)
-
-    def weights(self, method: str, seed: int) -> Path:
-        return self.out / f"{method}_seed{seed}.safetensors"
+        return self.store.run(name, {**self._settings(method, self.protocol, seed), "lr": lr}, make)
 
     def load(self, method: str, seed: int) -> Classifiers:
         """The networks of a finished run.
@@ -216,28 +218,32 @@ class ImageRuns:
             FileNotFoundError: there is none.
             ValueError: they were trained with other settings (the learning rate may be any).
         """
-        path, record = self.weights(method, seed), self.out / f"{method}_seed{seed}.json"
-        for needed in (path, record):
-            if not needed.is_file():
-                raise FileNotFoundError(f"{needed} is missing: train those networks first, by the command mnist")
-        trained = json.loads(record.read_text())["settings"]
-        for key, value in json.loads(json.dumps(self._settings(method, self.protocol, seed))).items():
-            if trained[key] != value:
-                raise ValueError(f"{path} was trained with {key} {trained[key]}, the settings say {value}")
+        path = self.store.path(f"{method}_seed{seed}", "samples", ".safetensors")
+        made_of = self.record(method, seed)["made_of"]
+        wanted = json.loads(json.dumps(self._settings(method, self.protocol, seed)))
+        for key, value in wanted.items():
+            if made_of["settings"][key] != value:
+                raise ValueError(f"{path} was trained with {key} {made_of['settings'][key]}, the settings say {value}")
+        if made_of["data"] != self.store.data:
+            raise ValueError(f"{path} was trained on other data")
         found, networks = load_file(path), Classifiers(self.data, self.protocol)
         networks.params = [found[str(i)] for i in range(len(found))]
         return networks
+
+    def record(self, method: str, seed: int) -> dict[str, Any]:
+        """A finished run as it is on disk, see `RunStore.record`.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        name = f"{method}_seed{seed}"
+        path, record = self.store.path(name, "samples", ".safetensors"), self.store.record(name)
+        if record is None or not path.is_file():
+            raise FileNotFoundError(f"{path} or its run is missing: train those networks first, by the command mnist")
+        return record
 
     def _settings(self, method: str, protocol: ImageProtocol, seed: int) -> dict[str, Any]:
         return {
             "method": method, "seed": seed, "protocol": asdict(protocol), "data": self.data.name,
             "images": len(self.data.train_y),
         }  # fmt: skip
-
-    def _kept(
-        self, name: str, make: Callable[[], dict[str, Any]], method: str, lr: float, protocol: ImageProtocol, seed: int
-    ) -> dict[str, Any]:
-        path = self.out / f"{name}.json"
-        if self.fresh:
-            path.unlink(missing_ok=True)
-        return kept(path, {**self._settings(method, protocol, seed), "lr": lr}, make)

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common.figure import new_figure
+from experiments.common.figures import grid_lines, new_figure
+from experiments.common.tables import markdown, spread
 from experiments.function_space.sine import REGIONS
-from experiments.images.report import markdown, spread
 
 Results = Mapping[str, Mapping[str, Any]]
 
 
-def error_rows(results: Mapping[str, Sequence[Mapping[str, Any]]], labels: Mapping[str, str]) -> list[dict[str, str]]:
+def error_rows(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
     """A row of text a method: mean ± standard deviation over its runs."""
     return [
         {
-            "method": labels[method],
+            "method": method,
             "test error, %": spread([100 * run["error"] for run in runs], 2),
             "of one network, %": spread([100 * run["error_of_one"] for run in runs], 2),
             "NLL": spread([run["nll"] for run in runs], 4),
@@ -58,7 +58,7 @@ def accuracy_figure(path: Path, results: Results, epsilons: Sequence[float]) -> 
             means = [statistics.fmean(values) for values in zip(*entry[key], strict=True)]
             axes.plot(epsilons, means, marker=marker, markersize=4, label=label)
         axes.set(title=title, xlabel="ε, largest change of a pixel in [0, 1]", ylim=(0, 1))
-        axes.grid(True, color="0.9")
+        grid_lines(axes)
     fig.axes[0].set_ylabel("accuracy")
     fig.axes[1].legend()
     fig.savefig(path, dpi=130)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.common.figure import new_figure
+from experiments.common.figures import new_figure
 from experiments.function_space.image_ensembles import infinite_width
 from experiments.function_space.stacked_mlp import StackedMLP
 from learned_samplers import FSVGD, HMC, SVGD, LinearScalarisation, diagnostics
@@ -21,13 +21,8 @@ RANGES = ((-4.0, -1.0), (1.0, 4.0))
 GRID = (-6.0, 6.0)
 #: Where the data are, between them, and beyond them.
 REGIONS = ("at the data", "in the gap", "outside")
-LABELS = {
-    "hmc": "HMC",
-    "fsvgd": "f-SVGD",
-    "fsvgd_fitted": "f-SVGD, fitted prior",
-    "svgd": "SVGD",
-    "ensemble": "deep ensemble",
-}
+#: In the order of the tables; FSVGDFitted has the fitted prior on functions, FSVGD that of infinite width.
+METHODS = ("HMC", "FSVGD", "FSVGDFitted", "SVGD", "DeepEnsemble")
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ class SineRuns:
         """Samples of the function on the grid (K, 241), seconds, and HMC's acceptance rate."""
         torch.manual_seed(seed)
         start = time.perf_counter()
-        values, accepted = self._hmc() if method == "hmc" else (self._particles(method), None)
+        values, accepted = self._hmc() if method == "HMC" else (self._particles(method), None)
         return values, time.perf_counter() - start, accepted
 
     def _particles(self, method: str) -> Tensor:
@@ -106,7 +101,7 @@ class SineRuns:
         plain: dict[str, Any] = dict(prior_precision=1 / problem.variance, base_optimizer=torch.optim.Adam)
         sampler: FSVGD | SVGD | LinearScalarisation
         closure: Callable[[], Any]
-        if method.startswith("fsvgd"):
+        if method.startswith("FSVGD"):
             sampler = FSVGD(params, problem.lr, count, base_optimizer=torch.optim.Adam)
             prior = self._prior(method)
 
@@ -114,7 +109,7 @@ class SineRuns:
                 inputs = measurement_set(self.x, self.grid, problem.extra, scale=0.0)
                 outputs = self.outputs(params, inputs)
                 return self.losses(outputs), outputs, prior.log_density(inputs, outputs)
-        elif method == "svgd":
+        elif method == "SVGD":
             sampler = SVGD(params, problem.lr, count, **plain)
 
             def closure() -> Tensor:
@@ -132,14 +127,14 @@ class SineRuns:
         return params
 
     def _prior(self, method: str) -> GaussianProcessPrior | FittedPrior:
-        if method == "fsvgd":
+        if method == "FSVGD":
             covariance = infinite_width(len(self.problem.hidden), self.problem.variance)
             return GaussianProcessPrior(covariance, jitter=1e-3)
         return FittedPrior(lambda inputs, count: self.outputs(self.draw(count), inputs))
 
     def _hmc(self) -> tuple[Tensor, float]:
         problem = self.problem
-        params = self._descend("ensemble", [p.requires_grad_() for p in self.draw(problem.chains)])
+        params = self._descend("DeepEnsemble", [p.requires_grad_() for p in self.draw(problem.chains)])
         sampler = HMC(
             params, 1e-4, len(self.y), prior_precision=1 / problem.variance,
             leapfrog_steps=problem.leapfrog_steps, adapt_steps=problem.burn_in,
@@ -196,7 +191,7 @@ def figure(path: Path, functions: Mapping[str, Tensor], runs: SineRuns) -> None:
         axes.plot(x, mean, label="mean")
         axes.plot(x, x.sin(), color="black", linestyle="--", linewidth=1, label="sin x")
         axes.plot(runs.x[:, 0], runs.y, ".", color="#D55E00", markersize=4, label="data")
-        axes.set(title=LABELS[name], xlabel="x", xlim=GRID, ylim=(-3.5, 3.5))
+        axes.set(title=name, xlabel="x", xlim=GRID, ylim=(-3.5, 3.5))
     fig.axes[0].set_ylabel("f(x)")
     handles, labels = fig.axes[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=len(labels))

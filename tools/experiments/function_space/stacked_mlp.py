@@ -17,6 +17,8 @@ class StackedMLP:
     A layer is one tensor (P, out, in + 1) whose last column holds the biases, and gives W·(h, 1)/√(in + 1): with
     weights from N(0, 1) its outputs are of a unit's size whatever the widths. So the prior N(0, I) suits every layer.
 
+    It is not the batched network of `meta_tasks.networks`, whose layers are W·h + b with weights and biases apart: the
+    priors here are on W of this scale, and the networks of a group share one product with inputs that are not copied.
     `torch.func.functional_call` under vmap says the same; for networks this small it takes several times as long.
 
     Args:

@@ -10,24 +10,14 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from experiments.common.methods import Method, by_name
 from experiments.function_space.stacked_mlp import SeparateGroups, StackedMLP
 from experiments.function_space.uci_data import Standardised
 from learned_samplers import FSVGD, HMC, SGHMC, SVGD, LinearScalarisation
 from learned_samplers.particles import RBF, FittedPrior, measurement_set, regression_loss
+from meta_tasks.progress import progress
 
-#: Name → what tables call it.
-LABELS = {
-    "fsvgd": "f-SVGD", "svgd": "SVGD", "ensemble": "deep ensemble", "plain": "deep ensemble, no prior",
-    "sghmc": "SGHMC", "hmc": "HMC",
-}  # fmt: skip
-#: The learning rates that each tries on validation rows; HMC's step size adapts. Those of Adam are around the paper's.
-RATES = {
-    **dict.fromkeys(("fsvgd", "svgd", "ensemble", "plain"), (4e-3, 1.6e-2, 6.4e-2)),
-    "sghmc": (3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
-    "hmc": (1e-3,),
-}
 #: HMC takes gradients over all rows: for sets with fewer than this many in all.
 HMC_LIMIT = 2000
 LOG_NOISE_AT_START = math.log(0.5)
@@ -126,16 +116,16 @@ def fit(method: str, data: Standardised, lr: float, protocol: Protocol, seed: in
     """
     torch.manual_seed(seed)
     start = time.perf_counter()
-    if method == "hmc":
+    if method == "HMC":
         result = _hmc(data, lr, protocol)
     else:
         networks = Networks(data, protocol.particles, protocol.hidden)
         batch, steps = protocol.budget(data.num_data)
         keep = {steps}
-        if method == "sghmc":
+        if method == "SGHMC":
             keep = {steps - k * (steps // 2) // protocol.states for k in range(protocol.states)}
-        states = _minibatches(networks, _STEPS[method](networks, lr, protocol), batch, steps, keep)
-        result = Fit(*(torch.cat(parts, dim=1) for parts in zip(*states, strict=True)), steps=steps)
+        states = _minibatches(networks, METHODS[method].build(networks, lr, protocol), batch, steps, keep)
+        result = Fit(*joined(states), steps=steps)
     result.seconds = time.perf_counter() - start
     if not (result.outputs.isfinite().all() and result.log_noise.isfinite().all()):
         raise FloatingPointError("the predictions are not finite")
@@ -147,12 +137,18 @@ Step = Callable[[Tensor, Tensor], object]
 
 def _minibatches(networks: Networks, step: Step, batch: int, steps: int, keep: set[int]) -> list[tuple[Tensor, Tensor]]:
     states, data = [], networks.data
-    for count in tqdm(range(1, steps + 1), unit="step", leave=False, mininterval=5):
+    for count in progress(range(1, steps + 1), unit="step", leave=False):
         index = torch.randint(data.num_data, (batch,))
         step(data.train_x[index], data.train_y[index])
         if count in keep:
             states.append(networks.state())
     return states
+
+
+def joined(states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The networks of several states side by side."""
+    outputs, log_noise = (torch.cat(parts, dim=1) for parts in zip(*states, strict=True))
+    return outputs, log_noise
 
 
 def prior_by_group(prior: FittedPrior, inputs: Tensor, outputs: Tensor) -> Tensor:
@@ -217,12 +213,6 @@ def _sghmc(networks: Networks, lr: float, protocol: Protocol) -> Step:
     return step
 
 
-_STEPS: dict[str, Callable[[Networks, float, Protocol], Step]] = {
-    "fsvgd": _fsvgd, "svgd": _svgd, "ensemble": _ensemble, "plain": partial(_ensemble, prior_precision=0.0),
-    "sghmc": _sghmc,
-}  # fmt: skip
-
-
 def _hmc(data: Standardised, lr: float, protocol: Protocol) -> Fit:
     networks = Networks(data, protocol.hmc_chains, protocol.hidden)
     batch, _ = protocol.budget(data.num_data)
@@ -240,12 +230,34 @@ def _hmc(data: Standardised, lr: float, protocol: Protocol) -> Fit:
         return losses.detach()
 
     states, total = [], protocol.hmc_burn_in + protocol.hmc_trajectories
-    for count in tqdm(range(1, total + 1), unit="trajectory", leave=False, mininterval=5):
+    for count in progress(range(1, total + 1), unit="trajectory", leave=False):
         sampler.step(closure)
         if count > protocol.hmc_burn_in and (count - protocol.hmc_burn_in) % protocol.hmc_thinning == 0:
             states.append(networks.state())
-    parts = (torch.cat(parts, dim=1) for parts in zip(*states, strict=True))
-    return Fit(*parts, steps=total * (protocol.leapfrog_steps + 1), acceptance_rate=sampler.acceptance_rate)
+    return Fit(*joined(states), steps=total * (protocol.leapfrog_steps + 1), acceptance_rate=sampler.acceptance_rate)
+
+
+@dataclass(frozen=True)
+class RegressionMethod(Method):
+    """One row; ``build`` is (networks, lr, protocol) → a minibatch's step. ``lr`` is that of a method without rates.
+
+    Attributes:
+        rates: learning rates that are tried on validation rows; those of Adam are around the paper's.
+    """
+
+    rates: tuple[float, ...] = ()
+
+
+_ADAM = (4e-3, 1.6e-2, 6.4e-2)
+#: In the order of the tables; PlainEnsemble is the deep ensemble without prior, and HMC's step size adapts.
+METHODS: dict[str, RegressionMethod] = by_name(
+    RegressionMethod("FSVGD", _fsvgd, 1.6e-2, _ADAM),
+    RegressionMethod("SVGD", _svgd, 1.6e-2, _ADAM),
+    RegressionMethod("DeepEnsemble", _ensemble, 1.6e-2, _ADAM),
+    RegressionMethod("PlainEnsemble", partial(_ensemble, prior_precision=0.0), 1.6e-2, _ADAM),
+    RegressionMethod("SGHMC", _sghmc, 3e-2, (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)),
+    RegressionMethod("HMC", _hmc, 1e-3),
+)
 
 
 def scores(fit: Fit, data: Standardised) -> tuple[Tensor, Tensor]:

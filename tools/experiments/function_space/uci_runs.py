@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from experiments.common.kept import kept
-from experiments.function_space.uci import HMC_LIMIT, LABELS, RATES, Protocol, fit, scores
+from experiments.common.run_store import RunStore, fingerprint
+from experiments.common.tables import markdown, with_error
+from experiments.common.tuning import Choice, Tuning, next_by_ratio, tune
+from experiments.function_space.uci import HMC_LIMIT, METHODS, Protocol, fit, scores
 from experiments.function_space.uci_data import RegressionData, standardise, validation_folds
-from experiments.images.report import markdown
 
 #: Times that the learning rates are extended where the best lies at their edge.
 EXTENSIONS = 2
@@ -70,34 +71,25 @@ class Comparison:
         self.out, self.protocol, self.at_once, self.folds, self.seed = out, protocol, at_once, folds, seed
         self.end = None if minutes is None else time.monotonic() + 60 * minutes
         self.fresh = fresh
+        self.stores: dict[str, RunStore] = {}
 
-    def tune(self, data: RegressionData, method: str) -> tuple[float, dict[float, Run]]:
-        """The rate with the best mean validation log-likelihood, and all trials.
-
-        While the best lies at an edge of those tried, the next one beyond it (by the ratio of the last two) is tried
-        too, at most `EXTENSIONS` times.
+    def tune(self, data: RegressionData, method: str) -> Tuning[Choice, Run]:
+        """What was tried on the validation folds; the chosen rate has the best mean validation log-likelihood.
 
         Raises:
             RuntimeError: every rate diverged.
         """
-        trials: dict[float, Run] = {}
-        if len(RATES[method]) == 1:
-            return RATES[method][0], trials
         fit_rows, held = validation_folds(data, self.folds)
-        wanted = list(RATES[method])
-        for extension in range(EXTENSIONS + 1):
-            for lr in wanted:
-                trials[lr] = self.run(data, method, lr, "validation", fit_rows, held, 1000)
-            good = {lr: statistics.fmean(run.log_likelihood) for lr, run in trials.items() if run.diverged is None}
-            if not good:
-                raise RuntimeError(
-                    f"{LABELS[method]} diverged on {data.name} with every learning rate of {list(trials)}"
-                )
-            best = max(good, key=good.__getitem__)
-            wanted = _beyond(best, sorted(trials))
-            if extension == EXTENSIONS or not wanted:
-                break
-        return best, trials
+        try:
+            return tune(
+                [Choice(lr) for lr in METHODS[method].rates],
+                lambda choice, _: self.run(data, method, choice.lr, "validation", fit_rows, held, 1000),
+                lambda run: None if run.diverged else -statistics.fmean(run.log_likelihood),
+                extensions=EXTENSIONS,
+                beyond=next_by_ratio,
+            )
+        except RuntimeError as error:
+            raise RuntimeError(f"{method} on {data.name}: {error}") from error
 
     def splits(self, data: RegressionData, method: str, lr: float, count: int) -> Iterator[Run]:
         """The method's runs on the first ``count`` splits."""
@@ -118,12 +110,8 @@ class Comparison:
         stream: int,
     ) -> Run:
         """Do one run, or read it where it is on disk with the same settings."""
-        protocol = asdict(self.protocol)
         settings = {"set": data.name, "method": method, "lr": lr, "rows": label, "groups": len(test)}
-        settings |= {"seed": self.seed, "protocol": protocol}
-        path = self.out / data.name / f"{method}_lr{lr:g}_{label}.json"
-        if self.fresh:
-            path.unlink(missing_ok=True)
+        settings |= {"seed": self.seed, "protocol": asdict(self.protocol)}
 
         def make() -> dict[str, Any]:
             if self.end is not None and time.monotonic() > self.end:
@@ -139,14 +127,14 @@ class Comparison:
                 result.acceptance_rate = fitted.acceptance_rate
             return asdict(result)
 
-        return Run(**kept(path, settings, make))
+        return Run(**self.store(data).run(f"{method}_lr{lr:g}_{label}", settings, make))
 
-
-def _beyond(lr: float, tried: Sequence[float]) -> list[float]:
-    """The next rate outward if `lr` is the smallest or the largest of those tried (in ascending order)."""
-    if lr == tried[0]:
-        return [float(f"{lr * tried[0] / tried[1]:.3g}")]
-    return [float(f"{lr * tried[-1] / tried[-2]:.3g}")] if lr == tried[-1] else []
+    def store(self, data: RegressionData) -> RunStore:
+        """The runs on one set."""
+        if data.name not in self.stores:
+            digest = fingerprint([data.x, data.y, data.test_index])
+            self.stores[data.name] = RunStore(self.out / data.name, digest, fresh=self.fresh)
+        return self.stores[data.name]
 
 
 def compare(
@@ -164,9 +152,11 @@ def compare(
     for data in sets:
         count = min(splits, len(data.test_index))
         for method in methods:
-            if method == "hmc" and len(data.y) >= HMC_LIMIT:
+            if method == "HMC" and len(data.y) >= HMC_LIMIT:
                 continue
-            lr, trials = comparison.tune(data, method)
+            tuning = comparison.tune(data, method) if METHODS[method].rates else None
+            lr = METHODS[method].lr if tuning is None else tuning.chosen.lr
+            trials = {} if tuning is None else {choice.lr: run for choice, (run,) in tuning.trials.items()}
             runs = list(comparison.splits(data, method, lr, count))
             entry: dict[str, Any] = {
                 "lr": lr,
@@ -180,22 +170,10 @@ def compare(
             }
             results.setdefault(data.name, {})[method] = entry
             say(
-                f"{data.name}, {LABELS[method]}: lr {lr:g}, RMSE {with_error(entry['rmse'], 3)}, log-likelihood "
+                f"{data.name}, {method}: lr {lr:g}, RMSE {with_error(entry['rmse'], 3)}, log-likelihood "
                 f"{with_error(entry['log_likelihood'], 3)}, {entry['seconds']:.0f} s"
             )
     return results
-
-
-def with_error(values: Sequence[float], decimals: int) -> str:
-    """Mean ± standard error of the mean; the mean alone for one value, a dash for none."""
-    if not values:
-        return "–"
-    mean = f"{statistics.fmean(values):.{decimals}f}"
-    return f"{mean} ± {standard_error(values):.{decimals}f}" if len(values) > 1 else mean
-
-
-def standard_error(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / len(values) ** 0.5
 
 
 def tables(results: Mapping[str, Mapping[str, Mapping[str, Any]]], methods: Sequence[str]) -> str:
@@ -217,16 +195,16 @@ def tables(results: Mapping[str, Mapping[str, Mapping[str, Any]]], methods: Sequ
                 text = with_error(entries[method][key], decimals) if method in entries else ""
                 failed = entries[method]["splits_diverged"] if method in entries else 0
                 text += f" ({failed} diverged)" if failed else ""
-                row[LABELS[method]] = f"**{text}**" if method == best else text
+                row[method] = f"**{text}**" if method == best else text
             rows.append(row)
         parts.append(f"{title}; mean ± standard error over the splits, the best mean in bold:\n\n{markdown(rows)}")
-    if "fsvgd" in methods and len(methods) > 1:
+    if "FSVGD" in methods and len(methods) > 1:
         parts.append(
             "Log-likelihood of f-SVGD less that of each other method on the same split, mean ± standard error (above "
             f"zero: f-SVGD is better):\n\n{markdown(_differences(results, methods))}"
         )
     rates = [
-        {"set": name} | {LABELS[m]: f"{entries[m]['lr']:g}" for m in methods if m in entries and m != "hmc"}
+        {"set": name} | {m: f"{entries[m]['lr']:g}" for m in methods if m in entries and METHODS[m].rates}
         for name, entries in results.items()
     ]
     parts.append(f"Learning rates, chosen on validation rows of split 0:\n\n{markdown(rates)}")
@@ -240,11 +218,11 @@ def _differences(
     for name, entries in results.items():
         row = {"set": name}
         for method in methods:
-            if method == "fsvgd":
+            if method == "FSVGD":
                 continue
-            pair = [entries[m]["log_likelihood"] if m in entries else [] for m in ("fsvgd", method)]
+            pair = [entries[m]["log_likelihood"] if m in entries else [] for m in ("FSVGD", method)]
             same = len(pair[0]) == len(pair[1])
-            row[LABELS[method]] = with_error([a - b for a, b in zip(*pair, strict=True)], 3) if same else ""
+            row[method] = with_error([a - b for a, b in zip(*pair, strict=True)], 3) if same else ""
         rows.append(row)
     return rows
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.figure import new_figure
+from experiments.common.figures import grid_lines, new_figure
+from experiments.common.tables import finished
 from experiments.images.compare_report import BudgetReport
 from experiments.images.measures import KINDS, overall
-from experiments.images.report import finished, label
+from experiments.images.report import label
 from experiments.images.runner import CURVES, Result
 from learned_samplers import plots
 from learned_samplers.diagnostics import LossLines
@@ -39,32 +40,42 @@ def draw(ax: Any, x: np.ndarray, values: Any, style: dict[str, Any], **more: Any
         ax.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
 
 
+def draw_all(report: BudgetReport, out: Path) -> None:
+    """The figures of one budget."""
+    title = f"{report.settings.dataset}, {report.settings.model}, {report.budget} gradients"
+    figures = {
+        "figure1": figure_1,
+        "figure2": figure_2,
+        "temperatures": temperature_figure,
+        "validation": validation_figure,
+    }
+    for name, figure in figures.items():
+        figure(out / f"{name}_{report.budget}.png", report, title)
+
+
 def figure_1(path: Path, report: BudgetReport, title: str) -> None:
     """Scores of the average against the number of samples in it, mean ± standard deviation over seeds; ESS/s; seconds.
 
-    A single network is a dotted line. Runs that were made before a curve was kept, and whose samples are gone, are not
-    in its panel; the title says so.
+    A single network is a dotted line.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     fig = new_figure(15, 9.5)
     *axes, last = fig.subplots(2, 3).flatten()
-    shown, missing = styles(report), dict[str, list[str]]()
+    shown = styles(report)
     for ax, (name, first) in zip(axes, CURVES.items()):
         for method, style in shown.items():
             results = finished(report.runs[method])
-            values = [curve for result in results if (curve := getattr(result, f"{name}_curve"))]
+            values = [getattr(result, f"{name}_curve") for result in results]
             if results[0].num_samples < first:
                 continue
-            if len(values) < len(results):
-                missing.setdefault(style["label"], []).append(PANELS[name].partition(" [")[0])
-            elif results[0].num_samples == 1:
+            if results[0].num_samples == 1:
                 ax.axhline(float(np.mean(values)), **{**style, "linestyle": ":"}, linewidth=1.8)
             else:
                 draw(ax, np.arange(first, first + len(values[0])), values, style, marker="o", markersize=3)
         ax.set(xlabel="samples in the average", ylabel=PANELS[name])
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.grid(True, color="0.9", linewidth=0.8)
+        grid_lines(ax)
     low, high = axes[1].dataLim.intervaly
     if 0 < 10 * low < high:  # one bad method would press all others together
         axes[1].set(yscale="log")
@@ -74,11 +85,7 @@ def figure_1(path: Path, report: BudgetReport, title: str) -> None:
     time_panel(last, {method: finished(report.runs[method]) for method in shown}, shown)
     handles = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels())}
     fig.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
-    lines = [
-        f"{name}: made before there were curves of {', '.join(panels)} (--fresh runs everything again)"
-        for name, panels in missing.items()
-    ]
-    fig.suptitle("\n".join([title, *lines]))
+    fig.suptitle(title)
     fig.savefig(path, dpi=130)
 
 
@@ -139,7 +146,7 @@ def temperature_figure(path: Path, report: BudgetReport, title: str) -> None:
         ax.axhline(report.settings.temperature, color="0.4", linestyle=":", label="target")
         ax.axvline(report.settings.burn_in * report.budget, color="0.7", linewidth=0.8)
         ax.set(yscale="log", xlabel="gradient evaluations", ylabel=f"{kind} temperature")
-        ax.grid(True, color="0.9", linewidth=0.8)
+        grid_lines(ax)
         ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
     fig.suptitle(f"{title}; means of {SMOOTHING} points, the vertical line is the end of burn-in")
     fig.savefig(path, dpi=150)
@@ -153,7 +160,7 @@ def validation_figure(path: Path, report: BudgetReport, title: str) -> None:
     for method, style in styles(report).items():
         results = [result for result in finished(report.runs[method]) if result.num_samples > 1]
         runs = [np.array(result.validation_curve) for result in results if result.validation_curve]
-        if not runs:  # a single network, or made before there were such curves
+        if not runs:  # a single network
             continue
         points = np.stack([run[: min(map(len, runs))] for run in runs])
         for ax, column in zip(axes, (1, 2)):
@@ -164,7 +171,7 @@ def validation_figure(path: Path, report: BudgetReport, title: str) -> None:
     axes[0].set(xlabel="epochs", ylabel="NLL of the current weights (nats)", yscale="log")
     axes[1].set(xlabel="epochs", ylabel="accuracy of the current weights")
     for ax in axes:
-        ax.grid(True, color="0.9", linewidth=0.8)
+        grid_lines(ax)
     axes[1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
     fig.suptitle(f"{title}; validation images")
     fig.savefig(path, dpi=110)

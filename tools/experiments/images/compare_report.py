@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,16 +10,16 @@ from typing import Any
 
 import torch
 
-from experiments.images.comparison import validation_nll
-from experiments.images.methods import METHODS
-from experiments.images.report import finished, label, markdown, mean_and_std, spread
+from experiments.common.output import write_outputs
+from experiments.common.tables import finished, markdown, mean_and_std, spread
+from experiments.common.tuning import Tuning
+from experiments.images.methods import METHODS, Setting
+from experiments.images.report import label
 from experiments.images.runner import CURVES, Result, predictions
 from experiments.images.settings import Settings
-from experiments.images.tuning import Setting, at_edge
 from learned_samplers import metrics
-from learned_samplers.base.files import write_atomically
 
-BASELINES = ("sghmc", "cyclical", "psgld")  # those that a learned sampler has to beat
+BASELINES = ("SGHMC", "CyclicalSGMCMC", "PSGLD")  # those that a learned sampler has to beat
 
 # Columns of a table: key, heading, decimals; the keys are those of `measured`.
 SCORE_COLUMNS = (
@@ -38,28 +37,27 @@ class BudgetReport:
         folder: where the runs lie.
         settings: of the comparison at this budget; what is tuned may be a method's own.
         num_data: number of training images.
-        chosen, trials, runs: of each method its best setting, its tuning, and its final runs, one a seed.
+        tuning, runs: of each method its trials, and its final runs, one a seed.
     """
 
     budget: int
     folder: Path
     settings: Settings
     num_data: int
-    chosen: dict[str, Setting] = field(default_factory=dict)
-    trials: dict[str, dict[Setting, list[Result]]] = field(default_factory=dict)
+    tuning: dict[str, Tuning[Setting, Result]] = field(default_factory=dict)
     runs: dict[str, list[Result]] = field(default_factory=dict)
 
 
-def measured(result: Result) -> dict[str, float | None]:
+def measured(result: Result) -> dict[str, Any]:
     """The numbers of a run that are averaged over seeds; None where a method has no such number."""
     own = {"kld": result.pairwise_kld, "ess_per_second": result.ess_per_second, "seconds": result.seconds}
     return {**result.scores, **own, "num_samples": result.num_samples}
 
 
-def summary(results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
+def summary(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
     """Mean and standard deviation of each number over the seeds that did not diverge."""
     rows = [measured(result) for result in finished(results)]
-    means: dict[str, dict[str, float | None]] = {"mean": {}, "std": {}}
+    means: dict[str, dict[str, Any]] = {"mean": {}, "std": {}}
     for key in rows[0] if rows else ():
         values = [value for row in rows if (value := row[key]) is not None]
         mean, std = mean_and_std(values) if values else (math.nan, math.nan)
@@ -121,20 +119,20 @@ def against_baselines(report: BudgetReport) -> dict[str, dict[str, Any]]:
 
 def content(report: BudgetReport) -> dict[str, Any]:
     """All numbers of a budget; the curves and the temperatures over a run are in its own file, which "file" names."""
-    methods = {}
+    methods: dict[str, Any] = {}
     for name, results in report.runs.items():
-        scores = {setting: validation_nll(trials) for setting, trials in report.trials[name].items()}
+        tuning = report.tuning[name]
         methods[name] = {
             "label": label(results),
-            **asdict(report.chosen[name]),
-            "at_edge": bool(at_edge(report.chosen[name], scores)),
+            **numbers_of(tuning.chosen),
+            "at_edge": bool(tuning.edges()),
             "tuning": [
                 {
-                    **asdict(setting),
-                    "validation_nll": scores[setting],
+                    **numbers_of(setting),
+                    "validation_nll": tuning.mean(setting),
                     "seeds": [each.validation_nll for each in trials],
                 }
-                for setting, trials in report.trials[name].items()
+                for setting, trials in tuning.trials.items()
             ],
             **summary(results),
             "pooled": pooled(results, report.folder),
@@ -161,6 +159,11 @@ def content(report: BudgetReport) -> dict[str, Any]:
     }
 
 
+def numbers_of(setting: Setting) -> dict[str, float]:
+    """A setting as JSON takes it."""
+    return {"lr": setting.lr, **dict(setting.also)}
+
+
 RUN_KEYS = (
     *("seed", "lr", "validation_nll", "gradient_evaluations", "diverged"),
     *(f"{name}_curve" for name in CURVES),
@@ -183,8 +186,8 @@ def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
     scores, healths, chains = [], [], list[dict[str, str]]()
     for name, results in report.runs.items():
         rows = [measured(result) for result in finished(results)]
-        row = {"method": label(results), "lr": f"{report.chosen[name].lr:g}"}
-        row["also tuned"] = report.chosen[name].also(METHODS[name], report.num_data) or "–"
+        chosen = report.tuning[name].chosen
+        row = {"method": label(results), "lr": f"{chosen.lr:g}", "also tuned": chosen.text(report.num_data) or "–"}
         for key, heading, decimals in SCORE_COLUMNS:
             row[heading] = spread([value for each in rows if (value := each[key]) is not None], decimals)
         row["samples"] = spread([each["num_samples"] for each in rows], 0, with_std=False)
@@ -226,7 +229,7 @@ def comparison_line(name: str, verdict: Mapping[str, Any], numbers: Mapping[str,
         True: "more than the standard deviation over seeds",
         False: "within the standard deviation over seeds",
     }[verdict["exceeds_std"]]
-    rivals = ", ".join(METHODS[each].label for each in BASELINES if each in numbers["methods"])
+    rivals = ", ".join(each for each in BASELINES if each in numbers["methods"])
     return (
         f"- {numbers['methods'][name]['label']}: NLL {100 * verdict['relative_nll']:+.1f} % (± "
         f"{100 * verdict['relative_image_error']:.1f} % by the choice of test images) against {baseline}, the best of "
@@ -247,7 +250,5 @@ Learning rates are tuned by validation NLL: a grid at the smallest budget, its b
 def write_results(out: Path, reports: Sequence[BudgetReport], command: str) -> None:
     """Write results.json and table.md for the budgets that are finished."""
     numbers = {str(report.budget): content(report) for report in reports}
-    text = json.dumps({"command": command, "budgets": numbers}, indent=1, allow_nan=False)
-    write_atomically(out / "results.json", text.encode())
     parts = [tables(report, numbers[str(report.budget)]) for report in reports]
-    write_atomically(out / "table.md", "\n\n".join([f"`{command}`", NOTES, *parts, ""]).encode())
+    write_outputs(out, command, "\n\n".join([NOTES, *parts]), {"budgets": numbers})

@@ -1,121 +1,109 @@
-"""What the comparing tools share: where to compute, and choosing by validation scores."""
+"""`compare.py` at work: every method tuned and run, budget by budget."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
-import torch
-import tyro
 from tqdm import tqdm
 
-from experiments.common.checks import check_at_least_one
-from experiments.images.runner import Result, new_result, run
+from experiments.common.tuning import Tuning, score_text, tune
+from experiments.images.compare_report import BudgetReport
+from experiments.images.methods import METHODS, Setting, grid
+from experiments.images.options import CompareOptions
+from experiments.images.runner import ImageRuns, Result, store_for
 from experiments.images.settings import Settings
 from meta_tasks.datasets import ImageData
 
-Choice = TypeVar("Choice")
 
+class Comparison:
+    """Tunes and runs every method at one budget after the other.
 
-@dataclass(frozen=True)
-class CommonOptions:
-    """The options of every tool that compares methods.
-
-    Raises:
-        ValueError: an argument out of range, by name and value.
+    Args:
+        bar: of all runs together, in gradients.
     """
 
-    # Data, network, posterior and budget.
-    settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
-    # First seed: of the initial weights, the minibatches and the noise. The division of the images is the same for all.
-    seed: int = 0
-    # Number of seeds, counted up from --seed; the table gives mean ± standard deviation over them.
-    seeds: int = 3
-    # Device, such as cpu or cuda:0; auto takes a GPU where there is one.
-    device: str = "auto"
-    # CPU threads of torch. Small networks gain little from more than one, and on a busy machine more of them wait for
-    # each other; large networks want as many as there are cores.
-    threads: int = 1
-    # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
-    data: str | None = None
-    # Folder for the results; by default one under runs/.
-    out: Path | None = None
-    # Run again what is already there with the same settings.
-    fresh: bool = False
+    def __init__(self, options: CompareOptions, data: ImageData, bar: Any) -> None:
+        self.options, self.data, self.bar = options, data, bar
+        store = store_for(options.folder(), data, fresh=options.fresh)
+        self.runs = {
+            budget: ImageRuns(data, None, store.below(f"steps_{budget}")) for budget in options.all_budgets(data)
+        }
+        alternatives = options.alternatives(data)
+        self.candidates = {method: grid(METHODS[method], options.grid, alternatives) for method in options.sampler}
+        bar.reset(total=self.planned())
 
-    def __post_init__(self) -> None:
-        check_at_least_one(self, "seeds", "threads")
+    def planned(self) -> int:
+        """Gradients of all runs if no grid is extended; a final run that the tuning has done costs nothing."""
+        options = self.options
+        finals, total = options.seeds - min(options.seeds, options.tune_seeds), 0
+        for number, budget in enumerate(self.runs):
+            tried = [len(own) if number == 0 else min(len(own), options.keep) for own in self.candidates.values()]
+            total += budget * sum(count * options.tune_seeds + finals for count in tried)
+        return total
 
-    def folder(self) -> Path:
-        dataset = Path(self.settings.dataset.removeprefix("npz:")).stem
-        return self.out or Path("runs") / f"{dataset}_{self.settings.model}"
-
-    def seed_list(self, count: int) -> range:
-        return range(self.seed, self.seed + count)
-
-
-class RunStore:
-    """The runs of one call; none is done twice, and with ``fresh`` none is read back that an earlier call has done."""
-
-    def __init__(self, data: ImageData, ood: ImageData | None, *, fresh: bool) -> None:
-        self.data, self.ood, self.fresh = data, ood, fresh
-        self.done: set[Path] = set()
-
-    def run(
-        self, settings: Settings, method: str, lr: float, seed: int, out: Path, *, title: str, bar: tqdm | None = None,
-        variant: str = "", **options: Any,
-    ) -> Result:  # fmt: skip
-        """One run, as `experiments.images.runner.run`; a bar's total becomes what there is to compute."""
-        key = out / new_result(settings, method, lr, seed, variant).name
-        known, before = key in self.done, 0 if bar is None else bar.n
-        fresh = self.fresh and not known
-        result = run(
-            settings, method, lr, seed, self.data, self.ood, out,
-            fresh=fresh, title=title, bar=bar, variant=variant, **options,
+    def run(self, method: str, setting: Setting, budget: int, seed: int, *, test: bool) -> Result:
+        """One run of a method at one of its settings."""
+        title = f"{budget} gradients, {method}, {self.describe(setting)}, seed {seed}"
+        return self.runs[budget].run(
+            self.settings(budget, setting), method, setting.lr, seed,
+            title=title, bar=self.bar, test=test, validations=self.options.validations, variant=setting.variant,
         )  # fmt: skip
-        self.done.add(key)
-        if bar is not None and not known:
-            bar.total -= settings.budget(self.data.num_data) - (bar.n - before)
-            bar.refresh()
-        return result
+
+    def settings(self, budget: int, setting: Setting) -> Settings:
+        """Of a run: those of the comparison, with the budget and what is tuned."""
+        own: dict[str, Any] = dict(setting.also)
+        return replace(self.options.settings, steps=budget, **own)
+
+    def describe(self, setting: Setting) -> str:
+        return ", ".join(filter(None, (f"lr {setting.lr:g}", setting.text(self.data.num_data))))
+
+    def tune(self, method: str, budget: int) -> Tuning[Setting, Result]:
+        """All trials of a method at a budget; afterwards its candidates are those to be tried at the next.
+
+        Raises:
+            RuntimeError: all of them diverged.
+        """
+        options, planned = self.options, set(self.candidates[method])
+
+        def attempt(setting: Setting, seed: int) -> Result:
+            if setting not in planned:
+                planned.add(setting)
+                self.bar.total += budget * options.tune_seeds
+            return self.run(method, setting, budget, seed, test=False)
+
+        try:
+            tuning = tune(
+                self.candidates[method], attempt, lambda result: result.validation_nll,
+                seeds=options.seed_list(options.tune_seeds), extensions=options.extensions,
+            )  # fmt: skip
+        except RuntimeError as error:
+            raise RuntimeError(f"{method}, {budget} gradients: {error}") from error
+        self.candidates[method] = tuning.ranked()[: options.keep]
+        edge = ", at the edge of what was tried" if tuning.edges() else ""
+        tqdm.write(
+            f"{budget} gradients, {method}: {self.describe(tuning.chosen)} has the lowest validation NLL, "
+            f"{score_text(tuning.mean(tuning.chosen))}, of {len(tuning.trials)} settings{edge}"
+        )
+        return tuning
+
+    def report(self, budget: int) -> BudgetReport:
+        """Tuning and final runs of every method at one budget."""
+        runs, settings = self.runs[budget], replace(self.options.settings, steps=budget)
+        report = BudgetReport(budget, runs.store.folder, settings, self.data.num_data)
+        for method in self.options.sampler:
+            tuning = self.tune(method, budget)
+            chosen = tuning.chosen
+            finals = [self.run(method, chosen, budget, seed, test=True) for seed in self.options.seed_list()]
+            runs.add_modes(finals[0], self.settings(budget, chosen))
+            for loser in losers(tuning):
+                runs.discard_samples(loser)
+            report.tuning[method], report.runs[method] = tuning, finals
+        return report
 
 
-def prepare_torch(device: str, threads: int) -> str:
-    """Set torch's number of threads; the device that ``auto`` means, others as they are.
-
-    Raises:
-        ValueError: torch knows no such device, or sees none here.
-    """
-    torch.set_num_threads(threads)
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device={device!r} cannot be used: {reason}") from error
-    return device
-
-
-def validation_nll(runs: Sequence[Result]) -> float | None:
-    """Mean validation NLL of some runs; None if one of them diverged."""
-    values = [result.validation_nll for result in runs if result.validation_nll is not None]
-    return sum(values) / len(values) if len(values) == len(runs) else None
-
-
-def ranked(scores: Mapping[Choice, float | None]) -> list[Choice]:
-    """The choices from the lowest score to the highest, without those that have none."""
-    finished = {choice: score for choice, score in scores.items() if score is not None}
-    return sorted(finished, key=finished.__getitem__)
-
-
-def best(scores: Mapping[Choice, float | None]) -> Choice | None:
-    """The choice with the lowest score; None if none has one."""
-    order = ranked(scores)
-    return order[0] if order else None
-
-
-def text(nll: float | None) -> str:
-    return "diverged" if nll is None else f"{nll:.4f}"
+def losers(tuning: Tuning[Setting, Result]) -> Iterable[Result]:
+    """The runs at settings that were not chosen."""
+    chosen = tuning.chosen
+    return (result for setting, results in tuning.trials.items() if setting != chosen for result in results)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from experiments.common.methods import Method, by_name
+from experiments.common.tuning import Choice, rates_around
 from learned_samplers import (
     HMC,
     L2E,
@@ -29,29 +32,24 @@ Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Method:
-    """One row of a comparison.
+class ImageMethod(Method):
+    """One row of a comparison on images; ``build`` is (parameter groups, settings, lr, number of training images,
+    steps) → optimizer.
 
     Attributes:
-        label: what tables and figures call it.
         kind: "optimizer" gives its last weights, with the learning rate going to zero along half a cosine; "ensemble"
             those of several such runs, which share the budget; "average" gives snapshots of one run of an optimizer
             at a constant rate, when a sampler would give its samples; "sampler" gives posterior samples; "full_batch"
             likewise, from gradients over the whole training set.
-        lr: default learning rate, dimensionless, in the library's one parametrisation.
-        build: (parameter groups, settings, lr, number of training images, steps) → optimizer.
-        tunes: the setting of which a comparison tries several values beside its learning rates.
+        tunes: the settings of which a comparison tries several values beside its learning rates.
         network: of a learned sampler, the setting that names its weights.
         gradients_per_step: gradient evaluations that one step costs.
         cyclical: the rate follows the cyclical schedule, and samples are taken in its sampling phases: what
             `CyclicalSGMCMC` has of itself, and any other sampler by `CyclicalSchedule`.
     """
 
-    label: str
-    kind: Literal["optimizer", "ensemble", "average", "sampler", "full_batch"]
-    lr: float
-    build: Callable[[Groups, Settings, float, int, int], torch.optim.Optimizer]
-    tunes: Literal["momentum_decay", "prior_precision"] | None = None
+    kind: Literal["optimizer", "ensemble", "average", "sampler", "full_batch"] = "sampler"
+    tunes: tuple[str, ...] = ()
     network: str | None = None
     gradients_per_step: int = 1
     cyclical: bool = False
@@ -74,7 +72,7 @@ class Method:
         try:
             return weights.fingerprint(weights.load_card(weights.find(name)))
         except (ValueError, FileNotFoundError) as error:
-            raise type(error)(f"{self.network}={name!r}, which {self.label} needs: {error}") from error
+            raise type(error)(f"{self.network}={name!r}, which {self.name} needs: {error}") from error
 
 
 def _posterior(settings: Settings) -> dict[str, Any]:
@@ -150,26 +148,50 @@ def _meta_sgmcmc(groups: Groups, s: Settings, lr: float, num_data: int, steps: i
     )
 
 
-METHODS: dict[str, Method] = {
-    "sgd": Method("SGD", "optimizer", 0.05, _sgd, tunes="prior_precision"),
-    "adam": Method("Adam", "optimizer", 3e-3, _adam, tunes="prior_precision"),
-    "deep_ensemble": Method("deep ensemble", "ensemble", 0.05, _sgd, tunes="prior_precision"),
-    "adam_ensemble": Method("deep ensemble (Adam)", "ensemble", 3e-3, _adam, tunes="prior_precision"),
-    "adam_average": Method("Adam, trajectory average", "average", 3e-3, _adam, tunes="prior_precision"),
-    "sgld": Method("SGLD", "sampler", 0.1, _sgld),
-    "psgld": Method("pSGLD", "sampler", 3e-3, _psgld),
-    "sghmc": Method("SGHMC", "sampler", 0.05, _sghmc, tunes="momentum_decay"),
-    "sgnht": Method("SGNHT", "sampler", 0.05, _sgnht, tunes="momentum_decay"),
-    "cyclical": Method("cyclical SGMCMC", "sampler", 0.07, _cyclical, tunes="momentum_decay", cyclical=True),
-    "hmc": Method("HMC", "full_batch", 0.01, _hmc),
-    "l2e": Method("L2E", "sampler", 0.005, _l2e, network="l2e_network"),
-    "cyclical_l2e": Method("L2E, cyclical", "sampler", 0.005, _l2e, network="l2e_network", cyclical=True),
-    "l2e_paper": Method("L2E (paper)", "sampler", 0.02, _l2e_paper, network="l2e_paper_network"),
-    # Its Hessian-vector product takes a second gradient at each step.
-    "kinetic_l2e": Method(
-        "Kinetic-L2E", "sampler", 0.05, _kinetic_l2e, network="kinetic_l2e_network", gradients_per_step=2
-    ),
-    "meta_sgmcmc": Method("Meta-SGMCMC", "sampler", 0.05, _meta_sgmcmc, network="meta_sgmcmc_network"),
-}
+_MOMENTUM, _DECAY = ("momentum_decay",), ("prior_precision",)
 
-MethodName = Literal[*METHODS]
+#: In the order in which they are offered; a learned sampler that is cyclical or of the paper's form says so.
+METHODS: dict[str, ImageMethod] = by_name(
+    ImageMethod("SGD", _sgd, 0.05, "optimizer", _DECAY),
+    ImageMethod("Adam", _adam, 3e-3, "optimizer", _DECAY),
+    ImageMethod("DeepEnsemble", _sgd, 0.05, "ensemble", _DECAY),
+    ImageMethod("AdamEnsemble", _adam, 3e-3, "ensemble", _DECAY),
+    ImageMethod("AdamAverage", _adam, 3e-3, "average", _DECAY),
+    ImageMethod("SGLD", _sgld, 0.1),
+    ImageMethod("PSGLD", _psgld, 3e-3),
+    ImageMethod("SGHMC", _sghmc, 0.05, tunes=_MOMENTUM),
+    ImageMethod("SGNHT", _sgnht, 0.05, tunes=_MOMENTUM),
+    ImageMethod("CyclicalSGMCMC", _cyclical, 0.07, tunes=_MOMENTUM, cyclical=True),
+    ImageMethod("HMC", _hmc, 0.01, "full_batch"),
+    ImageMethod("L2E", _l2e, 0.005, network="l2e_network"),
+    ImageMethod("CyclicalL2E", _l2e, 0.005, network="l2e_network", cyclical=True),
+    ImageMethod("L2EPaper", _l2e_paper, 0.02, network="l2e_paper_network"),
+    # Its Hessian-vector product takes a second gradient at each step.
+    ImageMethod("KineticL2E", _kinetic_l2e, 0.05, network="kinetic_l2e_network", gradients_per_step=2),
+    ImageMethod("MetaSGMCMC", _meta_sgmcmc, 0.05, network="meta_sgmcmc_network"),
+)
+
+
+@dataclass(frozen=True, order=True)
+class Setting(Choice):
+    """What is tuned of a method: its learning rate, and the settings that `ImageMethod.tunes` names."""
+
+    also: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def variant(self) -> str:
+        """What else than the learning rate was tuned, for the name of a run's files."""
+        return "_".join(f"{name[0]}{value:g}" for name, value in self.also)
+
+    def text(self, num_data: int) -> str:
+        """The same for people: the momentum decay a, or an optimizer's weight decay λ/N on the mean loss."""
+        names = {"momentum_decay": "a", "prior_precision": "decay"}
+        values = {name: f"{value / num_data:.2g}" if name == "prior_precision" else f"{value:g}"
+                  for name, value in self.also}  # fmt: skip
+        return ", ".join(f"{names[name]} {value}" for name, value in values.items())
+
+
+def grid(method: ImageMethod, count: int, alternatives: Mapping[str, Sequence[float]]) -> list[Setting]:
+    """`count` learning rates around the method's own, each with every alternative of what it tunes."""
+    others = list(product(*(alternatives[name] for name in method.tunes)))
+    return [Setting(lr, tuple(zip(method.tunes, values))) for lr in rates_around(method.lr, count) for values in others]

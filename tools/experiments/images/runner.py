@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
-from experiments.images.measures import mean_temperatures
+from experiments.common.devices import synchronize
+from experiments.common.run_store import RunStore, data_fingerprint
+from experiments.images.measures import mean_temperatures, modes
 from experiments.images.methods import METHODS
 from experiments.images.settings import Settings
 from experiments.images.training import VALIDATIONS, Diverged, Log, build_network, hmc_run, point_runs, sampler_run
 from learned_samplers import diagnostics, metrics
-from learned_samplers.base.files import write_atomically
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
+from meta_tasks.progress import progress
 
 # Scores of a run, as they stand in tables: key, heading, decimals. `metrics.summary` says what each is.
 SCORES = (
@@ -41,10 +40,11 @@ CURVES = {"accuracy": 1, "nll": 1, "ece": 1, "brier": 1, "kld": 2}
 
 @dataclass
 class Result:
-    """What one run gave; written as JSON.
+    """What one run gave.
 
     Attributes:
-        method, lr, seed: of the run; `settings` and `versions` say the rest.
+        method, lr, seed, settings: what was run.
+        network: fingerprint of a learned sampler's weights and rule; empty for other methods.
         variant: what tells its files from those of the same method, rate and seed with other settings.
         scores: test accuracy, NLL (nats), ECE (15 bins), Brier score, and, where there are out-of-distribution images,
             AUROC of the largest probability against them, of the average over all samples; empty for a run that
@@ -58,8 +58,7 @@ class Result:
         gradient_evaluations: in minibatches; a gradient over the whole training set counts as its minibatches.
         num_samples: weights averaged; 1 for a single network.
         accuracy_curve, nll_curve, ece_curve, brier_curve: test scores of the average over the first 1, 2, … samples.
-        kld_curve: `pairwise_kld` of the first 2, 3, … samples. It and the two before are empty in runs that were made
-            before they were kept and whose samples are gone.
+        kld_curve: `pairwise_kld` of the first 2, 3, … samples.
         validation_curve: (gradient evaluations, loss in nats, accuracy) of the current weights on validation images.
         acceptance_rate: of HMC after burn-in; None for other methods.
         temperatures: of a sampler, over the run, see `experiments.images.training.Log`.
@@ -72,7 +71,7 @@ class Result:
     lr: float
     seed: int
     settings: dict[str, Any]
-    versions: dict[str, str]
+    network: str = ""
     variant: str = ""
     scores: dict[str, float] = field(default_factory=dict)
     pairwise_kld: float | None = None
@@ -94,15 +93,15 @@ class Result:
     diverged: str | None = None
 
     @property
-    def complete(self) -> bool:
-        """Whether it has all that is measured on test images, or diverged and never will."""
-        return self.diverged is not None or bool(self.scores and self.ece_curve)
-
-    @property
     def name(self) -> str:
         """Stem of the run's files; that of a learned sampler names its weights."""
-        weights = self.versions.get("network", "")[:8]
-        return "_".join(filter(None, (self.method, weights, f"lr{self.lr:g}", self.variant, f"seed{self.seed}")))
+        parts = (self.method, self.network[:8], f"lr{self.lr:g}", self.variant, f"seed{self.seed}")
+        return "_".join(filter(None, parts))
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """All that the run depends on beside its data."""
+        return {key: getattr(self, key) for key in ("method", "lr", "seed", "settings", "network")}
 
     @property
     def ess_per_second(self) -> float | None:
@@ -111,112 +110,144 @@ class Result:
 
 
 def new_result(settings: Settings, method_name: str, lr: float, seed: int, variant: str = "") -> Result:
-    """The run before it is run: its settings (without the weights of other methods' networks) and its versions.
+    """The run before it is run: its settings (without the weights of other methods' networks) and its network.
 
     Raises:
         ValueError, FileNotFoundError: a learned sampler without weights.
     """
     method = METHODS[method_name]
     own = {name: value for name, value in asdict(settings).items() if not name.endswith("_network")}
-    versions = {"torch": torch.__version__}
-    if (digest := method.network_digest(settings)) is not None:
-        assert method.network is not None
-        own[method.network], versions["network"] = getattr(settings, method.network), digest
-    return Result(method_name, lr, seed, jsonable(own), versions, variant)
+    digest = method.network_digest(settings)
+    if method.network is not None:
+        own[method.network] = getattr(settings, method.network)
+    return Result(method_name, lr, seed, own, digest or "", variant)
 
 
-def run(
-    settings: Settings,
-    method_name: str,
-    lr: float,
-    seed: int,
-    data: ImageData,
-    ood: ImageData | None,
-    out: Path,
-    *,
-    fresh: bool = False,
-    title: str = "",
-    bar: tqdm | None = None,
-    test: bool = True,
-    variant: str = "",
-    validations: int = VALIDATIONS,
-) -> Result:
-    """Do one run, or read its result where it is already in `out` with the same settings.
+class ImageRuns:
+    """The runs on one data set in one folder; none is done twice.
 
     Files: ``runs/<name>.json`` (the result, written last), ``samples/<name>.safetensors`` (the weights),
     ``predictions/<name>.safetensors`` (probabilities, see `predictions`) and ``tensorboard/<name>/``.
 
     Args:
-        settings, method_name, lr, seed: what to run; the seed sets initialisation, minibatches and noise.
         data, ood: from `Settings.load`, on the device to run on; without ``ood`` there is no such score.
-        out: folder of the results.
-        fresh: run again even if the result is there.
-        title: of the progress bar.
-        bar: of the runs of a whole comparison; by default each run has its own.
-        test: whether to score the run on the test images; a run to be tuned by does without.
-        variant: see `Result`.
-        validations: how often the curves get the validation loss of the current weights.
-
-    Raises:
-        ValueError: settings that cannot be run, by name.
+        store: of the results; see `store_for`.
     """
-    method = METHODS[method_name]
-    steps = settings.budget(data.num_data)
-    result = new_result(settings, method_name, lr, seed, variant)
-    path = out / "runs" / f"{result.name}.json"
-    if not fresh and (finished := read_result(path, result)) is not None:
-        if finished.complete or not test:
-            return finished
-        if (out / "samples" / f"{result.name}.safetensors").is_file():
-            samples = load_samples(finished, settings, data, out)
-            if finished.scores:  # from before there were all the curves
-                fill_curves(finished, samples.predict_samples(data.test_x, batch_size=1024), data.test_y)
-            else:
-                score(finished, samples, data, ood, out)
-            with SummaryWriter(str(out / "tensorboard" / result.name)) as writer:
-                write_curves(finished, writer)
-            write_result(finished, out)
-            return finished
-        if finished.scores:
-            return finished
-    for folder in ("runs", "samples", "predictions"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # a run that is interrupted must not leave an older result beside its new files
-    board = out / "tensorboard" / result.name
-    for old in board.glob("events.out.tfevents.*"):
-        old.unlink()
-    torch.manual_seed(seed)
-    samples: SampleCollection | None = None
-    with SummaryWriter(str(board)) as writer:
-        with nullcontext(bar) if bar is not None else tqdm(total=steps, unit="grad") as bar:
-            bar.set_description(title or result.name)
-            begun = bar.n
-            log = Log(writer, bar, data, steps, validations)
+
+    def __init__(self, data: ImageData, ood: ImageData | None, store: RunStore) -> None:
+        self.data, self.ood, self.store = data, ood, store
+        self.seen: set[str] = set()
+
+    def run(
+        self,
+        settings: Settings,
+        method_name: str,
+        lr: float,
+        seed: int,
+        *,
+        title: str = "",
+        bar: Any = None,
+        test: bool = True,
+        variant: str = "",
+        validations: int = VALIDATIONS,
+    ) -> Result:
+        """Do one run, or read its result where it is on disk with the same settings.
+
+        Args:
+            settings, method_name, lr, seed: what to run; the seed sets initialisation, minibatches and noise.
+            title: of the progress bar.
+            bar: of all runs of a comparison, whose total becomes what there is to compute; by default each run has its
+                own.
+            test: whether to score the run on the test images; a run to be tuned by does without.
+            variant: see `Result`.
+            validations: how often the curves get the validation loss of the current weights.
+
+        Raises:
+            ValueError: settings that cannot be run, by name.
+        """
+        result, steps = new_result(settings, method_name, lr, seed, variant), settings.budget(self.data.num_data)
+        before = 0 if bar is None else bar.n
+        known = self._known(result, settings, test)
+        if known is None:
+            self.store.begin(result.name, "samples", "predictions")
+            with nullcontext(bar) if bar is not None else progress(total=steps, unit="grad") as own:
+                own.set_description(title or result.name)
+                self._train(result, settings, steps, own, test, validations)
+            self._write(result)
+        if bar is not None and result.name not in self.seen:
+            bar.total -= steps - (bar.n - before)
+            bar.refresh()
+        self.seen.add(result.name)
+        return known or result
+
+    def _known(self, wanted: Result, settings: Settings, test: bool) -> Result | None:
+        """The run that is on disk, scored on the test images if it has to be; None if there is none."""
+        if (found := self.store.read(wanted.name, wanted.made_of)) is None:
+            return None
+        result = Result(**{**wanted.made_of, **found, "settings": wanted.settings})
+        if result.diverged is None and test and not result.scores:
+            if not self.store.path(wanted.name, "samples", ".safetensors").is_file():
+                return None
+            score(result, self.samples(result, settings), self.data, self.ood, self.store)
+            with SummaryWriter(self.store.board(wanted.name)) as writer:
+                write_curves(result, writer)
+            self._write(result)
+        return result
+
+    def _train(self, result: Result, settings: Settings, steps: int, bar: Any, test: bool, validations: int) -> None:
+        """Fill in the result."""
+        method, data = METHODS[result.method], self.data
+        torch.manual_seed(result.seed)
+        samples: SampleCollection | None = None
+        with SummaryWriter(self.store.board(result.name)) as writer:
+            begun, log = bar.n, Log(writer, bar, data, steps, validations)
             start = time.perf_counter()
             try:
                 if method.kind == "full_batch":
-                    samples, result.acceptance_rate = hmc_run(method, settings, lr, data, log)
+                    samples, result.acceptance_rate = hmc_run(method, settings, result.lr, data, log)
                 elif method.kind in ("sampler", "average"):
-                    samples = sampler_run(method, settings, lr, data, steps, log)
+                    samples = sampler_run(method, settings, result.lr, data, steps, log)
                 else:
-                    samples = point_runs(method, settings, lr, data, steps, log)
+                    samples = point_runs(method, settings, result.lr, data, steps, log)
             except (Diverged, FloatingPointError) as error:
                 result.diverged = str(error)
-            synchronize(data)
+            synchronize(data.train_x.device)
             result.seconds = time.perf_counter() - start - log.validation_seconds
             result.gradient_evaluations = bar.n - begun
             result.temperatures, result.validation_curve = log.temperatures, log.validation_curve
             result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)
-        if samples is not None:
-            validate(result, samples, data, out)
-            if test and result.diverged is None:
-                score(result, samples, data, ood, out)
-                write_curves(result, writer)
-    write_result(result, out)
-    return result
+            if samples is not None:
+                validate(result, samples, data, self.store)
+                if test and result.diverged is None:
+                    score(result, samples, data, self.ood, self.store)
+                    write_curves(result, writer)
+
+    def _write(self, result: Result) -> None:
+        own = {key: value for key, value in asdict(result).items() if key not in result.made_of}
+        self.store.write(result.name, result.made_of, own)
+
+    def add_modes(self, result: Result, settings: Settings) -> None:
+        """Fill in `Result.modes`, once, of a run that has several samples."""
+        if result.diverged is None and result.num_samples > 1 and result.modes is None:
+            result.modes = modes(self.samples(result, settings), self.data)
+            self._write(result)
+
+    def samples(self, result: Result, settings: Settings) -> SampleCollection:
+        """A run's weights, as a collection that predicts."""
+        path = self.store.path(result.name, "samples", ".safetensors")
+        return PosteriorSamples.load(path, build_network(settings, self.data))
+
+    def discard_samples(self, result: Result) -> None:
+        """Delete a run's weights; its result stays."""
+        self.store.path(result.name, "samples", ".safetensors").unlink(missing_ok=True)
 
 
-def validate(result: Result, samples: SampleCollection, data: ImageData, out: Path) -> None:
+def store_for(out: Path, data: ImageData, ood: ImageData | None = None, *, fresh: bool = False) -> RunStore:
+    """The store of runs on these data."""
+    return RunStore(out, data_fingerprint(data, *([] if ood is None else [ood.test_x])), fresh=fresh)
+
+
+def validate(result: Result, samples: SampleCollection, data: ImageData, store: RunStore) -> None:
     """Fill in the validation score of the samples, and save them."""
     if len(data.val_y):
         probabilities = samples.predict(data.val_x, batch_size=1024)
@@ -225,10 +256,10 @@ def validate(result: Result, samples: SampleCollection, data: ImageData, out: Pa
             return
         result.validation_nll = metrics.nll(probabilities, data.val_y)
     result.num_samples = len(samples)
-    samples.save(out / "samples" / f"{result.name}.safetensors")
+    samples.save(store.path(result.name, "samples", ".safetensors"))
 
 
-def score(result: Result, samples: SampleCollection, data: ImageData, ood: ImageData | None, out: Path) -> None:
+def score(result: Result, samples: SampleCollection, data: ImageData, ood: ImageData | None, store: RunStore) -> None:
     """Fill in the test scores of the samples, and save their predictions."""
     single = samples.predict_samples(data.test_x, batch_size=1024)
     test = running_means(single)[-1]
@@ -247,7 +278,7 @@ def score(result: Result, samples: SampleCollection, data: ImageData, ood: Image
     tensors = {"test": test, "test_labels": data.test_y, **({} if ood_test is None else {"ood": ood_test})}
     save_file(
         {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
-        out / "predictions" / f"{result.name}.safetensors",
+        store.path(result.name, "predictions", ".safetensors"),
     )
 
 
@@ -257,11 +288,10 @@ def running_means(single: Tensor) -> Tensor:
 
 
 def fill_curves(result: Result, single: Tensor, labels: Tensor) -> None:
-    """Compute the curves that a run does not have yet from its samples' predictions (K, n, classes)."""
+    """Compute a run's curves from its samples' predictions (K, n, classes)."""
     averages = running_means(single)
     for metric in (metrics.accuracy, metrics.nll, metrics.ece, metrics.brier):
-        if not (curve := getattr(result, f"{metric.__name__}_curve")):
-            curve.extend(metric(average, labels) for average in averages)
+        setattr(result, f"{metric.__name__}_curve", [metric(average, labels) for average in averages])
     result.kld_curve = [metrics.pairwise_kld(single[:count]) for count in range(2, len(single) + 1)]
 
 
@@ -275,39 +305,3 @@ def write_curves(result: Result, writer: SummaryWriter) -> None:
 def predictions(result: Result, out: Path) -> dict[str, Tensor]:
     """A run's predicted probabilities: "test" (n, classes), "test_labels" (n,), and if scored "ood" (m, classes)."""
     return load_file(out / "predictions" / f"{result.name}.safetensors")
-
-
-def load_samples(result: Result, settings: Settings, data: ImageData, out: Path) -> SampleCollection:
-    """A run's weights, as a collection that predicts."""
-    return PosteriorSamples.load(out / "samples" / f"{result.name}.safetensors", build_network(settings, data))
-
-
-def write_result(result: Result, out: Path) -> None:
-    """Write a run's JSON file, whole or not at all."""
-    content = json.dumps(asdict(result), indent=1, allow_nan=False)
-    write_atomically(out / "runs" / f"{result.name}.json", content.encode())
-
-
-def read_result(path: Path, wanted: Result) -> Result | None:
-    """The finished run at `path`, or None if it is absent or was made with other settings or another torch."""
-    if not path.is_file():
-        return None
-    try:
-        found = Result(**json.loads(path.read_text()))
-    except (json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"{path} is not the result of a run ({error}); delete it or use --fresh") from error
-    # A run from before there was some setting had what is now that setting's default.
-    defaults = jsonable({each.name: each.default for each in fields(Settings) if each.name in wanted.settings})
-    same = ({**defaults, **found.settings}, found.versions, found.lr) == (wanted.settings, wanted.versions, wanted.lr)
-    return found if same else None
-
-
-def jsonable(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The same mapping as it comes back from a JSON file (tuples as lists), for comparison."""
-    return json.loads(json.dumps(value))
-
-
-def synchronize(data: ImageData) -> None:
-    """Wait for the device, so that a time taken next is that of finished work."""
-    if data.train_x.is_cuda:
-        torch.cuda.synchronize(data.train_x.device)

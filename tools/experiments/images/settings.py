@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from experiments.common.checks import check_at_least_one
+from experiments.common.options import at_least_one, not_negative, share_below_one
 from meta_tasks import datasets
 
 
@@ -95,17 +95,13 @@ class Settings:
         if self.ood is not None:
             datasets.check_name(self.ood, "ood")
         counts = ("epochs", "steps", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
-        check_at_least_one(self, *counts)
+        at_least_one(self, *counts)
         if not 0 <= self.burn_in_cycles < self.cycles:
             raise ValueError(f"burn_in_cycles must lie in [0, cycles={self.cycles}), got {self.burn_in_cycles}")
-        for argument in ("burn_in", "exploration_ratio"):
-            if not 0 <= getattr(self, argument) < 1:
-                raise ValueError(f"{argument} must lie in [0, 1), got {getattr(self, argument)}")
+        share_below_one(self, "burn_in", "exploration_ratio")
         if not 0 < self.momentum_decay <= 1:
             raise ValueError(f"momentum_decay must lie in (0, 1], got {self.momentum_decay}")
-        for argument in ("temperature", "prior_precision", "division"):
-            if not getattr(self, argument) >= 0:
-                raise ValueError(f"{argument} must not be negative, got {getattr(self, argument)}")
+        not_negative(self, "temperature", "prior_precision", "division")
 
     def network_options(self) -> dict[str, object]:
         """The options that were set, for `architectures.build`, which refuses those that the network lacks."""

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from experiments.images.methods import Method
+from experiments.images.methods import ImageMethod
 from experiments.images.settings import Settings
 from learned_samplers import HMC, CyclicalSchedule
 from learned_samplers.classical.cyclical import cyclical_phase
@@ -153,7 +153,7 @@ def minibatch_run(
         if step % log.every == 0:
             log.write(step * gradients_per_step, model, optimizer)
         if getattr(optimizer, "needs_closure", False):
-            closure = Reevaluation(model, optimizer, images, labels, loss)
+            closure: Any = Reevaluation(model, optimizer, images, labels, loss)
             optimizer.step(closure)
             log.bar.update(closure.calls)
         else:
@@ -181,7 +181,7 @@ class Reevaluation:
 
 
 def point_runs(
-    method: Method, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
 ) -> SampleCollection:
     """One trained network, or the members of an ensemble, which share the steps."""
     members = settings.ensemble_size if method.kind == "ensemble" else 1
@@ -198,7 +198,7 @@ def point_runs(
 
 
 def sampler_run(
-    method: Method, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
 ) -> SampleCollection:
     """The posterior samples of one chain, or the snapshots of an optimizer's trajectory."""
     cost = method.gradients_per_step
@@ -252,7 +252,9 @@ def cyclical_collection(settings: Settings, steps: int) -> dict[str, Any]:
     return {"burn_in": settings.burn_in_cycles * length, "thinning": phase // each}
 
 
-def hmc_run(method: Method, settings: Settings, lr: float, data: ImageData, log: Log) -> tuple[SampleCollection, float]:
+def hmc_run(
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, log: Log
+) -> tuple[SampleCollection, float]:
     """The posterior samples of HMC, and its acceptance rate after burn-in."""
     trajectories = settings.trajectories(data.num_data)
     model = build_network(settings, data)
@@ -289,7 +291,7 @@ def build_network(settings: Settings, data: ImageData) -> nn.Module:
     return network.to(data.train_x.device)
 
 
-def check(method: Method, settings: Settings, lr: float, data: ImageData) -> None:
+def validate_run(method: ImageMethod, settings: Settings, lr: float, data: ImageData) -> None:
     """Raise what a run with these settings would raise before its first step: ValueError or TypeError, by name."""
     method.network_digest(settings)
     steps = settings.budget(data.num_data) // method.gradients_per_step

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from learned_samplers.learned.registry import settings_from_card
+
 #: The entries of a card that say how a network is used; two networks can be mixed only where all of them agree.
 RULE = ("sampler", "form", "feature_set", "features", "scales", "layers")
 
@@ -23,12 +25,17 @@ def check_same_rule(
     They may differ in the decay time, a schedule over the run and not a unit of the outputs.
     """
     for key in keys:
-        ours, theirs = (
-            {name: value for name, value in each[key].items() if name != "decay_time"} if key == "scales" else each[key]
-            for each in (card, other)
-        )
+        ours, theirs = (_compared(each, key) for each in (card, other))
         if ours != theirs:
             raise ValueError(f"{names[0]} and {names[1]} are networks of different rules: {key} is {ours} and {theirs}")
+
+
+def _compared(card: dict[str, Any], key: str) -> Any:
+    """An entry of a card; of the scales all that the sampler has, also those that the card leaves at their defaults."""
+    if key != "scales":
+        return card.get(key)
+    scales = settings_from_card(card).to_card()["scales"]
+    return {name: value for name, value in scales.items() if name != "decay_time"}
 
 
 def blend(network: nn.Module, other: nn.Module, share: float) -> nn.Module:
@@ -59,8 +66,8 @@ def commit() -> str | None:
 def reproducing(command: str, iterations: int) -> str:
     """The command that gives a meta-training's weights again, from the one that ended it and the iterations it did.
 
-    It has no limit on the time, which ends a run elsewhere on another machine; but where not one iteration was done, a
-    limit of nothing.
+    The limit on the time is left out, because another machine would stop after another number of iterations. Where no
+    iteration was done the command has a limit of zero minutes.
     """
     kept, words = [], iter(shlex.split(command))
     for word in words:

@@ -1,4 +1,4 @@
-"""The law of a Meta-SGMCMC network on Gaussians, at constant friction and shrinking step size."""
+"""The law of a learned sampler on Gaussians, as its weight card has it; of Meta-SGMCMC at constant friction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 
-from learned_samplers import MetaSGMCMC
+from learned_samplers import L2E, MetaSGMCMC
+from learned_samplers.learned import weights
+from learned_samplers.learned.law import gaussian_law, l2e_law, measured_at
+from learned_samplers.learned.registry import registered, sampler_from_card
 
 STIFFNESS = (0.03, 0.3)  # lr times the curvatures of the mean loss, from the smallest to the largest
 COORDINATES = 5
@@ -18,7 +21,31 @@ LEAST = 120  # steps of it at least
 SMALL = 0.02  # a bias of the variance that is small enough whatever it was before
 
 
-def measure(
+def law_of(
+    source: Path, lr: float | None = None, *, num_data: int = 50_000, coordinates: int = 2000, energy: float = 0.0
+) -> dict[str, Any]:
+    """What stands in the card of the law of the weights in a file; they are read from it, as a user would.
+
+    Args:
+        source: weight file.
+        lr: the largest learning rate of the measurement; by default the one that the card recommends.
+        num_data: N.
+        coordinates: independent ones of each Gaussian (chains of Meta-SGMCMC: ten times as many).
+        energy: mean loss at the mode, of Meta-SGMCMC.
+
+    Raises:
+        ValueError, FileNotFoundError: the weights cannot be read, or are of no learned sampler.
+    """
+    card = weights.load_card(source)
+    lr = card["defaults"]["lr"] if lr is None else lr
+    if registered(card["sampler"]).sampler is MetaSGMCMC:
+        decay = card["defaults"]["momentum_decay"]
+        return meta_law(source, lr, decay, num_data=num_data, chains=10 * coordinates, energy=energy)
+    measure: Any = l2e_law if registered(card["sampler"]).sampler is L2E else gaussian_law
+    return measure(lambda params: sampler_from_card(source, params, lr, num_data), coordinates=coordinates)
+
+
+def meta_law(
     source: Path, lr: float, momentum_decay: float, *, num_data: int, chains: int, energy: float
 ) -> dict[str, Any]:
     """Relative bias of the variance of Meta-SGMCMC on a Gaussian, started from exact draws.
@@ -35,11 +62,12 @@ def measure(
 
     Returns:
         "verdict" ("O(h)" if at ε/4 no coordinate's bias, with two standard errors, is above half of the largest at ε
-        and ε/2, or above `SMALL`; else "biased") and "reason"; for each step size "lr", "momentum_decay", "bias" and
-        "error" (of the coordinate with the largest bias, and its standard error) and "kinetic" temperature.
+        and ε/2, or above `SMALL`; else "biased") and "reason"; for each step size "lr", "momentum_decay",
+        "largest_bias" (of any coordinate), "error" (its standard error) and "kinetic" temperature; and what
+        `learned_samplers.learned.law.measured_at` says.
     """
     curvature = torch.linspace(*STIFFNESS, COORDINATES) / lr
-    found: dict[str, list[float]] = {"lr": [], "momentum_decay": [], "bias": [], "error": [], "kinetic": []}
+    found: dict[str, list[float]] = {"lr": [], "momentum_decay": [], "largest_bias": [], "error": [], "kinetic": []}
     steps = max(LEAST, round(TIME / momentum_decay))
     for halving in range(HALVINGS):
         rate, decay = lr / 4**halving, momentum_decay / 2**halving
@@ -47,11 +75,18 @@ def measure(
         worst = int(bias.abs().argmax())
         for key, value in zip(found, (rate, decay, bias[worst].item(), error[worst].item(), kinetic), strict=True):
             found[key].append(value)
-    coarse, bound = max(map(abs, found["bias"][:-1])), (bias.abs() + 2 * error).max().item()
+    coarse, bound = max(map(abs, found["largest_bias"][:-1])), (bias.abs() + 2 * error).max().item()
     vanishes = math.isfinite(coarse) and bound <= max(SMALL, coarse / 2)
-    said = ", ".join(f"{value:+.1%}" for value in found["bias"])
+    said = ", ".join(f"{value:+.1%}" for value in found["largest_bias"])
     reason = f"variance {said} (± {found['error'][-1]:.1%}) at ε, ε/2 and ε/4, at constant friction"
-    return {"verdict": "O(h)" if vanishes else "biased", "reason": reason, **found, "energy": energy}
+    probe = MetaSGMCMC([torch.zeros(1, requires_grad=True)], lr, num_data, network=source)
+    return {
+        "verdict": "O(h)" if vanishes else "biased",
+        "reason": reason,
+        **measured_at(probe),
+        **found,
+        "energy": energy,
+    }
 
 
 def _run(

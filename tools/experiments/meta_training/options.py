@@ -1,19 +1,160 @@
-"""The options of `meta_train.py`."""
+"""The options of `meta_train.py`, in groups; each makes its part of the meta-training and sees no other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
+from learned_samplers.learned.registry import REGISTRY
+from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping, TruncatedBackpropagation
+from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.rules.learned import LEARNED_RULES, NetworkRule
+from meta_tasks.rules.triton_l2e import FusedL2ERule
+from meta_tasks.tasks import GaussianFamily, ImageTaskFamily, family_named
 from meta_tasks.training import TrainerSettings
+
+
+def check_positive(name: str, values: Sequence[float], most: float = math.inf) -> None:
+    """Raise ValueError unless the option's values are finite, greater than 0 and at most ``most``."""
+    for value in values:
+        if not (0 < value <= most and math.isfinite(value)):
+            bound = "" if most == math.inf else f" and at most {most:g}"
+            raise ValueError(f"{name} must be greater than 0{bound}, got {value}")
+
+
+def _of_all_samplers() -> type[Any]:
+    """A dataclass with the settings of every learned sampler, all of them None: at the sampler's own default."""
+    found: dict[str, Any] = {}
+    for each in REGISTRY.values():
+        kinds = typing.get_type_hints(each.settings)
+        for name, one in ((one.name, one) for one in fields(each.settings)):
+            owners = [other.settings.sampler for other in REGISTRY.values() if name in other.settings.names()]
+            text = f"{one.metadata['doc']} Of {', '.join(owners)}; by default the sampler's own.".strip()
+            kind = Annotated[typing.Optional[kinds[name]], tyro.conf.arg(help=text)]  # type: ignore[valid-type]  # noqa: UP045
+            found.setdefault(name, (name, kind, field(default=None)))
+    return make_dataclass("SettingOptions", found.values(), frozen=True)
+
+
+if typing.TYPE_CHECKING:
+    SettingOptions: typing.TypeAlias = Any
+    SamplerName: typing.TypeAlias = str
+else:
+    SamplerName = Literal[*REGISTRY]
+    #: The settings of every learned sampler as options; a sampler refuses those that it does not have.
+    SettingOptions = _of_all_samplers()
+
+
+@dataclass(frozen=True)
+class SamplerOptions:
+    """What is meta-trained."""
+
+    # The sampler.
+    sampler: SamplerName = "L2E"
+    # Widths of its network's hidden layers; by default the sampler's own. (Of MetaSGMCMC, of each of its two networks.)
+    hidden: tuple[int, ...] | None = None
+    # Its settings.
+    scales: Annotated[SettingOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=lambda: SettingOptions())
+    # Of L2E: start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
+    start_feature: str | None = None
+    # The gain of that start; by default 1.
+    start_gain: float | None = None
+    # Of L2E and PrecondL2E: start from a weight file of this sampler and form. A second stage with other settings of
+    # the training, or with more features and units, which start without effect.
+    start_weights: Path | None = None
+    # Of L2E and PrecondL2E with a feature set that sees the progress of a run ("lean"): share of the tasks in which the
+    # network is told how many steps there are.
+    tell_horizon: float | None = None
+    # Of L2E on a CUDA device: whether its update (residual form, two hidden layers) is computed by fused kernels, which
+    # need Triton; they change results by rounding.
+    fused: bool = False
+
+    def make(self) -> NetworkRule:
+        """The rule.
+
+        Raises:
+            ValueError, TypeError, FileNotFoundError, ModuleNotFoundError: there is no such rule, or no such start.
+        """
+        check_positive("hidden", self.hidden or ())
+        if self.start_feature is not None and self.start_weights is not None:
+            raise ValueError(f"start_feature={self.start_feature} and start_weights={self.start_weights}: choose one")
+        if self.start_feature is None and self.start_gain is not None and self.sampler == "L2E":
+            raise ValueError(f"start_gain={self.start_gain} needs a start_feature")
+        only = {
+            "L2E": ("start_feature", "start_gain", "start_weights", "tell_horizon", "fused"),
+            "PrecondL2E": ("start_weights", "tell_horizon"),
+        }
+        for name in only["L2E"]:
+            value = getattr(self, name)
+            if value is not None and value is not False and name not in only.get(self.sampler, ()):
+                raise ValueError(f"{name}={value} does not belong to {self.sampler}")
+        given = {each.name: getattr(self.scales, each.name) for each in fields(self.scales)}
+        rule = FusedL2ERule if self.fused else LEARNED_RULES[self.sampler]
+        settings = REGISTRY[self.sampler].settings.given(**given)
+        start: dict[str, Any] = {} if self.tell_horizon is None else {"tell_horizon": self.tell_horizon}
+        if self.start_weights is not None:
+            start["start"] = self.start_weights
+        elif self.start_feature is not None:
+            start["start"] = (self.start_feature, 1.0 if self.start_gain is None else self.start_gain)
+        return rule(hidden=self.hidden, settings=settings, **start)
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """What it is trained on."""
+
+    # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone, digits
+    # for a first try without files.
+    family: Literal["paper", "full", "cpu", "general", "small", "digits", "gaussians", "mnist_mlp"] = "digits"
+    # Data sets of an image family, one in so many tasks each (a name may come twice); by default the family's own.
+    datasets: tuple[str, ...] | None = None
+    # Sides of its images in pixels, likewise.
+    sizes: tuple[int, ...] | None = None
+    # Share of an image family's tasks that keep only some hundred or thousand images; by default the family's own.
+    small_data_share: float | None = None
+    # Labels that the tasks of an image family have; by default all of the data set's.
+    labels: tuple[int, ...] | None = None
+    # Learning rates that tasks are drawn with; by default the family's.
+    lrs: tuple[float, ...] | None = None
+    # Momentum decays that they are drawn with, likewise; the card recommends the first.
+    momentum_decays: tuple[float, ...] | None = None
+    # Device of the tasks, such as cpu or cuda.
+    device: str = "cpu"
+    # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
+    data: str | None = None
+
+    def make(self) -> ImageTaskFamily | GaussianFamily:
+        """The task family.
+
+        Raises:
+            ValueError, FileNotFoundError: there is no such family.
+        """
+        check_positive("lrs", self.lrs or ())
+        check_positive("momentum_decays", self.momentum_decays or (), 1)
+        of_all = {"lrs": self.lrs, "momentum_decays": self.momentum_decays}
+        of_images = {
+            "datasets": self.datasets, "labels": self.labels, "sizes": self.sizes,
+            "small_data_share": self.small_data_share,
+        }  # fmt: skip
+        changes: dict[str, Any] = {name: value for name, value in of_all.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in of_images.items() if value is not None}
+        if self.family == "gaussians":
+            for name, value in given.items():
+                raise ValueError(f"{name}={value}: family 'gaussians' has no images")
+            return GaussianFamily(**changes)
+        if "datasets" in given:
+            given["dataset_names"] = given.pop("datasets")
+        return family_named(self.family, root=self.data, device=self.device, **changes, **given)
 
 
 @dataclass(frozen=True)
 class ChainOptions:
-    """Of truncated back-propagation, and of the sampler that it trains."""
+    """Of truncated back-propagation."""
 
     # Parallel chains of a task.
     num_chains: int = 20
@@ -27,56 +168,22 @@ class ChainOptions:
     replay: int = 10
     # Whether gradients flow through the energy's gradient.
     curvature: bool = True
-    # Factor on what the networks see of the energy (meta form).
-    energy_scale: float = 1.0
-    # Factor on what they see of the gradient.
-    gradient_scale: float = 1.0
-    # Bound on the curl.
-    curl_clip: float = 5.0
-    # Whether the networks see momentum and gradient divided by their root mean squares over a tensor (meta form).
-    rms_inputs: bool = False
-    # Where the corrections' derivatives come from.
-    correction: Literal["autograd", "finite_difference"] = "autograd"
+
+
+_EVOLUTION = ("es", "nres")
+#: The estimators that an option of `EstimatorOptions` belongs to; those of `ChainOptions` belong to "tbptt".
+_ESTIMATORS = {
+    **dict.fromkeys(("sigma", "pairs", "pairs_per_task", "shaping", "limit", "learned"), _EVOLUTION),
+    "window": ("nres", "tbptt"),
+}
 
 
 @dataclass(frozen=True)
-class Options:
-    """Meta-train a sampler: evolution strategies on random tasks."""
+class EstimatorOptions:
+    """How the meta-gradient is estimated."""
 
-    # Folder of the run; continued if it has checkpoints.
-    folder: Path
-    # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone, digits
-    # for a first try without files.
-    family: Literal["paper", "full", "cpu", "small", "digits", "gaussians", "mnist_mlp"] = "digits"
-    # Form of the sampler.
-    form: Literal["residual", "paper", "preconditioner", "kinetic", "meta"] = "residual"
-    # What its network sees: paper (the default), scaled, adaptive or adaptive_data; the kinetic and the meta form have
-    # inputs of their own.
-    feature_set: str | None = None
-    # Widths of its hidden layers.
-    hidden: tuple[int, ...] = (32, 32)
-    # Bound on its outputs; by default none.
-    output_bound: float | None = None
-    # Factor on its output α (residual and paper form), see L2E; by default the form's own.
-    alpha_scale: float | None = None
-    # Factor on its output β (residual and paper form).
-    beta_scale: float | None = None
-    # Share of the friction that acts on β: 1 as in the paper's equation, 0 none; or Meta-SGMCMC's factor on f_D.
-    friction_scale: float | None = None
-    # N₀ at which the factor on β holds; it becomes √(N/N₀) times as large. By default it does not depend on N.
-    reference_data: float | None = None
-    # τ in steps (residual form): the network's outputs are divided by √(1 + t/τ) after t updates. With a reference N₀
-    # it is τ·N₀/N.
-    decay_time: float | None = None
-    # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
-    start_feature: str | None = None
-    # The gain of that start; by default 1.
-    start_gain: float | None = None
-    # Or start from a weight file of this form (not kinetic or meta): a second stage with other settings, or with more
-    # features and units, which start without effect.
-    start_weights: Path | None = None
     # Gradient estimator: antithetic ES over whole inner loops, noise-reuse ES over windows of them, or (for
-    # --form meta with --objective stein_kl) truncated back-propagation through windows.
+    # --sampler MetaSGMCMC with --objective stein_kl) truncated back-propagation through windows.
     estimator: Annotated[Literal["es", "nres", "tbptt"], tyro.conf.arg(aliases=["--method"])] = "es"
     # Standard deviation of the perturbations.
     sigma: float = 0.03
@@ -99,38 +206,76 @@ class Options:
     burn_in: float = 0.5
     # Steps of a window of noise-reuse ES, or that gradients flow through.
     window: int = 50
-    # Truncated back-propagation and the meta form.
+    # Of truncated back-propagation.
     chains: Annotated[ChainOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=ChainOptions)
-    # Data sets of an image family, one in so many tasks each (a name may come twice); by default the family's own.
-    datasets: tuple[str, ...] | None = None
-    # Sides of its images in pixels, likewise.
-    sizes: tuple[int, ...] | None = None
-    # Share of an image family's tasks that keep only some hundred or thousand images; by default the family's own.
-    small_data_share: float | None = None
-    # Labels that the tasks of an image family have; by default all of the data set's.
-    labels: tuple[int, ...] | None = None
-    # Learning rates that tasks are drawn with; by default the family's.
-    lrs: tuple[float, ...] | None = None
-    # Momentum decays that they are drawn with, likewise; the card recommends the first.
-    momentum_decays: tuple[float, ...] | None = None
-    # Learning rate that the card recommends; by default the smallest of them.
-    default_lr: float | None = None
+
+    def check(self, sampler: str) -> None:
+        """Raise ValueError if the estimator cannot train the sampler, or has no use for an option that was changed."""
+        if (sampler == "MetaSGMCMC") != (self.estimator == "tbptt"):
+            raise ValueError(
+                f"sampler={sampler!r} cannot be trained by estimator={self.estimator!r}; MetaSGMCMC by 'tbptt', "
+                "the others by 'es' or 'nres'"
+            )
+        belonging: list[tuple[Any, str, tuple[str, ...]]] = [(self, *each) for each in _ESTIMATORS.items()]
+        belonging += [(self.chains, each.name, ("tbptt",)) for each in fields(ChainOptions)]
+        for holder, name, known in belonging:
+            value, default = getattr(holder, name), type(holder).__dataclass_fields__[name].default
+            if value != default and self.estimator not in known:
+                owners = " or ".join(map(repr, known))
+                raise ValueError(f"{name}={value} is for the estimator {owners}, not for estimator={self.estimator!r}")
+
+    def make(self) -> Estimator:
+        """The estimator.
+
+        Raises:
+            ValueError: an option is out of range.
+        """
+        horizon = Horizon(*self.horizon, samples=self.samples, burn_in=self.burn_in)
+        if self.estimator == "tbptt":
+            own = self.chains
+            return TruncatedBackpropagation(
+                horizon, self.window, every=own.loss_every, chains=own.num_chains, slots=own.slots, replay=own.replay,
+                in_chain=own.in_chain, curvature=own.curvature,
+            )  # fmt: skip
+        shaping = Shaping(self.shaping, self.limit)
+        common: dict[str, Any] = dict(pairs_per_task=self.pairs_per_task, shaping=shaping, learned=self.learned)
+        if self.estimator == "nres":
+            return NoiseReuseES(self.sigma, self.pairs, horizon, self.window, **common)
+        return AntitheticES(self.sigma, self.pairs, horizon, **common)
+
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """Where it runs."""
+
+    # Worker processes of one core each; 1 runs everything in this process.
+    workers: int = 1
+    # On a CUDA device, whether a step of the inner loop is replayed as a CUDA graph; it changes results by rounding.
+    # Experimental: it has not run on a GPU yet.
+    capture: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    """Meta-train a sampler on random tasks."""
+
+    # Folder of the run; continued if it has checkpoints.
+    folder: Path
+    # What is meta-trained.
+    rule: Annotated[SamplerOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=SamplerOptions)
+    # What it is trained on.
+    tasks: Annotated[TaskOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=TaskOptions)
+    # How the meta-gradient is estimated.
+    gradient: Annotated[EstimatorOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=EstimatorOptions)
     # The outer loop.
     settings: Annotated[TrainerSettings, tyro.conf.OmitArgPrefixes] = field(default_factory=TrainerSettings)
+    # Where it runs.
+    execution: Annotated[ExecutionOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=ExecutionOptions)
+    # Learning rate that the card recommends; by default the smallest of those that the tasks are drawn with.
+    default_lr: float | None = None
     # Held-out tasks to evaluate on.
     held_out_tasks: int = 3
     # Stop after so many minutes; the same command continues.
     minutes: float | None = None
-    # Worker processes of one core each; 1 runs everything in this process.
-    workers: int = 1
-    # Device of the tasks, such as cpu or cuda.
-    device: str = "cpu"
-    # On a CUDA device, whether a step of the inner loop is replayed as a CUDA graph; it changes results by rounding.
-    capture: bool = True
-    # On a CUDA device, whether L2E's update (residual form, two hidden layers) is computed by fused kernels, which need
-    # Triton; they change results by rounding.
-    fused: bool = False
-    # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
-    data: str | None = None
     # Whether to show a progress bar.
     progress: bool = True

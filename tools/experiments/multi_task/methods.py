@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from experiments.common.checks import check_at_least_one
+from experiments.common.methods import Method, by_name
+from experiments.common.options import at_least_one, not_negative, share_below_one
 from learned_samplers import MGDA, MOOSVGD, MTSGD, LinearScalarisation, ParetoMTL
 from learned_samplers.particles.base import ParticleSampler
 from meta_tasks.datasets import celeba
@@ -54,42 +55,39 @@ class Settings:
     halve_every: float = 0.15
     # Precision of the normal prior on every weight, in the unit of the energies: only with --energies posterior.
     prior_precision: float = 0.0
-    # Of mt_sgd and svgd: the kernel acts on parameters, as in the paper, or on features, as in its code.
+    # Of MTSGD and SVGD: the kernel acts on parameters, as in the paper, or on features, as in its code.
     kernel_on: Literal["parameters", "features"] = "parameters"
     # The features: the logits of the minibatch, or the heads' inputs.
     features: Literal["outputs", "latents"] = "outputs"
-    # Of mt_sgd: U of the paper, or its first term alone, the published code's rule.
+    # Of MTSGD: U of the paper, or its first term alone, the published code's rule.
     target_weights: Literal["exact", "gradients"] = "exact"
-    # Of mt_sgd: the scores that U is made of are divided by their norm: of each task and particle, or of each task and
+    # Of MTSGD: the scores that U is made of are divided by their norm: of each task and particle, or of each task and
     # coordinate.
     gradient_normalisation: Literal["none", "particle", "coordinate"] = "none"
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "size", "particles", "epochs", "batch_size", "first_kernel")
-        check_at_least_one(self, "train", "validation", "test")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if not 0 <= self.warm_up < 1:
-            raise ValueError(f"warm_up must lie in [0, 1), got {self.warm_up}")
+        at_least_one(self, "size", "particles", "epochs", "batch_size", "first_kernel", "train", "validation", "test")
+        share_below_one(self, "momentum", "warm_up")
         if not 0 < self.halve_every <= 1:
             raise ValueError(f"halve_every must lie in (0, 1], got {self.halve_every}")
-        if not (self.prior_precision >= 0 and math.isfinite(self.prior_precision)):
-            raise ValueError(f"prior_precision must not be negative, got {self.prior_precision}")
+        not_negative(self, "prior_precision")
+        if math.isinf(self.prior_precision):
+            raise ValueError(f"prior_precision must be finite, got {self.prior_precision}")
         if self.kernel_on == "features" and self.target_weights == "exact":
             raise ValueError("kernel_on=features needs target_weights=gradients: U has no closed form there")
 
 
 @dataclass(frozen=True)
-class Method:
-    """How a method of the comparison is made."""
+class TaskMethod(Method):
+    """One row of the comparison; ``build`` is (groups, lr, N, settings, further keywords) → sampler.
 
-    label: str
-    #: (groups, lr, N, settings, further keywords) → sampler.
-    make: Callable[..., ParticleSampler]
-    #: Centre of the grid of learning rates.
-    lr: float
-    #: Whether the particles repel each other, so that the scale of the energies matters.
+    Attributes:
+        repels: whether the particles repel each other, so that the scale of the energies matters.
+        two_tasks: whether it is for two tasks only.
+    """
+
     repels: bool = False
+    two_tasks: bool = False
 
 
 def _mt_sgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
@@ -105,34 +103,38 @@ def _mt_sgd(groups: Any, lr: float, num_data: float, settings: Settings, **more:
 
 
 def _mt_sgd_code(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-    rules = dict(target_weights="gradients", kernel_on="features", gradient_normalisation="coordinate")
-    return MTSGD(groups, lr, num_data, **rules, **more)
+    return MTSGD(
+        groups,
+        lr,
+        num_data,
+        target_weights="gradients",
+        kernel_on="features",
+        gradient_normalisation="coordinate",
+        **more,
+    )
 
 
 def _svgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
     return MTSGD(groups, lr, num_data, target_weights="equal", kernel_on=settings.kernel_on, **more)
 
 
-def _plain(cls: type[ParticleSampler]) -> Callable[..., ParticleSampler]:
+def _plain(cls: Callable[..., ParticleSampler]) -> Callable[..., ParticleSampler]:
     def make(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-        return cls(groups, lr, num_data, **more)  # type: ignore[call-arg]
+        return cls(groups, lr, num_data, **more)
 
     return make
 
 
-#: Name → method, in the order of the paper's Table 1.
-METHODS: dict[str, Method] = {
-    "linear": Method("linear scalarisation", _plain(LinearScalarisation), 0.1),
-    "mgda": Method("MGDA", _plain(MGDA), 0.1),
-    "pareto_mtl": Method("Pareto MTL", _plain(ParetoMTL), 0.1),
-    "moo_svgd": Method("MOO-SVGD", _plain(MOOSVGD), 0.2, repels=True),
-    "mt_sgd": Method("MT-SGD", _mt_sgd, 0.2, repels=True),
-    "mt_sgd_code": Method("MT-SGD, code's rule", _mt_sgd_code, 0.2, repels=True),
-    "svgd": Method("equal weights (SVGD)", _svgd, 0.2, repels=True),
-}
-#: Those that are for two tasks only.
-TWO_TASKS = ("pareto_mtl",)
-
+#: In the order of the paper's Table 1; MTSGDCode is the rule of the published code, SVGD has equal weights.
+METHODS: dict[str, TaskMethod] = by_name(
+    TaskMethod("LinearScalarisation", _plain(LinearScalarisation), 0.1),
+    TaskMethod("MGDA", _plain(MGDA), 0.1),
+    TaskMethod("ParetoMTL", _plain(ParetoMTL), 0.1, two_tasks=True),
+    TaskMethod("MOOSVGD", _plain(MOOSVGD), 0.2, repels=True),
+    TaskMethod("MTSGD", _mt_sgd, 0.2, repels=True),
+    TaskMethod("MTSGDCode", _mt_sgd_code, 0.2, repels=True),
+    TaskMethod("SVGD", _svgd, 0.2, repels=True),
+)
 
 #: Scales of the energies: N times the mean loss, the Bayesian posterior; or the mean loss itself, as in the published
 #: code, which makes the repulsion N times stronger beside the gradients.
@@ -145,11 +147,11 @@ def make_sampler(
     """The sampler of a method, which hands its direction to SGD with momentum."""
     scale = num_data if energy == "posterior" else 1
     base = partial(torch.optim.SGD, momentum=settings.momentum)
-    return METHODS[method].make(
+    return METHODS[method].build(
         groups, lr, scale, settings, base_optimizer=base, prior_precision=settings.prior_precision
     )
 
 
 def uses_features(method: str, settings: Settings) -> bool:
     """Whether the closure must return features beside the losses."""
-    return method == "mt_sgd_code" or (method in ("mt_sgd", "svgd") and settings.kernel_on == "features")
+    return method == "MTSGDCode" or (method in ("MTSGD", "SVGD") and settings.kernel_on == "features")

@@ -96,7 +96,7 @@ class LeNet(ParticleNetwork):
 
     All particles see the same images: the first layer is one matrix product on the images' patches, the second a
     convolution with a group of channels for each particle, on channels-last activations, and ReLU comes after pooling,
-    where it is the same on a quarter of the numbers. `tools/experiments/multi_task/forms.py` times other forms.
+    where it is the same on a quarter of the numbers. ``python tools/benchmark.py lenet`` times other ways.
     """
 
     def __init__(

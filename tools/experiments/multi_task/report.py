@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.figure import new_figure
-from experiments.images.report import markdown, mean_and_std, spread
+from experiments.common.figures import grid_lines, new_figure
+from experiments.common.output import counted, write_outputs
+from experiments.common.tables import finished, markdown, mean_and_std, spread, with_failures
+from experiments.common.tuning import Tuning
 from experiments.multi_task.methods import ENERGIES, METHODS
+from experiments.multi_task.options import Choice, TaskOptions
 from experiments.multi_task.runner import Result
 from learned_samplers import plots
 
@@ -20,16 +22,8 @@ from learned_samplers import plots
 SCORES = {"accuracy": ("accuracy %", 100, 2), "brier": ("Brier", 1, 4), "ece": ("ECE %", 100, 2)}
 
 Finals = Mapping[str, Mapping[str, Sequence[Result]]]  # data set → method → its runs, one a seed
-
-
-def finished(results: Sequence[Result]) -> list[Result]:
-    """The runs that did not diverge."""
-    return [result for result in results if result.diverged is None]
-
-
-def label(results: Sequence[Result]) -> str:
-    failed = len(results) - len(finished(results))
-    return METHODS[results[0].method].label + (f" ({failed} of {len(results)} diverged)" if failed else "")
+Tunings = Mapping[str, Mapping[str, Tuning[Choice, Result]]]  # data set → method → what was tried
+Tasks = Mapping[str, Sequence[str]]  # data set → the names of its tasks
 
 
 def values(results: Sequence[Result], score: str, task: int) -> list[float]:
@@ -45,21 +39,20 @@ def overconfidence(result: Result) -> float:
     return 100 * float(np.mean(gaps))
 
 
-def score_table(finals: Finals, tasks: Mapping[str, Sequence[str]], score: str) -> str:
+def score_table(finals: Finals, tasks: Tasks, score: str) -> str:
     """A row a data set and task, a column a method, as the paper's Table 1."""
     names = dict.fromkeys(name for methods in finals.values() for name in methods)
     table = []
     for dataset, methods in finals.items():
         for k, task in enumerate(tasks[dataset]):
-            cells = {METHODS[name].label: cell(methods.get(name, ()), score, k) for name in names}
+            cells = {name: cell(methods.get(name, ()), score, k) for name in names}
             table.append({"data set, task": f"{dataset}, {task}", **cells})
     return markdown(table)
 
 
 def cell(results: Sequence[Result], score: str, task: int) -> str:
     """Mean ± standard deviation over the runs that did not diverge, and how many did."""
-    text, failed = spread(values(results, score, task), SCORES[score][2]), len(results) - len(finished(results))
-    return f"{text} ({failed} of {len(results)} diverged)" if failed else text
+    return with_failures(spread(values(results, score, task), SCORES[score][2]), results)
 
 
 def run_table(finals: Finals) -> str:
@@ -71,7 +64,7 @@ def run_table(finals: Finals) -> str:
             single = [100 * float(np.mean(r.members["accuracy"])) for r in good]
             weights = [r.weights for r in good if r.weights is not None]
             row = {
-                "data set, method": f"{dataset}, {label(runs)}",
+                "data set, method": f"{dataset}, {with_failures(runs[0].method, runs)}",
                 "lr": f"{runs[0].lr:g}",
                 "energy": runs[0].energy.replace("_", " ") if METHODS[runs[0].method].repels else "–",
                 "best epoch": ", ".join(str(r.best_epoch) for r in good),
@@ -85,34 +78,31 @@ def run_table(finals: Finals) -> str:
     return markdown(table)
 
 
-def tuning_table(trials: Mapping[str, Mapping[str, Sequence[Result]]]) -> str:
+def tuning_table(tunings: Tunings) -> str:
     """Validation NLL of everything that was tried, a row a data set and method, a column a scale of the energies."""
 
-    def tried(runs: Sequence[Result], energy: str) -> str:
-        chosen = sorted((run for run in runs if run.energy == energy), key=lambda run: run.lr)
-        scores = ["diverged" if run.validation_nll is None else f"{run.validation_nll:.3f}" for run in chosen]
-        return ", ".join(f"{run.lr:g}: {score}" for run, score in zip(chosen, scores, strict=True)) or "–"
+    def tried(tuning: Tuning[Choice, Result], energy: str) -> str:
+        choices = sorted(choice for choice in tuning.trials if choice.energy == energy)
+        scores = [(choice.lr, tuning.mean(choice)) for choice in choices]
+        return ", ".join(f"{lr:g}: {'diverged' if nll is None else f'{nll:.3f}'}" for lr, nll in scores) or "–"
 
     return markdown(
         [
             {
-                "data set, method": f"{dataset}, {METHODS[name].label}",
-                **{energy.replace("_", " "): tried(runs, energy) for energy in ENERGIES},
+                "data set, method": f"{dataset}, {name}",
+                **{energy.replace("_", " "): tried(tuning, energy) for energy in ENERGIES},
             }
-            for dataset, methods in trials.items()
-            for name, runs in methods.items()
+            for dataset, methods in tunings.items()
+            for name, tuning in methods.items()
         ]
     )
 
 
-def write_results(
-    path: Path, finals: Finals, trials: Mapping[str, Mapping[str, Sequence[Result]]], tasks: Mapping[str, Any],
-    command: str,
-) -> None:  # fmt: skip
+def content(finals: Finals, tunings: Tunings, tasks: Tasks) -> dict[str, Any]:
     """Everything as numbers."""
-    content: dict[str, Any] = {}
+    sets: dict[str, Any] = {}
     for dataset, methods in finals.items():
-        content[dataset] = {}
+        sets[dataset] = {}
         for method, runs in methods.items():
             scores = {
                 f"{score}, {task}": mean_and_std(values(runs, score, k))
@@ -120,26 +110,37 @@ def write_results(
                 for k, task in enumerate(tasks[dataset])
                 if finished(runs)
             }
-            content[dataset][method] = {
-                "tuning": [
-                    {
-                        "lr": r.lr,
-                        "energy": r.energy,
-                        "epochs": r.epochs,
-                        "seed": r.seed,
-                        "validation_nll": r.validation_nll,
-                    }
-                    for r in trials.get(dataset, {}).get(method, ())
-                ],
+            tuning = tunings.get(dataset, {}).get(method)
+            trials = [] if tuning is None else [run for tried in tuning.trials.values() for run in tried]
+            keys = ("lr", "energy", "epochs", "seed", "validation_nll")
+            sets[dataset][method] = {
+                "tuning": [{key: getattr(run, key) for key in keys} for run in trials],
                 "mean": {key: mean for key, (mean, _) in scores.items()},
                 "std": {key: std if len(finished(runs)) > 1 else None for key, (_, std) in scores.items()},
                 "runs": [{k: v for k, v in asdict(r).items() if k != "settings"} for r in runs],
             }
     first = next(iter(next(iter(finals.values())).values()))[0]
-    path.write_text(json.dumps({"command": command, "settings": first.settings, "data sets": content}, indent=1))
+    return {"settings": first.settings, "data sets": sets}
 
 
-def figure(path: Path, finals: Finals, tasks: Mapping[str, Sequence[str]]) -> None:
+def report(options: TaskOptions, finals: Finals, tunings: Tunings, tasks: Tasks, command: str) -> str:
+    """Write tables, figure and numbers; the tables."""
+    parts = [f"### {heading}\n\n{score_table(finals, tasks, score)}" for score, (heading, _, _) in SCORES.items()]
+    parts.append(f"### Runs\n\n{run_table(finals)}")
+    if tunings:
+        parts.append(f"### Validation NLL by learning rate\n\n{tuning_table(tunings)}")
+    note = (
+        f"Test scores of the ensemble of {options.settings.particles} particles, mean ± standard deviation over "
+        f"{counted(options.seeds, 'seed')}; calibration error in 10 bins. Learning rates are tried on the first seed, "
+        f"in {counted(options.tune_epochs, 'epoch')}. Seconds are of the clock, for training alone."
+    )
+    text = "\n\n".join([note, *parts])
+    write_outputs(options.out, command, text, content(finals, tunings, tasks))
+    figure(options.out / "figure.png", finals, tasks)
+    return text
+
+
+def figure(path: Path, finals: Finals, tasks: Tasks) -> None:
     """A row a score, a column a data set: a method's seeds as points, the tasks beside each other."""
     fig = new_figure(3.6 * len(finals) + 2.4, 7.6)
     axes = fig.subplots(len(SCORES), len(finals), squeeze=False, sharey="row")
@@ -152,15 +153,14 @@ def figure(path: Path, finals: Finals, tasks: Mapping[str, Sequence[str]]) -> No
                     found = values(runs, score, k)
                     place = k + 0.8 * (number - (len(names) - 1) / 2) / len(names)
                     color = plots.PALETTE[number % len(plots.PALETTE)]
-                    shown = METHODS[method].label if k == 0 else None
+                    shown = method if k == 0 else None
                     ax.plot([place] * len(found), found, "o", color=color, markersize=4, alpha=0.7, label=shown)
                     if found:
                         ax.plot([place - 0.05, place + 0.05], [np.mean(found)] * 2, color=color, linewidth=2)
             ax.set_xticks(range(len(tasks[dataset])), [task.replace("_", " ") for task in tasks[dataset]])
             if len(tasks[dataset]) > 3:
                 ax.tick_params(axis="x", rotation=60)
-            ax.grid(True, axis="y", color="0.9", linewidth=0.8)
-            ax.set_axisbelow(True)
+            grid_lines(ax, axis="y")
             if score == "accuracy":
                 ax.set_title(dataset)
         row[0].set_ylabel(heading)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,13 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
-from experiments.images.runner import jsonable
+from experiments.common.devices import synchronize
+from experiments.common.run_store import RunStore, data_fingerprint
 from experiments.multi_task.methods import Settings, make_sampler, uses_features
 from experiments.multi_task.networks import ParticleNetwork, build
 from learned_samplers import metrics
-from learned_samplers.base.files import write_atomically
 from meta_tasks.datasets import MultiTaskData
 
 BINS = 10  # of the calibration error, as in the paper
@@ -31,10 +29,10 @@ Scores = dict[str, list[float]]  # score → one number a task
 
 @dataclass
 class Result:
-    """What one run gave; written as JSON.
+    """What one run gave.
 
     Attributes:
-        dataset, method, lr, energy, epochs, seed: of the run; `settings` and `versions` say the rest.
+        dataset, method, lr, energy, epochs, seed, settings: what was run.
         curve: after each epoch, scores of the ensemble on the validation images, see `score`.
         best_epoch: from 1; that of the lowest validation NLL, mean over the tasks. Its particles are kept.
         validation_nll: that NLL, in nats; None for a run that diverged.
@@ -55,7 +53,6 @@ class Result:
     epochs: int
     seed: int
     settings: dict[str, Any]
-    versions: dict[str, str]
     curve: list[Scores] = field(default_factory=list)
     best_epoch: int = 0
     validation_nll: float | None = None
@@ -72,11 +69,22 @@ class Result:
         """Stem of the run's files."""
         return f"{self.dataset}_{self.method}_lr{self.lr:g}_{self.energy}_epochs{self.epochs}_seed{self.seed}"
 
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """All that the run depends on beside its data."""
+        keys = ("dataset", "method", "lr", "energy", "epochs", "seed", "settings")
+        return {key: getattr(self, key) for key in keys}
+
 
 def new_result(settings: Settings, dataset: str, method: str, lr: float, energy: str, epochs: int, seed: int) -> Result:
     """The run before it is run."""
-    own = jsonable({name: value for name, value in asdict(settings).items() if name != "epochs"})
-    return Result(dataset, method, lr, energy, epochs, seed, own, {"torch": torch.__version__})
+    own = {name: value for name, value in asdict(settings).items() if name != "epochs"}
+    return Result(dataset, method, lr, energy, epochs, seed, own)
+
+
+def store_for(out: Path, data: MultiTaskData, *, fresh: bool = False) -> RunStore:
+    """The store of runs on these data."""
+    return RunStore(out, data_fingerprint(data), fresh=fresh)
 
 
 def run(
@@ -87,31 +95,27 @@ def run(
     epochs: int,
     seed: int,
     data: MultiTaskData,
-    out: Path,
+    store: RunStore,
     *,
-    bar: tqdm,
+    bar: Any,
     test: bool,
-    fresh: bool = False,
 ) -> Result:
-    """Do one run, or read its result where it is already in `out` with the same settings.
+    """Do one run, or read its result where it is on disk with the same settings.
 
     Files: ``runs/<name>.json`` (the result, written last), ``particles/<name>.safetensors`` (the parameters of the best
     epoch) and ``tensorboard/<name>/``.
 
     Args:
         settings, method, lr, energy, seed: what to run, with a scale out of `experiments.multi_task.methods.ENERGIES`;
-        the seed
-            sets the initial weights and the minibatches, the same for all methods.
+            the seed sets the initial weights and the minibatches, the same for all methods.
         epochs: of this run, which may be fewer than the settings'; the learning rate's schedule shrinks with it.
         data: on the device to run on.
-        out: folder of the results.
+        store: of the results, see `store_for`.
         bar: advances by one a step.
         test: whether to score the run on the test images; a run to be tuned by does without.
-        fresh: run again even if the result is there.
     """
     result = new_result(settings, data.name, method, lr, energy, epochs, seed)
-    path = out / "runs" / f"{result.name}.json"
-    kept = out / "particles" / f"{result.name}.safetensors"
+    kept = store.path(result.name, "particles", ".safetensors")
     torch.manual_seed(seed)
     network = build(
         settings.network, data.input_shape, len(data.tasks), data.num_classes, settings.particles,
@@ -119,20 +123,15 @@ def run(
     ).to(data.train_x.device)  # fmt: skip
     if settings.standardise:
         network.standardise(data.train_x)
-    finished = None if fresh else read_result(path, result)
+    finished = store.read(result.name, result.made_of)
     if finished is None:
-        for folder in (path.parent, kept.parent):
-            folder.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # a run that is interrupted must not leave an older result beside its new files
-        board = out / "tensorboard" / result.name
-        for old in board.glob("events.out.tfevents.*"):
-            old.unlink()
-        with SummaryWriter(str(board)) as writer:
+        store.begin(result.name, "particles")
+        with SummaryWriter(store.board(result.name)) as writer:
             best = train(network, settings, result, data, writer, bar)
         if best is not None:
             save_file(best, kept)
     else:
-        result = finished
+        result = Result(**result.made_of, **finished)
     if test and result.diverged is None and not result.scores:
         network.load_state(load_file(kept))
         predicted = predict(network, data.test_x)
@@ -142,12 +141,13 @@ def run(
         result.bins = [bins(p, y) for p, y in zip(predicted.mean(1), data.test_y.T, strict=True)]
         finished = None
     if finished is None:
-        write_atomically(path, json.dumps(asdict(result), indent=1, allow_nan=False).encode())
+        own = {key: value for key, value in asdict(result).items() if key not in result.made_of}
+        store.write(result.name, result.made_of, own)
     return result
 
 
 def train(
-    network: ParticleNetwork, settings: Settings, result: Result, data: MultiTaskData, writer: SummaryWriter, bar: tqdm
+    network: ParticleNetwork, settings: Settings, result: Result, data: MultiTaskData, writer: SummaryWriter, bar: Any
 ) -> dict[str, Tensor] | None:
     """Fill in the training's part of the result; the parameters of the best epoch, None where the run diverged."""
     size = min(settings.batch_size, data.num_data)
@@ -175,8 +175,7 @@ def train(
                 bar.update()
                 if result.steps % max(total // POINTS, 1) == 0:
                     log_losses(losses[0] if with_features else losses, data, writer, bar, result.steps)
-            if data.train_x.is_cuda:
-                torch.cuda.synchronize(data.train_x.device)  # so that the time is that of finished work
+            synchronize(data.train_x.device)
             result.seconds += time.perf_counter() - start
             scores = score(predict(network, data.val_x).mean(1), data.val_y)
             result.curve.append(scores)
@@ -217,7 +216,7 @@ def schedule(step: int, total: int, warm_up: float, halve_every: float) -> float
     return ramp * 0.5 ** int(step / total / halve_every + 1e-9)
 
 
-def log_losses(losses: Tensor, data: MultiTaskData, writer: SummaryWriter, bar: tqdm, step: int) -> None:
+def log_losses(losses: Tensor, data: MultiTaskData, writer: SummaryWriter, bar: Any, step: int) -> None:
     means = losses.mean(1).tolist()
     for task, value in zip(data.tasks, means, strict=True):
         writer.add_scalar(f"training loss/{task}", value, step)
@@ -251,14 +250,3 @@ def bins(probabilities: Tensor, labels: Tensor) -> dict[str, list[float]]:
     found = metrics.calibration_bins(probabilities, labels, BINS)
     # JSON has no NaN, which empty bins have.
     return {key: torch.nan_to_num(getattr(found, key).double()).tolist() for key in found._fields}
-
-
-def read_result(path: Path, wanted: Result) -> Result | None:
-    """The finished run at `path`, or None if it is absent or was made with other settings or another torch."""
-    if not path.is_file():
-        return None
-    try:
-        found = Result(**json.loads(path.read_text()))
-    except (json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"{path} is not the result of a run ({error}); delete it or use --fresh") from error
-    return found if (found.settings, found.versions) == (wanted.settings, wanted.versions) else None

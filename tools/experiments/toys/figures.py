@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.common.figure import new_figure
+from experiments.common.figures import grid_lines, new_figure
 from experiments.toys.problems import mixture_energies, zdt3_front
 
 #: Step → particles in the plane, (M, 2).
@@ -69,5 +69,4 @@ def densities(ax: Any) -> None:
 def front_lines(ax: Any) -> None:
     for segment in zdt3_front():
         ax.plot(segment[:, 0], segment[:, 1], color="#0072B2", linewidth=2)
-    ax.grid(True, color="0.9", linewidth=0.8)
-    ax.set_axisbelow(True)
+    grid_lines(ax)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
 
 import pytest
 import torch
@@ -12,10 +11,19 @@ from torch import nn
 
 from learned_samplers import SGHMC, KineticL2E, check_sampler
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned import weights
-from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES, kinetic_half_step, kinetic_mean, l2e_kinetic_rule
+from learned_samplers.learned.kinetic.rule import (
+    KineticSettings,
+    kinetic_half_step,
+    kinetic_mean,
+    l2e_kinetic_rule,
+)
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
 from tests.harness import closure_for, flat, sghmc_variance, small_data, small_network
+from tests.learned_samplers.learned.flat_keywords import keywords
+
+kinetic_half_step = keywords(kinetic_half_step, KineticSettings)
+kinetic_mean = keywords(kinetic_mean, KineticSettings)
+l2e_kinetic_rule = keywords(l2e_kinetic_rule, KineticSettings)
 
 SEGMENTS = Segments((4, 3))
 N, PRIOR = 50.0, 2.0
@@ -269,33 +277,14 @@ def test_the_posterior_is_its_law_and_without_the_hessian_it_is_not():
         assert abs(wrong - 1) > 0.05
 
 
-def test_the_badge_is_earned():
+def test_a_random_network_keeps_the_posterior_up_to_the_step_size():
     module = network(1, scale=0.3, dtype=torch.float32)
     report = check_sampler(
         lambda p: KineticL2E(p, 0.1, 100, network=module), stiffness=(0.3,), coordinates=1000, steps=250,
         refinement=4, tolerance=0.03,
     )  # fmt: skip
     assert report.passed, report
-    p = torch.zeros(1, requires_grad=True)
-    assert report.verdict == KineticL2E([p], 0.1, 100, network=module).badge == "O(h)"
-    assert KineticL2E([p], 0.1, 100, network=module, hessian="none").badge == "heuristic"
-
-
-def test_the_badge_is_that_of_the_weights_card(tmp_path):
-    """What was measured with the weights counts, also in a copy; without the Hessian the form has none to keep."""
-    card = {
-        "name": "hot", "sampler": "KineticL2E", "form": "kinetic", "feature_set": "kinetic",
-        "features": list(KINETIC_FEATURES), "scales": {}, "defaults": {"lr": 0.1, "momentum_decay": 0.1},
-        "meta_training": dict.fromkeys(weights.META_TRAINING_FIELDS), "curve": [], "metrics": {}, "licence": "MIT",
-    }  # fmt: skip
-    p = torch.zeros(1, requires_grad=True)
-    for badge in ("heuristic", "O(h)"):
-        file = tmp_path / "weights.safetensors"
-        weights.save(file, network(dtype=torch.float32), {**card, "badge": badge})
-        sampler = KineticL2E([p], num_data=100, network=file)
-        assert sampler.badge == badge
-        assert pickle.loads(pickle.dumps(sampler)).badge == badge
-        assert KineticL2E([p], num_data=100, network=file, hessian="none").badge == "heuristic"
+    assert report.verdict == "O(h)"
 
 
 def test_gradient_noise_heats_it_as_it_heats_sghmc():

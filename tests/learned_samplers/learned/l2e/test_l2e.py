@@ -15,9 +15,13 @@ from learned_samplers import L2E, SGHMC, KineticL2E, PrecondL2E
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import FEATURE_SETS
 from learned_samplers.learned.l2e.optimizer import PUBLISHED_CODE
-from learned_samplers.learned.l2e.rule import l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
 from learned_samplers.learned.network import build_network, layers_of
 from tests.harness import closure_for, flat, small_data, small_network
+from tests.learned_samplers.learned.flat_keywords import keywords
+
+l2e_paper_rule = keywords(l2e_paper_rule, L2ESettings, form="paper")
+l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
 
 
 def network(feature_set="paper", seed=0, outputs=2, **options):
@@ -125,7 +129,7 @@ def test_the_chain_is_that_of_the_pure_rule(options, rule, extra):
 def test_each_group_is_updated_with_its_own_settings():
     def make(params):
         params = list(params)
-        groups = [{"params": params[:2], "lr": 0.01, "beta_scale": 0.0}, {"params": params[2:], "num_data": 40}]
+        groups = [{"params": params[:2], "lr": 0.01, "temperature": 0.5}, {"params": params[2:], "num_data": 40}]
         return L2E(groups, 0.2, 100, network=network())
 
     ours, sampler = chain(make, 1)
@@ -136,14 +140,14 @@ def test_each_group_is_updated_with_its_own_settings():
     nn.functional.cross_entropy(model(x), y).backward()
     params = list(model.parameters())
     expected = []
-    own = ({"lr": 0.01, "num_data": 100, "beta_scale": 0.0}, {"lr": 0.2, "num_data": 40})
+    own = ({"lr": 0.01, "num_data": 100, "temperature": 0.5}, {"lr": 0.2, "num_data": 40, "temperature": 1.0})
     for part, settings in zip((params[:2], params[2:]), own, strict=True):
         noise = torch.cat([torch.randn_like(p).flatten() for p in part])
         theta, gradient = (torch.cat([t.flatten() for t in ts]) for ts in (part, [p.grad for p in part]))
         with torch.no_grad():
             expected.append(
                 l2e_residual_rule(
-                    theta, gradient, noise, torch.zeros_like(theta), torch.zeros(6, len(theta)), temperature=1.0,
+                    theta, gradient, noise, torch.zeros_like(theta), torch.zeros(6, len(theta)),
                     phi=layers_of(network()), segments=Segments(tuple(p.numel() for p in part)), momentum_decay=0.1,
                     prior_precision=0.0, **settings,
                 )[0]
@@ -204,7 +208,7 @@ def test_a_chain_is_not_resumed_with_another_network():
     buffer = io.BytesIO()
     torch.save(saved, buffer)
     buffer.seek(0)
-    assert torch.load(buffer, weights_only=True)["sampler"]["network"]["form"] == "residual"
+    assert torch.load(buffer, weights_only=True)["sampler"]["network"]["settings"]["form"] == "residual"
     others = {
         "sha256": lambda p: L2E(p, 0.1, 100, network=network(seed=1)),
         "form": lambda p: L2E(p, 0.1, 100, network=network(), form="paper"),
@@ -213,12 +217,15 @@ def test_a_chain_is_not_resumed_with_another_network():
     for word, make in others.items():
         _, other = chain(make, 2)
         before = copy.deepcopy(other.state_dict())
-        with pytest.raises(ValueError, match=f"another network: {word} is"):
+        with pytest.raises(ValueError, match=f"(another network|other settings): {word} is"):
             other.load_state_dict(saved)
         after = other.state_dict()
         assert after["param_groups"] == before["param_groups"]
         for i, entry in before["state"].items():
             assert all(torch.equal(value, after["state"][i][key]) for key, value in entry.items())
+    older = {**saved, "sampler": {**saved["sampler"], "network": {}}}  # of a version that did not save the settings
+    with pytest.raises(ValueError, match="other settings: feature_set is None there"):
+        sampler.load_state_dict(older)
     # A fresh module with the same weights is the same network.
     chain(lambda p: L2E(p, 0.1, 100, network=network()))[1].load_state_dict(saved)
 

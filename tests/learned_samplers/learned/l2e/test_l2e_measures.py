@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,11 +13,19 @@ from learned_samplers import L2E, SGHMC, PrecondL2E, check_sampler
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import FEATURE_SETS, TensorScales, update_averages
 from learned_samplers.learned.l2e.measures import assumption_violation, output_grids, term_contributions, term_effects
-from learned_samplers.learned.l2e.report import flat_states, gaussian_law, measure
-from learned_samplers.learned.l2e.rule import NetworkOnChain, l2e_paper_rule, l2e_residual_rule
-from learned_samplers.learned.network import build_network, layers_of
+from learned_samplers.learned.l2e.report import flat_states
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.law import gaussian_law, l2e_law
+from learned_samplers.learned.network import NetworkOnChain, build_network, layers_of
 from meta_tasks.rules.learned import L2ERule
 from tests.harness import closure_for, small_network
+from tests.learned_samplers.learned.flat_keywords import keywords
+
+assumption_violation, term_contributions, term_effects = (
+    keywords(each, L2ESettings) for each in (assumption_violation, term_contributions, term_effects)
+)
+l2e_paper_rule = keywords(l2e_paper_rule, L2ESettings, form="paper")
+l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
 
 SEGMENTS = Segments((30, 12))
 RULES = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
@@ -249,7 +258,7 @@ def test_the_states_of_an_optimizer_are_what_its_next_step_uses():
 
 
 def test_the_cards_measurements_of_an_untrained_sampler_are_sghmcs():
-    found = measure(lambda p: L2E(p, 0.1, 100, network=None), coordinates=1000, stiffness=(0.2,))
+    found = l2e_law(lambda p: L2E(p, 0.1, 100, network=None), coordinates=1000, stiffness=(0.2,))
     assert json.loads(json.dumps(found)) == found
     assert found["verdict"] in ("exact", "no bias seen", "O(h)")
     assert abs(found["bias"][0]) < 0.1
@@ -275,9 +284,9 @@ def by_momentum(form, slope):
 
 @pytest.mark.parametrize("form", RULES)
 def test_the_cards_effects_are_those_of_taking_a_term_out(form):
-    """Against the optimizer itself: the chain of `measure`, and one whose learned friction is switched off."""
+    """Against the optimizer itself: the chain of `l2e_law`, and one whose learned friction is switched off."""
     make, lr, n, count = by_momentum(form, 0.5), 0.1, 100, 400
-    found = measure(make, coordinates=count, stiffness=(0.2,), seed=4)["term_effects"]
+    found = l2e_law(make, coordinates=count, stiffness=(0.2,), seed=4)["term_effects"]
     assert found["alpha"] == 0
     torch.manual_seed(4)
     k = 0.2 * n / lr
@@ -285,7 +294,7 @@ def test_the_cards_effects_are_those_of_taking_a_term_out(form):
     for friction_scale in (1.0, 0.0):
         theta = start.clone().requires_grad_()
         sampler = make([theta])
-        sampler.param_groups[0]["friction_scale"] = friction_scale
+        sampler.settings = replace(sampler.settings, friction_scale=friction_scale)
         torch.manual_seed(4)
         for _ in range(200):
             theta.grad = theta.detach() * (k / n)
@@ -310,11 +319,11 @@ def test_the_cards_measurements_of_a_random_network_show_its_bias():
     """The residual form with a random network does not leave the posterior: the badge is heuristic for a reason."""
     module = build_network("paper", zero_last=False, generator=torch.Generator().manual_seed(1))
     before = torch.get_rng_state()
-    found = measure(lambda p: L2E(p, 0.1, 100, network=module), coordinates=500, stiffness=(0.2,))
+    found = l2e_law(lambda p: L2E(p, 0.1, 100, network=module), coordinates=500, stiffness=(0.2,))
     assert torch.equal(before, torch.get_rng_state())
     assert found["verdict"] in ("biased", "unstable")
     assert found["assumption_violation"] > 0.5
-    assert L2E.badge == "heuristic"
+    assert L2E([torch.zeros(1, requires_grad=True)], 0.1, 100, network=module).badge == "heuristic"
 
 
 def test_a_sampler_that_runs_away_is_unstable_and_not_an_error():

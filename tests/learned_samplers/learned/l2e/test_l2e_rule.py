@@ -9,10 +9,14 @@ from torch import nn
 
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
+from learned_samplers.learned import network as network_code
 from learned_samplers.learned.features import FEATURE_SETS, features
-from learned_samplers.learned.l2e import rule as l2e_rule
-from learned_samplers.learned.l2e.rule import apply_network, l2e_paper_rule, l2e_residual_rule
-from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
+from tests.learned_samplers.learned.flat_keywords import keywords
+
+l2e_paper_rule = keywords(l2e_paper_rule, L2ESettings, form="paper")
+l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
 
 LENGTHS = (40, 3, 25)
 SEGMENTS = Segments(LENGTHS)
@@ -179,8 +183,8 @@ def test_the_size_of_the_blocks_does_not_matter(monkeypatch):
     segments = Segments(tuple(9 * n for n in LENGTHS))
     phi = weights(members=2)
     whole = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=segments, **HYPER)
-    monkeypatch.setattr(l2e_rule, "_CACHE_BYTES", 1)
-    assert l2e_rule._block_size(phi, theta) == 128 < segments.total
+    monkeypatch.setattr(network_code, "_CACHE_BYTES", 1)
+    assert network_code._block_size(phi, theta) == 128 < segments.total
     blocks = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=segments, **HYPER)
     for a, b in zip(whole, blocks, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
@@ -310,3 +314,34 @@ def test_a_decaying_rule_tends_to_sghmc():
         distances.append((found[0] - target[0]).abs().max())
     assert distances[1] < 0.02 * distances[0]
     assert distances[2] < 0.0002 * distances[0]
+
+
+@pytest.mark.parametrize("form", ["residual", "paper"])
+def test_a_normalised_output_has_root_mean_square_one_over_each_tensor(form):
+    """By the velocity that is left without friction on β; and whatever the scale of the network's last row."""
+    theta, g, _, r, m = chain_state()
+    rule = l2e_residual_rule if form == "residual" else l2e_paper_rule
+    hyper = {**HYPER, "prior_precision": 0.0}
+    common = dict(segments=SEGMENTS, **hyper, beta_scale=0.5, friction_scale=0.0, normalise_output=True, step=7)
+    phi = weights()
+    moved, momentum, _ = rule(theta, g, None, r, m, phi=phi, **common)
+    inertia = momentum if form == "residual" else 0.0
+    beta = ((moved - theta) / np.sqrt(HYPER["lr"] / HYPER["num_data"]) - inertia) / 0.5
+    torch.testing.assert_close(SEGMENTS.mean_square(beta), torch.ones(3, dtype=beta.dtype), rtol=0.05, atol=0.0)
+    *hidden, (weight, bias) = phi
+    factor = torch.tensor([1.0, 100.0], dtype=weight.dtype)
+    louder = [*hidden, (weight * factor[:, None], bias * factor)]
+    again = rule(theta, g, None, r, m, phi=louder, **common)[0]
+    torch.testing.assert_close(again - theta, moved - theta, rtol=0.05, atol=0.0)
+    plain = rule(theta, g, None, r, m, phi=louder, **{**common, "normalise_output": False})[0]
+    assert ((plain - moved).abs() > 0.1 * (moved - theta).abs()).any()
+
+
+def test_a_normalised_output_decays_too():
+    theta, g, xi, r, m = chain_state()
+    common = dict(phi=weights(), segments=SEGMENTS, **HYPER, normalise_output=True, step=7)
+    found = l2e_residual_rule(theta, g, xi, r, m, **common, decay_time=4.0)
+    factor = 1 / np.sqrt(1 + 7 / 4)
+    expected = l2e_residual_rule(theta, g, xi, r, m, **common, alpha_scale=0.1 * factor, beta_scale=factor)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -10,17 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learned_samplers import SGHMC, MetaSGMCMC
-from learned_samplers.learned.meta_sgmcmc.rule import meta_sgmcmc_rule
+from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.network import build_network, layers_of
 from tests.harness import closure_for, flat, small_network
+from tests.learned_samplers.learned.flat_keywords import keywords
 from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import N, network, run
+
+meta_sgmcmc_rule = keywords(meta_sgmcmc_rule, MetaSGMCMCSettings)
 
 
 @pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
 @pytest.mark.parametrize("form", ["signed", "absolute"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.0, "prior_precision": 2.0}, {"momentum_init": "normal"}])
 def test_untrained_it_is_sghmc_to_rounding(correction, form, options):
-    ours = run(lambda p: MetaSGMCMC(p, 0.2, 100, correction=correction, form=form, **options))
+    ours = run(lambda p: MetaSGMCMC(p, 0.2, 100, network=None, correction=correction, form=form, **options))
     theirs = run(lambda p: SGHMC(p, 0.2, 100, **options))
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
     learned = run(lambda p: MetaSGMCMC(p, 0.2, 100, correction=correction, form=form, network=network(), **options))
@@ -167,7 +170,7 @@ def test_the_chain_and_the_parameter_that_broke_the_energy_are_named():
 )
 def test_own_arguments(argument, value, error):
     with pytest.raises(error, match=argument):
-        MetaSGMCMC([torch.zeros(2, requires_grad=True)], 0.1, 100, **{argument: value})
+        MetaSGMCMC([torch.zeros(2, requires_grad=True)], 0.1, 100, **{"network": None, argument: value})
 
 
 def test_differences_in_half_precision_are_refused():
@@ -175,7 +178,7 @@ def test_differences_in_half_precision_are_refused():
     with pytest.raises(
         ValueError, match=r"finite_difference' needs float32 or float64 parameters, got torch\.bfloat16"
     ):
-        MetaSGMCMC([("w", p)], 0.1, 100, correction="finite_difference")
+        MetaSGMCMC([("w", p)], 0.1, 100, network=None, correction="finite_difference")
 
 
 @settings(max_examples=20, deadline=None)

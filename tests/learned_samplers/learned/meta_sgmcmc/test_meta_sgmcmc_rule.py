@@ -10,9 +10,13 @@ import torch
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned.meta_sgmcmc import rule as module
+from learned_samplers.learned.meta_sgmcmc.corrections import slopes_by_autograd, to_root_mean_square
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network, check_meta_network, split_meta_network
-from learned_samplers.learned.meta_sgmcmc.rule import meta_sgmcmc_rule, slopes_by_autograd, to_root_mean_square
+from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.network import flatten, layers_of, shapes_of, unflatten
+from tests.learned_samplers.learned.flat_keywords import keywords
+
+meta_sgmcmc_rule = keywords(meta_sgmcmc_rule, MetaSGMCMCSettings)
 
 
 def random_phi(seed, hidden=(8,), dtype=torch.float64):
@@ -289,8 +293,8 @@ def test_the_law_in_other_settings(options):
 
 @pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
 @pytest.mark.parametrize(("seed", "options"), [
-    (0, {"curvatures": (1.0, 2.0), "segments": Segments((2,))}),
-    (5, {"curvatures": (1.0, 0.5, 2.0, 1.5, 0.7), "segments": Segments((2, 3))}),
+    (0, {"curvatures": (1.0, 2.0), "segments": Segments((2,)), "feature_set": "energy_rms"}),
+    (5, {"curvatures": (1.0, 0.5, 2.0, 1.5, 0.7), "segments": Segments((2, 3)), "feature_set": "energy_rms"}),
 ])  # fmt: skip
 def test_the_law_with_scaled_inputs(seed, options, correction):
     assert error(seed, correction=correction, **options) < 0.04
@@ -305,7 +309,7 @@ def test_the_law_moves_where_the_root_mean_square_is_taken_for_a_constant(seed, 
         return scaled, segments.expand((segments.mean_square(x) + floor).rsqrt())
 
     monkeypatch.setattr(module, "to_root_mean_square", constant)
-    assert error(seed, segments=Segments((2,))) > 0.1
+    assert error(seed, segments=Segments((2,)), feature_set="energy_rms") > 0.1
 
 
 def test_scaled_inputs_and_their_slope():

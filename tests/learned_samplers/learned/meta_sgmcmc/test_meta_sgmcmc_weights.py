@@ -7,14 +7,18 @@ import math
 import pytest
 import torch
 
+import pretrained
 from learned_samplers import MetaSGMCMC
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned import weights
-from learned_samplers.learned.meta_sgmcmc.network import META_FEATURES, meta_features
-from learned_samplers.learned.meta_sgmcmc.rule import meta_sgmcmc_rule
+from learned_samplers.learned.meta_sgmcmc.network import META_FEATURE_SETS, META_FEATURES
+from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.network import layers_of
+from tests.learned_samplers.learned.flat_keywords import keywords
 from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import N, network
 from tests.learned_samplers.learned.test_weights import make_card
+
+meta_sgmcmc_rule = keywords(meta_sgmcmc_rule, MetaSGMCMCSettings)
 
 
 def test_weights_and_card_make_the_sampler(tmp_path):
@@ -28,25 +32,33 @@ def test_weights_and_card_make_the_sampler(tmp_path):
     weights.save(path, module, card)
     sampler = MetaSGMCMC([torch.zeros(3, requires_grad=True)], num_data=10, network=path, curl_clip=2.0)
     group = sampler.param_groups[0]
-    chosen = ("lr", "momentum_decay", "curl_offset", "curl_scale", "friction_scale", "gradient_scale", "curl_clip")
-    assert [group[key] for key in chosen] == [0.007, 0.01, 0.5, 1.0, 1.9, 70.0, 2.0]
+    assert (group["lr"], group["momentum_decay"]) == (0.007, 0.01)
+    chosen = ("curl_offset", "curl_scale", "friction_scale", "gradient_scale", "curl_clip")
+    assert [getattr(sampler.settings, key) for key in chosen] == [0.5, 1.0, 1.9, 70.0, 2.0]
     assert sampler.form == "absolute"
     x = torch.randn(4, 3)
     assert torch.equal(sampler.network(x), module(x))
     with pytest.raises(ValueError, match="weights for form 'absolute', asked for 'signed'"):
         MetaSGMCMC([torch.zeros(3, requires_grad=True)], num_data=10, network=path, form="signed")
     with pytest.raises(ValueError, match="lr must be given"):
-        MetaSGMCMC([torch.zeros(3, requires_grad=True)], num_data=10)
+        MetaSGMCMC([torch.zeros(3, requires_grad=True)], num_data=10, network=None)
+
+
+def test_without_arguments_it_has_the_shipped_weights():
+    sampler = MetaSGMCMC([torch.zeros(3, requires_grad=True)], num_data=10)
+    card = pretrained.card("meta-sgmcmc")
+    assert {key: sampler.param_groups[0][key] for key in ("lr", "momentum_decay")} == card["defaults"]
+    assert torch.equal(sampler.network[0].weight, pretrained.load("meta-sgmcmc")[0].weight)
 
 
 def test_a_chain_is_not_resumed_with_other_weights_or_another_form():
     def make(**options):
-        return MetaSGMCMC([torch.zeros(3, requires_grad=True)], 0.1, 10, **options)
+        return MetaSGMCMC([torch.zeros(3, requires_grad=True)], 0.1, 10, **{"network": None, **options})
 
     saved = make(network=network(0)).state_dict()
     with pytest.raises(ValueError, match="another network: sha256"):
         make(network=network(1)).load_state_dict(saved)
-    with pytest.raises(ValueError, match="another network: form is 'signed' there"):
+    with pytest.raises(ValueError, match="other settings: form is 'signed' there"):
         make(network=network(0), form="absolute").load_state_dict(saved)
 
 
@@ -101,6 +113,7 @@ def test_the_tensors_are_those_of_the_group(monkeypatch):
         x, r = meta_sgmcmc_rule(
             x, torch.func.grad(flat_loss)(x), noise, r, energy=N * flat_loss(x), phi=phi, lr=0.2, num_data=N,
             temperature=1.0, prior_precision=0.0, momentum_decay=0.1, gradient_scale=3.0, segments=Segments((6, 4)),
+                feature_set="energy_rms",
         )  # fmt: skip
     torch.testing.assert_close(torch.cat([p.detach().flatten() for p in params]), x, rtol=1e-10, atol=1e-12)
 
@@ -132,19 +145,19 @@ def test_scaled_inputs_do_not_see_the_scale_of_the_loss():
 def test_the_feature_set_is_that_of_the_weights(tmp_path):
     path = tmp_path / "rms.safetensors"
     card = make_card(
-        sampler="MetaSGMCMC", form="signed", feature_set="energy_rms", features=list(meta_features("energy_rms")),
+        sampler="MetaSGMCMC", form="signed", feature_set="energy_rms", features=list(META_FEATURE_SETS["energy_rms"]),
         scales={}, defaults={"lr": 0.1},
     )  # fmt: skip
     weights.save(path, network(dtype=torch.float32), card)
 
     def make(**options):
-        return MetaSGMCMC([torch.zeros(3, requires_grad=True)], num_data=10, **options)
+        return MetaSGMCMC([torch.zeros(3, requires_grad=True)], num_data=10, **{"network": None, **options})
 
-    assert make(network=path).fingerprint()["feature_set"] == "energy_rms"
-    assert make(lr=0.1).fingerprint()["feature_set"] == "energy"
+    assert make(network=path).settings.feature_set == "energy_rms"
+    assert make(lr=0.1).settings.feature_set == "energy"
     with pytest.raises(ValueError, match="weights for feature_set 'energy_rms', asked for 'energy'"):
         make(network=path, feature_set="energy")
     with pytest.raises(ValueError, match="feature_set must be one of 'energy', 'energy_rms', got 'paper'"):
         make(lr=0.1, feature_set="paper")
-    with pytest.raises(ValueError, match="another network: feature_set is 'energy' there"):
+    with pytest.raises(ValueError, match="other settings: feature_set is 'energy' there"):
         make(network=path).load_state_dict(make(network=network(dtype=torch.float32), lr=0.1).state_dict())

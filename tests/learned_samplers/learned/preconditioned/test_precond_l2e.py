@@ -11,8 +11,11 @@ from torch import nn
 from learned_samplers import SGHMC, PrecondL2E
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.network import build_network, layers_of
-from learned_samplers.learned.preconditioned.rule import l2e_precond_rule
+from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
 from tests.harness import flat, small_data, small_network
+from tests.learned_samplers.learned.flat_keywords import keywords
+
+l2e_precond_rule = keywords(l2e_precond_rule, PreconditionedSettings)
 
 
 def looks_at(columns, seed, scale):

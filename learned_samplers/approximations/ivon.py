@@ -1,0 +1,292 @@
+"""IVON: a Gaussian approximation of the posterior, trained like a network by Adam."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
+from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.step import Evaluation, GroupInputs, norms
+
+
+def ivon_rule(
+    parameter: Any,
+    gradient: Any,
+    noise: Any,
+    gradient_average: Any,
+    hessian: Any,
+    *,
+    hessian_estimate: Any,
+    lr: Any,
+    num_data: Any,
+    prior_precision: Any,
+    betas: tuple[float, float],
+    hess_init: float,
+    clip_radius: float | None,
+    rescale_lr: bool,
+    step: int,
+    ops: Operations = FUNCTIONAL,
+) -> tuple[Any, Any, Any]:
+    """One update of the mean and of the Hessian, with any leading batch axes; nothing is drawn (``noise`` is unused).
+
+    With δ = λ/N:  ḡ ← β₁ḡ + (1−β₁)g;  h ← h + (1−β₂)(ĥ−h) + ½(1−β₂)²(ĥ−h)²/(h+δ);
+    m ← m − lr·[ḡ/(1−β₁ᵗ) + δm]/(h+δ).
+    """
+    decay = prior_precision / num_data
+    gradient_average = ops.add(ops.scale(gradient_average, betas[0]), gradient, 1 - betas[0])
+    rate = 1 - betas[1]
+    change = ops.combine(hessian_estimate, hessian, -1.0)
+    before = ops.affine(hessian, 1.0, decay)
+    hessian = ops.add(hessian, change, rate)
+    hessian = ops.add_ratio(hessian, ops.multiply(change, change), before, 0.5 * rate**2)
+    precision = ops.affine(hessian, 1.0, decay)
+    direction = ops.affine(gradient_average, 1 / (1 - betas[0] ** (step + 1)), 0.0)
+    direction = ops.divide(ops.add(direction, parameter, decay), precision)
+    if clip_radius is not None:
+        direction = ops.map(lambda one: one.clamp(-clip_radius, clip_radius), direction)
+    scale = lr * (hess_init + decay) if rescale_lr else lr
+    return ops.add(parameter, direction, -scale), gradient_average, hessian
+
+
+@dataclass
+class _Draws:
+    """What the draws since the last step have left: their number, the sum of their ĥ and their mean gradients."""
+
+    count: int = 0
+    hessians: dict[Tensor, Tensor] = field(default_factory=dict)
+    #: Each ``p.grad`` as it was left, and its version: what changes it afterwards would not have changed ĥ.
+    gradients: dict[Tensor, tuple[Tensor, int]] = field(default_factory=dict)
+
+
+class IVON(Sampler):
+    """Improved variational online Newton (Shen et al., ICML 2024, arXiv 2402.17641): learns a Gaussian over weights.
+
+    It trains like Adam and gives, for each weight, a mean m (what the parameters hold) and a standard deviation σ. The
+    gradient is taken at weights drawn from that Gaussian::
+
+        sampler = IVON(model.parameters(), lr=0.2, num_data=len(train_set), prior_precision=10.0)
+        for x, y in loader:
+            with sampler.sampled_params():
+                sampler.zero_grad()
+                loss_function(model(x), y).backward()
+            sampler.step()
+        samples = SampleCollection.from_draws(model, sampler.sampled_params, 32)
+
+    Several blocks before a step are several draws, whose gradients and curvatures are averaged; several ``backward`` in
+    one block are one draw on a larger minibatch (gradient accumulation: divide the losses by their number). With
+    ``step(closure)`` the draws are made for you. `PosteriorSamples` attached to it keeps a fresh draw, not the mean.
+
+    Update, with g the mean minibatch gradient at θ = m + σε, ε ~ N(0, I), δ = λ/N, and after t steps:
+
+        ĥ = g·ε/σ,    ḡ ← β₁ḡ + (1−β₁)g,    h ← h + (1−β₂)(ĥ−h) + ½(1−β₂)²(ĥ−h)²/(h+δ)
+        m ← m − lr·(h₀+δ)·[ḡ/(1−β₁ᵗ) + δm]/(h+δ),    σ² = T/(N(h+δ))
+
+    The paper's effective sample size is ess = N/T and its weight decay δ = λ/N. Of all Gaussians with independent
+    weights it seeks the one nearest to exp(−U/T) in KL(q‖p): on a quadratic of curvature k, m is the optimum and
+    σ² = T/(k+λ). Correlations are ignored, and one mode is seen, so that the law is heuristic.
+
+    Args:
+        params, num_data, prior_precision, foreach, generator: as for `SGLD`. A flat prior leaves the deviation of
+            weights that the data do not reach to grow: give a proper one.
+        lr: learning rate; with ``rescale_lr`` near that of SGD (.1 to .5), else near that of Adam.
+        betas: β₁ and β₂, the decay of the averages of the gradients and of the curvature; in short runs (below some
+            10,000 steps) lower β₂ to 1 − 10/steps.
+        hess_init: h₀ > 0, the first h, in units of the mean loss's curvature.
+        clip_radius: bound on each coordinate of [ḡ + δm]/(h+δ), the step over the learning rate; None for none.
+        rescale_lr: multiply lr by h₀ + δ, so that the first steps are those of SGD.
+        draws: draws a step in ``step(closure)``, the closure being called so often.
+        temperature: T > 0.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or of a wrong type.
+        RuntimeError: from `step`: no draw since the last one, or gradients changed outside the block (clip them inside
+            of it, so that ĥ sees it too); from `state_dict`: draws that no step has used yet.
+    """
+
+    badge = "heuristic"
+    state_names = ("gradient_average", "hessian")
+    hyperparameters = ("lr", "num_data", "prior_precision", "betas", "hess_init", "clip_radius", "rescale_lr", "step")
+    rule = staticmethod(ivon_rule)
+    _pending = _Draws()
+    _inside = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        num_data: float,
+        *,
+        betas: tuple[float, float] = (0.9, 0.99999),
+        hess_init: float = 0.5,
+        clip_radius: float | None = None,
+        rescale_lr: bool = True,
+        draws: int = 1,
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        foreach: bool | None = None,
+        generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
+    ):
+        defaults = arguments(locals())
+        del defaults["draws"]
+        validation.whole("draws", draws)
+        super().__init__(params, defaults, generator=generator)
+        self.draws = draws
+
+    def _validate(self, group: dict[str, Any]) -> None:
+        super()._validate(group)
+        validation.positive("temperature", group["temperature"])
+        validation.positive("hess_init", group["hess_init"])
+        if not isinstance(group["betas"], tuple | list) or len(group["betas"]) != 2:
+            raise TypeError(f"betas must be two numbers, got {group['betas']!r}")
+        for i, beta in enumerate(group["betas"]):
+            validation.fraction(f"betas[{i}]", beta, open_right=True)
+        if group["clip_radius"] is not None:
+            validation.positive("clip_radius", group["clip_radius"])
+        validation.one_of("rescale_lr", group["rescale_lr"], (True, False))
+
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        return torch.full_like(p, as_number(group["hess_init"])) if name == "hessian" else torch.zeros_like(p)
+
+    def noise_for(self, params: Any, hyper: dict[str, Any]) -> None:
+        """The update draws nothing: the noise is in the weights at which the gradient was taken."""
+        return None
+
+    # ---------------------------------------------------------------- drawing weights
+
+    def precisions(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        """1/σ² = (N/T)·(h + λ/N) of each coordinate of a parameter."""
+        num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
+        temperature = as_number(group["temperature"])
+        return (self.state_of(group, p, "hessian") * (num_data / temperature)).add_(prior / temperature)
+
+    @contextmanager
+    def sampled_params(self) -> Iterator[None]:
+        """Inside the block the parameters are a draw from the Gaussian; afterwards they are the mean again.
+
+        Gradients computed inside become a draw for the next `step`; the block begins without gradients, and after it
+        ``p.grad`` is the mean over the draws. A block that computes none (a prediction) leaves everything as it was.
+        """
+        if self._inside:
+            raise RuntimeError("sampled_params() inside of sampled_params(): the weights are a draw already")
+        groups = {p: group for group in self.param_groups for p in group["params"] if p.requires_grad}
+        means = {p: p.detach().clone() for p in groups}
+        kept = {p: p.grad for p in groups}
+        self._inside = True
+        with torch.no_grad():
+            for p, group in groups.items():
+                p.addcdiv_(self.noise_like(p), self.precisions(group, p).sqrt_())
+                p.grad = None
+        try:
+            yield
+            if any(p.grad is not None for p in groups):
+                kept = self._record(groups, means, kept)
+        finally:
+            self._inside = False
+            with torch.no_grad():
+                for p, mean in means.items():
+                    p.copy_(mean)
+                    p.grad = kept[p]
+
+    @torch.no_grad()
+    def _record(self, groups: Any, means: Any, before: dict[Tensor, Tensor | None]) -> dict[Tensor, Tensor | None]:
+        """Add a draw's ĥ = g·(θ−m)/σ² to those before it; returns the mean of the gradients, ``before`` among them."""
+        if all(gradient is None for gradient in before.values()):
+            self._pending = _Draws()  # cleared by the user since: what was drawn earlier counts no more
+        pending = self._pending
+        self._require_untouched(before)
+        gradients: dict[Tensor, Tensor | None] = {p: p.grad for p in groups}
+        hessians = dict(pending.hessians)
+        for p, group in groups.items():
+            if p.grad is None:
+                continue
+            estimate = self.precisions(group, p).mul_(p - means[p]).mul_(p.grad)
+            hessians[p] = hessians[p] + estimate if p in hessians else estimate
+            earlier = before[p] if pending.count else None
+            if earlier is not None:
+                gradients[p] = earlier + (p.grad - earlier) / (pending.count + 1)
+        versions = {p: (gradient, gradient._version) for p, gradient in gradients.items() if gradient is not None}
+        self._pending = _Draws(pending.count + 1, hessians, versions)
+        return gradients
+
+    def _require_untouched(self, gradients: dict[Tensor, Any]) -> None:
+        for p, (gradient, version) in self._pending.gradients.items():
+            if gradients[p] is not gradient or gradient._version != version:
+                raise RuntimeError(
+                    "gradients changed outside of `with sampler.sampled_params():`, where the curvature does not see "
+                    "it; clip or unscale them inside the block"
+                )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch; outside of a block it also forgets the draws since the last step."""
+        super().zero_grad(set_to_none)
+        if not self._inside:
+            self._pending = _Draws()
+
+    # ---------------------------------------------------------------- the step
+
+    def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
+        """The draws' mean gradient and mean ĥ; a closure is called for ``draws`` draws, and its mean loss returned."""
+        loss = None
+        if closure is not None:
+            if self._pending.count:
+                raise RuntimeError(
+                    "step(closure) makes its own draws, but there are some from sampled_params() already"
+                )
+            rng, losses = self.rng_state(), []
+            try:
+                for _ in range(self.draws):
+                    with self.sampled_params():
+                        losses.append(self.run(closure))
+                groups = self._collect()
+            except BaseException:
+                self.set_rng_state(rng)
+                self._pending = _Draws()
+                raise
+            loss = sum(losses) / len(losses)
+        elif not self._pending.count:
+            raise RuntimeError(
+                "no draw since the last step: compute the gradients inside `with sampler.sampled_params():`, or give "
+                "step a closure"
+            )
+        else:
+            groups = self._collect()
+        self._pending = _Draws()
+        return Evaluation(loss, groups)
+
+    def _collect(self) -> list[GroupInputs]:
+        groups, pending = self.collect_gradients(), self._pending
+        self._require_untouched({p: p.grad for inputs in groups for p in inputs.params})
+        for inputs in groups:
+            estimates = [pending.hessians[p] / pending.count for p in inputs.params]
+            inputs.per_parameter["hessian_estimate"] = estimates
+            if not all(map(math.isfinite, norms(estimates))) and not all(one.isfinite().all() for one in estimates):
+                raise FloatingPointError("the curvature that the draws measured is not finite; nothing was changed")
+        return groups
+
+    def temperatures(self) -> list[dict[str, float]]:
+        """nan: the parameters are a mean, not the state of a chain that would have a temperature."""
+        return [{"kinetic": float("nan"), "configurational": float("nan")} for _ in self.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As for `SGLD`; take it between steps, when no draw waits for one."""
+        if self._pending.count:
+            raise RuntimeError("state_dict() between sampled_params() and step(): the draws would be lost; step first")
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As for `SGLD`; draws that wait for a step are forgotten."""
+        super().load_state_dict(state_dict)
+        self._pending = _Draws()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "draws": self.draws}

@@ -1,0 +1,160 @@
+"""SWAG: a Gaussian fitted to the weights that an optimizer passes through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from learned_samplers.base import validation
+
+
+class SWAG:
+    """Fits a Gaussian to an optimizer's trajectory (Maddox et al., NeurIPS 2019), a baseline beside samplers.
+
+    Attaches itself to the optimizer's ``step``, as `PosteriorSamples` does; train as ever, at a learning rate that is
+    constant and large enough for the weights to wander, then draw::
+
+        swag = SWAG(model, optimizer, burn_in=1000, thinning=50)
+        ...  # train
+        samples = SampleCollection.from_draws(model, swag.sampled_params, 30)
+        probabilities = samples.predict(test_inputs)
+
+    With θ̄ and V the mean and variance of the states collected and D̂ the matrix whose columns are the last K ≤ ``rank``
+    deviations θ_i − θ̄_i (θ̄_i the mean so far), a draw is
+
+        θ = θ̄ + √(V/2)·z₁ + D̂·z₂/√(2(K−1)),    z₁, z₂ ~ N(0, I)
+
+    Memory: ``rank`` + 2 times the weights. What it fits is the noise of the optimizer, which is the posterior's only by
+    luck: heuristic. Only parameters of the optimizer's groups are drawn. For networks with running statistics draw with
+    ``buffers="reestimate"`` and call `SampleCollection.reestimate_buffers`.
+
+    Args:
+        model: the network.
+        optimizer: any ``torch.optim.Optimizer`` over parameters of ``model``.
+        burn_in: steps before the first state that is collected, ≥ 0.
+        thinning: steps between two collected states, ≥ 1; an epoch in the paper.
+        rank: columns kept for the low-rank part, ≥ 2.
+        generator: source of the draws; the default is torch's global generator.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used, by name and value.
+        FloatingPointError: from the optimizer's ``step``: a weight is not finite. Nothing was collected then.
+    """
+
+    badge = "heuristic"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        burn_in: int = 0,
+        thinning: int = 1,
+        *,
+        rank: int = 20,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        validation.whole("burn_in", burn_in, least=0)
+        validation.whole("thinning", thinning)
+        validation.whole("rank", rank, least=2)
+        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._params = {name: p for name, p in model.named_parameters() if id(p) in moved and p.requires_grad}
+        if len(moved - {id(p) for p in model.parameters()}) or not self._params:
+            raise ValueError(f"optimizer must move parameters of model ({type(model).__name__}) and no others")
+        self.burn_in, self.thinning, self.rank, self.generator = burn_in, thinning, rank, generator
+        self._steps = self._count = 0
+        self._mean = {name: torch.zeros_like(p) for name, p in self._params.items()}
+        self._variance = {name: torch.zeros_like(p) for name, p in self._params.items()}
+        self._deviations: list[dict[str, Tensor]] = []
+        self._handle = optimizer.register_step_post_hook(self._on_step)
+
+    def __len__(self) -> int:
+        """Number of states collected."""
+        return self._count
+
+    @torch.no_grad()
+    def _on_step(self, optimizer: Any, args: Any = None, kwargs: Any = None) -> None:
+        self._steps += 1
+        since = self._steps - self.burn_in
+        if since <= 0 or since % self.thinning:
+            return
+        for name, p in self._params.items():
+            if not p.isfinite().all():
+                raise FloatingPointError(f"{name!r} is not finite at step {self._steps}: not collected")
+        self._count += 1
+        for name, p in self._params.items():
+            # Welford's form: mean(θ²) − θ̄² would lose every digit where the weights wander little.
+            change = p - self._mean[name]
+            self._mean[name].add_(change, alpha=1 / self._count)
+            self._variance[name].lerp_(change.mul_(p - self._mean[name]), 1 / self._count)
+        self._deviations.append({name: p - self._mean[name] for name, p in self._params.items()})
+        del self._deviations[: -self.rank]
+
+    def _normal(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=like.dtype, device=like.device)
+
+    @contextmanager
+    def sampled_params(self, scale: float = 1.0) -> Iterator[None]:
+        """Inside the block the model's parameters are a draw; afterwards they are as before.
+
+        Args:
+            scale: factor on the covariance; 0 gives the mean θ̄, that is stochastic weight averaging (SWA).
+
+        Raises:
+            RuntimeError: fewer than two states were collected.
+        """
+        validation.non_negative("scale", scale)
+        if self._count < 2:
+            raise RuntimeError(f"SWAG needs at least two states for a covariance, {self._count} collected")
+        before = {name: p.detach().clone() for name, p in self._params.items()}
+        first = next(iter(self._params.values()))
+        common = self._normal(first, (len(self._deviations),)) * math.sqrt(0.5 * scale / (len(self._deviations) - 1))
+        with torch.no_grad():
+            for name, p in self._params.items():
+                p.copy_(self._mean[name])
+                p.addcmul_((self._variance[name] * (0.5 * scale)).sqrt_(), self._normal(p, tuple(p.shape)))
+                for weight, deviation in zip(common.tolist(), self._deviations, strict=True):
+                    p.add_(deviation[name], alpha=weight)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in before.items():
+                    self._params[name].copy_(value)
+
+    def detach(self) -> None:
+        """Stop collecting; what was collected stays usable. Calling it again does nothing."""
+        self._handle.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was collected, for a checkpoint; loads with ``torch.load(..., weights_only=True)``."""
+        return {
+            "steps": self._steps,
+            "count": self._count,
+            "mean": {name: t.clone() for name, t in self._mean.items()},
+            "variance": {name: t.clone() for name, t in self._variance.items()},
+            "deviations": [dict(one) for one in self._deviations],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`; ValueError if it is of another network, and nothing has changed then."""
+        ours = {name: tuple(p.shape) for name, p in self._params.items()}
+        for part in (state["mean"], state["variance"], *state["deviations"]):
+            if {name: tuple(t.shape) for name, t in part.items()} != ours:
+                raise ValueError("state is of a network with other parameters or shapes")
+
+        def own(part: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: t.to(self._params[name], copy=True) for name, t in part.items()}
+
+        self._steps, self._count = int(state["steps"]), int(state["count"])
+        self._mean, self._variance = own(state["mean"]), own(state["variance"])
+        self._deviations = [own(one) for one in state["deviations"]][-self.rank :]

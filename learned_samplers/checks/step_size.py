@@ -1,0 +1,229 @@
+"""`suggest_lr`: which learning rates are stable for a network, and what law do they cost?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.base import validation
+from learned_samplers.base.operations import as_number
+from learned_samplers.checks.check import Factory
+from learned_samplers.checks.curvature import Loss, MeanLoss, gradient_variance, largest_curvature
+from learned_samplers.checks.linear import LinearStep, read_linear_step
+
+_FRACTIONS = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
+# Largest suggestion, in units of the limit: the curvature is higher elsewhere along the chain, and no quadratic there.
+_SHARE = 1 / 8
+# Minibatches from which the variance of the gradient is estimated.
+_BATCHES = 16
+
+
+@dataclass(frozen=True)
+class StepSizeRow:
+    """What one learning rate costs."""
+
+    lr: float
+    #: Relative error of the variance along the stiffest direction, with full gradients.
+    bias: float
+    #: What minibatches, drawn with replacement, add to the temperature of a soft direction; nan without ``batch_size``.
+    heat: float
+
+
+@dataclass(frozen=True)
+class StepSizeReport:
+    """The answer of `suggest_lr`; ``print`` it, or read its fields."""
+
+    sampler: str
+    network: str
+    #: Largest eigenvalue of the Hessian of the mean loss, and the residual of that estimate.
+    curvature: float
+    residual: float
+    #: Learning rates from here on diverge along the stiffest direction.
+    stability_limit: float
+    #: The largest learning rate, up to an eighth of the limit, with at most the allowed bias (and heat, if bounded).
+    suggested: float
+    allowed_bias: float
+    allowed_heat: float | None
+    batch_size: int | None
+    rows: tuple[StepSizeRow, ...]
+
+    def __str__(self) -> str:
+        heat = "" if self.batch_size is None else f"{f'heat of batches of {self.batch_size}':>26}"
+        bound = "" if self.allowed_heat is None else f", heat at most {self.allowed_heat:.0%}"
+        lines = [
+            f"{self.sampler} on {self.network}: largest curvature {self.curvature:.4g} (± {self.residual:.1g})",
+            f"stable below lr {self.stability_limit:.3g}; suggested lr {self.suggested:.3g} "
+            f"(bias at most {self.allowed_bias:.0%}{bound})",
+            f"{'lr':>10}{'bias, stiffest direction':>28}{heat}",
+        ]
+        for row in self.rows:
+            heat = "" if self.batch_size is None else f"{row.heat:>+26.1%}"
+            lines.append(f"{row.lr:10.3g}{row.bias:>+28.1%}{heat}")
+        lines.append("at these weights: the curvature changes as training goes on, so ask again where you sample")
+        return "\n".join(lines)
+
+
+@torch.random.fork_rng(devices=[])
+def suggest_lr(
+    model: nn.Module,
+    loss: Loss,
+    data: tuple[Tensor, Tensor],
+    sampler: Factory,
+    *,
+    allowed_bias: float = 0.1,
+    allowed_heat: float | None = None,
+    batch_size: int | None = None,
+    iterations: int = 20,
+    chunk_size: int = 512,
+    seed: int = 0,
+) -> StepSizeReport:
+    """Suggest a learning rate for a sampler on your network, and say what each one would cost.
+
+    It finds the largest eigenvalue of the Hessian of the mean loss at the network's present weights, by Lanczos' method
+    on Hessian-vector products, reads the sampler's step off on a quadratic of that curvature (as `check_sampler` does),
+    and looks for the learning rates at which the step is stable and its stationary variance right::
+
+        report = suggest_lr(
+            model, nn.functional.cross_entropy, (x, y), lambda p: SGHMC(p, 0.1, num_data=N), batch_size=64
+        )
+        print(report)
+
+    The stiffest direction is the worst one: softer ones have less bias. Ask at weights that are trained, for at random
+    ones the curvature is another. The noise of minibatches adds heat, which has nothing to do with the curvature: say
+    your ``batch_size`` to see it. Where it is large, as at low temperatures, it and not the posterior sets the spread
+    of the chain, unless the data are reshuffled each epoch, which removes most of it along soft directions.
+
+    Args:
+        model: the network, at the weights in question, in the mode in which it is sampled.
+        loss: from (outputs, targets) to the mean loss, as in your training loop.
+        data: inputs and targets; some thousand examples are enough.
+        sampler: makes the sampler from a list of parameters, as for `check_sampler`. Its lr may be any.
+        allowed_bias: bound on the relative error of the variance along the stiffest direction.
+        allowed_heat: bound on what minibatches add to the temperature; None only reports it. Needs ``batch_size``.
+        batch_size: examples of a minibatch, to measure the heat of their noise; None leaves it out.
+        iterations: Hessian-vector products over ``data``; as many vectors of the weights' size are kept.
+        chunk_size: examples differentiated at once.
+        seed: of everything random.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used, by name; a sampler whose step is not linear on a
+            quadratic (`PSGLD`, `SGNHT`, the learned ones, `HMC`), or that is unstable at every lr; a loss without
+            positive curvature.
+        FloatingPointError: the loss or its derivatives are not finite.
+    """
+    validation.positive("allowed_bias", allowed_bias)
+    validation.whole("iterations", iterations)
+    validation.whole("chunk_size", chunk_size)
+    inputs, targets = _validate_data(data)
+    if batch_size is not None:
+        validation.whole("batch_size", batch_size)
+    if allowed_heat is not None:
+        validation.positive("allowed_heat", allowed_heat)
+        if batch_size is None:
+            raise ValueError("allowed_heat needs batch_size, got None")
+    generator = torch.Generator().manual_seed(seed)
+    mean_loss = MeanLoss(model, loss, inputs, targets, chunk_size)
+    if not mean_loss.weights:
+        raise ValueError("model has no parameter that requires a gradient")
+    curvature, residual = largest_curvature(mean_loss, iterations, generator)
+    noise = 0.0 if batch_size is None else gradient_variance(mean_loss, batch_size, _BATCHES, generator)
+    if curvature <= 0:
+        raise ValueError(f"loss has no positive curvature at these weights: its largest one is {curvature:g}")
+    probe = _Probe(sampler, curvature, noise)
+    limit = probe.stability_limit()
+    suggested = probe.largest(allowed_bias, math.inf if allowed_heat is None else allowed_heat, _SHARE * limit)
+    rows = tuple(probe.row(lr) for lr in sorted({suggested, *(f * limit for f in _FRACTIONS)}, reverse=True))
+    if batch_size is None:
+        rows = tuple(StepSizeRow(row.lr, row.bias, math.nan) for row in rows)
+    return StepSizeReport(
+        probe.name,
+        type(model).__name__,
+        curvature,
+        residual,
+        limit,
+        suggested,
+        allowed_bias,
+        allowed_heat,
+        batch_size,
+        rows,
+    )
+
+
+def _validate_data(data: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(data, tuple | list) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
+        raise TypeError(f"data must be a tensor of inputs and one of targets, got {type(data).__name__}")
+    if not len(data[0]) or len(data[0]) != len(data[1]):
+        raise ValueError(f"data must hold as many inputs as targets, got {len(data[0])} and {len(data[1])}")
+    return data[0], data[1]
+
+
+class _Probe:
+    """Reads a sampler's step at any learning rate, on quadratics of a given curvature of the mean loss."""
+
+    def __init__(self, factory: Factory, curvature: float, gradient_variance: float):
+        group = factory([torch.zeros(1, requires_grad=True)]).param_groups[0]
+        self.name = type(factory([torch.zeros(1, requires_grad=True)])).__name__
+        self.factory, self.curvature, self.push = factory, curvature, math.sqrt(gradient_variance)
+        self.lr = validation.number("lr", group["lr"])
+        self.temperature = float(as_number(group.get("temperature", 1.0)))
+        validation.positive("temperature", self.temperature)
+        self.num_data = float(as_number(group["num_data"])) if "num_data" in group else math.nan
+        self.prior = float(as_number(group.get("prior_precision", 0.0)))
+        if not self.num_data > 0:
+            raise ValueError(f"sampler must have num_data in its parameter groups, got {self.name}")
+
+    def step(self, lr: float, curvature: float, push: float = 0.0) -> LinearStep:
+        found = read_linear_step(self.factory, curvature, push, lr / self.lr, per_chain=self.name == "HMC")
+        if found is None:
+            raise ValueError(f"sampler must move a quadratic's coordinates linearly, which {self.name} does not")
+        return found
+
+    def stable(self, lr: float) -> bool:
+        return self.step(lr, self.curvature).spectral_radius < 1
+
+    def stability_limit(self) -> float:
+        """The learning rate at which the stiffest direction begins to grow, by bisection."""
+        low = 1e-6 / self.curvature
+        if not self.stable(low):
+            raise ValueError(f"sampler {self.name} is unstable at every lr")
+        high = low
+        while self.stable(high):
+            low, high = high, high * 4
+            if high > 1e9 / self.curvature:
+                return math.inf
+        return self._bisect(low, high, self.stable)
+
+    def variance(self, lr: float, curvature: float, push: float = 0.0) -> float:
+        """Stationary variance in units of the target's."""
+        target = self.temperature / (self.num_data * curvature + self.prior)
+        return float(self.step(lr, curvature, push).stationary_covariance()[0, 0]) / target
+
+    def largest(self, allowed_bias: float, allowed_heat: float, limit: float) -> float:
+        """The largest learning rate up to ``limit`` whose bias and heat are at most what is allowed."""
+
+        def right(lr: float) -> bool:
+            row = self.row(lr)
+            return abs(row.bias) <= allowed_bias and row.heat <= allowed_heat
+
+        limit = min(limit, 1e3 / self.curvature)
+        low = limit
+        while not right(low):
+            low /= 4
+            if low < 1e-9 / self.curvature:
+                raise ValueError(f"sampler {self.name} has a bias above {allowed_bias:.0%} at every lr")
+        return low if low == limit else self._bisect(low, low * 4, right)
+
+    def row(self, lr: float) -> StepSizeRow:
+        soft = 1e-3 * self.curvature
+        heat = self.variance(lr, soft, self.push) - self.variance(lr, soft)
+        return StepSizeRow(lr, self.variance(lr, self.curvature) - 1, heat)
+
+    def _bisect(self, low: float, high: float, holds: Any) -> float:
+        for _ in range(12):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if holds(middle) else (low, middle)
+        return low

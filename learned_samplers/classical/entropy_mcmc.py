@@ -1,0 +1,121 @@
+"""Entropy-MCMC: Langevin dynamics of the weights and of a guide that prefers flat basins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.operations import FUNCTIONAL, Operations
+from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.classical.sgld import sgld_rule
+
+
+def entropy_mcmc_rule(
+    parameter: Any,
+    gradient: Any,
+    noise: Any,
+    guide: Any,
+    *,
+    lr: Any,
+    num_data: Any,
+    temperature: Any,
+    prior_precision: Any,
+    guide_variance: Any,
+    ops: Operations = FUNCTIONAL,
+) -> tuple[Any, Any]:
+    """Two steps of SGLD: θ with the gradient g + (θ−θₐ)/(ηN), θₐ with (θₐ−θ)/(ηN), both from the θ and θₐ before.
+
+    ``noise`` has one axis more than the parameter, the last, of length 2: ξ of θ and ξ' of θₐ.
+    """
+    settings = {"lr": lr, "num_data": num_data, "temperature": temperature, "ops": ops}
+    own, other = (None if noise is None else ops.map(lambda z, i=i: z[..., i], noise) for i in range(2))
+    pull = ops.scale(ops.combine(guide, parameter, -1.0), -1 / (guide_variance * num_data))  # (θ−θₐ)/(ηN)
+    (parameter,) = sgld_rule(parameter, ops.combine(gradient, pull), own, prior_precision=prior_precision, **settings)
+    (guide,) = sgld_rule(guide, ops.scale(pull, -1.0), other, prior_precision=0.0, **settings)
+    return parameter, guide
+
+
+class EntropyMCMC(Sampler):
+    """SGLD of the weights beside a second set, the guide, which is drawn to wide basins and takes the weights along.
+
+    Entropy-MCMC (Li and Zhang, ICLR 2024). The guide θₐ has the weights' shapes and starts as a copy of them. With
+    η = ``guide_variance``, g the gradient of the mean minibatch loss at θ, and two independent noises ξ, ξ' ~ N(0, I),
+
+        θ  ← θ  − (lr/N)·(∇Ũ + (θ−θₐ)/η) + √(2·lr·T/N)·ξ,     ∇Ũ = N·g + λθ
+        θₐ ← θₐ − (lr/N)·(θₐ−θ)/η        + √(2·lr·T/N)·ξ'
+
+    It is SGLD for the joint energy U(θ) + ‖θ−θₐ‖²/(2η), at one gradient a step.
+
+    Invariant law: exp(−(U(θ) + ‖θ−θₐ‖²/2η)/T) up to O(lr). So the weights have the posterior exp(−U/T) itself, and the
+    guide has the posterior smoothed by N(0, ηT), which lowers sharp modes and keeps flat ones. On a quadratic of
+    curvature k: Var θ = T/k, Var θₐ = T/k + ηT, Cov = T/k in the limit; at finite lr it is T·H⁻¹(I − hH/2)⁻¹ with
+    h = lr/N and H = [[k + 1/η, −1/η], [−1/η, 1/η]]. Stable while h times H's largest eigenvalue is below 2, so η must
+    not be small against lr/N.
+
+    The samples that `PosteriorSamples` collects are those of θ; `at_guide` puts θₐ into the model to predict with it.
+
+    Args:
+        params, lr, num_data, prior_precision, foreach, generator: as for `SGLD`; the prior is one on θ alone.
+        temperature: T; the paper's experiments have 1e-4. At 0 the pair is an optimizer of the joint energy.
+        guide_variance: η > 0, in θ²; larger is a looser pair, and a flatter preference of the guide.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
+    """
+
+    badge = "O(h)"
+    takes_prior_mean = False
+    state_names = ("guide",)
+    hyperparameters = (*Sampler.hyperparameters, "guide_variance")
+    rule = staticmethod(entropy_mcmc_rule)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        num_data: float,
+        *,
+        guide_variance: float = 4e-4,
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        foreach: bool | None = None,
+        generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
+    ):
+        super().__init__(params, arguments(locals()), generator=generator)
+
+    def _validate(self, group: dict[str, Any]) -> None:
+        super()._validate(group)
+        validation.positive("guide_variance", group["guide_variance"])
+
+    def noise_like(self, p: Tensor) -> Tensor:
+        """Two independent draws on a last axis: one for the weights, one for the guide."""
+        return torch.stack([super().noise_like(p), super().noise_like(p)], dim=-1)
+
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        """The guide starts as a copy of the weights."""
+        return p.detach().clone()
+
+    @contextmanager
+    def at_guide(self) -> Iterator[None]:
+        """``with sampler.at_guide():`` the parameters hold the guide θₐ; afterwards they hold θ again.
+
+        A parameter without a guide (frozen, or before the first step) keeps its value. Do not step inside.
+        """
+        pairs = [(p, s["guide"]) for group in self.param_groups for p in group["params"] if (s := self.state.get(p))]
+        with torch.no_grad():
+            kept = [p.clone() for p, _ in pairs]
+            for p, guide in pairs:
+                p.copy_(guide)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for (p, _), value in zip(pairs, kept, strict=True):
+                    p.copy_(value)

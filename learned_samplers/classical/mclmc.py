@@ -1,0 +1,264 @@
+"""Microcanonical Langevin Monte Carlo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.operations import as_number
+from learned_samplers.base.sampler import Sampler, arguments
+from learned_samplers.base.step import Evaluation, GroupInputs, chains_of
+from learned_samplers.classical import mclmc_energy as energy
+from learned_samplers.classical.mclmc_rule import (
+    depart,
+    energy_force,
+    inner_product,
+    mclmc_rule,
+    noise_scale,
+    normalise,
+    per_chain,
+    step_length,
+    turn,
+)
+
+
+class MCLMC(Sampler):
+    """A chain that moves at constant speed through all weights at once; only its direction turns with the gradient.
+
+    Microcanonical Langevin Monte Carlo (Robnik and Seljak, 2023). One unit vector u spans all d weights of all
+    parameter groups. With the energy S = U/T, σ = √(lr·T·d/N), a = ``momentum_decay`` and ξ ~ N(0, I),
+
+        u ← turn(u);  u ← normalise[(1−a)·u + √((2a−a²)/d)·ξ];  u ← turn(u);  θ ← θ + σ·u
+        turn: e = −∇S/‖∇S‖, δ = σ‖∇S‖/(2(d−1)), ζ = exp(−δ):  u ← normalise[e·(1−ζ)·(1+ζ+(u·e)(1−ζ)) + 2ζu]
+
+    with one gradient for both halves. lr and a mean what they do for `SGHMC`: √(T·d)·u is a momentum of variance T,
+    1 − a its correlation from step to step. (In the literature's terms the step length is σ and L = −σ/log(1−a).)
+
+    Invariant law with the full data: exp(−U/T) up to O(lr), for d ≥ 2. Minibatch noise turns the direction as if it
+    were energy, and nothing damps it: then there is no law to claim, and the two options below are heuristics, after
+    pSMILE (Sommer et al., arXiv 2602.06500). The closure returns the loss, as for `HMC`: a scalar, or losses (M,) for
+    M chains along the parameters' leading axis, each with a direction of its own.
+
+    Energy errors are the diagnostic: along the exact trajectory U/T + kinetic energy is constant. `energy_error` is its
+    change ΔE in the last completed step, in units of T, `energy_variance` the mean of ΔE²/d over all steps. At 5e-4 the
+    bias is a few per cent of a variance. (With minibatches and one gradient a step, ΔE has the loss's noise in it.)
+
+    Args:
+        params, num_data, prior_precision, generator: as for `SGLD`; ``foreach`` is without effect.
+        lr: learning rate as for `SGHMC`. Groups may differ in it; it is a metric, and the law stays.
+        momentum_decay: a in (0, 1].
+        temperature: T > 0.
+        preconditioner: "none", or "gradient_noise": σ is divided by ŝ, the standard deviation of each weight's gradient
+            over its root mean square, from running averages (rate .01), within [1/10, 10]. It makes the gradient noise
+            isotropic. It never stops moving: heuristic.
+        energy_target: wanted mean of ΔE²/d; None controls nothing. A step then evaluates the closure twice, at both
+            ends, on the *same* minibatch (torch's random numbers are replayed). lr is multiplied by `lr_factor`, which
+            follows the .98 quantile of |ΔE|, by a Gamma distribution fitted to its running moments; a step beyond that
+            quantile is undone and its direction reversed: heuristic.
+
+    Attributes:
+        lr_factor: what ``energy_target`` multiplies every group's lr by; 1 without it.
+        undone_share: share of the steps that were undone.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or of a wrong type; a step without a closure; fewer than two
+            weights in a chain; losses whose shape is neither () nor the parameters' leading axis.
+    """
+
+    needs_closure = True
+    reads_loss = True
+    half_precision = False
+    group_keys = ("tally",)
+    takes_prior_mean = False
+    structural = ("preconditioner",)
+    hyperparameters = ("num_data", "temperature", "prior_precision", "momentum_decay")
+    rule = staticmethod(mclmc_rule)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        num_data: float,
+        *,
+        momentum_decay: float = 0.1,
+        preconditioner: str = "none",
+        energy_target: float | None = None,
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        foreach: bool | None = None,
+        generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
+    ):
+        super().__init__(params, arguments(locals()), generator=generator)
+        self.param_groups[0].setdefault("tally", energy.new_tally())
+
+    def _validate(self, group: dict[str, Any]) -> None:
+        super()._validate(group)
+        validation.positive("temperature", group["temperature"])
+        validation.fraction("momentum_decay", group["momentum_decay"], open_left=True)
+        validation.one_of("preconditioner", group["preconditioner"], ("none", "gradient_noise"))
+        if group["energy_target"] is not None:
+            validation.positive("energy_target", group["energy_target"])
+        self._validate_shared(group, (*self.hyperparameters, "preconditioner", "energy_target"))
+
+    @property
+    def badge(self) -> str:  # type: ignore[override]
+        plain = self.defaults["preconditioner"] == "none" and self.defaults["energy_target"] is None
+        return "O(h)" if plain else "heuristic"
+
+    @property
+    def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        more = () if self.defaults["preconditioner"] == "none" else ("mean_gradient", "noise_square")
+        return ("direction", *more)
+
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        """A direction that is uniform on the sphere once it is normalised; the mean gradient starts at the first."""
+        if name == "direction":
+            return self.noise_like(p)
+        return torch.zeros_like(p) if name == "noise_square" or p.grad is None else p.grad.detach().clone()
+
+    # ---------------------------------------------------------------- the step
+
+    def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
+        """The whole step; each group's ``prepared`` is what its parameters and their state become."""
+        replay = {} if self.defaults["energy_target"] is None else self.global_rng_state()
+        evaluation = super().evaluate(closure)
+        assert closure is not None
+        loss = torch.as_tensor(evaluation.loss)
+        params = [p for inputs in evaluation.groups for p in inputs.params]
+        chains = chains_of(loss, params)
+        batch_axes = 1 if chains else 0
+        size = sum(p.numel() for p in params) // max(1, chains)
+        if size < 2:
+            raise ValueError(f"params must have at least 2 weights a chain for MCLMC, got {size}")
+        members = [
+            (g, p) for g, inputs in zip(self.param_groups, evaluation.groups, strict=True) for p in inputs.params
+        ]
+        gradients = [g for inputs in evaluation.groups for g in inputs.gradients]
+        rng = self.rng_state()
+        state = {name: [self._peek(g, p, name) for g, p in members] for name in self.state_names}
+        noise = [self.noise_like(p) for p in params]
+        numbers = [{name: as_number(g[name]) for name in ("lr", "num_data", "temperature")} for g, _ in members]
+        factor = math.sqrt(self.lr_factor)
+        step_size: list[Any] = [factor * step_length(**of_group, size=size) for of_group in numbers]
+        if "noise_square" in state:
+            rate = max(energy.RATE, 1 / (self.step_count + 1))
+            averages = (state["mean_gradient"], state["noise_square"])
+            mean, square, scale = noise_scale(gradients, *averages, rate=rate, batch_axes=batch_axes)
+            state |= {"mean_gradient": mean, "noise_square": square}
+            step_size = [s / one for s, one in zip(step_size, scale, strict=True)]
+        hyper = {**self.hyper(self.param_groups[0]), "size": size, "batch_axes": batch_axes}
+        if self.defaults["energy_target"] is None:
+            moved, direction, growth = mclmc_rule(params, gradients, noise, state["direction"], step_size, **hyper)
+            first = self.param_groups[0]
+            first["tally"] = energy.complete(first["tally"], self._potential(loss, params, batch_axes), growth, size)
+        else:
+            try:
+                moved, direction = self._closed_step(
+                    self._again(closure, replay), loss, params, gradients, noise, state["direction"], step_size, hyper
+                )
+            except BaseException:
+                self.set_rng_state(rng)
+                raise
+        state["direction"] = direction
+        after = iter(zip(moved, *(state[name] for name in self.state_names), strict=True))
+        for inputs in evaluation.groups:
+            inputs.prepared = [next(after) for _ in inputs.params]
+        return evaluation
+
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        for p, (value, *state) in zip(inputs.params, inputs.prepared, strict=True):
+            p.copy_(value)
+            self.state[p].update(zip(self.state_names, state, strict=True))
+
+    def _peek(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        """The state tensor, or what it would start with, which is not kept before the step is sure."""
+        known = self.state.get(p, {})
+        return known[name] if name in known else self.initial_state(group, p, name)
+
+    def _again(self, closure: Callable[[], Any], replay: dict[str, Tensor]) -> Callable[[], Any]:
+        """The closure with the random numbers of its first evaluation: the same minibatch and dropout."""
+
+        def repeated() -> Any:
+            after = self.global_rng_state()
+            self.set_rng_state(replay)
+            try:
+                with torch.enable_grad():
+                    return closure()
+            finally:
+                self.set_rng_state(after)
+
+        return repeated
+
+    def _closed_step(
+        self, closure: Callable[[], Any], loss: Tensor, params: list[Tensor], gradients: list[Tensor],
+        noise: list[Tensor], direction: list[Tensor], step_size: list[Any], hyper: dict[str, Any],
+    ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+        """Refresh, half a turn, move, half a turn with the new gradient; undone where the energy error is too large."""
+        axes, size = hyper["batch_axes"], hyper["size"]
+        target = {name: hyper[name] for name in ("num_data", "temperature", "prior_precision")}
+        direction = normalise(direction, axes)
+        start, kept = [p.clone() for p in params], [g.clone() for g in gradients]
+        before = self._potential(loss, params, axes)
+        force = energy_force(params, gradients, step_size, **target)
+        settings = {"momentum_decay": hyper["momentum_decay"], "size": size, "batch_axes": axes}
+        moved, turned, first = depart(params, noise, direction, force, step_size, **settings)
+        try:
+            for p, value in zip(params, moved, strict=True):
+                p.copy_(value)
+            end = torch.as_tensor(closure())
+            force = energy_force(params, [p.grad for p in params], step_size, **target)  # type: ignore[misc]
+            turned, second = turn(turned, force, 0.5, size, axes)
+            after = self._potential(end, params, axes)
+        finally:
+            for p, value, gradient in zip(params, start, kept, strict=True):
+                p.copy_(value)
+                p.grad = gradient
+        undone = self._control((after - before + first + second), size)
+        moved = [torch.where(per_chain(undone, p) > 0, p, value) for p, value in zip(start, moved, strict=True)]
+        turned = [torch.where(per_chain(undone, u) > 0, -u, new) for u, new in zip(direction, turned, strict=True)]
+        return moved, turned
+
+    def _potential(self, loss: Tensor, params: list[Tensor], batch_axes: int) -> Tensor:
+        """U/T of each chain in double precision."""
+        group = self.param_groups[0]
+        prior = 0.5 * as_number(group["prior_precision"]) * inner_product(params, params, batch_axes)
+        return (as_number(group["num_data"]) * loss.detach().double() + prior) / as_number(group["temperature"])
+
+    # ---------------------------------------------------------------- energy errors
+
+    def _control(self, errors: Tensor, size: int) -> Tensor:
+        """Record the errors, move the factor on lr, and say which chains undo their step."""
+        first = self.param_groups[0]
+        first["tally"], undone = energy.control(first["tally"], errors, size, first["energy_target"])
+        return undone
+
+    def _one_a_chain(self, values: list[float]) -> Tensor:
+        tensor = torch.tensor(values or [math.nan], dtype=torch.float64)
+        return tensor[0] if len(tensor) == 1 else tensor
+
+    @property
+    def energy_error(self) -> Tensor:
+        """ΔE of the last completed step in units of T, one a chain; nan before there is one."""
+        return self._one_a_chain(self.param_groups[0]["tally"]["error"])
+
+    @property
+    def energy_variance(self) -> Tensor:
+        """Mean of ΔE²/d over the steps so far, one a chain; nan before there is one."""
+        tally = self.param_groups[0]["tally"]
+        return self._one_a_chain(tally["squares"]) / max(1, tally["count"] * tally["size"])
+
+    @property
+    def lr_factor(self) -> float:
+        return self.param_groups[0]["tally"]["lr_factor"]
+
+    @property
+    def undone_share(self) -> float:
+        tally = self.param_groups[0]["tally"]
+        return tally["undone"] / tally["count"] if tally["count"] else 0.0

@@ -1,0 +1,34 @@
+"""Is a chain long enough, where has it been, and how degenerate is the minimum that it visits?"""
+
+from learned_samplers.diagnostics.convergence import (
+    MINIMUM_DRAWS,
+    chainwise_rhat,
+    converged_share,
+    ess,
+    ess_per_second,
+    split_rhat,
+)
+from learned_samplers.diagnostics.landscape import (
+    LossLines,
+    cosine_similarity,
+    loss_barrier,
+    loss_lines,
+    network_loss,
+)
+from learned_samplers.diagnostics.learning_coefficient import LearningCoefficient, local_learning_coefficient
+
+__all__ = [
+    "MINIMUM_DRAWS",
+    "LearningCoefficient",
+    "LossLines",
+    "chainwise_rhat",
+    "converged_share",
+    "cosine_similarity",
+    "ess",
+    "ess_per_second",
+    "local_learning_coefficient",
+    "loss_barrier",
+    "loss_lines",
+    "network_loss",
+    "split_rhat",
+]

@@ -1,0 +1,169 @@
+"""Where has a chain been? Angles between its samples, and the loss on the lines between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learned_samplers.base import validation
+from learned_samplers.posterior.collection import SampleCollection
+from learned_samplers.posterior.inputs import as_inputs
+from learned_samplers.posterior.names import Caller, normalisation_buffers
+from learned_samplers.posterior.prediction import evaluation_mode
+from learned_samplers.posterior.storage import chunks
+
+State = Mapping[str, Tensor]
+
+
+def cosine_similarity(samples: Iterable[State] | Tensor) -> np.ndarray:
+    """Matrix (K, K) of ⟨θ_i, θ_j⟩ / (‖θ_i‖ ‖θ_j‖) between samples, each taken as one vector.
+
+    Args:
+        samples: a collection of samples, any sequence of dictionaries of tensors, or a tensor (K, d).
+
+    Raises:
+        ValueError: fewer than one sample, different shapes, or a sample of norm zero.
+    """
+    rows = list(samples)
+    if not rows:
+        raise ValueError("samples must hold at least one sample, got none")
+    vectors = [
+        row.detach().double().cpu().flatten()
+        if isinstance(row, Tensor)
+        else torch.cat([tensor.detach().double().cpu().flatten() for tensor in row.values()])
+        for row in rows
+    ]
+    sizes = [len(vector) for vector in vectors]
+    if len(set(sizes)) != 1:
+        raise ValueError(f"samples must have the same number of parameters, got {sizes}")
+    matrix = torch.stack(vectors)
+    norms = matrix.norm(dim=1, keepdim=True)
+    if (norms == 0).any():
+        raise ValueError(f"samples[{int((norms == 0).nonzero()[0, 0])}] is zero everywhere and has no direction")
+    return ((matrix @ matrix.T) / (norms @ norms.T)).clamp(-1, 1).numpy()
+
+
+@dataclass(frozen=True)
+class LossLines:
+    """Losses along straight lines between pairs of samples.
+
+    pairs: the P pairs of indices; positions: (T,) from 0 (first of a pair) to 1 (second); losses: (P, T).
+    """
+
+    pairs: list[tuple[int, int]]
+    positions: np.ndarray
+    losses: np.ndarray
+
+    @property
+    def barriers(self) -> np.ndarray:
+        """(P,) barriers max_t L((1−t)θ + tθ') − ((1−t)L(θ) + tL(θ')): the rise of the loss above its ends, ≥ 0."""
+        chord = (1 - self.positions) * self.losses[:, :1] + self.positions * self.losses[:, -1:]
+        return (self.losses - chord).max(axis=1)
+
+
+def loss_lines(
+    samples: Sequence[State] | SampleCollection,
+    loss: Callable[[dict[str, Tensor]], Any],
+    *,
+    pairs: str | Sequence[tuple[int, int]] = "consecutive",
+    num_points: int = 21,
+) -> LossLines:
+    """Evaluate a loss on the lines θ(t) = (1−t)·θ + t·θ' between samples (Goodfellow et al., 2015; L2E, Figure 2c).
+
+    Args:
+        samples: dictionaries from parameter name to tensor.
+        loss: from such a dictionary to a number; :func:`network_loss` makes one.
+        pairs: "consecutive", "all", or pairs of indices.
+        num_points: T ≥ 3 evenly spaced points a line, its ends among them.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used, or a loss that is not finite.
+    """
+    validation.whole("num_points", num_points, least=3)
+    count = len(samples)
+    if isinstance(pairs, str):
+        validation.one_of("pairs", pairs, ("consecutive", "all"))
+        chosen = list(combinations(range(count), 2)) if pairs == "all" else [(k, k + 1) for k in range(count - 1)]
+    else:
+        chosen = [(int(i), int(j)) for i, j in pairs]
+        wrong = [pair for pair in chosen if not all(-count <= k < count for k in pair)]
+        if wrong:
+            raise ValueError(f"pairs must be indices of the {count} samples, got {wrong[0]}")
+    if not chosen:
+        raise ValueError(f"samples must hold at least two samples to draw a line between, got {count}")
+    positions = np.linspace(0, 1, num_points)
+    losses = np.empty((len(chosen), num_points))
+    for row, (i, j) in enumerate(chosen):
+        first, second = samples[i], samples[j]
+        if {name: t.shape for name, t in first.items()} != {name: t.shape for name, t in second.items()}:
+            raise ValueError(f"samples {i} and {j} have different parameters")
+        for column, t in enumerate(positions.tolist()):
+            value = float(loss({name: _between(first[name], second[name], t) for name in first}))
+            if not np.isfinite(value):
+                raise ValueError(f"loss must be finite, got {value} between samples {i} and {j} at t={t:.3f}")
+            losses[row, column] = value
+    return LossLines(chosen, positions, losses)
+
+
+def _between(first: Tensor, second: Tensor, t: float) -> Tensor:
+    wide = torch.promote_types(first.dtype, torch.float32)
+    # (1−t)·a + t·b, and not a lerp, is exact at both ends.
+    return first.to(wide) * (1 - t) + second.to(wide) * t
+
+
+def loss_barrier(
+    first: State, second: State, loss: Callable[[dict[str, Tensor]], Any], *, num_points: int = 21
+) -> float:
+    """Barrier between two sets of weights, as in :attr:`LossLines.barriers`."""
+    return float(loss_lines([first, second], loss, num_points=num_points).barriers[0])
+
+
+def network_loss(
+    samples: SampleCollection, x: Any, labels: Tensor, *, kind: str = "nll", batch_size: int = 1024
+) -> Callable[[dict[str, Tensor]], float]:
+    """A loss for :func:`loss_lines`: the mean of the network over (x, labels) as a function of its weights.
+
+    Args:
+        samples: whose network, frozen parameters and fixed buffers are used.
+        x: inputs (N, ...), or a tuple of them.
+        labels: (N,) integers.
+        kind: "nll" for the negative log-likelihood in nats, "error" for the share of wrong predictions.
+        batch_size: examples run at once.
+
+    Raises:
+        ValueError: an argument that cannot be used, or a network with running statistics.
+    """
+    validation.one_of("kind", kind, ("nll", "error"))
+    validation.whole("batch_size", batch_size)
+    inputs, model = as_inputs(x), samples.model
+    if len(labels) != len(inputs[0]):
+        raise ValueError(f"labels must be as many as the {len(inputs[0])} inputs, got {len(labels)}")
+    if normalisation_buffers(model):
+        raise ValueError(
+            f"samples: {type(model).__name__} has running statistics, which do not fit weights between two samples"
+        )
+    reference = next(model.parameters())
+    fixed = {name: tensor.to(reference.device) for name, tensor in samples._fixed().items()}
+    call = Caller(model)
+
+    def evaluate(state: dict[str, Tensor]) -> float:
+        total = 0.0
+        weights = {name: tensor.to(reference.device, reference.dtype) for name, tensor in state.items()}
+        with evaluation_mode(model), torch.no_grad():
+            for rows in chunks(len(labels), batch_size):
+                batch = tuple(item[rows.start : rows.stop].to(reference.device) for item in inputs)
+                target = labels[rows.start : rows.stop].to(reference.device)
+                logits = call({**fixed, **weights}, batch, {}).float()
+                if kind == "nll":
+                    total += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
+                else:
+                    total += (logits.argmax(1) != target).sum().item()
+        return total / len(labels)
+
+    return evaluate

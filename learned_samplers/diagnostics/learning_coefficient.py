@@ -1,0 +1,190 @@
+"""The local learning coefficient: how many directions of a minimum the data really hold."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.base import validation
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.checks.step_size import suggest_lr
+from learned_samplers.classical.sgld import SGLD
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LearningCoefficient:
+    """The answer of `local_learning_coefficient`; ``print`` it, ``float()`` it, or read its fields."""
+
+    value: float
+    #: Of the mean over the chains, from their scatter; nan for one chain.
+    standard_error: float
+    #: One estimate a chain.
+    chains: tuple[float, ...]
+    #: Mean loss at the given weights.
+    initial_loss: float
+    #: Mean loss of every epoch of every chain, burn-in included, (chains, epochs): look whether it has levelled off.
+    losses: np.ndarray
+    sampler: str
+    lr: float
+    temperature: float
+    localization: float
+    num_data: float
+    #: Steps in which the sampler forgets along a direction that only the localising prior holds.
+    relaxation: float
+    burn_in: int
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        head = f"local learning coefficient {self.value:.4g} ± {self.standard_error:.2g}"
+        lines = [
+            f"{head} ({len(self.chains)} chains of {self.sampler}: {', '.join(f'{c:.4g}' for c in self.chains)})",
+            f"lr {self.lr:.3g}, temperature {self.temperature:.4g}, localization {self.localization:g}, "
+            f"num_data {self.num_data:g}, loss at the given weights {self.initial_loss:.4g}",
+        ]
+        if self.relaxation > self.burn_in:
+            lines.append(
+                f"directions that only the prior holds take {self.relaxation:.0f} steps to relax, more than the "
+                f"{self.burn_in} of burn-in: look at `losses`, and take more steps or a larger localization"
+            )
+        if min(self.chains) < 0:
+            lines.append("a chain found a lower loss than that of the given weights: they are no minimum of it")
+        return "\n".join(lines)
+
+
+def local_learning_coefficient(
+    model: nn.Module,
+    loss: Loss,
+    data: tuple[Tensor, Tensor],
+    *,
+    num_data: float | None = None,
+    batch_size: int | None = None,
+    localization: float = 100.0,
+    temperature: float | None = None,
+    lr: float | None = None,
+    sampler: type[Sampler] = SGLD,
+    num_chains: int = 4,
+    burn_in: int = 500,
+    steps: int = 2000,
+    seed: int = 0,
+) -> LearningCoefficient:
+    r"""Estimate how degenerate a trained network's minimum is (Lau, Furman, Wang, Murfet and Wei, AISTATS 2025).
+
+    Where all d directions are curved the coefficient is d/2; flat and higher-order ones count less. With w* the given
+    weights, n data, L the mean loss, β = 1/T and localization γ,
+
+        λ̂ = nβ·(E[L(w)] − L(w*)),    w ~ exp(−nβ·L(w) − ½γ‖w − w*‖²)
+
+    The law is that of a sampler at temperature T whose prior, of precision γT, is centred on w*. The expectation is the
+    mean loss over whole epochs, whose minibatches partition the data, so that their noise cancels against L(w*).
+
+    What it depends on: γ holds the chain near w*, and flattens what it should measure (a direction of curvature k
+    counts nβk/(nβk + γ)/2): see that a smaller one changes little. The chains must have levelled off: plot `losses`.
+
+    Args:
+        model: the network at w*, a minimum of the loss; it is not changed.
+        loss: from (outputs, targets) to the mean negative log-likelihood.
+        data: inputs and targets; n is their number.
+        num_data: n, where ``data`` stands for more.
+        batch_size: examples a gradient; None for all. The last batch of an epoch may be smaller.
+        localization: γ > 0, in 1/w².
+        temperature: T; None for log n, the inverse temperature of the definition.
+        lr: learning rate of the sampler; None for what `suggest_lr` finds, with at most 5 % of bias and of heat.
+        sampler: class of the sampler: `SGLD`, or `BAOA` or `SGHMC`, which mix faster along soft directions.
+        num_chains: independent chains, for the standard error.
+        burn_in, steps: gradient steps a chain, not measured and measured; both are rounded up to whole epochs.
+        seed: of all chains; torch's global generator is left as it was.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used, by name and value.
+        FloatingPointError: a chain diverged: lower lr.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not (isinstance(sampler, type) and issubclass(sampler, Sampler) and sampler.takes_prior_mean):
+        raise TypeError(f"sampler must be a class of sampler that takes prior_mean, got {sampler!r}")
+    inputs, targets = data
+    if not len(inputs) or len(inputs) != len(targets):
+        raise ValueError(f"data must hold as many inputs as targets, got {len(inputs)} and {len(targets)}")
+    n = float(len(inputs)) if num_data is None else validation.number("num_data", num_data)
+    if n <= 1:
+        raise ValueError(f"num_data must be greater than 1, got {n:g}")
+    t = math.log(n) if temperature is None else validation.number("temperature", temperature)
+    validation.positive("temperature", t)
+    validation.positive("localization", localization)
+    for name, value, least in (("num_chains", num_chains, 1), ("burn_in", burn_in, 0), ("steps", steps, 1)):
+        validation.whole(name, value, least=least)
+    size = len(inputs) if batch_size is None else batch_size
+    validation.whole("batch_size", size)
+    size = min(size, len(inputs))
+    settings: dict[str, Any] = {"num_data": n, "temperature": t, "prior_precision": localization * t}
+    make: Callable[..., Sampler] = sampler
+    if lr is None:
+        noise = None if size == len(inputs) else size
+        lr = suggest_lr(
+            model,
+            loss,
+            (inputs, targets),
+            lambda p: make(p, lr=0.1, **settings),
+            allowed_bias=0.05,
+            allowed_heat=None if noise is None else 0.05,
+            batch_size=noise,
+        ).suggested
+    validation.positive("lr", lr)
+    with torch.no_grad():
+        sums = [len(rows) * loss(model(inputs[rows]), targets[rows]).item() for rows in _epoch(len(inputs), size, None)]
+    initial = sum(sums) / len(inputs)
+    batches = math.ceil(len(inputs) / size)
+    warm, measured = math.ceil(burn_in / batches), math.ceil(steps / batches)
+    generator = torch.Generator().manual_seed(seed)
+    losses = np.empty((num_chains, warm + measured))
+    for chain in range(num_chains):
+        twin = copy.deepcopy(model)
+        params = [p for p in twin.parameters() if p.requires_grad]
+        device = params[0].device if params else torch.device("cpu")
+        noise_source = torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        walker = make(params, lr=lr, prior_mean="initial", generator=noise_source, **settings)
+        for epoch in range(warm + measured):
+            total = 0.0
+            for rows in _epoch(len(inputs), size, generator):
+                walker.zero_grad()
+                batch_loss = loss(twin(inputs[rows]), targets[rows])
+                batch_loss.backward()
+                walker.step()
+                total += len(rows) * batch_loss.item()
+            losses[chain, epoch] = total / len(inputs)
+        if not np.isfinite(losses[chain]).all():
+            raise FloatingPointError(f"chain {chain} diverged at lr {lr:g}: lower it")
+    chains = n / t * (losses[:, warm:].mean(1) - initial)
+    error = float(chains.std(ddof=1) / math.sqrt(num_chains)) if num_chains > 1 else math.nan
+    decay = float(walker.param_groups[0].get("momentum_decay", 1.0))
+    return LearningCoefficient(
+        value=float(chains.mean()),
+        standard_error=error,
+        chains=tuple(float(c) for c in chains),
+        initial_loss=initial,
+        losses=losses,
+        sampler=sampler.__name__,
+        lr=float(lr),
+        temperature=t,
+        localization=float(localization),
+        num_data=n,
+        relaxation=decay * n / (lr * localization * t),
+        burn_in=burn_in,
+    )
+
+
+def _epoch(total: int, size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
+    """Rows of the minibatches of one epoch: every row once, in a random order (as they stand without a generator)."""
+    order = torch.arange(total) if generator is None else torch.randperm(total, generator=generator)
+    yield from order.split(size)

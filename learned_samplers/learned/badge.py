@@ -1,0 +1,80 @@
+"""The badge of a learned sampler: earned by the measurement in its weights' card, at the settings of that measurement.
+
+A card's field "law" holds what `tools/ship.py` measured on Gaussians whose law is known: "verdict" and "reason"; for
+each step size, from the largest to the smallest, "lr", "momentum_decay", "largest_bias" (relative, of a variance) and
+"error" (its standard error); and what it was measured at, "temperature", "sha256" (of the network) and "settings". The
+card's own word for it, its field "badge", has no say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from learned_samplers.base.operations import as_number
+from learned_samplers.learned.settings import LearnedSettings, differences
+
+HEURISTIC, BIASED_BY_STEP = "heuristic", "O(h)"
+#: Verdicts of a measurement that earn the badge "O(h)".
+EARNING = ("exact", "no bias seen", "O(h)")
+#: The largest relative error of a variance at the smallest step size that still counts as an invariant law.
+LARGEST_BIAS = 0.05
+_NEEDED = {"verdict": str, "reason": str, "largest_bias": list, "error": list, "lr": list, "momentum_decay": list,
+           "temperature": float, "settings": dict, "sha256": str}  # fmt: skip
+
+
+def badge_of(
+    law: dict[str, Any] | None,
+    settings: LearnedSettings,
+    groups: list[dict[str, Any]],
+    *,
+    claims_law: bool,
+    sha256: str,
+) -> tuple[str, str]:
+    """The badge and, in a sentence, the reason for it.
+
+    Args:
+        law: of the weights' card, or None.
+        settings: of the sampler, as it runs.
+        groups: its parameter groups.
+        claims_law: whether the update is made to leave the posterior alone whatever the network is. Where it is not,
+            Gaussians on which it does by chance prove nothing.
+        sha256: of the network in use, as `learned_samplers.learned.sampler.LearnedSampler.fingerprint` gives it.
+    """
+    if law is None:
+        return HEURISTIC, "nobody has measured the invariant law of these weights: their card has no law"
+    missing = [key for key, kind in _NEEDED.items() if not isinstance(law.get(key), kind)]
+    if missing:
+        return HEURISTIC, f"the law in the card does not say at what it was measured: it lacks {', '.join(missing)}"
+    reason = law["reason"]
+    if not claims_law:
+        return HEURISTIC, f"{settings.sampler} does not claim an invariant law; measured on Gaussians: {reason}"
+    if law["verdict"] not in EARNING:
+        return HEURISTIC, f"the measured law is {law['verdict']}: {reason}"
+    finest = law["largest_bias"][-1] if law["largest_bias"] else None
+    if finest is None or not abs(finest) <= LARGEST_BIAS:
+        return HEURISTIC, f"the measured bias at the smallest step size exceeds {LARGEST_BIAS:.0%}: {reason}"
+    if law["sha256"] != sha256:
+        return HEURISTIC, "the network has other weights than those that were measured"
+    ours = settings.as_dict()
+    for name in differences(ours, law["settings"]):
+        there = f"{law['settings'][name]!r}" if name in law["settings"] else "nothing"
+        return HEURISTIC, f"{name} is {ours.get(name)!r}, and the law was measured with {there}"
+    for group in groups:
+        outside = _outside(law, group)
+        if outside:
+            return HEURISTIC, outside
+    return BIASED_BY_STEP, f"measured on Gaussians: {reason}"
+
+
+def _outside(law: dict[str, Any], group: dict[str, Any]) -> str | None:
+    """What of a parameter group lies outside the measurement."""
+    lr, decay, temperature = (float(as_number(group[name])) for name in ("lr", "momentum_decay", "temperature"))
+    if lr > max(law["lr"]):
+        return f"lr is {lr:g}, and the law was measured up to {max(law['lr']):g}"
+    low, high = min(law["momentum_decay"]), max(law["momentum_decay"])
+    if not low <= decay <= high:
+        where = f"at {low:g}" if low == high else f"from {low:g} to {high:g}"
+        return f"momentum_decay is {decay:g}, and the law was measured {where}"
+    if temperature != law["temperature"]:
+        return f"temperature is {temperature:g}, and the law was measured at {law['temperature']:g}"
+    return None

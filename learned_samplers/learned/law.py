@@ -1,0 +1,120 @@
+"""The law of a learned sampler in numbers, as they stand in its weights' card: what its badge rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.operations import as_number
+from learned_samplers.checks.check import check_sampler
+from learned_samplers.learned.badge import EARNING
+from learned_samplers.learned.l2e.measures import assumption_violation, term_contributions, term_effects
+from learned_samplers.learned.l2e.optimizer import L2E
+from learned_samplers.learned.l2e.report import flat_states
+from learned_samplers.learned.sampler import LearnedSampler, gather
+
+#: Steps after which `l2e_law` looks at the terms.
+STEPS = 200
+_OF_THE_CHAIN = ("parameter", "gradient", "momentum", "averages", "step")
+
+
+def measured_at(sampler: LearnedSampler) -> dict[str, Any]:
+    """What of a sampler a measurement of its law holds for, besides lr and momentum decay."""
+    group = sampler.param_groups[0]
+    return {
+        "num_data": as_number(group["num_data"]),
+        "temperature": float(as_number(group["temperature"])),
+        **sampler.fingerprint(),
+    }
+
+
+def gaussian_law(
+    make: Callable[[list[Tensor]], LearnedSampler],
+    *,
+    coordinates: int = 2000,
+    stiffness: Sequence[float] = (0.05, 0.2),
+    seed: int = 0,
+) -> dict[str, Any]:
+    """What stands in a card of a learned sampler's law: `check_sampler` on Gaussians, at lr and at a quarter of it.
+
+    Args:
+        make: makes the sampler from a list of parameters, as for `check_sampler`.
+        coordinates: independent coordinates of each Gaussian.
+        stiffness: lr·k/N of each.
+        seed: of everything.
+
+    Returns:
+        Numbers and strings that JSON can hold: "verdict", "reason"; for each step size "lr", "momentum_decay",
+        "largest_bias" and "error" (its standard error); for each "stiffness" "bias", "bias_at_a_quarter_of_lr",
+        "kinetic_temperature" and "configurational_temperature"; and what `measured_at` says.
+    """
+    report = check_sampler(
+        make, stiffness=stiffness, coordinates=coordinates, refinement=4.0, tolerance=0.05, seed=seed
+    )  # fmt: skip
+    probe = make([torch.zeros(1, requires_grad=True)])
+    decay = float(as_number(probe.param_groups[0]["momentum_decay"]))
+    worst = max(report.results, key=lambda r: abs(r.bias))
+    finest = max(report.results, key=lambda r: abs(r.refined_bias))
+    # A chain whose mean is off has not the law either, however its variances scale.
+    verdict = "biased" if report.verdict in EARNING and not report.passed else report.verdict
+    return {
+        "verdict": verdict,
+        "reason": report.reason,
+        **measured_at(probe),
+        "lr": [report.lr, report.lr / report.refinement],
+        "momentum_decay": [decay, decay],
+        "largest_bias": [worst.bias, finest.refined_bias],
+        "error": [r.standard_error / r.target_variance for r in (worst, finest)],
+        "stiffness": list(stiffness),
+        "bias": [r.bias for r in report.results],
+        "bias_at_a_quarter_of_lr": [r.refined_bias for r in report.results],
+        "kinetic_temperature": [r.kinetic_temperature for r in report.results],
+        "configurational_temperature": [r.configurational_temperature for r in report.results],
+    }
+
+
+def l2e_law(
+    make: Callable[[list[Tensor]], L2E],
+    *,
+    coordinates: int = 2000,
+    stiffness: Sequence[float] = (0.05, 0.2),
+    seed: int = 0,
+) -> dict[str, Any]:
+    """What stands in a card of the law of an `L2E`, of either form: `gaussian_law`, and what its terms do there.
+
+    Args:
+        make, coordinates, stiffness, seed: as for `gaussian_law`.
+
+    Returns:
+        What `gaussian_law` returns, and after `STEPS` steps from exact draws of the same Gaussians
+        "assumption_violation" (the relative one), "terms" (`term_contributions`) and "term_effects" (how far each of
+        α, the learned friction and the noise has moved the chain).
+    """
+    law = gaussian_law(make, coordinates=coordinates, stiffness=stiffness, seed=seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        probe = make([torch.zeros(1, requires_grad=True)])
+        group = probe.param_groups[0]
+        curvatures = [s * group["num_data"] / group["lr"] for s in stiffness]
+        spread = [(group["temperature"] / (k + group["prior_precision"])) ** 0.5 for k in curvatures]
+        params = [(torch.randn(coordinates) * s).requires_grad_() for s in spread]
+        start = gather(params).detach()
+        slope = torch.tensor(curvatures).repeat_interleave(coordinates) / group["num_data"]
+        sampler = make(params)
+        for _ in range(STEPS + 1):
+            for p, k in zip(params, curvatures, strict=True):
+                p.grad = p.detach() * (k / group["num_data"])
+            if sampler.step_count == STEPS:
+                break
+            sampler.step()
+        (state,) = flat_states(sampler)
+    hyper = {key: value for key, value in state.items() if key not in _OF_THE_CHAIN}
+    return {
+        **law,
+        "assumption_violation": float(assumption_violation(**state).relative),
+        "terms": {name: float(value) for name, value in term_contributions(**state).items()},
+        "term_effects": term_effects(lambda theta: theta * slope, start, STEPS, seed=seed, **hyper),
+    }

@@ -1,0 +1,308 @@
+// One step of L2E on any number of tensors, in place: what `l2e_residual_rule` and its kin compute, to rounding.
+//
+// A tensor is cut into blocks. Phase by phase, with a reduction over each tensor in between, because every feature is
+// divided by a root mean square over its tensor:
+//
+//   AVERAGES   running averages in place; sums of squares of all that the features are divided by
+//   FIRST      features → (α, β) → new momentum; its sum of squares
+//   FRICTION   only with normalised outputs that also act through the friction: −a·s_β·f·β, divided by β's scale
+//   SECOND     features with the new momentum → β → new parameters
+//   MOVE       only with normalised outputs: the new parameters, from β divided by its scale
+//
+// Features are made tile by tile and never stored; those of a whole tensor (the context) are a shift of the first layer's
+// bias, and the division by a root mean square a factor on its weights. Sums run over fixed blocks in a fixed order, so that
+// the number of threads changes no bit.
+#include <algorithm>
+#include <cmath>
+#include <new>
+
+#include "scales.h"
+#include "team.h"
+
+namespace {
+
+constexpr float RATIO_BOUND = 8.0f, LOG_RATIO_FLOOR = 1e-10f;
+
+class Step {
+    const Settings &s;
+    const Piece *pieces;
+    std::vector<std::vector<Layer>> networks;
+    std::vector<Block> blocks;
+    std::vector<Whole> wholes;
+    int first_piece = 0;
+    const int rows, hidden;
+
+  public:
+    Step(const Settings &settings, const Piece *pieces_, const Network *network, int count)
+        : s(settings), pieces(pieces_), networks(count), rows(3 + s.averages + s.ratios + s.logs), hidden(s.layers - 1) {
+        for (int n = 0; n < count; n++) {
+            networks[n].resize(s.layers);
+            for (int l = 0; l < s.layers; l++) pack(s, networks[n][l], network[l], n, l);
+        }
+    }
+
+    void run(int64_t piece_count) {
+        Team team(threads_for(piece_count));
+        for (int64_t begin = 0, end; begin < piece_count; begin = end) {
+            int64_t size = 0;
+            for (end = begin; end < piece_count && (end == begin || size + pieces[end].length <= GROUP * s.threads); end++)
+                size += pieces[end].length;
+            cut(begin, end);
+            phase(team, &Step::averages, &Step::after_averages);
+            phase(team, &Step::first, s.normalise && s.friction_beta != 0 ? &Step::after_output : &Step::after_momentum);
+            if (s.normalise && s.friction_beta != 0) phase(team, &Step::friction, &Step::after_momentum);
+            phase(team, &Step::second, s.normalise ? &Step::after_output : nullptr);
+            if (s.normalise) phase(team, &Step::move, nullptr);
+        }
+    }
+
+  private:
+    int threads_for(int64_t piece_count) const {
+        int64_t total = 0;
+        for (int64_t i = 0; i < piece_count; i++) total += pieces[i].length;
+        return static_cast<int>(std::min<int64_t>(s.threads, 1 + total / (4 * BLOCK)));
+    }
+
+    void cut(int64_t begin, int64_t end) {
+        first_piece = static_cast<int>(begin);
+        blocks.clear();
+        wholes.resize(end - begin);
+        for (int64_t i = begin; i < end; i++)
+            for (int64_t start = 0; start < pieces[i].length; start += BLOCK)
+                blocks.push_back({static_cast<int>(i - begin), start, std::min(start + BLOCK, pieces[i].length), {}});
+    }
+
+    void phase(Team &team, void (Step::*work)(Block &), void (Step::*reduce)(int, Block *, Block *)) {
+        team.each(blocks.size(), [&](int64_t i) { (this->*work)(blocks[i]); });
+        if (!reduce) return;
+        for (size_t i = 0, j; i < blocks.size(); i = j) {
+            for (j = i; j < blocks.size() && blocks[j].piece == blocks[i].piece;) j++;
+            (this->*reduce)(blocks[i].piece, blocks.data() + i, blocks.data() + j);
+        }
+    }
+
+    const Piece &piece(const Block &b) const { return pieces[first_piece + b.piece]; }
+
+    Tile tile(const Block &b) const {
+        const Piece &p = piece(b);
+        return Tile{p.gradient, p.parameter, p.momentum, p.noise, p.averages, p.stride}.from(b.start);
+    }
+
+    // ------------------------------------------------------------ running averages and the scales of the tensors
+
+    void averages(Block &b) {
+        const Tile t = tile(b);
+        const int64_t n = b.stop - b.start;
+        b.sums[GRADIENT] = sum_of_squares(t.gradient, n);
+        b.sums[PARAMETER] = sum_of_squares(t.parameter, n);
+        b.sums[MOMENTUM] = sum_of_squares(t.momentum, n);
+        for (int k = 0; k < s.averages; k++)
+            b.sums[AVERAGE + k] = update_average<false>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
+        for (int k = s.averages; k < s.averages + s.seconds; k++)
+            b.sums[AVERAGE + k] = update_average<true>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
+    }
+
+    double mean(int i, const Block *from, const Block *to, int k) const {
+        double total = 0;
+        for (; from < to; from++) total += from->sums[k];
+        return total / pieces[first_piece + i].length;
+    }
+
+    void after_averages(int i, Block *from, Block *to) {
+        Whole &w = wholes[i];
+        for (int k = GRADIENT; k < AVERAGE + s.averages + s.seconds; k++) w.means[k] = mean(i, from, to, k);
+        for (int k = 0; k < s.seconds; k++)
+            w.log_factor[k] = static_cast<float>(1 / (w.means[AVERAGE + s.averages + k] + TINY));
+        specialise(i);
+    }
+
+    void after_momentum(int i, Block *from, Block *to) {
+        wholes[i].means[MOMENTUM] = mean(i, from, to, MOMENTUM);
+        specialise(i);
+    }
+
+    void after_output(int i, Block *from, Block *to) {
+        wholes[i].output_factor = s.output_factor / std::sqrt(FLOOR + mean(i, from, to, OUTPUT));
+    }
+
+    void specialise(int i) {
+        const Piece &p = pieces[first_piece + i];
+        ::specialise(s, networks[p.network][0], p.length, wholes[i]);
+    }
+
+    // ------------------------------------------------------------ the two passes of the network
+
+    // The outputs at the tile; those that are not needed are left as they are.
+    template <int WIDTH>
+    INLINE void network(const Block &b, const Tile &t, bool with_alpha, bool with_beta, Vector (&alpha)[WIDTH],
+                        Vector (&beta)[WIDTH]) {
+        const Whole &w = wholes[b.piece];
+        const auto &layers = networks[piece(b).network];
+        const float *row[MOST_ROWS] = {t.gradient, t.parameter, t.momentum};
+        for (int k = 0; k < s.averages; k++) row[3 + k] = t.averages + k * t.stride;
+        alignas(64) float made[MOST_RATIOS + MOST_SECONDS][WIDTH * LANES];
+        if (s.ratios + s.logs) {
+            const float *second = t.averages + s.averages * t.stride;
+            Vector inverse[WIDTH];
+            for (int v = 0; v < WIDTH; v++)
+                inverse[v] = reciprocal_root(fused(load(second + v * LANES), s.second_correction, static_cast<float>(TINY)));
+            for (int k = 0; k < s.ratios; k++) {
+                const float *from = s.ratio_average[k] < 0 ? t.gradient : t.averages + s.ratio_average[k] * t.stride;
+                for (int v = 0; v < WIDTH; v++)
+                    store(made[k] + v * LANES, clamp(load(from + v * LANES) * (inverse[v] * s.ratio_correction[k]),
+                                                     -RATIO_BOUND, RATIO_BOUND));
+            }
+            for (int k = 0; k < s.logs; k++, second += t.stride)
+                for (int v = 0; v < WIDTH; v++)
+                    store(made[s.ratios + k] + v * LANES,
+                          logarithm(fused(load(second + v * LANES), w.log_factor[k], LOG_RATIO_FLOOR)) *
+                              static_cast<float>(0.5 * LOG_SCALE));
+            for (int k = 0; k < s.ratios + s.logs; k++) row[3 + s.averages + k] = made[k];
+        }
+        Activations<WIDTH> one, two, *in = &one, *out = &two;
+        hidden_layer<WIDTH>(rows, layers[0].chunks(), w.weight.data(), w.bias.data(), [&](int k) { return row[k]; }, *in);
+        for (int l = 1; l < hidden; l++) {
+            const Layer &layer = layers[l];
+            hidden_layer<WIDTH>(layer.inputs, layer.chunks(), layer.weight.data(), layer.bias.data(),
+                                [&](int k) { return in->row[k]; }, *out);
+            std::swap(in, out);
+        }
+        const Layer &last = layers[hidden];
+        if (with_alpha) bounded<WIDTH>(last.weight.data(), last.bias[0], last.inputs, *in, alpha);
+        if (with_beta) bounded<WIDTH>(last.weight.data() + last.inputs, last.bias[1], last.inputs, *in, beta);
+    }
+
+    template <int WIDTH>
+    INLINE void bounded(const float *weight, float bias, int inputs, const Activations<WIDTH> &in, Vector (&out)[WIDTH]) {
+        output<WIDTH>(weight, bias, inputs, in, out);
+        if (s.output_bound > 0)
+            for (int v = 0; v < WIDTH; v++) out[v] = hyperbolic_tangent(out[v] / s.output_bound) * s.output_bound;
+    }
+
+    // A block in tiles of WIDTH vectors, then of one; the last, which may be incomplete, on copies.
+    template <int WIDTH = VECTORS, typename Wide, typename Narrow>
+    void tiles(const Block &b, Wide wide, Narrow narrow) {
+        const Tile t = tile(b);
+        const int64_t n = b.stop - b.start;
+        int64_t i = 0;
+        for (; i + WIDTH * LANES <= n; i += WIDTH * LANES) wide(t.from(i));
+        for (; i + LANES <= n; i += LANES) narrow(t.from(i));
+        const size_t rest = (n - i) * sizeof(float);
+        if (!rest) return;
+        alignas(64) float copies[4 + MOST_AVERAGES + MOST_SECONDS][LANES] = {};
+        const Tile from = t.from(i), copy{copies[0], copies[1], copies[2], t.noise ? copies[3] : nullptr, copies[4], LANES};
+        std::memcpy(copies[0], from.gradient, rest);
+        std::memcpy(copy.parameter, from.parameter, rest);
+        std::memcpy(copy.momentum, from.momentum, rest);
+        if (t.noise) std::memcpy(copy.noise, from.noise, rest);
+        for (int k = 0; k < s.averages + s.seconds; k++) std::memcpy(copies[4 + k], from.averages + k * from.stride, rest);
+        narrow(copy);
+        std::memcpy(from.parameter, copy.parameter, rest);
+        std::memcpy(from.momentum, copy.momentum, rest);
+        if (t.noise) std::memcpy(from.noise, copy.noise, rest);
+    }
+
+    template <int WIDTH>
+    INLINE void first_tile(const Block &b, const Tile &t) {
+        Vector alpha[WIDTH] = {}, beta[WIDTH] = {};
+        network<WIDTH>(b, t, s.alpha != 0, s.friction_beta != 0, alpha, beta);
+        for (int v = 0; v < WIDTH; v++) {
+            const int at = v * LANES;
+            // In the order, and with the roundings, of `sghmc_rule`: with outputs of zero this is SGHMC bit for bit.
+            Vector r = fused(load(t.gradient + at), -s.kick, load(t.momentum + at) * s.keep);
+            if (s.pull != 0) r = fused(load(t.parameter + at), -s.pull, r);
+            if (s.heat != 0) r = fused(load(t.noise + at), s.heat, r);
+            r = fused(alpha[v], -s.alpha, r);
+            if (!s.normalise) r = fused(beta[v], -s.friction_beta, r);
+            else if (s.friction_beta != 0) store(t.noise + at, beta[v]);
+            store(t.momentum + at, r);
+        }
+    }
+
+    // r ← (1 − aD)·r − Q·(kick·g + pull·θ) + heat·√D·ξ with the outputs (log Q, log D)
+    template <int WIDTH>
+    INLINE void first_preconditioned(const Block &b, const Tile &t) {
+        Vector curl[WIDTH], damping[WIDTH];
+        network<WIDTH>(b, t, true, true, curl, damping);
+        for (int v = 0; v < WIDTH; v++) {
+            const int at = v * LANES;
+            const Vector q = curl_of(curl[v]);
+            const Vector d = clamp(exponential(damping[v] * s.alpha), s.friction_low, s.friction_high);
+            Vector r = load(t.momentum + at);
+            r -= d * r * (1 - s.keep) + q * (load(t.gradient + at) * s.kick + load(t.parameter + at) * s.pull);
+            if (s.heat != 0) r += d * reciprocal_root(d) * s.heat * load(t.noise + at);
+            store(t.momentum + at, r);
+        }
+    }
+
+    INLINE Vector curl_of(Vector output) const {
+        return clamp(exponential(output * s.velocity_beta), 1 / s.curl_clip, s.curl_clip);
+    }
+
+    void first(Block &b) {
+        if (s.preconditioned)
+            tiles(b, [&](const Tile &t) { first_preconditioned<VECTORS>(b, t); },
+                  [&](const Tile &t) { first_preconditioned<1>(b, t); });
+        else
+            tiles(b, [&](const Tile &t) { first_tile<VECTORS>(b, t); }, [&](const Tile &t) { first_tile<1>(b, t); });
+        const Tile t = tile(b);
+        if (s.normalise && s.friction_beta != 0) b.sums[OUTPUT] = sum_of_squares(t.noise, b.stop - b.start);
+        b.sums[MOMENTUM] = sum_of_squares(t.momentum, b.stop - b.start);
+    }
+
+    void friction(Block &b) {
+        const Tile t = tile(b);
+        const float factor = static_cast<float>(s.friction_beta * wholes[b.piece].output_factor);
+        const auto one = [&](const Tile &at) {
+            store(at.momentum, fused(load(at.noise), -factor, load(at.momentum)));
+        };
+        tiles<1>(b, one, one);
+        b.sums[MOMENTUM] = sum_of_squares(t.momentum, b.stop - b.start);
+    }
+
+    template <int WIDTH>
+    INLINE void second_tile(const Block &b, const Tile &t) {
+        Vector alpha[WIDTH] = {}, beta[WIDTH] = {};
+        network<WIDTH>(b, t, s.preconditioned, !s.preconditioned, alpha, beta);
+        for (int v = 0; v < WIDTH; v++) {
+            const int at = v * LANES;
+            if (s.normalise) {
+                store(t.noise + at, beta[v]);
+                continue;
+            }
+            const Vector r = load(t.momentum + at);
+            const Vector velocity = s.preconditioned ? curl_of(alpha[v]) * r : fused(beta[v], s.velocity_beta, r * s.inertia);
+            store(t.parameter + at, fused(velocity, s.step_size, load(t.parameter + at)));
+        }
+    }
+
+    void second(Block &b) {
+        tiles(b, [&](const Tile &t) { second_tile<VECTORS>(b, t); }, [&](const Tile &t) { second_tile<1>(b, t); });
+        if (s.normalise) b.sums[OUTPUT] = sum_of_squares(tile(b).noise, b.stop - b.start);
+    }
+
+    void move(Block &b) {
+        const float factor = static_cast<float>(s.velocity_beta * wholes[b.piece].output_factor);
+        const auto one = [&](const Tile &at) {
+            const Vector velocity = fused(load(at.noise), factor, load(at.momentum) * s.inertia);
+            store(at.parameter, fused(velocity, s.step_size, load(at.parameter)));
+        };
+        tiles<1>(b, one, one);
+    }
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int l2e_settings_size() { return sizeof(Settings); }
+
+// The update of `count` tensors in place; `network` has an entry for each layer. 0, or 1 if memory ran out.
+extern "C" __attribute__((visibility("default"))) int l2e_step(
+    const Settings *settings, const Piece *pieces, int64_t count, const Network *network, int networks) {
+    const FlushToZero mode;
+    try {
+        Step(*settings, pieces, network, networks).run(count);
+    } catch (const std::bad_alloc &) {
+        return 1;
+    }
+    return 0;
+}

@@ -1,0 +1,93 @@
+"""Finding or making the compiled library, once a process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from learned_samplers.learned.native.build import FOLDER, BuildError, compile_library, levels, library_name
+from learned_samplers.learned.native.structures import Settings
+
+__all__ = ["ENVIRONMENT_VARIABLE", "native_library"]
+
+#: "0" turns the compiled update off.
+ENVIRONMENT_VARIABLE = "LEARNED_SAMPLERS_NATIVE"
+
+_lock = threading.Lock()
+_loaded: list[ctypes.CDLL | None] = []
+
+
+def native_library() -> ctypes.CDLL | None:
+    """The compiled library, or None where there is none: it is turned off, or it cannot be made.
+
+    The package brings it, or it is compiled at the first call, which takes some seconds, and kept in
+    ~/.cache/learned_samplers/native. Where neither is possible one warning says why.
+    """
+    if os.environ.get(ENVIRONMENT_VARIABLE) == "0":
+        return None
+    if not _loaded:
+        with _lock:
+            if not _loaded:
+                _loaded.append(_load())
+    return _loaded[0]
+
+
+def _load() -> ctypes.CDLL | None:
+    capability = torch.backends.cpu.get_cpu_capability()
+    level = capability if capability in levels() else "DEFAULT"
+    name, cache = library_name(level), _cache_folder()
+    reasons = []
+    attempts: list[Callable[[], ctypes.CDLL]] = [lambda: _opened(FOLDER / name), lambda: _opened(cache / name)]
+    attempts += [lambda: _opened(compile_library(level, cache)), lambda: _compiled_apart(level)]
+    for attempt in attempts:
+        try:
+            return attempt()
+        except FileNotFoundError:
+            continue
+        except BuildError as error:
+            reasons.append(str(error))
+            break
+        except OSError as error:
+            reasons.append(str(error))
+    warnings.warn(
+        f"L2E takes its slower steps in Python, for its C++ is not to be had: {'; '.join(reasons)}. "
+        f"(Install a C++ compiler, or set {ENVIRONMENT_VARIABLE}=0 to say nothing.)",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    """The library in a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be loaded, or is another library.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    library = ctypes.CDLL(str(path))
+    if library.l2e_settings_size() != ctypes.sizeof(Settings):
+        raise OSError(f"{path} lays out its settings in another way")
+    library.l2e_step.restype = ctypes.c_int
+    library.l2e_step.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
+    return library
+
+
+def _compiled_apart(level: str) -> ctypes.CDLL:
+    """Compiled into a folder for this process alone, where the cache cannot be written to."""
+    with tempfile.TemporaryDirectory(prefix="learned_samplers-") as folder:
+        return _opened(compile_library(level, Path(folder)))  # once loaded, it needs its file no more
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "learned_samplers" / "native"

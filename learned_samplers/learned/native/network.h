@@ -1,0 +1,80 @@
+// The network on a tile of coordinates: all activations in registers and the first-level cache.
+#pragma once
+
+#include <vector>
+
+#include "vectors.h"
+
+constexpr int MOST_WIDTH = 64, MOST_LAYERS = 5, MOST_ROWS = 16;
+
+// A layer's weights as they are read: UNITS units side by side, input by input; units beyond the last one are zeros.
+struct Layer {
+    int inputs = 0, units = 0;
+    std::vector<float> weight, bias;
+
+    void shape(int inputs_, int units_) {
+        inputs = inputs_, units = units_;
+        weight.assign(static_cast<size_t>(chunks()) * inputs * UNITS, 0.0f);
+        bias.assign(static_cast<size_t>(chunks()) * UNITS, 0.0f);
+    }
+    int chunks() const { return (units + UNITS - 1) / UNITS; }
+    float &at(int unit, int input) { return weight[(unit / UNITS * inputs + input) * UNITS + unit % UNITS]; }
+};
+
+// Activations of one tile, a row a unit.
+template <int TILE>
+struct Activations {
+    alignas(64) float row[MOST_WIDTH][TILE * LANES];
+};
+
+// out ← relu(weight · in + bias); `in(k)` is where the k-th row begins.
+template <int TILE, typename In>
+INLINE void hidden_layer(int inputs, int chunks, const float *weight, const float *bias, In in, Activations<TILE> &out) {
+    for (int chunk = 0; chunk < chunks; chunk++, weight += inputs * UNITS, bias += UNITS) {
+        Vector sums[UNITS][TILE];
+UNROLL(8)
+        for (int u = 0; u < UNITS; u++)
+UNROLL(4)
+            for (int t = 0; t < TILE; t++) sums[u][t] = broadcast(bias[u]);
+        const float *w = weight;
+UNROLL(1)
+        for (int k = 0; k < inputs; k++, w += UNITS) {
+            const float *row = in(k);
+            Vector x[TILE];
+UNROLL(4)
+            for (int t = 0; t < TILE; t++) x[t] = load(row + t * LANES);
+UNROLL(8)
+            for (int u = 0; u < UNITS; u++) {
+                const Vector factor = broadcast(w[u]);
+UNROLL(4)
+                for (int t = 0; t < TILE; t++) sums[u][t] = fused(factor, x[t], sums[u][t]);
+            }
+        }
+UNROLL(8)
+        for (int u = 0; u < UNITS; u++)
+UNROLL(4)
+            for (int t = 0; t < TILE; t++) store(out.row[chunk * UNITS + u] + t * LANES, relu(sums[u][t]));
+    }
+}
+
+// The last layer's output `head`, times nothing and unbounded. Two partial sums, for one would wait for itself.
+template <int TILE>
+INLINE void output(const float *weight, float bias, int inputs, const Activations<TILE> &in, Vector (&out)[TILE]) {
+    Vector even[TILE], odd[TILE];
+UNROLL(4)
+    for (int t = 0; t < TILE; t++) even[t] = broadcast(bias), odd[t] = Vector{};
+    int k = 0;
+UNROLL(1)
+    for (; k + 1 < inputs; k += 2) {
+UNROLL(4)
+        for (int t = 0; t < TILE; t++) {
+            even[t] = fused(load(in.row[k] + t * LANES), weight[k], even[t]);
+            odd[t] = fused(load(in.row[k + 1] + t * LANES), weight[k + 1], odd[t]);
+        }
+    }
+UNROLL(4)
+    for (int t = 0; t < TILE; t++) {
+        if (k < inputs) even[t] = fused(load(in.row[k] + t * LANES), weight[k], even[t]);
+        out[t] = even[t] + odd[t];
+    }
+}

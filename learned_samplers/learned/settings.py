@@ -1,0 +1,147 @@
+"""The settings of a learned sampler: what its update needs besides lr, N, temperature, prior and momentum decay.
+
+Each rule has one frozen dataclass, which holds the defaults and the checks. The optimizer's keywords, the inner loop of
+meta-training, the fused kernels, the measures, the command line and the weight card all read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from learned_samplers.base import validation as check
+from learned_samplers.base.operations import as_number
+from learned_samplers.learned.network import Phi, build_network
+
+#: Fields that a card has at its top; the other ones stand under its "scales".
+_AT_THE_TOP = ("form", "feature_set")
+
+
+def setting(
+    default: Any, checked: Callable[[str, Any], None], *, doc: str = "", in_card: bool = True, optional: bool = False
+) -> Any:
+    """A field of a settings class.
+
+    Args:
+        default: its default value; None needs ``optional``.
+        checked: called with the name and the value, raises ValueError or TypeError; numbers are kept as plain ones.
+        doc: one line for the command line.
+        in_card: whether the weights were trained with it; if not it is the user's choice, as the way to a derivative.
+        optional: whether None is a value.
+    """
+    return field(default=default, metadata={"checked": checked, "doc": doc, "in_card": in_card, "optional": optional})
+
+
+def choice(default: str | None, *choices: str, doc: str = "", in_card: bool = True) -> Any:
+    """A `setting` that is one of some words."""
+    return setting(default, partial(check.one_of, choices=choices), doc=doc, in_card=in_card, optional=default is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedSettings:
+    """Base class of the settings of learned samplers.
+
+    Raises:
+        ValueError, TypeError: a value is out of range or of a wrong type; the message names the setting and the value.
+    """
+
+    #: Name of the sampler's class.
+    sampler: ClassVar[str]
+    #: Outputs of the network.
+    outputs: ClassVar[int] = 2
+    #: Widths of the hidden layers of a fresh network.
+    hidden: ClassVar[tuple[int, ...]] = (32, 32)
+
+    feature_set: str = ""
+
+    @property
+    def zero_is_base(self) -> bool:
+        """Whether a last layer of zeros makes the sampler its hand-designed base, SGHMC."""
+        return True
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not (value is None and each.metadata["optional"]):
+                each.metadata["checked"](each.name, value)
+            if isinstance(value, torch.Tensor):
+                value = as_number(value)
+            if value is not None and not isinstance(value, str) and type(value) not in (int, float, bool):
+                value = float(value)
+            object.__setattr__(self, each.name, value)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The settings that this sampler has."""
+        return tuple(each.name for each in fields(cls))
+
+    @classmethod
+    def given(cls, **values: Any) -> Self:
+        """Settings from those values that are not None, and the defaults.
+
+        Raises:
+            ValueError: a value was given for a setting that this sampler does not have, or see the class.
+        """
+        chosen = {name: value for name, value in values.items() if value is not None}
+        for name, value in chosen.items():
+            if name not in cls.names():
+                raise ValueError(f"{name} does not belong to {cls.sampler}, got {value!r}")
+        return cls(**chosen)
+
+    @classmethod
+    def from_card(cls, card: dict[str, Any], **values: Any) -> Self:
+        """Settings as given (None: not given), else as in the card of the weights ({}: no card), else the defaults.
+
+        Raises:
+            ValueError, TypeError: as `given`.
+        """
+        named = {name: card[name] for name in _AT_THE_TOP if name in card}
+        chosen = {name: value for name, value in values.items() if value is not None}
+        return cls.given(**{**named, **card.get("scales", {}), **chosen})
+
+    def to_card(self) -> dict[str, Any]:
+        """The fields of a weight card that say how the network is used: which sampler, inputs and scales."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["in_card"]}
+        top = {name: own.pop(name) for name in _AT_THE_TOP if name in own}
+        return {"sampler": self.sampler, **top, "features": list(self.features), "scales": own}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values by name, for state dicts and checkpoints."""
+        return asdict(self)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the network's inputs, in order."""
+        raise NotImplementedError
+
+    def fresh_network(
+        self, hidden: Sequence[int] | None = None, *, generator: torch.Generator | None = None
+    ) -> nn.Sequential:
+        """An untrained network, whose last layer is zero where that makes the sampler its hand-designed base."""
+        return build_network(
+            len(self.features), self.hidden if hidden is None else hidden, self.outputs,
+            zero_last=self.zero_is_base, generator=generator,
+        )  # fmt: skip
+
+    def check_network(self, phi: Phi) -> None:
+        """Raise ValueError unless the network has the inputs and outputs that the update needs."""
+        into, out = phi[0][0].shape[-1], phi[-1][0].shape[-2]
+        if (into, out) != (len(self.features), self.outputs):
+            raise ValueError(
+                f"network must take {len(self.features)} features ({self.feature_set!r}) and give {self.outputs} "
+                f"outputs, got {into} and {out}"
+            )
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """The names in which two dicts of settings differ, in order."""
+    return [name for name in (*ours, *(each for each in theirs if each not in ours)) if _differ(name, ours, theirs)]
+
+
+def _differ(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    return name not in ours or name not in theirs or ours[name] != theirs[name]

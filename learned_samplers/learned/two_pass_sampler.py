@@ -1,0 +1,82 @@
+"""The step that L2E and Precond-L2E share: in place, tensor by tensor, by compiled code where it can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.segments import Segments
+from learned_samplers.base.step import GroupInputs, blocks
+from learned_samplers.learned.features import FeatureSet, feature_set_named
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.native.step import can_step, step_tensors_
+from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
+from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
+from learned_samplers.learned.two_passes import TwoPasses
+
+# Small tensors are updated together, up to so many coordinates: their noise, and copies of their state where the update
+# is torch's, are all that a step needs besides the state.
+_TOGETHER_ON_CPU = 1 << 17
+_TOGETHER_ON_GPU = 1 << 22
+
+
+class TwoPassSampler(LearnedSampler):
+    """A learned sampler with running averages, whose update is `TwoPasses`."""
+
+    state_names = ("momentum", "averages")
+    hyperparameters: ClassVar[tuple[str, ...]] = (*LearnedSampler.hyperparameters, "step")
+    settings: L2ESettings | PreconditionedSettings
+
+    @property
+    def feature_set(self) -> FeatureSet:
+        """What the network sees."""
+        return feature_set_named(self.settings.feature_set)
+
+    def passes(self) -> TwoPasses | None:
+        """The update as two passes of the network; None if with these settings it is more than that."""
+        raise NotImplementedError
+
+    def _rows(self) -> dict[str, int]:
+        return {"averages": self.feature_set.num_averages}
+
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        params, gradients, hyper = inputs.params, inputs.gradients, self.hyper(group)
+        for p in params:  # all of it, before any noise is drawn
+            for name in self.state_names:
+                self.state_of(group, p, name)
+        limit = _TOGETHER_ON_CPU if all(p.device.type == "cpu" for p in params) else _TOGETHER_ON_GPU
+        for alike in together(params):
+            chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
+            for block in blocks(chosen, limit):
+                self._advance(chosen[block], slopes[block], hyper)
+
+    def _advance(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
+        noise, phi = self.noise_for(params, hyper), self._phi(params[0])
+        momenta, averages = ([self.state[p][name] for p in params] for name in self.state_names)
+        everything = (*params, *gradients, *(noise or ()), *momenta, *averages)
+        passes = self.passes()
+        if can_step(phi, self.settings, *everything):
+            step_tensors_(params, gradients, noise, momenta, averages, phi=phi, **hyper)
+        elif passes is not None and len(params) == 1 and not torch.compiler.is_compiling():
+            _in_place(passes, params[0], gradients[0], noise, momenta[0], averages[0], phi=phi, **hyper)
+        else:
+            segments = Segments(tuple(p.numel() for p in params))
+            flat = [gather(params), gather(gradients), None if noise is None else gather(noise), gather(momenta)]
+            after = self.flat_rule(*flat, self._flat_state("averages", averages), phi=phi, segments=segments, **hyper)
+            for tensors, buffer in zip((params, momenta, averages), after, strict=True):
+                scatter(buffer, tensors, segments)
+
+
+def _in_place(
+    passes: TwoPasses, parameter: Tensor, gradient: Tensor, noise: Sequence[Tensor] | None, momentum: Tensor,
+    averages: Tensor, **hyper: Any,
+) -> None:  # fmt: skip
+    # A view where the layout allows it, else a copy (channels_last), which is written back.
+    theta, r, kept = parameter.reshape(-1), momentum.reshape(-1), averages.reshape(len(averages), -1)
+    passes.step_(theta, gradient.reshape(-1), None if noise is None else noise[0].reshape(-1), r, kept, **hyper)
+    for tensor, flat in ((parameter, theta), (momentum, r), (averages, kept)):
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view(tensor.shape))

@@ -1,0 +1,55 @@
+"""Scores of predictions: of classes, of real numbers, and their calibration.
+
+``from learned_samplers import metrics`` and then ``metrics.nll(probs, labels)``, for example with ``probs`` from
+`PosteriorSamples.predict`. Everything is described in the modules ``classification``, ``regression`` and
+``calibration``.
+"""
+
+from learned_samplers.metrics.arrays import FLOOR, TOLERANCE
+from learned_samplers.metrics.calibration import (
+    conformal_scale,
+    conformal_sets,
+    conformal_threshold,
+    fit_temperature,
+    with_temperature,
+)
+from learned_samplers.metrics.classification import (
+    CalibrationBins,
+    accuracy,
+    agreement,
+    brier,
+    calibration_bins,
+    ece,
+    nll,
+    ood_auroc,
+    pairwise_kld,
+    summary,
+    total_variation,
+)
+from learned_samplers.metrics.regression import coverage, crps, gaussian_crps, gaussian_nll, interval
+
+__all__ = [
+    "FLOOR",
+    "TOLERANCE",
+    "CalibrationBins",
+    "accuracy",
+    "agreement",
+    "brier",
+    "calibration_bins",
+    "conformal_scale",
+    "conformal_sets",
+    "conformal_threshold",
+    "coverage",
+    "crps",
+    "ece",
+    "fit_temperature",
+    "gaussian_crps",
+    "gaussian_nll",
+    "interval",
+    "nll",
+    "ood_auroc",
+    "pairwise_kld",
+    "summary",
+    "total_variation",
+    "with_temperature",
+]

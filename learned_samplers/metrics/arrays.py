@@ -1,0 +1,84 @@
+"""Arguments of metrics: tensors or arrays, checked to be what they are said to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOOR = torch.finfo(torch.float32).tiny
+TOLERANCE = 1e-3
+
+
+def probabilities(name: str, value: Any, ndim: int = 2) -> Tensor:
+    """``value`` as a float64 tensor of ``ndim`` axes, the last one over classes, checked to hold probabilities."""
+    try:
+        probs = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be a tensor or an array, got {type(value).__name__}") from error
+    if not probs.is_floating_point():
+        raise TypeError(f"{name} must hold floating-point numbers, got {probs.dtype}")
+    expected = "(N, C)" if ndim == 2 else "(K, N, C)"
+    if probs.ndim != ndim or 0 in probs.shape:
+        raise ValueError(f"{name} must have shape {expected}, none of them zero; got {tuple(probs.shape)}")
+    probs = probs.double()
+    rows = probs.flatten(0, -2)
+    for problem, bad in (
+        ("is not finite", ~rows.isfinite()),
+        ("is negative", rows < 0),
+        ("is above one", rows > 1 + TOLERANCE),
+    ):
+        if bad.any():
+            where = tuple(bad.nonzero()[0].tolist())
+            raise ValueError(f"{name} must hold probabilities: {rows[where].item()} (row {where[0]}) {problem}")
+    off = (rows.sum(1) - 1).abs() > TOLERANCE
+    if off.any():
+        row = int(off.nonzero()[0])
+        raise ValueError(f"{name}: row {row} sums to {rows[row].sum().item():.6g} instead of 1 (are these logits?)")
+    return probs
+
+
+def class_labels(labels: Any, probs: Tensor) -> Tensor:
+    try:
+        values = torch.as_tensor(labels).detach().to(probs.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"labels must be a tensor or an array, got {type(labels).__name__}") from error
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, got {values.dtype}")
+    examples, classes = probs.shape
+    if values.shape != (examples,):
+        raise ValueError(f"labels must have shape ({examples},), one for each row of probs; got {tuple(values.shape)}")
+    bad = (values < 0) | (values >= classes)
+    if bad.any():
+        raise ValueError(f"labels must lie in [0, {classes}), got {int(values[bad][0])}")
+    return values.long()
+
+
+def two_predictions(probs: Any, reference: Any) -> tuple[Tensor, Tensor]:
+    first, second = probabilities("probs", probs), probabilities("reference", reference)
+    if first.shape != second.shape:
+        raise ValueError(f"reference must have the shape of probs, {tuple(first.shape)}; got {tuple(second.shape)}")
+    return first, second.to(first.device)
+
+
+def reals(name: str, value: Any, shape: tuple[int, ...] | None = None) -> Tensor:
+    """``value`` as a finite float64 tensor, of ``shape`` if that is given.
+
+    Raises:
+        TypeError, ValueError: it is not; the message names the argument.
+    """
+    try:
+        values = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be a tensor or an array, got {type(value).__name__}") from error
+    if values.is_complex() or values.dtype == torch.bool:
+        raise TypeError(f"{name} must hold real numbers, got {values.dtype}")
+    values = values.double()
+    if not values.numel():
+        raise ValueError(f"{name} must not be empty, got shape {tuple(values.shape)}")
+    if not values.isfinite().all():
+        raise ValueError(f"{name} must be finite, got {values[~values.isfinite()][0].item()}")
+    if shape is not None and values.shape != shape:
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(values.shape)}")
+    return values

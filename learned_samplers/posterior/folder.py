@@ -1,0 +1,246 @@
+"""Posterior samples in a folder: one safetensors file a sample, and an index that grows by a line a sample."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learned_samplers.base.files import append, write_atomically
+from learned_samplers.base.locks import LOCK, FolderLock
+from learned_samplers.posterior.storage import Entry, Progress, compare_settings, validate_counts
+from learned_samplers.posterior.tensor_files import FORMAT, Tensors, checksum, read_tensors, write_tensors
+
+VERSION = 2
+INDEX = "index.jsonl"
+#: The index of version 1, rewritten as a whole for every sample.
+FIRST_INDEX = "index.json"
+FIXED = "fixed.safetensors"
+
+
+class FolderStore:
+    """Samples as files: ``step-<step>.safetensors`` each, ``index.jsonl``, and ``fixed.safetensors``.
+
+    The index begins with a line of settings; every further line adds a sample and says how far the collector has come.
+    It is rewritten only when samples are dropped. A last line that is not whole (a crash) does not count, and a file
+    that the index does not name (a crash between two writes, or going back to an earlier checkpoint) is ignored, and
+    replaced when its step is reached again.
+
+    Args:
+        folder: created when missing; an existing one must be empty or hold an index with the same settings. What a
+            killed process has left of its writes is removed.
+        settings: what must agree for the folder to be continued, as JSON values; None to read it only.
+        device: where tensors are read to.
+
+    Raises:
+        ValueError: a folder with something else in it, a broken index, or an index with other settings.
+        RuntimeError: another collector is writing to the folder (see `FolderLock`).
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any] | None, device: torch.device) -> None:
+        self.folder, self.device = Path(folder), device
+        self.entries: list[Entry] = []
+        self.progress = Progress()
+        self.fixed: Tensors | None = None
+        self.frozen: dict[str, str] = {}
+        self._size = 0
+        self._lock: FolderLock | None = None
+        if settings is None:
+            self._open(None)
+            return
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"path={str(self.folder)!r} is not a folder")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._require_ours()
+        self._lock = FolderLock(self.folder)
+        try:
+            for file in self.folder.iterdir():
+                if _is_temporary(file.name):
+                    file.unlink()
+            if (self.folder / INDEX).is_file() or (self.folder / FIRST_INDEX).is_file():
+                self._open(settings)
+            else:
+                self._require_ours()
+                self.settings = settings
+            if not self._size:
+                self._write_index(self.entries, self.progress)
+            (self.folder / FIRST_INDEX).unlink(missing_ok=True)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _require_ours(self) -> None:
+        """Raise ValueError if the folder holds files and no index."""
+        names = {file.name for file in self.folder.iterdir() if not _is_temporary(file.name)} - {LOCK}
+        if names and not names & {INDEX, FIRST_INDEX}:
+            if all(name.startswith("step-") or name == FIXED for name in names):
+                raise ValueError(
+                    f"path={str(self.folder)!r} holds samples and no {INDEX} that would say what they are: restore it, "
+                    "or delete the folder to start again"
+                )
+            raise ValueError(f"path={str(self.folder)!r} is not an empty folder and holds no {INDEX}")
+
+    def _open(self, settings: dict[str, Any] | None) -> None:
+        path = self.folder / INDEX
+        if not path.is_file():
+            path = self.folder / FIRST_INDEX
+            if not path.is_file():
+                raise FileNotFoundError(f"no posterior samples in {self.folder}: {INDEX} is missing")
+        try:
+            data = path.read_bytes()
+            self._read_index(path, data) if path.name == INDEX else self._read_first_index(path, data)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if str(error).startswith(str(path)):
+                raise
+            raise ValueError(f"{path}: broken index ({type(error).__name__}: {error})") from error
+        validate_counts(str(path), self.progress, *self.entries)
+        if settings is not None:
+            compare_settings(settings, self.settings, str(self.folder))
+        self._require(self.entries)
+        # Without samples it is left from a first sample that could not be written.
+        if self.entries and (self.folder / FIXED).is_file():
+            self.fixed, metadata = read_tensors(self.folder / FIXED, self.device)
+            self.frozen = dict(metadata.get("frozen", {}))
+
+    def _read_index(self, path: Path, data: bytes) -> None:
+        whole, torn = data[: data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1 :]
+        if _is_whole(torn[:-1]):
+            raise ValueError(f"{path}: its last line is damaged (no end of line)")
+        header, *lines = whole.decode().splitlines() or [""]
+        content = _unsealed(header)
+        if content["format"] != FORMAT or content["version"] != VERSION:
+            raise ValueError(f"{path}: not an index of {FORMAT}, version {VERSION}")
+        self.settings = dict(content["settings"])
+        for number, line in enumerate(lines, 2):
+            try:
+                record = _unsealed(line)
+            except ValueError as error:
+                raise ValueError(f"{path}: line {number} is damaged ({error})") from error
+            self.progress = Progress(*record["progress"])
+            self.entries += [Entry(*entry) for entry in record["entries"]]
+        self._size = len(whole)
+
+    def _read_first_index(self, path: Path, data: bytes) -> None:
+        index = json.loads(data)
+        if index["format"] != FORMAT or index["version"] != 1:
+            raise ValueError(f"{path}: not an index of {FORMAT}, version 1")
+        self.settings = dict(index["settings"])
+        self.entries = [Entry(**entry) for entry in index["entries"]]
+        self.progress = Progress(**index["progress"])
+
+    def _file(self, entry: Entry) -> Path:
+        return self.folder / f"step-{entry.step:010d}.safetensors"
+
+    def _require(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if not self._file(entry).is_file():
+                raise ValueError(f"{self._file(entry)}: the sample of step {entry.step} is missing")
+
+    def _write_index(self, entries: Sequence[Entry], progress: Progress) -> None:
+        header = _sealed({"format": FORMAT, "version": VERSION, "settings": self.settings})
+        data = header + _record(entries, progress)
+        write_atomically(self.folder / INDEX, data, clean=False)
+        self._size = len(data)
+
+    def _add_to_index(self, entries: Sequence[Entry], progress: Progress) -> None:
+        data = _record(entries, progress)
+        append(self.folder / INDEX, self._size, data)
+        self._size += len(data)
+
+    def read(self, index: int) -> Tensors:
+        entry = self.entries[index]
+        tensors, metadata = read_tensors(self._file(entry), self.device)
+        if metadata.get("step") != entry.step:
+            raise ValueError(f"{self._file(entry)}: is of step {metadata.get('step')}, not of step {entry.step}")
+        for name, shape in self.settings["shapes"].items():
+            found = list(tensors[name].shape) if name in tensors else None
+            if found != shape:
+                raise ValueError(f"{self._file(entry)}: {name!r} has shape {found}, the index says {shape}")
+        return tensors
+
+    def set_fixed(self, fixed: Tensors, frozen: Mapping[str, str] | None = None) -> None:
+        frozen = dict(frozen or {})
+        if fixed or frozen:
+            self._require_lock()
+            write_tensors(self.folder / FIXED, fixed, {"frozen": frozen} if frozen else {}, clean=False)
+        self.fixed, self.frozen = fixed, frozen
+
+    def _require_lock(self) -> None:
+        if self._lock is None:
+            raise RuntimeError(f"{self.folder} was opened for reading only")
+        self._lock.require_held()
+
+    def commit(
+        self, entries: Sequence[Entry], added: Mapping[int, Tensors], progress: Progress, *, delete: bool = True
+    ) -> None:
+        """See `MemoryStore.commit`. Order: new files, then the index, then the files that it dropped."""
+        self._require_lock()
+        kept = len(self.entries)
+        grows = list(entries[:kept]) == self.entries and len(entries) > kept
+        fresh = entries[kept:] if grows else entries
+        written: list[Path] = []
+        try:
+            for entry in fresh:
+                if entry.step in added:
+                    written.append(self._file(entry))
+                    write_tensors(written[-1], added[entry.step], asdict(entry), clean=False)
+            self._require(fresh)
+            self._add_to_index(fresh, progress) if grows else self._write_index(entries, progress)
+        except BaseException:
+            for path in written:
+                path.unlink(missing_ok=True)
+            raise
+        dropped = {entry.step for entry in self.entries} - {entry.step for entry in entries} if not grows else set()
+        files = [self._file(entry) for entry in self.entries if entry.step in dropped]
+        self.entries, self.progress = list(entries), progress
+        for path in files if delete else ():
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let another collector write to the folder. What is there can still be read."""
+        if self._lock is not None:
+            self._lock.release()
+
+
+def _is_temporary(name: str) -> bool:
+    """Whether a file is the unfinished write of one of the folder's own; whoever holds its lock may remove it."""
+    ours = (".step-", f".{INDEX}.", f".{FIRST_INDEX}.", f".{FIXED}.", f"{LOCK}.")
+    return name.endswith(".tmp") and name.startswith(ours)
+
+
+def _record(entries: Sequence[Entry], progress: Progress) -> bytes:
+    content = {
+        "progress": list(asdict(progress).values()),
+        "entries": [list(asdict(entry).values()) for entry in entries],
+    }
+    return _sealed(content)
+
+
+def _sealed(content: dict[str, Any]) -> bytes:
+    """A line of the index: the checksum and the text of a JSON object."""
+    text = json.dumps(content)
+    return json.dumps([checksum(text), text]).encode() + b"\n"
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        return bool(_unsealed(line.decode()))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _unsealed(line: str) -> dict[str, Any]:
+    sealed = json.loads(line)
+    if not isinstance(sealed, list) or len(sealed) != 2 or not isinstance(sealed[1], str):
+        raise ValueError("not a checksum and a text")
+    if checksum(sealed[1]) != sealed[0]:
+        raise ValueError("it has changed since it was written")
+    content = json.loads(sealed[1])
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    return content

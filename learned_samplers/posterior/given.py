@@ -1,0 +1,88 @@
+"""Samples that are there already, or are drawn at once, as the store and settings of a collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor, nn
+
+from learned_samplers.base import validation
+from learned_samplers.posterior.names import (
+    buffers_of,
+    normalisation_buffers,
+    parameters_of,
+    plain_names,
+    with_plain_names,
+)
+from learned_samplers.posterior.storage import Entry, MemoryStore
+from learned_samplers.posterior.tensor_files import Tensors
+
+POLICIES = ("refuse", "snapshot", "reestimate")
+
+
+def validate_policy(model: nn.Module, buffers: str) -> str:
+    """``buffers``, if it is a policy that suits the model's normalisation layers; ValueError otherwise."""
+    if buffers not in POLICIES:
+        raise ValueError(f"buffers must be one of {POLICIES}, got {buffers!r}")
+    statistics = normalisation_buffers(model)
+    if statistics and buffers == "refuse":
+        raise ValueError(
+            f"the model has running statistics ({statistics[0]!r} and {len(statistics) - 1} more buffers) that belong "
+            "to the weights they were computed with: choose buffers='snapshot' to keep them with each sample, or "
+            "buffers='reestimate' to compute them from data before predicting; got buffers='refuse'"
+        )
+    if buffers == "reestimate" and not statistics:
+        raise ValueError("buffers='reestimate', but the model has no normalisation layer with running statistics")
+    return buffers
+
+
+def given_samples(
+    model: nn.Module, samples: Sequence[Mapping[str, Tensor]], buffers: str
+) -> tuple[MemoryStore, dict[str, Any]]:
+    """The store and the settings of a collection of these weights; see `SampleCollection.from_samples`."""
+    if not samples:
+        raise ValueError("samples must hold at least one set of weights, got none")
+    shapes = {name: list(parameter.shape) for name, parameter in parameters_of(model).items()}
+    others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
+    every = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]
+    aliases = set(plain_names(every).values()) - set(shapes) - set(others)
+    samples = [with_plain_names(sample, {*shapes, *others, *aliases}) for sample in samples]
+    statistics = normalisation_buffers(model)
+    store = MemoryStore()
+    rows: dict[int, Tensors] = {}
+    for k, sample in enumerate(samples):
+        rows[k + 1] = {name: t.detach().clone() for name, t in sample.items() if name not in aliases}
+        expected = {**shapes, **{name: shape for name, shape in others.items() if name in samples[0]}}
+        found = {name: list(tensor.shape) for name, tensor in rows[k + 1].items()}
+        if found != expected:
+            wrong = next(name for name in (*expected, *found) if expected.get(name) != found.get(name))
+            raise ValueError(
+                f"samples[{k}]: {wrong!r} has shape {found.get(wrong)}, the model's is {expected.get(wrong)}"
+            )
+    missing = [name for name in statistics if name not in samples[0]]
+    if missing and buffers != "reestimate":
+        raise ValueError(f"samples[0] lacks the running statistics {missing[0]!r} of the model")
+    store.commit([Entry(step, 0, step) for step in rows], rows, store.progress)
+    left_out = set(samples[0]) | (set(statistics) if buffers == "reestimate" else set())
+    store.set_fixed({n: b.detach().clone() for n, b in buffers_of(model).items() if n not in left_out})
+    return store, {"shapes": shapes, "buffers": buffers}
+
+
+def drawn_samples(
+    model: nn.Module, sampled_params: Callable[[], AbstractContextManager[Any]], count: int, buffers: str
+) -> tuple[MemoryStore, dict[str, Any]]:
+    """The same of draws, each the model's parameters inside one context; see `SampleCollection.from_draws`."""
+    validation.whole("count", count)
+    if not callable(sampled_params):
+        raise TypeError(f"sampled_params must be a function that gives a context, got {type(sampled_params).__name__}")
+    validate_policy(model, buffers)
+    samples = []
+    for _ in range(count):
+        with sampled_params():
+            tensors: Tensors = dict(parameters_of(model))
+            if buffers == "snapshot":
+                tensors |= buffers_of(model)
+            samples.append({name: tensor.detach().clone() for name, tensor in tensors.items()})
+    return given_samples(model, samples, buffers)

@@ -1,0 +1,113 @@
+"""Inputs of a network in the forms in which people have them, as batches of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler
+
+from learned_samplers.posterior.storage import chunks
+
+#: A tensor or array (N, ...), a tuple or a dictionary of them, or a DataLoader.
+Inputs = Any
+
+
+class Batch(NamedTuple):
+    """Arguments of one call of the network, and the number of examples in them."""
+
+    args: tuple[Tensor, ...]
+    kwargs: dict[str, Tensor]
+    length: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        kwargs = {name: tensor.to(device) for name, tensor in self.kwargs.items()}
+        return Batch(tuple(tensor.to(device) for tensor in self.args), kwargs, self.length)
+
+
+def as_batches(x: Inputs, batch_size: int, dtype: torch.dtype | None = None) -> list[Batch]:
+    """``x`` as batches in its own order.
+
+    Args:
+        x: a tensor or a NumPy array; a tuple of them (positional arguments of the network); a dictionary of them
+            (keyword arguments); or a DataLoader, which has its own batch size, and of whose (input, target) pairs the
+            inputs are taken. It is iterated once, and its batches are held in memory.
+        batch_size: examples in a batch.
+        dtype: floating-point arrays are brought to it, since NumPy's usual one is no network's.
+
+    Raises:
+        TypeError, ValueError: something else, no example, different numbers of examples, or a loader that shuffles.
+    """
+    if isinstance(x, DataLoader):
+        if isinstance(x.sampler, RandomSampler):
+            raise ValueError("x shuffles, so that predictions could not be matched to examples: use shuffle=False")
+        batches = [_one_batch(_without_target(item), dtype) for item in x]
+        if not batches:
+            raise ValueError("x must hold at least one example, got a loader of no batch")
+        return batches
+    whole = _one_batch(x, dtype)
+    return [
+        Batch(
+            tuple(tensor[rows.start : rows.stop] for tensor in whole.args),
+            {name: tensor[rows.start : rows.stop] for name, tensor in whole.kwargs.items()},
+            len(rows),
+        )
+        for rows in chunks(whole.length, batch_size)
+    ]
+
+
+def as_inputs(x: Any) -> tuple[Tensor, ...]:
+    """A tensor or array, or a tuple of them with one length, as the network's positional arguments."""
+    if isinstance(x, Mapping):
+        raise TypeError("x must be a tensor or a tuple of tensors here, got a dictionary")
+    return _one_batch(x, None).args
+
+
+def _one_batch(x: Any, dtype: torch.dtype | None) -> Batch:
+    items = list(x.values()) if isinstance(x, Mapping) else list(x) if isinstance(x, tuple) else [x]
+    if not items or not all(isinstance(item, Tensor | np.ndarray) for item in items):
+        kind = type(next((item for item in items if not isinstance(item, Tensor | np.ndarray)), x)).__name__
+        raise TypeError(f"x must be a tensor, an array, a tuple or dictionary of them, or a DataLoader, got {kind}")
+    tensors = [_as_tensor(item, dtype) for item in items]
+    lengths = [len(item) if item.ndim else 0 for item in tensors]
+    if lengths[0] == 0 or len(set(lengths)) != 1:
+        raise ValueError(f"x must hold at least one example, as many in each tensor; got lengths {lengths}")
+    if isinstance(x, Mapping):
+        return Batch((), dict(zip(map(str, x), tensors, strict=True)), lengths[0])
+    return Batch(tuple(tensors), {}, lengths[0])
+
+
+def _as_tensor(item: Tensor | np.ndarray, dtype: torch.dtype | None) -> Tensor:
+    if isinstance(item, Tensor):
+        return item
+    tensor = torch.from_numpy(np.ascontiguousarray(item))
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _without_target(item: Any) -> Any:
+    return item[0] if isinstance(item, Sequence) and not isinstance(item, str) else item
+
+
+class Repeatable:
+    """Iterates again and again over data to compute statistics from: inputs as above, or any iterable of batches.
+
+    Here the order does not matter, so a loader may shuffle.
+    """
+
+    def __init__(self, data: Any, batch_size: int) -> None:
+        self._batches: Iterable[Any]
+        if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
+            self._batches = as_batches(data, batch_size)
+        elif isinstance(data, Iterable):
+            # A one-shot iterator must last for every pass.
+            self._batches = list(data) if isinstance(data, Iterator) else data
+        else:
+            raise TypeError(f"data must be a tensor, a tuple of tensors or a loader, got {type(data).__name__}")
+
+    def __iter__(self) -> Iterator[Batch]:
+        for item in self._batches:
+            yield item if isinstance(item, Batch) else _one_batch(_without_target(item), None)

@@ -1,0 +1,184 @@
+"""From what a network returns to a prediction. What does not fit is refused with the name of the option that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base import validation
+
+Output = str | Callable[[Any], Tensor]
+OUTPUTS = ("softmax", "binary", "regression")
+#: Noise of a regression: none, its standard deviation, or what the network gives beside the mean.
+Noise = float | Tensor | str | None
+NETWORK_NOISE = ("log_variance", "scale")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the output of a network is to be read; see `SampleCollection.predict` for the arguments.
+
+    Raises:
+        TypeError, ValueError: an option that is unknown or does not go with the others.
+    """
+
+    output: Output = "softmax"
+    class_axis: int | None = None
+    noise: Noise = None
+    select: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.output == "classification":  # what "softmax" was called first
+            object.__setattr__(self, "output", "softmax")
+        if not callable(self.output) and self.output not in OUTPUTS:
+            raise ValueError(f"output must be 'softmax', 'binary', 'regression' or a function, got {self.output!r}")
+        if self.class_axis is not None:
+            if self.output not in ("softmax", "binary"):
+                raise ValueError(f"class_axis={self.class_axis} goes with output='softmax' or 'binary' only")
+            if isinstance(self.class_axis, bool) or not isinstance(self.class_axis, int):
+                raise TypeError(f"class_axis must be an integer, got {self.class_axis!r}")
+            if self.class_axis == 0:
+                raise ValueError("class_axis=0 is the axis of the examples; give that of the classes, such as 1 or -1")
+        if self.noise is not None:
+            if self.output != "regression":
+                raise ValueError(f"noise={self.noise!r} goes with output='regression' only, got {self.output!r}")
+            if isinstance(self.noise, str):
+                validation.one_of("noise", self.noise, NETWORK_NOISE)
+            elif isinstance(self.noise, Tensor):
+                if not bool((self.noise > 0).all() & self.noise.isfinite().all()):
+                    raise ValueError("noise must be finite and greater than 0: standard deviations, one per output")
+            else:
+                validation.positive("noise", self.noise)
+
+    # -- what the network returned ----------------------------------------------------------------------------------
+
+    def tensor(self, raw: Any) -> Tensor:
+        """The tensor to read: the output itself, ``.logits``, or the entry that ``select`` names."""
+        found = self._selected(raw)
+        if not isinstance(found, Tensor):
+            raise TypeError(f"select={self.select!r} gives a {type(found).__name__} of the network's output, no tensor")
+        if not found.is_floating_point():
+            raise TypeError(f"the network's output must hold floating-point numbers, got {found.dtype}")
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    def _selected(self, raw: Any) -> Any:
+        if self.select is not None:
+            try:
+                if isinstance(self.select, str) and not isinstance(raw, Mapping) and hasattr(raw, self.select):
+                    return getattr(raw, self.select)
+                return raw[self.select]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(f"select={self.select!r} is not in the network's output: {_contents(raw)}") from error
+        if isinstance(raw, Tensor):
+            return raw
+        if isinstance(getattr(raw, "logits", None), Tensor):
+            return raw.logits
+        entries = raw if isinstance(raw, Mapping) else dict(enumerate(raw)) if isinstance(raw, tuple | list) else {}
+        if isinstance(entries.get("logits"), Tensor):
+            return entries["logits"]
+        if len(entries) == 1:
+            return next(iter(entries.values()))
+        raise ValueError(
+            f"the network returned {_contents(raw)}: say which entry is the prediction by select=, such as "
+            f"select={next(iter(entries), 0)!r}"
+        )
+
+    # -- what is averaged -------------------------------------------------------------------------------------------
+
+    def prediction(self, raw: Any) -> Tensor:
+        """What `predict` averages: probabilities, the mean of a regression, or what the caller's function makes."""
+        if callable(self.output):
+            return self.output(raw)
+        if self.output == "regression":
+            return self.moments(raw)[..., 0]
+        return self._probabilities(self.tensor(raw))
+
+    def moments(self, raw: Any) -> Tensor:
+        """Mean and variance of a regression, stacked along a new last axis; the variance is 0 without noise."""
+        if isinstance(self.noise, str):
+            mean, second = self._two(raw)
+            # A scale that is not positive becomes NaN, which the caller refuses: nothing can be raised within vmap.
+            squared = torch.where(second > 0, second.square(), torch.nan)
+            return torch.stack([mean, second.exp() if self.noise == "log_variance" else squared], -1)
+        if isinstance(raw, tuple | list) and len(raw) == 2 and self.select is None:
+            raise ValueError(
+                f"the network returned {_contents(raw)}: with output='regression' say what the second one is by "
+                "noise='log_variance' or noise='scale', or choose the mean by select=0"
+            )
+        mean = self.tensor(raw)
+        noise = torch.zeros(()) if self.noise is None else torch.as_tensor(self.noise)
+        variance = noise.to(mean).square()
+        try:
+            return torch.stack([mean, variance.expand_as(mean)], -1)
+        except RuntimeError as error:
+            raise ValueError(
+                f"noise of shape {tuple(noise.shape)} does not fit outputs of shape {tuple(mean.shape)}"
+            ) from error
+
+    def _two(self, raw: Any) -> tuple[Tensor, Tensor]:
+        if isinstance(raw, tuple | list) and self.select is None:
+            if len(raw) != 2 or not all(isinstance(item, Tensor) for item in raw) or raw[0].shape != raw[1].shape:
+                raise ValueError(
+                    f"noise={self.noise!r} needs two tensors of one shape, the mean and its noise; the network "
+                    f"returned {_contents(raw)}"
+                )
+            first, second = (item.to(torch.promote_types(item.dtype, torch.float32)) for item in raw)
+            return first, second
+        values = self.tensor(raw)
+        if values.ndim < 2 or values.shape[-1] % 2:
+            raise ValueError(
+                f"noise={self.noise!r} needs outputs whose last axis holds the means and then their noise, so an even "
+                f"number; got shape {tuple(values.shape)}. For noise of a known standard deviation give that number"
+            )
+        first, second = values.chunk(2, -1)
+        return first, second
+
+    def axis(self, ndim: int) -> int | None:
+        """The axis of the classes in outputs of ``ndim`` axes, counted from the end; None if each is one logit."""
+        if self.class_axis is not None:
+            return self.class_axis if self.class_axis < 0 else self.class_axis - ndim
+        return 1 - ndim if self.output == "softmax" else None
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        shape = tuple(logits.shape)
+        if self.class_axis is not None and not (-logits.ndim < self.class_axis < logits.ndim):
+            raise ValueError(f"class_axis={self.class_axis} is not an axis of classes of outputs of shape {shape}")
+        if self.output == "binary":
+            one = logits.ndim == 1 or (logits.ndim == 2 and shape[1] == 1)
+            if self.class_axis is not None:
+                one = shape[self.class_axis] == 1
+            if not one:
+                raise ValueError(
+                    f"output='binary' needs one logit an example, of shape (batch,) or (batch, 1), got {shape}: "
+                    "output='softmax' is for classes, output=torch.sigmoid for several labels at once, and class_axis "
+                    "says which axis of size 1 is that of the logit"
+                )
+            return logits.sigmoid()
+        if logits.ndim < 2 or (logits.ndim == 2 and shape[1] == 1):
+            raise ValueError(
+                f"output='softmax' needs logits of shape (batch, classes), got {shape}, a softmax of which is 1 for "
+                "every row: use output='binary' for one logit of two classes, output='regression' for a real number"
+            )
+        if logits.ndim > 2 and self.class_axis is None:
+            raise ValueError(
+                f"output='softmax' cannot tell which axis of {shape} is that of the classes: give class_axis=1 if "
+                "they follow the examples, as cross_entropy has it, or class_axis=-1 if they come last"
+            )
+        axis = 1 if self.class_axis is None else self.class_axis
+        if shape[axis] == 1:
+            raise ValueError(f"class_axis={axis} of {shape} has one class: use output='binary' with class_axis={axis}")
+        return logits.softmax(dim=axis)
+
+
+def _contents(raw: Any) -> str:
+    """What an output consists of, for a message."""
+    if isinstance(raw, Mapping):
+        return f"a {type(raw).__name__} with {', '.join(map(repr, raw))}"
+    if isinstance(raw, tuple | list):
+        kinds = ", ".join(str(tuple(i.shape)) if isinstance(i, Tensor) else type(i).__name__ for i in raw)
+        return f"a {type(raw).__name__} of {len(raw)} ({kinds})"
+    return f"a {type(raw).__name__}"

@@ -1,0 +1,259 @@
+"""Predicting with a collection of samples: averages, draws and uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.base import validation
+from learned_samplers.posterior.frozen import Fingerprints
+from learned_samplers.posterior.inputs import Inputs
+from learned_samplers.posterior.outputs import Noise, Output, Reading
+from learned_samplers.posterior.prediction import Runner
+from learned_samplers.posterior.reestimation import reestimated_buffers
+from learned_samplers.posterior.storage import Store
+from learned_samplers.posterior.tensor_files import Tensors
+from learned_samplers.posterior.uncertainty import (
+    Uncertainty,
+    draw_classes,
+    draw_targets,
+    entropy_decomposition,
+    validated,
+    variance_decomposition,
+)
+
+
+class Options(TypedDict, total=False):
+    """The options of `Predictive.predict` that all predictions have."""
+
+    batch_size: int
+    sample_chunk: int
+    num_samples: int | None
+    output: Output
+    class_axis: int | None
+    noise: Noise
+    select: int | str | None
+    vectorize: bool | None
+
+
+class Predictive:
+    """What a collection of samples says about new inputs."""
+
+    def __init__(self, model: nn.Module, store: Store, settings: dict[str, Any]) -> None:
+        self.model = model
+        self._store = store
+        self._settings = dict(settings)
+        #: By chain and step.
+        self._reestimated: dict[tuple[int, int], Tensors] = {}
+        self._runner = Runner(model)
+        self._fingerprints = Fingerprints(model)
+
+    def __len__(self) -> int:
+        return len(self._store.entries)
+
+    def _fixed(self) -> Tensors:
+        return self._store.fixed or {}
+
+    def _state(self, index: int) -> Tensors:
+        """Parameters and buffers of one sample, for prediction."""
+        state = dict(self._store.read(index))
+        if self._settings["buffers"] == "reestimate":
+            entry = self._store.entries[index]
+            if (entry.chain, entry.step) not in self._reestimated:
+                raise RuntimeError(
+                    f"the normalisation buffers of sample {index} (step {entry.step}) have not been re-estimated: "
+                    "call reestimate_buffers(data) with training inputs before predicting"
+                )
+            state |= self._reestimated[entry.chain, entry.step]
+        return state
+
+    def predict(
+        self,
+        x: Inputs,
+        *,
+        batch_size: int = 256,
+        sample_chunk: int = 8,
+        num_samples: int | None = None,
+        cumulative: bool = False,
+        output: Output = "softmax",
+        class_axis: int | None = None,
+        noise: Noise = None,
+        select: int | str | None = None,
+        vectorize: bool | None = None,
+    ) -> Tensor:
+        r"""The Bayesian model average: the predictions for ``x``, averaged over the samples,
+
+            p(y | x, D) ≈ (1/K) Σ_k p(y | x, θ_k).
+
+        For classes p(y | x, θ) are probabilities; for a regression the average is the predictive mean
+        (:meth:`uncertainty` has the variances). The model runs in evaluation mode on its own device, in its own dtype;
+        probabilities and averages are taken in float32, or float64 for a model in float64. Its weights, buffers and
+        modes are as before afterwards.
+
+        Args:
+            x: inputs (N, ...) as a tensor or a NumPy array; a tuple of them for a network with several arguments; a
+                dictionary of them for one with named arguments; or a DataLoader that does not shuffle, of inputs or
+                of (input, target) pairs.
+            batch_size: examples run at once; a loader has its own. Memory grows with ``batch_size`` ·
+                ``sample_chunk``.
+            sample_chunk: samples stacked and run at once.
+            num_samples: average over so many evenly spaced samples, the last one among them; None for all.
+            cumulative: return the averages over the first 1, 2, …, K samples instead of the last one alone.
+            output: what the network's output is. "softmax": logits of classes, (N, C), or more axes with
+                ``class_axis``; "binary": one logit for each example, of which the sigmoid is taken, (N,) or (N, 1);
+                "regression": real numbers; or a function from whatever the network returns to what shall be averaged.
+            class_axis: the axis of the classes in logits of more than two axes: 1 or −1, say.
+            noise: for a regression, the standard deviation of the targets about the network's mean, a number or a
+                tensor; or "log_variance" or "scale" where the network gives it: it returns the mean and that noise, a
+                pair or the two halves of its last axis. None: no noise is known.
+            select: which entry of the network's output is meant, if that is a tuple or a dictionary; one with
+                ``logits``, or with one entry, needs no choice.
+            vectorize: True runs the samples of a chunk as one with ``torch.func.vmap``; False runs them one after the
+                other; None chooses: vmap, except for networks that it cannot run (recurrent ones, control flow) and
+                those with convolutions on a CPU, where it is slower. The results agree to rounding.
+
+        Returns:
+            (N, classes), or whatever one network's prediction is shaped like; (K, N, classes) if ``cumulative``. On
+            the device of ``x``.
+
+        Raises:
+            RuntimeError: no sample yet; buffers not re-estimated; vmap, if required, cannot run the network.
+            TypeError, ValueError: an argument that cannot be used, by name, or outputs that do not fit ``output``; the
+                message says which option does.
+        """
+        options = Options(
+            batch_size=batch_size,
+            sample_chunk=sample_chunk,
+            num_samples=num_samples,
+            output=output,
+            class_axis=class_axis,
+            noise=noise,
+            select=select,
+            vectorize=vectorize,
+        )
+        total: Tensor | float = 0.0
+        averages: list[Tensor] = []
+        seen = 0
+        # Closing restores the model's modes even when something fails in between.
+        with closing(self._predictions(x, options)) as parts:
+            for part in parts:
+                sums = total + (part.cumsum(dim=0) if cumulative else part.sum(dim=0, keepdim=True))
+                counts = torch.arange(len(part), device=part.device) + seen + 1
+                total, seen = sums[-1:], seen + len(part)
+                # One row a sample if cumulative; else only the last average is needed, and the last part has it.
+                averages = [*averages, sums / counts.view(-1, *[1] * (sums.ndim - 1))] if cumulative else [sums / seen]
+        return torch.cat(averages) if cumulative else averages[0][0]
+
+    def predict_samples(self, x: Inputs, **options: Unpack[Options]) -> Tensor:
+        """Each sample's own predictions p(y | x, θ_k), of shape (K, N, classes); options as in :meth:`predict`."""
+        with closing(self._predictions(x, options)) as parts:
+            return torch.cat(list(parts))
+
+    def uncertainty(self, x: Inputs, **options: Unpack[Options]) -> Uncertainty:
+        r"""How uncertain each prediction is, and why: the mean, and total = aleatoric + epistemic uncertainty.
+
+        For classes these are entropies in nats, of shape (N,): the entropy H of the averaged prediction, the average of
+        the samples' entropies, and their difference, the mutual information of target and weights. For a regression
+        they are variances, of the shape of the mean: Var y = (1/K) Σ σ_k² + (1/K) Σ (m_k − m)². Without ``noise`` the
+        aleatoric part is 0.
+
+        Args:
+            x, options: as in :meth:`predict`; ``output`` must not be a function.
+
+        Returns:
+            `Uncertainty`, with fields ``mean``, ``total``, ``aleatoric`` and ``epistemic``.
+        """
+        reading = _reading(options, "uncertainty")
+        if reading.output == "regression":
+            with closing(self._moments(x, options, reading)) as parts:
+                return variance_decomposition(parts)
+        with closing(self._predictions(x, options)) as parts:
+            return entropy_decomposition(parts, reading)
+
+    def draws(self, x: Inputs, *, generator: torch.Generator | None = None, **options: Unpack[Options]) -> Tensor:
+        """Draws of targets from the predictive distribution, one for each sample: (K, N) classes or (K, N, ...) reals.
+
+        Args:
+            x, options: as in :meth:`predict`; a regression needs ``noise``.
+            generator: source of the draws, on the device of ``x``; None for torch's global one.
+        """
+        reading = _reading(options, "draws")
+        if reading.output == "regression":
+            if reading.noise is None:
+                raise ValueError(
+                    "draws of a regression's targets need noise=, which was not given; the samples of the function "
+                    "itself are predict_samples(x, output='regression')"
+                )
+            with closing(self._moments(x, options, reading)) as parts:
+                return torch.cat([draw_targets(part, generator) for part in parts])
+        with closing(self._predictions(x, options)) as parts:
+            return torch.cat([draw_classes(part, reading.axis(part.ndim - 1), generator) for part in parts])
+
+    def _moments(self, x: Inputs, options: Options, reading: Reading) -> Generator[Tensor, None, None]:
+        with closing(self._predictions(x, options, reading.moments)) as parts:
+            for part in parts:
+                yield validated(part)
+
+    def _predictions(
+        self, x: Inputs, options: Options, transform: Callable[[Any], Tensor] | None = None
+    ) -> Generator[Tensor, None, None]:
+        unknown = set(options) - set(Options.__annotations__)
+        if unknown:
+            raise TypeError(f"unknown option {min(unknown)!r}; there are {', '.join(Options.__annotations__)}")
+        if not len(self):
+            raise RuntimeError(f"no sample to predict with: {self!r}")
+        wanted = options.get("num_samples")
+        count = len(self) if wanted is None else wanted
+        batch_size, sample_chunk = options.get("batch_size", 256), options.get("sample_chunk", 8)
+        validation.whole("num_samples", count)
+        validation.whole("batch_size", batch_size)
+        validation.whole("sample_chunk", sample_chunk)
+        if count > len(self):
+            raise ValueError(f"num_samples must be at most the {len(self)} samples held, got {count}")
+        self._fingerprints.validate(self._store.frozen, "the samples")
+        return self._runner.predictions(
+            self._state,
+            [(k + 1) * len(self) // count - 1 for k in range(count)],
+            self._fixed(),
+            x,
+            transform or _reading(options).prediction,
+            batch_size=batch_size,
+            sample_chunk=sample_chunk,
+            vectorize=options.get("vectorize"),
+        )
+
+    def reestimate_buffers(self, data: Any, *, batch_size: int = 256) -> None:
+        """Compute every sample's normalisation statistics from data, for ``buffers="reestimate"``.
+
+        Each statistic is its average over the batches, as in ``torch.optim.swa_utils.update_bn``. One pass over
+        ``data`` per sample. Call it again after more samples were collected.
+
+        Args:
+            data: inputs (N, ...), a tuple or a dictionary of them, or a loader of inputs or of (input, target) pairs.
+            batch_size: for tensors only; a loader has its own.
+
+        Raises:
+            ValueError: another policy was chosen, or the data hold no batch.
+        """
+        if self._settings["buffers"] != "reestimate":
+            raise ValueError(f"reestimate_buffers needs buffers='reestimate', got {self._settings['buffers']!r}")
+        validation.whole("batch_size", batch_size)
+        states = (self._store.read(index) for index in range(len(self)))
+        results = list(reestimated_buffers(self.model, states, self._fixed(), data, batch_size))
+        keys = [(entry.chain, entry.step) for entry in self._store.entries]
+        self._reestimated = dict(zip(keys, results, strict=True))
+
+
+def _reading(options: Options, method: str = "") -> Reading:
+    """The options about the network's output; ValueError if ``method`` cannot work with a function."""
+    output = options.get("output", "softmax")
+    if method and callable(output):
+        raise ValueError(
+            f"{method} needs to know what the output means: output='softmax', 'binary' or 'regression', not a function "
+            "(predict_samples takes one)"
+        )
+    return Reading(output, options.get("class_axis"), options.get("noise"), options.get("select"))

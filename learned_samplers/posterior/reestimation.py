@@ -1,0 +1,48 @@
+"""Running statistics of normalisation layers, computed anew from data for every sample."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.posterior.inputs import Repeatable
+from learned_samplers.posterior.names import network_of, normalisation_buffers, tensors_of
+from learned_samplers.posterior.tensor_files import Tensors
+
+
+def reestimated_buffers(
+    model: nn.Module, states: Iterable[Tensors], fixed: Mapping[str, Tensor], data: Any, batch_size: int
+) -> Iterator[Tensors]:
+    """Yield, for each state, the running statistics of its normalisation layers over ``data``.
+
+    As in ``torch.optim.swa_utils.update_bn`` they are plain averages over the batches; only the normalisation layers
+    are in training mode, so dropout adds no noise to them. Works on a copy of the model.
+    """
+    work = copy.deepcopy(network_of(model))
+    names = normalisation_buffers(work)
+    tensors = tensors_of(work)
+    device = next(work.parameters()).device
+    work.eval()
+    layers = [m for m in work.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
+    for layer in layers:
+        layer.train()
+        layer.momentum = None
+    batches = Repeatable(data, batch_size)
+    with torch.no_grad():
+        for state in states:
+            for name, value in {**fixed, **state}.items():
+                tensors[name].copy_(value)
+            for layer in layers:
+                layer.reset_running_stats()
+            seen = 0
+            for batch in batches:
+                moved = batch.to(device)
+                work(*moved.args, **moved.kwargs)
+                seen += 1
+            if not seen:
+                raise ValueError("data holds no batch to re-estimate the buffers from")
+            yield {name: tensors[name].clone() for name in names}

@@ -1,0 +1,49 @@
+"""Bringing a collector's store back to the state that a checkpoint describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from learned_samplers.posterior.folder import FolderStore
+from learned_samplers.posterior.snapshot import on_device
+from learned_samplers.posterior.storage import Entry, MemoryStore, Progress, compare_settings, validate_counts
+
+
+def load_state(
+    store: MemoryStore | FolderStore, state: Mapping[str, Any], settings: Mapping[str, Any], device: torch.device
+) -> Progress:
+    """Make a store hold what `PosteriorSamples.state_dict` says; see `PosteriorSamples.load_state_dict`."""
+    try:
+        compare_settings(settings, state["settings"], "the state dict")
+        progress = Progress(**state["progress"])
+        entries = [Entry(**entry) for entry in state["entries"]]
+        samples, fixed, frozen = state["samples"], state["fixed"], dict(state.get("frozen", {}))
+        if samples is not None and len(samples) != len(entries):
+            raise ValueError(f"the state dict lists {len(entries)} samples and holds {len(samples)}")
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a state dict of PosteriorSamples ({type(error).__name__}: {error})") from error
+    validate_counts("the state dict", progress, *entries)
+    in_folder = isinstance(store, FolderStore)
+    if (samples is None) != in_folder:
+        kinds = ("on disk", "in memory")
+        raise ValueError(f"the state dict's samples are {kinds[not in_folder]}, this collection's {kinds[in_folder]}")
+    if in_folder:
+        stride = max(progress.stride, store.progress.stride)
+        progress = replace(progress, stride=stride)
+        entries = [entry for entry in entries if entry.number % stride == 0]
+    added = {} if samples is None else {entry.step: dict(s) for entry, s in zip(entries, samples, strict=True)}
+    for step, sample in added.items():
+        shapes = {name: list(sample[name].shape) for name in settings["shapes"] if name in sample}
+        compare_settings({"shapes": settings["shapes"]}, {"shapes": shapes}, f"the sample of step {step}")
+        added[step] = on_device(sample, device)
+    if fixed is not None:
+        fixed = on_device(fixed, device)
+        # First, because writing it can fail; alone it changes nothing that is read.
+        store.set_fixed(fixed, frozen)
+    store.commit(entries, added, progress, delete=False)
+    store.fixed, store.frozen = fixed, frozen
+    return progress

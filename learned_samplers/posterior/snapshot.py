@@ -1,0 +1,135 @@
+"""Taking a sample of a model: copies of what is sampled, and a look at whether the rest is still the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from learned_samplers.posterior.frozen import Fingerprints, mark
+from learned_samplers.posterior.names import buffers_of, normalisation_buffers, parameters_of
+from learned_samplers.posterior.storage import Store
+from learned_samplers.posterior.tensor_files import Tensors
+
+
+def sampled_parameters(model: nn.Module, sampler: Optimizer) -> dict[str, nn.Parameter]:
+    """The parameters of the sampler's groups that require a gradient, by plain name, in the model's order.
+
+    Raises:
+        ValueError: a parameter of the sampler is not the model's, or there is none to sample.
+    """
+    moved = {id(p): (g, k) for g, group in enumerate(sampler.param_groups) for k, p in enumerate(group["params"])}
+    named = {name: parameter for name, parameter in parameters_of(model).items() if id(parameter) in moved}
+    strangers = set(moved) - {id(parameter) for parameter in named.values()}
+    if strangers:
+        group, position = min(moved[stranger] for stranger in strangers)
+        names = sampler.param_groups[group].get("param_names")
+        label = f" ({names[position]!r})" if names else ""
+        shape = tuple(sampler.param_groups[group]["params"][position].shape)
+        raise ValueError(
+            f"sampler: parameter {position} of group {group}{label}, shape {shape}, is not a parameter of model "
+            f"({type(model).__name__}); {len(strangers)} such in all"
+        )
+    sampled = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+    if not sampled:
+        raise ValueError("sampler: none of its parameters has requires_grad=True, so that there is nothing to sample")
+    return sampled
+
+
+class Snapshots:
+    """Takes samples of one model.
+
+    Args:
+        names: plain names of the sampled parameters.
+        buffers: the policy for buffers.
+        store_frozen: whether parameters without gradient are stored (once) or known by their fingerprints.
+        dtype, device: of storage.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: list[str],
+        buffers: str,
+        *,
+        store_frozen: bool,
+        dtype: torch.dtype | None,
+        device: torch.device,
+    ) -> None:
+        self.model, self.names, self.buffers = model, list(names), buffers
+        self.store_frozen, self.dtype, self.device = store_frozen, dtype, device
+        self._fingerprints = Fingerprints(model)
+        self._marks: dict[str, Any] = {}
+
+    def forget(self) -> None:
+        """What is not sampled is compared in full at the next sample (that of another process may be loaded now)."""
+        self._marks = {}
+
+    def varying_names(self) -> list[str]:
+        """Plain names of what every sample holds."""
+        return [*self.names, *(buffers_of(self.model) if self.buffers == "snapshot" else ())]
+
+    def take(self, step: int, given: Tensors | None = None) -> Tensors:
+        """Copies of what is sampled, all finite; ``given`` are the present values where those are not the model's."""
+        tensors = {**parameters_of(self.model), **buffers_of(self.model), **(given or {})}
+        sample = {name: self.stored(tensors[name], self.dtype) for name in self.varying_names()}
+        for name, tensor in sample.items():
+            if tensor.is_floating_point() and not tensor.isfinite().all():
+                raise ValueError(f"{name!r} is not finite at step {step} (stored as {tensor.dtype}): not collected")
+        return sample
+
+    def unsampled(self) -> tuple[Tensors, dict[str, Tensor]]:
+        """What is stored once, and what is known by its fingerprint only; both the model's own tensors."""
+        varying = set(self.varying_names())
+        if self.buffers == "reestimate":
+            varying |= set(normalisation_buffers(self.model))
+        stored: Tensors = {}
+        known: dict[str, Tensor] = {}
+        for name, parameter in parameters_of(self.model).items():
+            if name not in varying:
+                (stored if parameter.requires_grad or self.store_frozen else known)[name] = parameter
+        stored |= {name: buffer for name, buffer in buffers_of(self.model).items() if name not in varying}
+        return stored, known
+
+    def first_unsampled(self) -> tuple[Tensors, dict[str, str]]:
+        """Copies of what is stored once, and the fingerprints of the rest."""
+        stored, known = self.unsampled()
+        self._marks = {name: mark(tensor) for name, tensor in {**stored, **known}.items()}
+        fingerprints = {name: self._fingerprints.of(name, tensor) for name, tensor in known.items()}
+        return {name: self.stored(tensor, None) for name, tensor in stored.items()}, fingerprints
+
+    def validate_unsampled(self, store: Store, step: int) -> None:
+        """Raise ValueError unless what is not sampled is what it was at the first sample.
+
+        Buffers are compared; parameters are compared only if torch has changed them since the last time.
+        """
+        stored, known = self.unsampled()
+        fixed = store.fixed or {}
+        for name, tensor in {**stored, **known}.items():
+            current = mark(tensor)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            if is_parameter and self._marks.get(name) == current:
+                continue
+            if name in fixed:
+                same = torch.equal(fixed[name], tensor.detach().to(self.device))
+            else:
+                same = store.frozen.get(name) == self._fingerprints.of(name, tensor)
+            if not same:
+                remedy = "give it to the sampler or leave it alone"
+                if not is_parameter:
+                    remedy = f"choose buffers='snapshot' instead of {self.buffers!r}"
+                raise ValueError(f"{name!r} is not sampled but changed since the first sample (step {step}): {remedy}")
+            self._marks[name] = current
+
+    def stored(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """A copy on the device of storage, a floating-point tensor in ``dtype`` if that is given."""
+        chosen = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return tensor.detach().to(self.device, chosen, copy=True)
+
+
+def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
+    """The same tensors on a device."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}

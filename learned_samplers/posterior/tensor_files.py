@@ -1,0 +1,102 @@
+"""Safetensors files of samples, with checksums: a flipped bit is refused, not averaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.files import write_atomically
+
+FORMAT = "learned-samplers posterior samples"
+VERSION = 1
+
+Tensors = dict[str, Tensor]
+
+
+def fingerprint(tensor: Tensor) -> str:
+    """A digest of a tensor's values, shape and dtype, the same on every device."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=12)
+    digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def checksum(text: str) -> str:
+    """The digest of a text."""
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any], *, clean: bool = True) -> None:
+    """Write tensors, JSON metadata and the checksums of both as one safetensors file, atomically."""
+    from safetensors.torch import save
+
+    content = json.dumps({**metadata, "checksums": {name: fingerprint(tensor) for name, tensor in tensors.items()}})
+    header = {"format": FORMAT, "version": str(VERSION), "content": content, "checksum": checksum(content)}
+    # Serialised first and written by Python, so that a full disk is an OSError with its errno.
+    data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=header)
+    write_atomically(path, data, clean=clean)
+
+
+def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, Any]]:
+    """Read what :func:`write_tensors` wrote; files of before there were checksums are read without them.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is truncated, damaged, not one of ours, or holds a number that is not finite; the message
+            names it and the reason.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise ValueError(f"{path}: not a file of {FORMAT} (its format is {header.get('format')!r})")
+            if header.get("version") != str(VERSION):
+                raise ValueError(f"{path}: version {header.get('version')!r} cannot be read, only {VERSION}")
+            metadata = json.loads(header["content"])
+            if not isinstance(metadata, dict):
+                raise ValueError(f"{path}: its metadata are not a JSON object")
+            if "checksum" in header and header["checksum"] != checksum(header["content"]):
+                raise ValueError(f"{path}: its metadata have changed since they were written (damaged file?)")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, KeyError, json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    sums = metadata.pop("checksums", None)
+    if sums is not None or "checksum" in header:
+        _compare(path, tensors, sums)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"{path}: {name!r} holds numbers that are not finite")
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, metadata
+
+
+def _compare(path: Path, tensors: Tensors, sums: Any) -> None:
+    if not isinstance(sums, dict) or (set(sums) ^ set(tensors)):
+        other = sorted(set(sums) ^ set(tensors)) if isinstance(sums, dict) else sums
+        raise ValueError(f"{path}: not a file of posterior samples as written (tensors and checksums differ: {other})")
+    for name, tensor in tensors.items():
+        if sums[name] != fingerprint(tensor):
+            raise ValueError(f"{path}: {name!r} has changed since it was written (damaged file?)")
+
+
+def common_tensors(collections: Iterable[tuple[str, Tensors]]) -> Tensors:
+    """The tensors that several collections have in common; ValueError where they differ, naming the tensor."""
+    first: Tensors | None = None
+    origin = ""
+    for name, tensors in collections:
+        if first is None:
+            first, origin = tensors, name
+            continue
+        for key in (*first, *tensors):
+            if key not in first or key not in tensors or not torch.equal(first[key].cpu(), tensors[key].cpu()):
+                raise ValueError(f"{key!r}, which is not sampled, differs between {origin} and {name}")
+    return first or {}

@@ -1,0 +1,316 @@
+"""IVON: the fixed point on a quadratic, its draws, and the reference package where that is there."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers import IVON, PosteriorSamples, SampleCollection
+from learned_samplers.approximations.ivon import ivon_rule
+from tests.harness import closure_for, flat, small_data, small_network
+
+N = 100
+
+
+def quadratic(theta, curvatures, centre):
+    """Mean loss whose Hessian is the curvature: ½Σ k(θ−c)²."""
+    return (0.5 * curvatures * (theta - centre) ** 2).sum()
+
+
+@pytest.mark.parametrize(("temperature", "prior", "rescale"), [(1.0, 0.0, True), (0.3, 50.0, True), (1.0, 20.0, False)])
+def test_fixed_point_on_a_quadratic(temperature, prior, rescale):
+    """Mean at the optimum of the energy and variance T/(N(h+δ)), h the curvature: the exact Gaussian."""
+    curvatures = torch.tensor([0.3, 1.0, 4.0]).repeat(400)
+    theta = torch.zeros(1200, requires_grad=True)
+    sampler = IVON(
+        [theta], 0.1, N, temperature=temperature, prior_precision=prior, betas=(0.9, 0.999), rescale_lr=rescale
+    )
+    total, variance = torch.zeros(1200), torch.zeros(1200)
+    for step in range(6000):
+        with sampler.sampled_params():
+            sampler.zero_grad()
+            quadratic(theta, curvatures, 0.4).backward()
+        sampler.step()
+        if step >= 3000:
+            total += theta.detach() / 3000
+            variance += 1 / sampler.precisions(sampler.param_groups[0], theta) / 3000
+    for k in (0.3, 1.0, 4.0):
+        chosen = curvatures == k
+        delta = prior / N
+        # 400 coordinates; the average h scatters about the curvature, so that the mean of 1/h is a little above 1/k.
+        assert total[chosen].mean() == pytest.approx(0.4 * k / (k + delta), rel=0.02)
+        assert variance[chosen].mean() == pytest.approx(temperature / (N * (k + delta)), rel=0.03)
+        hessian = sampler.state[theta]["hessian"][chosen]
+        assert hessian.mean() == pytest.approx(k, rel=0.03)
+
+
+def test_the_rule_is_the_papers():
+    """One update by hand, in float64."""
+    theta, g, average, h, estimate = (torch.rand(5, dtype=torch.float64) for _ in range(5))
+    lr, beta, gamma, n, prior, start = 0.2, 0.9, 0.99, 50.0, 10.0, 0.7
+    found = ivon_rule(
+        theta, g, None, average, h, hessian_estimate=estimate, lr=lr, num_data=n, prior_precision=prior,
+        betas=(beta, gamma), hess_init=start, clip_radius=None, rescale_lr=True, step=3,
+    )  # fmt: skip
+    delta = prior / n
+    mean_gradient = beta * average + (1 - beta) * g
+    hessian = gamma * h + (1 - gamma) * estimate + 0.5 * (1 - gamma) ** 2 * (h - estimate) ** 2 / (h + delta)
+    corrected = mean_gradient / (1 - beta**4)
+    expected = theta - lr * (start + delta) * (corrected + delta * theta) / (hessian + delta)
+    for one, other in zip(found, (expected, mean_gradient, hessian), strict=True):
+        assert torch.allclose(one, other, rtol=1e-12)
+
+
+@pytest.mark.parametrize("estimate", [-1e4, -3.0, 0.0, 50.0])
+def test_the_precision_stays_positive_whatever_curvature_is_measured(estimate):
+    h = torch.full((3,), 0.1)
+    for step in range(200):
+        _, _, h = ivon_rule(
+            torch.zeros(3), torch.zeros(3), None, torch.zeros(3), h, hessian_estimate=torch.full((3,), estimate),
+            lr=0.1, num_data=N, prior_precision=1.0, betas=(0.9, 0.9), hess_init=0.1, clip_radius=None, rescale_lr=True,
+            step=step,
+        )  # fmt: skip
+        assert (h + 1.0 / N > 0).all()
+
+
+def test_the_clip_radius_bounds_the_step():
+    model = small_network()
+    sampler = IVON(model.parameters(), 0.5, N, clip_radius=1e-3, rescale_lr=False)
+    before = flat(model)
+    sampler.step(closure_for(model, sampler))
+    assert (flat(model) - before).abs().max() == pytest.approx(0.5e-3, rel=1e-3)
+
+
+# ---------------------------------------------------------------- draws
+
+
+def test_draws_have_the_deviation_and_leave_the_mean_bit_for_bit():
+    theta = torch.full((50_000,), 1.5, requires_grad=True)
+    sampler = IVON([theta], 0.1, N, hess_init=0.25, prior_precision=10.0, temperature=0.5)
+    with sampler.sampled_params():
+        drawn = theta.detach().clone()
+    assert torch.equal(theta.detach(), torch.full((50_000,), 1.5))
+    assert drawn.mean() == pytest.approx(1.5, abs=2e-3)
+    assert drawn.var() == pytest.approx(0.5 / (N * (0.25 + 10.0 / N)), rel=0.03)
+    assert theta.grad is None
+
+
+def _loss(model, rows):
+    x, y = small_data()
+    return nn.functional.cross_entropy(model(x[rows]), y[rows])
+
+
+def test_two_backwards_in_a_block_are_one_minibatch_of_both():
+    def trained(accumulate):
+        model = small_network()
+        sampler = IVON(model.parameters(), 0.1, N)
+        torch.manual_seed(3)
+        for _ in range(5):
+            with sampler.sampled_params():
+                sampler.zero_grad()
+                if accumulate:
+                    for rows in (slice(0, 8), slice(8, 16)):
+                        (_loss(model, rows) / 2).backward()
+                else:
+                    _loss(model, slice(0, 16)).backward()
+            sampler.step()
+        return flat(model)
+
+    assert torch.allclose(trained(True), trained(False), atol=1e-6)
+
+
+def test_several_blocks_before_a_step_are_averaged_as_the_closures_are():
+    def trained(by_closure):
+        model = small_network()
+        sampler = IVON(model.parameters(), 0.1, N, draws=3)
+        torch.manual_seed(3)
+        for _ in range(4):
+            if by_closure:
+                sampler.step(closure_for(model, sampler))
+            else:
+                for _ in range(3):
+                    with sampler.sampled_params():
+                        sampler.zero_grad()
+                        _loss(model, slice(None)).backward()
+                sampler.step()
+        return flat(model), [p.grad.clone() for p in model.parameters()]
+
+    (one, gradients), (other, others) = trained(True), trained(False)
+    assert torch.equal(one, other)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
+
+
+def test_more_draws_measure_the_curvature_better():
+    def scatter(draws):
+        theta = torch.zeros(2000, requires_grad=True)
+        sampler = IVON([theta], 1e-9, N, draws=draws, betas=(0.9, 0.0))
+
+        def closure():
+            sampler.zero_grad()
+            loss = quadratic(theta, torch.tensor(0.5), 0.0)
+            loss.backward()
+            return loss
+
+        sampler.step(closure)
+        return (sampler.state[theta]["hessian"] - 0.5).std().item()
+
+    assert scatter(16) < scatter(1) / 3
+
+
+def test_a_prediction_in_a_block_leaves_gradients_and_draws_alone():
+    model = small_network()
+    sampler = IVON(model.parameters(), 0.1, N)
+    with sampler.sampled_params():
+        _loss(model, slice(None)).backward()
+    before = [p.grad for p in model.parameters()]
+    with sampler.sampled_params(), torch.no_grad():
+        model(small_data()[0])
+    assert all(p.grad is g for p, g in zip(model.parameters(), before, strict=True))
+    sampler.step()
+
+
+def test_clearing_the_gradients_forgets_the_draws():
+    model = small_network()
+    sampler = IVON(model.parameters(), 0.1, N)
+    for clear in (sampler.zero_grad, model.zero_grad):
+        with sampler.sampled_params():
+            (_loss(model, slice(None)) * 1e6).backward()
+        clear()
+        torch.manual_seed(5)
+        with sampler.sampled_params():
+            _loss(model, slice(None)).backward()
+        assert sampler._pending.count == 1
+
+
+# ---------------------------------------------------------------- misuse
+
+
+def test_gradients_outside_of_the_block_are_refused():
+    model = small_network()
+    sampler = IVON(model.parameters(), 0.1, N)
+    _loss(model, slice(None)).backward()
+    with pytest.raises(RuntimeError, match=r"no draw since the last step.*sampled_params"):
+        sampler.step()
+
+
+def test_clipping_outside_of_the_block_is_refused_and_inside_is_not():
+    model = small_network()
+    sampler = IVON(model.parameters(), 0.1, N)
+    with sampler.sampled_params():
+        _loss(model, slice(None)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    sampler.step()
+    with sampler.sampled_params():
+        _loss(model, slice(None)).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    before = flat(model)
+    with pytest.raises(RuntimeError, match="inside the block"):
+        sampler.step()
+    assert torch.equal(flat(model), before)
+
+
+def test_an_error_in_the_block_restores_the_mean():
+    model = small_network()
+    sampler = IVON(model.parameters(), 0.1, N)
+    before = flat(model)
+    with pytest.raises(ZeroDivisionError), sampler.sampled_params():
+        raise ZeroDivisionError
+    assert torch.equal(flat(model), before)
+    with pytest.raises(RuntimeError, match="inside of"), sampler.sampled_params(), sampler.sampled_params():
+        pass
+    assert torch.equal(flat(model), before)
+
+
+def test_a_state_dict_between_draw_and_step_is_refused():
+    model = small_network()
+    sampler = IVON(model.parameters(), 0.1, N)
+    saved = copy.deepcopy(sampler.state_dict())
+    with sampler.sampled_params():
+        _loss(model, slice(None)).backward()
+    with pytest.raises(RuntimeError, match="draws would be lost"):
+        sampler.state_dict()
+    sampler.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match="no draw"):
+        sampler.step()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "name"),
+    [
+        ({"betas": 0.9}, TypeError, "betas"),
+        ({"betas": (0.9, 1.0)}, ValueError, r"betas\[1\]"),
+        ({"hess_init": 0.0}, ValueError, "hess_init"),
+        ({"clip_radius": -1.0}, ValueError, "clip_radius"),
+        ({"rescale_lr": "yes"}, ValueError, "rescale_lr"),
+        ({"draws": 0}, ValueError, "draws"),
+        ({"temperature": 0.0}, ValueError, "temperature"),
+    ],
+)
+def test_bad_arguments(settings, error, name):
+    with pytest.raises(error, match=name):
+        IVON([torch.zeros(2, requires_grad=True)], 0.1, N, **settings)
+
+
+# ---------------------------------------------------------------- samples
+
+
+def test_posterior_samples_take_draws_and_not_the_mean():
+    model = small_network()
+    sampler = IVON(model.parameters(), 0.01, N, hess_init=0.04)
+    kept = PosteriorSamples(model, sampler, burn_in=5)
+    for _ in range(45):
+        sampler.step(closure_for(model, sampler))
+    assert len(kept) == 40
+    x = small_data()[0]
+    assert kept.predict(x).shape == (16, 2)
+    values = torch.stack([sample["0.weight"] for sample in kept])
+    assert values.std(0).mean() == pytest.approx(1 / math.sqrt(N * 0.04), rel=0.15)
+    after = SampleCollection.from_draws(model, sampler.sampled_params, 200)
+    spread = torch.stack([sample["0.weight"] for sample in after])
+    assert torch.allclose(spread.mean(0), model[0].weight.detach(), atol=0.2)
+    assert spread.std(0).mean() == pytest.approx(1 / math.sqrt(N * 0.04), rel=0.1)
+
+
+# ---------------------------------------------------------------- beside the authors' package
+
+
+def _theirs(params, **settings):
+    ivon = pytest.importorskip("ivon", reason="ivon-opt is not installed: pip install ivon-opt")
+    return ivon.IVON(params, **settings)
+
+
+def test_the_reference_package_finds_the_same_gaussian_on_a_quadratic():
+    curvatures = torch.tensor([0.3, 1.0, 4.0]).repeat(300)
+
+    def trained(make):
+        theta = torch.zeros(900, requires_grad=True)
+        sampler, block = make(theta)
+        for _ in range(3000):
+            with block():
+                sampler.zero_grad()
+                quadratic(theta, curvatures, 2.0).backward()
+            sampler.step()
+        draws = []
+        for _ in range(200):
+            with block():
+                draws.append(theta.detach().clone())
+        draws = torch.stack(draws)
+        chosen = [draws[:, curvatures == k] for k in (0.3, 1.0, 4.0)]
+        return [(one.mean().item(), one.var(0).mean().item()) for one in chosen]
+
+    def ours(theta):
+        sampler = IVON([theta], 0.1, N, prior_precision=10.0, betas=(0.9, 0.999), hess_init=0.5)
+        return sampler, sampler.sampled_params
+
+    def theirs(theta):
+        settings = dict(lr=0.1, ess=N, hess_init=0.5, beta1=0.9, beta2=0.999, weight_decay=0.1)
+        sampler = _theirs([theta], **settings)
+        return sampler, lambda: sampler.sampled_params(train=True)
+
+    for (mean, variance), (other_mean, other_variance) in zip(trained(ours), trained(theirs), strict=True):
+        assert mean == pytest.approx(other_mean, rel=0.02)
+        assert variance == pytest.approx(other_variance, rel=0.05)

@@ -1,0 +1,158 @@
+"""SWAG draws from the Gaussian of a trajectory whose moments are known, and its draws are samples like all others."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from learned_samplers import SWAG, SampleCollection
+from tests.harness import closure_for, flat, small_data, small_network
+
+
+class Vector(nn.Module):
+    """A network of one parameter, moved by hand."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x):
+        return x + self.theta
+
+
+def walked(states, rank=20, **settings):
+    model = Vector(states.shape[1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    swag = SWAG(model, optimizer, rank=rank, **settings)
+    for state in states:
+        with torch.no_grad():
+            model.theta.copy_(state)
+        model.theta.grad = torch.zeros_like(model.theta)
+        optimizer.step()
+    return model, swag
+
+
+def draws_of(model, swag, count, **settings):
+    drawn = []
+    for _ in range(count):
+        with swag.sampled_params(**settings):
+            drawn.append(model.theta.detach().clone())
+    return torch.stack(drawn)
+
+
+def test_the_draws_have_the_moments_of_the_formula():
+    states = torch.randn(30, 4, dtype=torch.float64) @ torch.randn(4, 4, dtype=torch.float64) + 3.0
+    model = Vector(4).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    swag = SWAG(model, optimizer, rank=7)
+    for state in states:
+        with torch.no_grad():
+            model.theta.copy_(state)
+        model.theta.grad = torch.zeros_like(model.theta)
+        optimizer.step()
+    drawn = draws_of(model, swag, 40_000)
+    means = states.cumsum(0) / torch.arange(1, 31)[:, None]
+    deviations = (states - means)[-7:]
+    expected = 0.5 * torch.diag(states.var(0, unbiased=False)) + 0.5 * deviations.T @ deviations / 6
+    assert torch.allclose(drawn.mean(0), states.mean(0), atol=0.05)
+    assert torch.allclose(drawn.T.cov(), expected, atol=0.04 * expected.diag().max().item())
+    assert torch.equal(model.theta.detach(), states[-1])  # as before the draws
+    assert torch.allclose(draws_of(model, swag, 1, scale=0.0)[0], states.mean(0))
+
+
+def test_burn_in_and_thinning_choose_the_states():
+    states = torch.arange(1.0, 13.0)[:, None].expand(12, 3)
+    model, swag = walked(states, burn_in=4, thinning=2)
+    assert len(swag) == 4  # steps 6, 8, 10, 12
+    assert torch.allclose(draws_of(model, swag, 1, scale=0.0)[0], torch.full((3,), 9.0))
+
+
+def test_a_resumed_swag_draws_alike():
+    states = torch.randn(10, 5)
+    model, swag = walked(states, rank=3)
+    buffer = io.BytesIO()
+    torch.save(swag.state_dict(), buffer)
+    buffer.seek(0)
+    other_model, other = walked(torch.zeros(0, 5), rank=3)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    torch.manual_seed(1)
+    one = draws_of(model, swag, 3)
+    torch.manual_seed(1)
+    assert torch.equal(one, draws_of(other_model, other, 3))
+    with pytest.raises(ValueError, match="other parameters"):
+        walked(torch.zeros(0, 4))[1].load_state_dict(swag.state_dict())
+
+
+def test_its_draws_are_samples_that_predict_and_save(tmp_path):
+    model = small_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    swag = SWAG(model, optimizer, burn_in=10)
+    for _ in range(40):
+        optimizer.step(closure_for(model, optimizer))
+    before = flat(model)
+    samples = SampleCollection.from_draws(model, swag.sampled_params, 8)
+    x = small_data()[0]
+    probabilities = samples.predict(x)
+    assert torch.equal(flat(model), before)
+    assert torch.allclose(probabilities.sum(1), torch.ones(16))
+    assert samples.predict_samples(x).std(0).max() > 0
+    samples.save(tmp_path / "swag.safetensors")
+    again = SampleCollection.load(tmp_path / "swag.safetensors", small_network(3))
+    assert torch.allclose(again.predict(x), probabilities)
+
+
+def test_batch_normalisation_is_refused_or_computed_anew():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    swag = SWAG(model, optimizer)
+    for _ in range(6):
+        optimizer.step(closure_for(model, optimizer))
+    with pytest.raises(ValueError, match="running statistics"):
+        SampleCollection.from_draws(model, swag.sampled_params, 4)
+    samples = SampleCollection.from_draws(model, swag.sampled_params, 4, buffers="reestimate")
+    with pytest.raises(RuntimeError, match="re-estimated"):
+        samples.predict(small_data()[0])
+    samples.reestimate_buffers(small_data()[0])
+    assert samples.predict(small_data()[0]).shape == (16, 2)
+
+
+def test_an_average_of_weights_by_torch_predicts_as_a_collection_of_one():
+    """How the documentation makes EMA and SWA baselines."""
+    model = small_network()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(20):
+        optimizer.step(closure_for(model, optimizer))
+        average.update_parameters(model)
+    samples = SampleCollection.from_samples(model, [average.module.state_dict()])
+    x = small_data()[0]
+    assert torch.allclose(samples.predict(x), average(x).softmax(1))
+
+
+def test_misuse():
+    model = small_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    swag = SWAG(model, optimizer)
+    with pytest.raises(RuntimeError, match="at least two states"), swag.sampled_params():
+        pass
+    with pytest.raises(ValueError, match="rank"):
+        SWAG(model, optimizer, rank=1)
+    with pytest.raises(TypeError, match="optimizer"):
+        SWAG(model, model)
+    with pytest.raises(ValueError, match="and no others"):
+        SWAG(small_network(), optimizer)
+    optimizer.step(closure_for(model, optimizer))
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    with pytest.raises(FloatingPointError, match=r"0\.weight"):
+        optimizer.step()
+    assert len(swag) == 1
+    swag.detach()
+    optimizer.step()
+    assert len(swag) == 1

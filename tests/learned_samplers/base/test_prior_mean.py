@@ -1,0 +1,163 @@
+"""A prior that is centred on given weights: the same chain, moved; saved with the state; refused where unknown."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+
+from learned_samplers import BAOA, HMC, PSGLD, SGHMC, SGLD, check_sampler
+from tests.harness import NEED_CLOSURE, NEED_DRAWS, SAMPLERS, closure_for, flat, small_network
+
+N = 100
+TAKING = [name for name in SAMPLERS if SAMPLERS[name].cls.takes_prior_mean]
+
+
+def pulled(make, theta, shift=0.0, steps=40, **settings):
+    """A chain on the mean loss ½·Σ(θ − shift)²."""
+    sampler = make([theta], **settings)
+    torch.manual_seed(4)
+    for _ in range(steps):
+
+        def closure():
+            theta.grad = theta.detach() - shift
+            return 0.5 * theta.grad.square().sum()
+
+        sampler.step(closure)
+    return theta.detach().clone()
+
+
+@pytest.mark.parametrize("name", [name for name in TAKING if name not in NEED_DRAWS | NEED_CLOSURE])
+@pytest.mark.parametrize("foreach", [None, False])
+def test_a_prior_at_mu_is_the_chain_of_a_prior_at_zero_moved_by_mu(name, foreach):
+    """Data and prior moved alike move the chain alike, whatever the rule makes of its parameter."""
+    mu = torch.tensor([3.0, -2.0, 0.5], dtype=torch.float64)
+    start = torch.tensor([0.2, 0.1, -0.4], dtype=torch.float64)
+    settings = dict(prior_precision=70.0, foreach=foreach, lr=0.1)
+    at_zero = pulled(SAMPLERS[name], start.clone().requires_grad_(), **settings)
+    theta = (start + mu).requires_grad_()
+
+    def make(params, **more):
+        return SAMPLERS[name]([{"params": params, "prior_mean": [mu]}], **more)
+
+    moved = pulled(make, theta, mu, **settings)
+    assert torch.allclose(moved - mu, at_zero, atol=1e-9)
+    assert not torch.allclose(at_zero, start)
+
+
+@pytest.mark.parametrize("cls", [SGLD, SGHMC, BAOA, PSGLD])
+def test_cold_the_chain_ends_between_data_and_prior(cls):
+    """λ(θ−μ) + N(θ−c) = 0 at θ = (Nc + λμ)/(N + λ)."""
+    theta = torch.full((3,), 5.0, requires_grad=True)
+    settings = dict(lr=0.1, num_data=N, prior_precision=300.0, prior_mean="initial", temperature=0.0)
+    end = pulled(lambda p, **more: cls(p, **more), theta, 1.0, steps=2000, **settings)
+    assert torch.allclose(end, torch.tensor((N * 1.0 + 300.0 * 5.0) / (N + 300.0)), atol=1e-3)
+
+
+def test_the_law_is_that_of_the_moved_prior():
+    theta = torch.full((20_000,), 2.0, requires_grad=True)
+    sampler = BAOA([theta], 0.1, N, prior_precision=50.0, prior_mean="initial", momentum_init="normal")
+    total = square = heat = 0.0
+    for step in range(600):
+        theta.grad = theta.detach() * 0.5  # k = 50
+        sampler.step()
+        if step >= 300:
+            total += theta.detach().mean().item() / 300
+            square += theta.detach().var().item() / 300
+            theta.grad = theta.detach() * 0.5
+            heat += sampler.temperatures()[0]["configurational"] / 300
+    assert total == pytest.approx(1.0, abs=0.01)
+    assert square == pytest.approx(1 / 100, rel=0.02)
+    assert heat == pytest.approx(1.0, rel=0.05)
+
+
+def test_gradients_are_not_written_and_a_prior_without_precision_does_nothing():
+    model = small_network()
+    sampler = SGHMC(model.parameters(), 0.1, N, prior_precision=5.0, prior_mean="initial")
+    closure_for(model, sampler)()
+    before = [p.grad.clone() for p in model.parameters()]
+    sampler.step()
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before, strict=True))
+
+    def run(**settings):
+        model = small_network().double()
+        sampler = SGLD(model.parameters(), 0.1, N, **settings)
+        torch.manual_seed(1)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        sampler.step()
+        return flat(model)
+
+    assert torch.allclose(run(), run(prior_mean="initial"), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "SGLD"])
+def test_the_mean_is_saved_and_resumed_bit_for_bit(name):
+    def make(model, **settings):
+        return SAMPLERS[name](model.parameters(), prior_precision=200.0, **settings)
+
+    model = small_network()
+    sampler = make(model, prior_mean="initial")
+    for _ in range(5):
+        sampler.step(closure_for(model, sampler))
+    buffer = io.BytesIO()
+    torch.save([model.state_dict(), sampler.state_dict()], buffer)
+    for _ in range(5):
+        sampler.step(closure_for(model, sampler))
+    buffer.seek(0)
+    weights, state = torch.load(buffer, weights_only=True)
+    twin = small_network(8)
+    twin.load_state_dict(weights)
+    resumed = make(twin)  # the state says where the prior is
+    resumed.load_state_dict(state)
+    for _ in range(5):
+        resumed.step(closure_for(twin, resumed))
+    assert torch.equal(flat(model), flat(twin))
+    clone = copy.deepcopy(sampler)
+    assert torch.equal(clone.param_groups[0]["prior_mean"][0], sampler.param_groups[0]["prior_mean"][0])
+
+
+def test_frozen_parameters_and_groups_have_their_own_means():
+    model = small_network()
+    model[0].weight.requires_grad_(False)
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "prior_mean": None}]
+    sampler = SGLD(groups, 0.1, N, prior_precision=10.0, prior_mean="initial", temperature=0.0)
+    frozen, start = model[0].weight.clone(), model[0].bias.detach().clone()
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    for _ in range(3):
+        sampler.step()
+    assert torch.equal(model[0].weight, frozen)
+    assert torch.allclose(model[0].bias, start)  # at its prior's mean nothing pulls
+    assert sampler.param_groups[1]["prior_mean"] is None
+
+
+def test_check_sampler_knows_priors_at_zero_only_by_shift():
+    """Centred on exact draws of the target the pull is that of each coordinate's own mean: a different law."""
+    report = check_sampler(lambda p: SGLD(p, 0.1, N, prior_precision=50.0, prior_mean="initial"), steps=300)
+    assert not report
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("start", ValueError, "'start'"),
+        (3.0, TypeError, "float"),
+        ([torch.zeros(2)], ValueError, "shapes"),
+        ([torch.zeros(3), torch.zeros(3)], ValueError, "shapes"),
+        ([torch.tensor([0.0, float("nan"), 0.0])], ValueError, "finite"),
+        ([1.0], TypeError, "prior_mean"),
+    ],
+)
+def test_bad_means(value, error, message):
+    with pytest.raises(error, match=message):
+        SGLD([torch.zeros(3, requires_grad=True)], 0.1, N, prior_mean=value)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in TAKING])
+def test_refused_where_the_energy_has_the_prior_at_zero(name):
+    with pytest.raises(ValueError, match="prior_mean must be None"):
+        SAMPLERS[name]([{"params": [torch.zeros(3, requires_grad=True)], "prior_mean": "initial"}])
+    assert HMC.takes_prior_mean is False

@@ -1,0 +1,157 @@
+"""`suggest_lr`: curvatures against autograd's Hessian, limits and biases against the closed forms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers import BAOA, HMC, PSGLD, SGHMC, SGLD, suggest_lr
+from learned_samplers.checks.curvature import MeanLoss, largest_curvature
+from tests.harness import small_data, small_network
+
+N, CROSS_ENTROPY = 500, nn.functional.cross_entropy
+
+
+def true_curvature(model, x, y):
+    """The largest eigenvalue of the whole Hessian, in float64."""
+    names = [name for name, _ in model.named_parameters()]
+    shapes = [p.shape for p in model.parameters()]
+    start = torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    def loss(vector):
+        parts = vector.split([shape.numel() for shape in shapes])
+        weights = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        return CROSS_ENTROPY(torch.func.functional_call(model, weights, (x,)), y)
+
+    return torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, start))[-1].item()
+
+
+@pytest.mark.parametrize("chunk", [5, 512])
+def test_the_curvature_is_the_hessians_largest_eigenvalue(chunk):
+    model, (x, y) = small_network().double(), small_data()
+    found = suggest_lr(
+        model, CROSS_ENTROPY, (x.double(), y), lambda p: SGLD(p, 0.1, N), chunk_size=chunk, iterations=32
+    )
+    assert found.curvature == pytest.approx(true_curvature(model, x.double(), y), rel=1e-6)
+    assert found.residual < 1e-3 * found.curvature
+
+
+def test_the_residual_bounds_the_error():
+    model, (x, y) = small_network().double(), small_data()
+    truth = true_curvature(model, x.double(), y)
+    for iterations in (1, 3, 6):
+        loss = MeanLoss(model, CROSS_ENTROPY, x.double(), y, 16)
+        found, residual = largest_curvature(loss, iterations, torch.Generator().manual_seed(0))
+        assert found <= truth * (1 + 1e-9)
+    assert truth - found <= residual + 1e-9
+
+
+def _quadratic(curvature):
+    """A network whose mean loss is ½·curvature·θ² in each of two coordinates (the second ten times softer)."""
+
+    class Bowl(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.theta = nn.Parameter(torch.zeros(2))
+
+        def forward(self, x):
+            return (0.5 * torch.tensor([curvature, curvature / 10]) * self.theta**2).sum() + 0 * x.sum()
+
+    return Bowl(), lambda output, target: output, (torch.zeros(4, 1), torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("make", "limit", "bias"),
+    [
+        (lambda p: SGLD(p, 0.1, N), 2.0, lambda s: 1 / (1 - s / 2) - 1),
+        (lambda p: SGHMC(p, 0.1, N), 2 * 1.9, lambda s: 2 * 1.9 / (4 - 0.2 - s) - 1),
+        (lambda p: SGHMC(p, 0.1, N, momentum_decay=0.5), 2 * 1.5, lambda s: 2 * 1.5 / (4 - 1 - s) - 1),
+        (lambda p: BAOA(p, 0.1, N, temperature=0.3), 4.0, lambda s: 0.0),
+    ],
+    ids=["SGLD", "SGHMC", "SGHMC-half", "BAOA"],
+)
+def test_limits_and_biases_are_the_closed_forms(make, limit, bias):
+    """``limit`` and the argument of ``bias`` are in units of lr times curvature."""
+    model, loss, data = _quadratic(7.0)
+    report = suggest_lr(model, loss, data, make)
+    assert report.curvature == pytest.approx(7.0, rel=1e-5)
+    assert report.stability_limit * 7.0 == pytest.approx(limit, rel=2e-3)
+    for row in report.rows:
+        assert row.bias == pytest.approx(bias(row.lr * 7.0), rel=1e-4, abs=1e-6)
+    assert abs(bias(report.suggested * 7.0)) <= 0.1 + 1e-6
+    if bias(1.0):
+        assert abs(bias(report.suggested * 7.0)) == pytest.approx(0.1, rel=0.01)
+    else:
+        assert report.suggested * 7.0 == pytest.approx(limit / 8, rel=2e-3)
+
+
+def test_the_prior_adds_to_the_curvature():
+    model, loss, data = _quadratic(7.0)
+    report = suggest_lr(model, loss, data, lambda p: SGLD(p, 0.1, N, prior_precision=3.0 * N))
+    assert report.stability_limit * 10.0 == pytest.approx(2.0, rel=2e-3)
+
+
+def test_the_heat_is_that_of_the_minibatches():
+    """Mean loss ½(θ−xₙ)² with x of variance 1: a batch of b has gradients of variance 1/b."""
+
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.theta = nn.Parameter(torch.zeros(200))
+
+        def forward(self, x):
+            return 0.5 * ((self.theta - x) ** 2).sum(1)
+
+    x = torch.randn(4000, 200)
+    report = suggest_lr(
+        Mean(), lambda output, _: output.mean(), (x, torch.zeros(4000)), lambda p: SGHMC(p, 0.1, N), batch_size=20
+    )
+    for row in report.rows:
+        variance = N**2 / 20
+        assert row.heat == pytest.approx(row.lr / N * variance / (2 * 0.1), rel=0.1)
+    bounded = suggest_lr(
+        Mean(), lambda output, _: output.mean(), (x, torch.zeros(4000)), lambda p: SGHMC(p, 0.1, N), batch_size=20,
+        allowed_heat=0.02,
+    )  # fmt: skip
+    assert bounded.suggested == pytest.approx(0.02 * 2 * 0.1 * 20 / N, rel=0.1)
+    assert bounded.suggested < report.suggested / 5
+    assert "heat at most 2%" in str(bounded)
+    text = str(report)
+    assert "heat of batches of 20" in text
+    assert f"stable below lr {report.stability_limit:.3g}" in text
+
+
+def test_running_statistics_weights_and_the_global_generator_stay():
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Tanh(), nn.Linear(6, 2))
+    x, y = small_data()
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    suggest_lr(model, CROSS_ENTROPY, (x, y), lambda p: SGLD(p, 0.1, N), batch_size=4)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"sampler": lambda p: PSGLD(p, 0.1, N)}, ValueError, "PSGLD"),
+        ({"sampler": lambda p: HMC(p, 0.1, N)}, ValueError, "HMC"),
+        ({"sampler": lambda p: torch.optim.SGD(p, 0.1)}, ValueError, "num_data"),
+        ({"sampler": lambda p: SGLD(p, 0.1, N, temperature=0.0)}, ValueError, "temperature"),
+        ({"allowed_bias": 0.0}, ValueError, "allowed_bias"),
+        ({"iterations": 0}, ValueError, "iterations"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"allowed_heat": 0.1}, ValueError, "allowed_heat needs batch_size"),
+        ({"allowed_heat": -0.1, "batch_size": 4}, ValueError, "allowed_heat"),
+        ({"data": torch.zeros(3)}, TypeError, "data"),
+        ({"data": (torch.zeros(3, 3), torch.zeros(2))}, ValueError, "data"),
+        ({"loss": lambda output, target: -output.square().mean()}, ValueError, "no positive curvature"),
+    ],
+)
+def test_bad_input(settings, error, message):
+    given = dict(model=small_network(), loss=CROSS_ENTROPY, data=small_data(), sampler=lambda p: SGLD(p, 0.1, N))
+    if "loss" in settings:
+        given["model"] = nn.Linear(3, 1, bias=False)
+    with pytest.raises(error, match=message):
+        suggest_lr(**{**given, **settings})

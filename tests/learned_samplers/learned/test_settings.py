@@ -1,0 +1,124 @@
+"""Settings of learned samplers: one place for defaults and checks, the same for keywords, cards and state dicts."""
+
+from __future__ import annotations
+
+import copy
+import io
+from dataclasses import FrozenInstanceError, fields, replace
+
+import pytest
+import torch
+
+from learned_samplers import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings
+from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
+from learned_samplers.learned.registry import REGISTRY
+
+CLASSES = {name: each.settings for name, each in REGISTRY.items()}
+
+
+def parameter():
+    return torch.zeros(3, requires_grad=True)
+
+
+def make(name, **keywords):
+    return REGISTRY[name].sampler([parameter()], 0.1, 10, network=None, **keywords)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_keywords_settings_and_card_are_three_ways_to_the_same(name):
+    """Every number setting, at another value than its default: nothing is lost on any of the ways."""
+    default = CLASSES[name]()
+    numbers = [each.name for each in fields(default) if isinstance(getattr(default, each.name), float)]
+    assert numbers
+    # 0.75 is within every range but that of clips, which may have to be at least 1.
+    values = {each: 1.5 if "clip" in each else 0.75 for each in numbers}
+    by_keywords = make(name, **values).settings
+    assert by_keywords == make(name, settings=replace(default, **values)).settings != default
+    card = by_keywords.to_card()
+    own = {each.name: getattr(by_keywords, each.name) for each in fields(default) if not each.metadata["in_card"]}
+    assert type(default).from_card(card, **own) == by_keywords
+    assert card["sampler"] == name
+    assert card["features"] == list(by_keywords.features)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_fresh_network_has_the_shape_that_the_sampler_needs(name):
+    sampler = make(name)
+    network = sampler.settings.fresh_network((4,))
+    assert network[0].in_features == len(sampler.settings.features)
+    assert network[-1].out_features == sampler.settings.outputs
+
+
+def test_the_defaults_of_a_form_are_its_own():
+    residual, paper = L2ESettings(), L2ESettings(form="paper")
+    assert (residual.alpha_scale, residual.beta_scale, residual.noise_multiplier, residual.friction) == (
+        0.1, 1.0, None, None,
+    )  # fmt: skip
+    assert (paper.alpha_scale, paper.beta_scale, paper.noise_multiplier, paper.friction) == (
+        1e-3, 1e-3, 1.0, "equation6",
+    )  # fmt: skip
+    assert "friction" not in residual.to_card()["scales"]
+    assert "decay_time" not in paper.to_card()["scales"]
+    with pytest.raises(FrozenInstanceError):
+        residual.alpha_scale = 3.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("make_settings", "error", "message"),
+    [
+        (lambda: L2ESettings(alpha_scale=-1.0), ValueError, "alpha_scale must not be negative, got -1.0"),
+        (lambda: L2ESettings(form="other"), ValueError, "form must be one of 'residual', 'paper', got 'other'"),
+        (lambda: L2ESettings(form="paper", decay_time=3.0), ValueError, "decay_time does not belong to this form"),
+        (lambda: L2ESettings(noise_multiplier=1.0), ValueError, "noise_multiplier does not belong to this form"),
+        (lambda: L2ESettings(feature_set="rich"), ValueError, "feature_set must be one of 'paper', .* got 'rich'"),
+        (lambda: L2ESettings(output_bound="1"), TypeError, "output_bound must be a number, got '1'"),
+        (lambda: PreconditionedSettings(curl_clip=0.5), ValueError, "curl_clip must be at least 1, got 0.5"),
+        (lambda: MetaSGMCMCSettings(constant_friction=2.0), ValueError, r"constant_friction must lie in \[0, 1\]"),
+        (lambda: MetaSGMCMCSettings.given(mean_scale=2.0), ValueError, "mean_scale does not belong to MetaSGMCMC"),
+        (
+            lambda: L2ESettings.from_card({"feature_set": "paper", "scales": {"curl_clip": 1.0}}),
+            ValueError, "curl_clip does not belong to L2E, got 1.0",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_named(make_settings, error, message):
+    with pytest.raises(error, match=message):
+        make_settings()
+
+
+def test_settings_belong_to_the_sampler_and_not_to_its_groups():
+    sampler = make("L2E", beta_scale=0.5)
+    assert not set(sampler.settings.names()) & set(sampler.param_groups[0])
+    with pytest.raises(ValueError, match=r"beta_scale is a setting of the whole sampler, .* got 0\.3"):
+        L2E([{"params": [parameter()], "beta_scale": 0.3}], 0.1, 10, network=None)
+    with pytest.raises(ValueError, match=r"beta_scale=0\.3 cannot be given beside settings="):
+        make("L2E", beta_scale=0.3, settings=L2ESettings())
+    with pytest.raises(TypeError, match="settings must be KineticSettings, got L2ESettings"):
+        KineticL2E([parameter()], 0.1, 10, network=None, settings=L2ESettings())
+    with pytest.raises(ValueError, match=r"weights for form 'residual', asked for 'paper'"):
+        L2E([parameter()], num_data=10, network="l2e", settings=L2ESettings(form="paper", feature_set="adaptive_data"))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_state_dict_has_the_settings_as_plain_values_and_is_refused_by_others(name):
+    scale = {"L2E": "beta_scale", "PrecondL2E": "curl_scale", "KineticL2E": "mean_scale", "MetaSGMCMC": "curl_scale"}
+    sampler = make(name, **{scale[name]: torch.tensor(0.5)})  # a tensor becomes a number, or nothing could load it
+    buffer = io.BytesIO()
+    torch.save(sampler.state_dict(), buffer)
+    saved = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    assert saved["sampler"]["network"]["settings"][scale[name]] == 0.5
+    make(name, **{scale[name]: 0.5}).load_state_dict(saved)
+    other = make(name)
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match=rf"other settings: {scale[name]} is 0\.5 there, 1\.0 here"):
+        other.load_state_dict(saved)
+    assert other.state_dict()["param_groups"] == before["param_groups"]
+
+
+def test_what_is_missing_without_shipped_weights_is_said():
+    with pytest.raises(ValueError, match=r"lr must be given, got None: no weights of PrecondL2E ship .* network="):
+        PrecondL2E([parameter()], num_data=10)
+    with pytest.raises(ValueError, match="lr must be given: the network comes without a card"):
+        MetaSGMCMC([parameter()], num_data=10, network=None)

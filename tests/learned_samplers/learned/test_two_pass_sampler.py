@@ -1,0 +1,140 @@
+"""The step of L2E and Precond-L2E: the same chain by compiled code and by torch, tensor by tensor and together."""
+
+import pytest
+import torch
+
+from learned_samplers import L2E, PrecondL2E
+from learned_samplers.learned import two_pass_sampler, two_passes
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE, native_library
+from learned_samplers.learned.network import layers_of
+from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
+
+SHAPES = ((6, 3, 3, 3), (40,), (30, 40), (1,), (7, 5))
+SETTINGS = {
+    "residual": L2ESettings(feature_set="adaptive", decay_time=20.0),
+    "paper": L2ESettings(form="paper", alpha_scale=1.0, beta_scale=1.0),
+    "lean": L2ESettings(feature_set="lean"),
+    "normalised": L2ESettings(feature_set="lean", normalise_output=True, decay_time=20.0),
+    "told": L2ESettings(feature_set="lean", total_steps=12),
+    "preconditioned": PreconditionedSettings(feature_set="adaptive", output_bound=1.0),
+}
+
+
+def sampler_of(settings, dtype=torch.float32, temperature=1.0, layout=torch.contiguous_format):
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in SHAPES]
+    params = [p.to(memory_format=layout) if p.dim() == 4 else p for p in params]
+    network = settings.fresh_network((8, 8), generator=generator)
+    for weight, bias in layers_of(network):
+        weight.data.normal_(0, 0.3, generator=generator)
+        bias.data.normal_(0, 0.3, generator=generator)
+    kind = PrecondL2E if isinstance(settings, PreconditionedSettings) else L2E
+    return kind(
+        [torch.nn.Parameter(p) for p in params], lr=1e-3, num_data=1000, network=network, settings=settings,
+        temperature=temperature, prior_precision=3.0, momentum_init="normal",
+        generator=torch.Generator().manual_seed(1),
+    )  # fmt: skip
+
+
+def run(sampler, steps):
+    for _ in range(steps):
+        for p in sampler.param_groups[0]["params"]:
+            p.grad = 0.1 * p.detach() + 0.01
+        sampler.step()
+    return [p.detach().double() for p in sampler.param_groups[0]["params"]]
+
+
+def assert_close(ours, theirs, tolerance):
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a - b).abs().max() < tolerance * (1 + b.abs().max())
+
+
+@pytest.fixture
+def compiled():
+    if native_library() is None:
+        pytest.skip("the compiled update is not there")
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "0")
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_same_chain_by_compiled_code_and_by_torch(name, temperature, monkeypatch):
+    ours = run(sampler_of(SETTINGS[name], temperature=temperature), 10)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "0")
+    assert_close(ours, run(sampler_of(SETTINGS[name], temperature=temperature), 10), 1e-5)
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_together_alone_and_in_pieces_are_one_update(name, monkeypatch):
+    together = run(sampler_of(SETTINGS[name], torch.float64), 6)
+    monkeypatch.setattr(two_pass_sampler, "_TOGETHER_ON_CPU", 1)
+    alone = run(sampler_of(SETTINGS[name], torch.float64), 6)
+    monkeypatch.setattr(two_passes, "_PIECE_ON_CPU", 7)
+    monkeypatch.setattr(two_pass_sampler, "_TOGETHER_ON_CPU", 50)
+    assert_close(together, alone, 1e-12)
+    assert_close(together, run(sampler_of(SETTINGS[name], torch.float64), 6), 1e-12)
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize("name", ["residual", "preconditioned"])
+def test_a_chain_in_another_memory_layout_is_the_same(name, native, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, native)
+    monkeypatch.setattr(two_pass_sampler, "_TOGETHER_ON_CPU", 1)
+    # Drawn in the order of memory, the noise of another layout is another one: at temperature 0 there is none.
+    ours = run(sampler_of(SETTINGS[name], temperature=0.0, layout=torch.channels_last), 5)
+    assert_close(ours, run(sampler_of(SETTINGS[name], temperature=0.0), 5), 1e-5)
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_resumed_chain_is_the_same_bit_for_bit(name, native, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, native)
+    whole, first = sampler_of(SETTINGS[name]), sampler_of(SETTINGS[name])
+    expected = run(whole, 8)
+    halfway = run(first, 4)
+    second = sampler_of(SETTINGS[name])
+    second.load_state_dict(first.state_dict())
+    for p, value in zip(second.param_groups[0]["params"], halfway, strict=True):
+        p.data.copy_(value)
+    for a, b in zip(run(second, 4), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_what_is_not_single_precision_takes_steps_too():
+    theirs = run(sampler_of(SETTINGS["lean"], torch.float64, temperature=0.0), 5)
+    assert_close(run(sampler_of(SETTINGS["lean"], torch.bfloat16, temperature=0.0), 5), theirs, 0.1)
+
+
+def test_a_chain_resumes_with_the_length_of_its_own_run():
+    first = sampler_of(SETTINGS["told"])
+    run(first, 2)
+    other = sampler_of(SETTINGS["lean"])
+    with pytest.raises(ValueError, match="total_steps is 12 there, None here"):
+        other.load_state_dict(first.state_dict())
+
+
+def test_the_length_of_the_run_changes_the_chain():
+    told, untold = (run(sampler_of(SETTINGS[name], temperature=0.0), 5) for name in ("told", "lean"))
+    assert any((a - b).abs().max() > 1e-6 for a, b in zip(told, untold, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (dict(total_steps=0, feature_set="lean"), ValueError, "total_steps must be at least 1, got 0"),
+        (dict(total_steps=1.5, feature_set="lean"), TypeError, "total_steps must be an integer"),
+        (dict(total_steps=10), ValueError, "total_steps is for a feature set with the progress of the run .'lean'."),
+        (dict(normalise_output=1), TypeError, "normalise_output must be True or False, got 1"),
+    ],
+)
+def test_bad_settings_are_named(given, error, message):
+    with pytest.raises(error, match=message):
+        L2ESettings(**given)

@@ -1,0 +1,180 @@
+"""What is not sampled is neither stored with every sample nor looked at in every step, and names are the plain ones."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from learned_samplers import PosteriorSamples, SampleCollection
+from learned_samplers.posterior import frozen, snapshot
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer and its low-rank correction."""
+
+    def __init__(self, size=40, rank=2):
+        super().__init__()
+        self.base = nn.Linear(size, size).requires_grad_(False)
+        self.down, self.up = nn.Linear(size, rank, bias=False), nn.Linear(rank, size, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def lora(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(LoRA(), nn.Tanh(), nn.Linear(40, 3))
+
+
+SAMPLED = 2 * 40 * 2 + 40 * 3 + 3
+FROZEN = 40 * 40 + 40
+X = torch.linspace(-1, 1, 240).view(6, 40)
+
+
+def train(model, sampler, steps):
+    for _ in range(steps):
+        sampler.zero_grad()
+        nn.functional.cross_entropy(model(X), torch.arange(6) % 3).backward()
+        sampler.step()
+
+
+def collect(model=None, steps=3, groups="all", **options):
+    model = model or lora()
+    parameters = [p for p in model.parameters() if groups == "all" or p.requires_grad]
+    sampler = torch.optim.SGD(parameters, lr=0.1)
+    posterior = PosteriorSamples(model, sampler, **options)
+    train(model, sampler, steps)
+    return model, sampler, posterior
+
+
+def numbers(tensors):
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("groups", ["all", "trainable"])
+@pytest.mark.parametrize("store_frozen", [True, False])
+def test_frozen_parameters_are_stored_once_or_never(tmp_path, groups, store_frozen):
+    model, _, posterior = collect(groups=groups, store_frozen=store_frozen, path=tmp_path)
+    assert [numbers(sample) for sample in posterior] == [SAMPLED] * 3
+    assert numbers(posterior._fixed()) == (FROZEN if store_frozen else 0)
+    other = lora(seed=7)
+    if store_frozen:
+        assert torch.equal(SampleCollection.load(tmp_path, other).predict(X), posterior.predict(X))
+        return
+    with pytest.raises(ValueError, match=r"frozen parameters are not stored there.*'0\.base\.weight'.*load the base"):
+        SampleCollection.load(tmp_path, other)
+    other[0].base.load_state_dict(model[0].base.state_dict())
+    assert torch.equal(SampleCollection.load(tmp_path, other).predict(X), posterior.predict(X))
+
+
+def test_a_file_without_the_base_model(tmp_path):
+    model, _, posterior = collect()
+    posterior.save(tmp_path / "whole.safetensors")
+    posterior.save(tmp_path / "small.safetensors", store_frozen=False)
+    saved = [(tmp_path / f"{name}.safetensors").stat().st_size for name in ("whole", "small")]
+    assert saved[0] - saved[1] > 4 * FROZEN * 0.9
+    loaded = SampleCollection.load(tmp_path / "small.safetensors", model)
+    assert torch.equal(loaded.predict(X), posterior.predict(X))
+    with pytest.raises(ValueError, match=r"small\.safetensors: the frozen parameters are not stored there"):
+        SampleCollection.load(tmp_path / "small.safetensors", lora(seed=7))
+    loaded.save(tmp_path / "again.safetensors")  # and with it again, from the model
+    again = SampleCollection.load(tmp_path / "again.safetensors", lora(seed=7))
+    assert torch.equal(again.predict(X), posterior.predict(X))
+    with torch.no_grad():
+        model[0].base.bias.add_(1)
+    for use in (lambda: loaded.predict(X), lambda: loaded.save(tmp_path / "never.safetensors")):
+        with pytest.raises(ValueError, match=r"'0\.base\.bias' of this Sequential has other values"):
+            use()
+    assert not (tmp_path / "never.safetensors").exists()
+
+
+@pytest.mark.parametrize("store_frozen", [True, False])
+def test_frozen_parameters_are_looked_at_only_after_a_change(store_frozen, monkeypatch):
+    model, sampler, posterior = collect(steps=1, store_frozen=store_frozen)
+    looked = []
+    real_equal, real_fingerprint = torch.equal, frozen.fingerprint
+    monkeypatch.setattr(snapshot.torch, "equal", lambda a, b: (looked.append(a.shape), real_equal(a, b))[1])
+    monkeypatch.setattr(frozen, "fingerprint", lambda t: (looked.append(t.shape), real_fingerprint(t))[1])
+    train(model, sampler, 5)
+    assert not looked
+    model.load_state_dict(model.state_dict())  # the same values written anew
+    train(model, sampler, 2)
+    assert len(looked) == 2, "weight and bias, once each"
+    with torch.no_grad():
+        model[0].base.weight.mul_(1.001)
+    with pytest.raises(ValueError, match=r"'0\.base\.weight' is not sampled but changed since the first sample"):
+        train(model, sampler, 1)
+    assert len(posterior) == 8
+
+
+def test_the_state_dict_knows_the_base_model_too():
+    model, _, posterior = collect(store_frozen=False)
+    state = posterior.state_dict()
+    assert state["fixed"] == {}
+    for right in (True, False):
+        again = lora(seed=7)
+        if right:
+            again[0].base.load_state_dict(model[0].base.state_dict())
+        resumed = PosteriorSamples(again, torch.optim.SGD(again.parameters(), lr=0.1), store_frozen=False)
+        resumed.load_state_dict(state)
+        if right:
+            assert torch.equal(resumed.predict(X), posterior.predict(X))
+        else:
+            with pytest.raises(ValueError, match="has other values than when the samples were collected"):
+                resumed.predict(X)
+
+
+def test_nothing_to_sample():
+    model = lora().requires_grad_(False)
+    with pytest.raises(ValueError, match="none of its parameters has requires_grad=True"):
+        PosteriorSamples(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+# torch itself looks at .grad of a tensor that is no leaf, before a compiled part.
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("wrap", ["ddp", "compile", "ddp of compile", "part"])
+def test_wrapped_models_have_plain_names_and_load_in_plain_models(wrap, tmp_path):
+    plain = lora()
+    if wrap == "part":
+        plain[2] = torch.compile(plain[2], backend="eager")
+        wrapped = plain
+    else:
+        wrapped = torch.compile(plain, backend="eager") if "compile" in wrap else plain
+        wrapped = DistributedDataParallel(wrapped) if "ddp" in wrap else wrapped
+    assert any("module." in name or "_orig_mod." in name for name in wrapped.state_dict())
+    _, _, posterior = collect(wrapped)
+    assert posterior.parameter_names == ["0.down.weight", "0.up.weight", "2.weight", "2.bias"]
+    posterior.save(tmp_path / "samples.safetensors")
+    expected = posterior.predict(X)
+    for model in (lora(seed=3), wrapped):
+        loaded = SampleCollection.load(tmp_path / "samples.safetensors", model)
+        torch.testing.assert_close(loaded.predict(X), expected)
+    for model in (lora(seed=3), wrapped):
+        given = SampleCollection.from_samples(model, [wrapped.state_dict()])
+        torch.testing.assert_close(given.predict(X), wrapped(X).softmax(1).detach())
+
+
+def test_a_model_whose_only_part_is_called_module(tmp_path):
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = lora()
+
+        def forward(self, x):
+            return self.module(x)
+
+    _, _, posterior = collect(Holder())
+    posterior.save(tmp_path / "samples.safetensors")
+    loaded = SampleCollection.load(tmp_path / "samples.safetensors", Holder())
+    assert torch.equal(loaded.predict(X), posterior.predict(X))

@@ -1,0 +1,181 @@
+"""The local learning coefficient of models where it is known: d/2, and the closed form of deep linear networks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers import BAOA, HMC, SGHMC, SGLD, diagnostics
+from learned_samplers.diagnostics import local_learning_coefficient
+
+
+def squared(output, target):
+    """Mean negative log-likelihood of unit Gaussian noise, without its constant."""
+    return 0.5 * ((output - target) ** 2).sum(1).mean()
+
+
+def deep_linear_coefficient(widths, rank):
+    """λ of a product of matrices of these widths at a truth of this rank (Aoyagi, Neural Networks 2024, Theorem 1)."""
+    excess = [width - rank for width in widths]
+    for size in range(2, len(widths) + 1):
+        for chosen in itertools.combinations(range(len(widths)), size):
+            inside = [excess[i] for i in chosen]
+            outside = [excess[i] for i in range(len(widths)) if i not in chosen]
+            length = size - 1
+            if sum(inside) < length * max(inside) or (outside and sum(inside) >= length * min(outside)):
+                continue
+            if outside and max(inside) >= min(outside):
+                continue
+            a = sum(inside) - length * (math.ceil(sum(inside) / length) - 1)
+            pairs = sum(x * y for x, y in itertools.combinations(inside, 2))
+            regular = (rank * (widths[0] + widths[-1]) - rank**2) / 2
+            squares = length * (length - 1) / 4 * (sum(inside) / length) ** 2
+            return regular + a * (length - a) / (4 * length) - squares + pairs / 2
+    raise AssertionError("no subset of the layers fits")
+
+
+def test_the_closed_form_at_cases_known_otherwise():
+    assert deep_linear_coefficient([1, 1, 1], 0) == 0.5  # a·b = 0
+    assert deep_linear_coefficient([2, 1, 2], 1) == 1.5  # matrices of rank one: a manifold of dimension 3
+    assert deep_linear_coefficient([3, 2], 2) == 3.0  # one matrix: regular, d/2
+    assert deep_linear_coefficient([4, 6, 3], 3) == 6.0  # wide and of full rank: the image has dimension 12
+    assert deep_linear_coefficient([5, 3, 5], 1) == 8.0
+
+
+def whitened(rows, width):
+    """Inputs whose second moments are the identity exactly."""
+    q, _ = torch.linalg.qr(torch.randn(rows, width, dtype=torch.float64))
+    return q * rows**0.5
+
+
+@pytest.mark.parametrize("sampler", [SGLD, BAOA, SGHMC])
+def test_a_regular_model_has_half_its_parameters(sampler):
+    model = nn.Linear(8, 2, bias=False).double()
+    x = whitened(400, 8)
+    y = x @ model.weight.detach().T
+    found = local_learning_coefficient(
+        model,
+        squared,
+        (x, y),
+        num_data=100_000,
+        localization=10.0,
+        sampler=sampler,
+        num_chains=3,
+        burn_in=300,
+        steps=2000,
+    )
+    beta = 100_000 / math.log(100_000)
+    assert float(found) == pytest.approx(16 / 2 * beta / (beta + 10.0), rel=0.1)
+    assert abs(found.value - 8) < 6 * found.standard_error + 0.4
+    assert found.initial_loss == pytest.approx(0, abs=1e-20)
+
+
+def test_directions_that_the_data_do_not_reach_count_nothing():
+    model = nn.Linear(6, 3, bias=False).double()
+    x = whitened(200, 6)
+    x[:, 3:] = 0.0
+    y = x @ model.weight.detach().T
+    found = local_learning_coefficient(
+        model, squared, (x, y), num_data=1e6, localization=10.0, sampler=BAOA, steps=1000
+    )
+    assert float(found) == pytest.approx(9 / 2, rel=0.1)
+
+
+def deep_linear(widths, rank):
+    """A network at the most degenerate of its minima: ``rank`` units carry the truth, the others are zero."""
+    layers = [nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.zero_()
+            layer.weight[:rank, :rank] = torch.eye(rank)
+    return nn.Sequential(*layers).double()
+
+
+def test_a_rank_deficient_product_of_matrices_has_the_closed_form():
+    """[5, 3, 5] with a truth of rank 1: λ = 8, where a regular model of its 30 weights would have 15."""
+    model = deep_linear([5, 3, 5], 1)
+    x = torch.eye(5, dtype=torch.float64) * 5**0.5
+    found = local_learning_coefficient(
+        model, squared, (x, model(x).detach()), num_data=1e7, localization=1.0, sampler=BAOA, lr=0.3,
+        num_chains=3, burn_in=1000, steps=5000,
+    )  # fmt: skip
+    assert float(found) == pytest.approx(deep_linear_coefficient([5, 3, 5], 1), rel=0.1)
+
+
+def test_minibatches_partition_the_data_and_their_noise_cancels():
+    torch.manual_seed(2)
+    x = whitened(500, 5)
+    y = x @ torch.randn(5, 1, dtype=torch.float64) + torch.randn(500, 1, dtype=torch.float64)
+    model = nn.Linear(5, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+    found = local_learning_coefficient(
+        model, squared, (x, y), localization=1.0, batch_size=100, sampler=SGLD, steps=5000, burn_in=500
+    )
+    assert found.losses.shape == (4, 1100)
+    assert float(found) == pytest.approx(2.5, rel=0.15)
+    assert found.standard_error < 0.25
+
+
+def test_the_standard_error_is_that_of_the_chains_and_the_seed_fixes_them():
+    model = nn.Linear(3, 1, bias=False)
+    x = whitened(60, 3).float()
+    state = torch.get_rng_state()
+    arguments = dict(localization=5.0, steps=200, burn_in=50, num_chains=3, lr=0.02)
+    y = (x @ model.weight.T).detach()
+    before = model.weight.detach().clone()
+    one = local_learning_coefficient(model, squared, (x, y), **arguments)
+    assert one.standard_error == pytest.approx(np.std(one.chains, ddof=1) / 3**0.5)
+    assert one.value == pytest.approx(np.mean(one.chains))
+    assert local_learning_coefficient(model, squared, (x, y), **arguments).chains == one.chains
+    assert local_learning_coefficient(model, squared, (x, y), seed=1, **arguments).chains != one.chains
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(model.weight, before)
+    assert model.weight.grad is None
+    assert "more than the 50 of burn-in" in str(local_learning_coefficient(
+        model, squared, (x, y), **{**arguments, "localization": 1e-4}))  # fmt: skip
+    assert math.isnan(
+        local_learning_coefficient(model, squared, (x, y), **{**arguments, "num_chains": 1}).standard_error
+    )
+
+
+def test_weights_that_are_no_minimum_are_said_to_be_none():
+    model = nn.Linear(3, 1, bias=False)
+    x = whitened(60, 3).float()
+    y = (x @ (model.weight.detach() + 3.0).T).detach()
+    found = local_learning_coefficient(model, squared, (x, y), localization=1.0, lr=0.05, steps=300)
+    assert float(found) < 0
+    assert "no minimum" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "name"),
+    [
+        ({"sampler": HMC}, TypeError, "sampler"),
+        ({"sampler": "SGLD"}, TypeError, "sampler"),
+        ({"localization": 0.0}, ValueError, "localization"),
+        ({"num_data": 1}, ValueError, "num_data"),
+        ({"num_chains": 0}, ValueError, "num_chains"),
+        ({"steps": 0}, ValueError, "steps"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"lr": -1.0}, ValueError, "lr"),
+        ({"temperature": 0.0}, ValueError, "temperature"),
+        ({"data": (torch.zeros(3, 3), torch.zeros(2, 1))}, ValueError, "data"),
+    ],
+)
+def test_bad_arguments(settings, error, name):
+    given = {"model": nn.Linear(3, 1), "loss": squared, "data": (torch.zeros(4, 3), torch.zeros(4, 1)), "lr": 0.1}
+    with pytest.raises(error, match=name):
+        diagnostics.local_learning_coefficient(**{**given, **settings})
+
+
+def test_a_chain_that_diverges_is_an_error():
+    model = nn.Linear(3, 1, bias=False)
+    x = whitened(60, 3).float()
+    with pytest.raises(FloatingPointError):
+        local_learning_coefficient(model, squared, (x, x[:, :1]), lr=50.0, steps=2000)

@@ -1,0 +1,59 @@
+"""Names of methods on the command line, in any letter case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+import tyro
+from experiments.bandits.posteriors import METHODS as BANDIT_METHODS
+from experiments.common.methods import one_of
+from experiments.function_space.uci import METHODS as REGRESSION_METHODS
+from experiments.images.methods import METHODS as IMAGE_METHODS
+from experiments.multi_task.methods import METHODS as TASK_METHODS
+
+import learned_samplers
+
+
+@dataclass(frozen=True)
+class Options:
+    """Some methods."""
+
+    # Methods.
+    sampler: tuple[Annotated[str, one_of(("SGHMC", "CyclicalSGMCMC"))], ...] = ("SGHMC",)
+    # A value that is spelt as it is.
+    network: str = "sghmc"
+
+
+@pytest.mark.parametrize(
+    "words", [("SGHMC", "CyclicalSGMCMC"), ("sghmc", "cyclicalsgmcmc"), ("Sghmc", "CYCLICALSGMCMC")]
+)
+def test_letter_case_does_not_matter(words):
+    options = tyro.cli(Options, args=["--sampler", *words, "--network", "l2E"])
+    assert options == Options(("SGHMC", "CyclicalSGMCMC"), "l2E")
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(Options, args=["--sampler", "sgd"])
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "Error parsing --sampler" in said
+    assert "{SGHMC,CyclicalSGMCMC}" in said
+    with pytest.raises(ValueError, match="'sgd' is unknown; choose from SGHMC, CyclicalSGMCMC"):
+        one_of(("SGHMC", "CyclicalSGMCMC")).instance_from_str(["sgd"])
+
+
+@pytest.mark.parametrize("methods", [IMAGE_METHODS, TASK_METHODS, REGRESSION_METHODS, BANDIT_METHODS])
+def test_a_method_stands_under_its_own_name_which_no_other_has_in_any_case(methods):
+    assert all(name == method.name for name, method in methods.items())
+    assert len({name.lower() for name in methods}) == len(methods)
+
+
+def test_samplers_have_the_names_of_their_classes():
+    """Of those that are neither optimizers and ensembles nor a sampler in another form."""
+    others = {"SGD", "Adam", "DeepEnsemble", "AdamEnsemble", "AdamAverage", "CyclicalL2E", "L2EPaper"}
+    others |= {"MTSGDCode", "PlainEnsemble", "Bootstrap", "Uniform"}
+    every = {*IMAGE_METHODS, *TASK_METHODS, *REGRESSION_METHODS, *BANDIT_METHODS}
+    assert all(hasattr(learned_samplers, name) for name in every - others)
+    assert others <= every

@@ -1,0 +1,96 @@
+"""Runs on disk are read where nothing has changed, and made again where something has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from experiments.common.run_store import RunStore, fingerprint
+
+
+def test_a_run_is_made_once_for_the_same_settings(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return {"values": (1.0, 2.0), "steps": {4: "a"}}
+
+    first = RunStore(tmp_path).run("one", {"lr": 0.1, "hidden": (5, 5)}, make)
+    # As it comes from the disk, the first time too.
+    assert first == {"values": [1.0, 2.0], "steps": {"4": "a"}}
+    assert RunStore(tmp_path).run("one", {"lr": 0.1, "hidden": (5, 5)}, make) == first
+    assert len(made) == 1
+    RunStore(tmp_path).run("one", {"lr": 0.2, "hidden": (5, 5)}, make)
+    assert len(made) == 2
+    assert RunStore(tmp_path).record("one")["made_of"]["settings"]["lr"] == 0.2
+    assert RunStore(tmp_path).record("two") is None
+
+
+def test_another_torch_makes_it_again(tmp_path, monkeypatch):
+    store = RunStore(tmp_path)
+    store.run("one", {}, lambda: {"value": 1})
+    monkeypatch.setattr("torch.__version__", "1.0")
+    assert store.run("one", {}, lambda: {"value": 2}) == {"value": 2}
+
+
+def test_other_data_make_it_again(tmp_path):
+    digests = [fingerprint([torch.tensor(values)]) for values in ([1.0, 2.0], [1.0, 2.5])]
+    for value, digest in enumerate(digests):
+        assert RunStore(tmp_path, digest).run("one", {}, lambda value=value: {"value": value}) == {"value": value}
+    assert RunStore(tmp_path, digests[1]).read("one", {}) == {"value": 1}
+    assert RunStore(tmp_path, digests[0]).read("one", {}) is None
+
+
+def test_a_fingerprint_sees_numbers_shapes_types_and_order():
+    x = torch.arange(6.0)
+    others = [[x + 1e-6 * (x == 3)], [x.view(2, 3)], [x.double()], [x.flip(0)], [x, x], [x[:3], x[3:]], [x[::2]], []]
+    digests = {fingerprint([x]), *map(fingerprint, others)}
+    assert len(digests) == len(others) + 1
+    assert fingerprint([x.view(2, 3).mT.contiguous().mT]) == fingerprint([x.view(2, 3)]), "the layout is no difference"
+    assert fingerprint([torch.ones(0, 1, dtype=torch.uint8)])
+
+
+def test_fresh_makes_again_what_another_process_has_made_and_nothing_twice(tmp_path):
+    RunStore(tmp_path).run("one", {}, lambda: {"value": 1})
+    store, made = RunStore(tmp_path, fresh=True), []
+    for _ in range(2):
+        assert store.run("one", {}, lambda: made.append(1) or {"value": 2}) == {"value": 2}
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"made_of": {}}', "{half"])
+def test_a_file_that_is_no_run_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "runs" / "one.json"
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"one\.json is not the result of a run"):
+        RunStore(tmp_path).run("one", {}, lambda: {"value": 1})
+    assert path.read_text() == content
+
+
+def test_a_run_that_fails_leaves_what_was_there(tmp_path):
+    store = RunStore(tmp_path)
+    store.run("one", {"lr": 1}, lambda: {"value": 1})
+    before = store.path("one").read_text()
+    with pytest.raises(ValueError, match="JSON"):
+        store.run("one", {"lr": 2}, lambda: {"value": float("nan")})
+    assert store.path("one").read_text() == before
+    assert json.loads(before)["made_of"]["settings"] == {"lr": 1}
+
+
+def test_a_run_that_begins_leaves_nothing_of_the_one_before(tmp_path):
+    store = RunStore(tmp_path)
+    store.run("one", {}, lambda: {"value": 1})
+    curves = tmp_path / "tensorboard" / "one" / "events.out.tfevents.1"
+    curves.parent.mkdir(parents=True)
+    curves.write_text("")
+    store.begin("one", "samples")
+    assert not curves.exists()
+    assert store.read("one", {}) is None
+    assert (tmp_path / "samples").is_dir()
+
+
+def test_a_store_below_another_has_its_data(tmp_path):
+    below = RunStore(tmp_path, "digest", fresh=True).below("inside")
+    assert (below.folder, below.data, below.fresh) == (tmp_path / "inside", "digest", True)

@@ -1,0 +1,89 @@
+"""Particles of classifiers: the prior on functions, the averaged prediction, runs on small digits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from experiments.function_space import image_ensembles as _image_ensembles
+from experiments.function_space.image_ensembles import (
+    METHODS,
+    PRIOR_VARIANCE,
+    Classifiers,
+    ImageProtocol,
+    ImageRuns,
+    infinite_width,
+    train,
+)
+from experiments.function_space.stacked_mlp import StackedMLP
+
+from meta_tasks.datasets import load
+
+PROTOCOL = ImageProtocol(particles=3, hidden=(16,), epochs=15, tuning_epochs=1, batch=50, extra=10, rates=(1e-2, 3e-2))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits", validation=200)
+
+
+@pytest.mark.parametrize("hidden", [(), (1000,), (200, 200)])
+def test_prior_is_that_of_wide_networks(hidden):
+    """Covariance of the outputs of drawn networks, within four standard errors of 4,000 draws and the finite width."""
+    x = torch.tensor([[1.0, 0.0], [0.6, 0.8], [-1.0, 0.2], [0.1, 0.1]])
+    mlp = StackedMLP((2, *hidden, 1))
+    draws = torch.cat([mlp([PRIOR_VARIANCE**0.5 * p for p in mlp.draw(100)], x)[..., 0] for _ in range(40)])
+    measured = (draws.mT @ draws / len(draws)).double()
+    expected = infinite_width(len(hidden), PRIOR_VARIANCE)(x, x)
+    tolerance = 4 * (2 / 4000) ** 0.5 * expected.diagonal().max() + 0.01
+    assert (measured - expected).abs().max() < tolerance
+    assert torch.linalg.eigvalsh(expected)[0] > -1e-9
+    # Planted: another variance of the weights is another prior.
+    assert (measured - infinite_width(len(hidden), 1.0)(x, x)).abs().max() > tolerance
+
+
+def test_prediction_is_the_mean_of_the_probabilities(digits):
+    networks = Classifiers(digits, PROTOCOL)
+    networks.start(3)
+    x = digits.test_x[:7]
+    expected = networks.logits(x).softmax(-1).mean(0)
+    torch.testing.assert_close(networks.predict(x, batch=3), expected)
+    torch.testing.assert_close(networks.members(1).predict(x), networks.logits(x)[0].softmax(-1).detach())
+    pixels = networks.standardised(digits.train_x)
+    assert pixels.mean().abs() < 1e-4
+    assert abs(pixels.std() - 1) < 1e-4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns(method, digits):
+    networks, _ = train(method, digits, 3e-2, PROTOCOL, 0)
+    right = networks.predict(digits.test_x).argmax(-1) == digits.test_y
+    assert right.double().mean() > 0.85
+    again, _ = train(method, digits, 3e-2, PROTOCOL, 0)
+    assert all(torch.equal(a, b) for a, b in zip(networks.params, again.params, strict=True))
+
+
+def test_runs_are_kept_and_loaded(digits, tmp_path, monkeypatch):
+    runs = ImageRuns(tmp_path, digits, PROTOCOL)
+    with pytest.raises(FileNotFoundError, match="train those networks first"):
+        runs.load("SVGD", 0)
+    lr, trials = runs.tune("SVGD")
+    assert trials[f"{lr:g}"] == min(trials.values())
+    result = runs.run("SVGD", lr, 0)
+    loaded = runs.load("SVGD", 0)
+    wrong = (loaded.predict(digits.test_x).argmax(-1) != digits.test_y).double().mean().item()
+    assert result["error"] == pytest.approx(wrong)
+    assert result["error"] <= result["error_of_one"] + 0.05
+
+    def refuse(*arguments, **more):
+        raise FloatingPointError("planted")
+
+    monkeypatch.setattr(_image_ensembles, "train", refuse)
+    assert runs.run("SVGD", lr, 0) == result
+    with pytest.raises(RuntimeError, match="FSVGD: it diverged at every learning rate"):
+        runs.tune("FSVGD")
+    for change in ({"hidden": (8,)}, {"particles": 4}, {"epochs": 16}):
+        other = ImageRuns(tmp_path, digits, replace(PROTOCOL, **change))
+        with pytest.raises(ValueError, match=r"SVGD_seed0\.safetensors was trained with protocol"):
+            other.load("SVGD", 0)

@@ -1,0 +1,146 @@
+"""UCI regression: scores, methods on a problem that is known, and splits that do not meet."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from experiments.function_space.uci import METHODS, Fit, Networks, Protocol, fit, prior_by_group, scores
+from experiments.function_space.uci_data import RegressionData, load, standardise
+from experiments.function_space.uci_runs import Comparison, Run, tables
+from torch.distributions import Categorical, MixtureSameFamily, Normal
+
+from learned_samplers.particles import FittedPrior
+from tests.tools.experiments.function_space.test_uci_data import made, write
+
+NOISE = 0.1
+SMALL = Protocol(
+    particles=8, hidden=20, small=(50, 400, 0), hmc_chains=4, hmc_warmup=200, hmc_burn_in=40, hmc_trajectories=40,
+    hmc_thinning=2, leapfrog_steps=20,
+)  # fmt: skip
+
+
+def linear_data(groups=2, seed=0):
+    """y = 3x₁ − x₂ + 0.1·ξ, of deviation 10^½."""
+    stream = torch.Generator().manual_seed(seed)
+    x = torch.randn(220, 2, generator=stream, dtype=torch.double)
+    y = x @ torch.tensor([3.0, -1.0], dtype=torch.double) + NOISE * torch.randn(220, generator=stream).double()
+    test = torch.stack([torch.randperm(220, generator=stream)[:20] for _ in range(groups)])
+    data = RegressionData("made", x, y, test)
+    return standardise(data, data.train_index(), test)
+
+
+def test_scores_are_those_of_the_mixture():
+    rows = linear_data()
+    outputs, log_noise = torch.randn(2, 5, 20), torch.randn(2, 5)
+    rmse, log_likelihood = scores(Fit(outputs, log_noise), rows)
+    for g in range(2):
+        scale = rows.deviation[g]
+        means = outputs[g].T.double() * scale + rows.mean[g]
+        parts = Normal(means, log_noise[g].double().exp() * scale)
+        targets = rows.test_y[:, g].double() * scale + rows.mean[g]
+        expected = MixtureSameFamily(Categorical(torch.ones(20, 5)), parts).log_prob(targets).mean()
+        torch.testing.assert_close(log_likelihood[g], expected)
+        torch.testing.assert_close(rmse[g], (means.mean(1) - targets).square().mean().sqrt())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_fits_and_knows_its_noise(method):
+    lr = {"SGHMC": 1e-2, "HMC": 1e-3}.get(method, 3e-2)
+    rows = linear_data()
+    fitted = fit(method, rows, lr, SMALL, 0)
+    rmse, log_likelihood = scores(fitted, rows)
+    # The noise alone gives 0.1 and −log(0.1·√(2πe)) = 0.88; the target's deviation is 3.2.
+    assert rmse.max() < 0.35
+    assert log_likelihood.min() > -0.6
+    # Planted: the outputs of the other split's network are useless.
+    crossed = Fit(fitted.outputs.flip(0), fitted.log_noise)
+    assert scores(crossed, rows)[0].min() > 2
+
+
+def test_epochs_and_steps():
+    protocol = Protocol()
+    assert protocol.budget(999) == (100, 500 * 10)
+    assert protocol.budget(8000) == (1000, 3000 * 8)
+    assert protocol.budget(60) == (60, 500)
+    assert SMALL.budget(200) == (50, 400)
+
+
+def test_prior_of_each_split_is_its_own():
+    """The splits' prior scores, all at once, are those of each split by itself."""
+    groups, count, n = 3, 4, 6
+    inputs = torch.randn(n, groups, 2, dtype=torch.double)
+    outputs = torch.randn(groups * count, n, dtype=torch.double, requires_grad=True)
+    drawn = torch.randn(40, n, groups, dtype=torch.double)
+
+    def prior(which):
+        def draws(chosen, number):
+            rows = [int((inputs[:, 0] == x[0]).all(1).nonzero()) for x in chosen]
+            return drawn[:, rows][..., which]
+
+        return FittedPrior(draws, generator=torch.Generator().manual_seed(0))
+
+    together = prior_by_group(prior(slice(None)), inputs, outputs)
+    score = torch.autograd.grad(together.sum(), outputs)[0].view(groups, count, n)
+    for g in range(groups):
+        own = outputs.view(groups, count, n)[g]
+        alone = prior(g).log_density(inputs, own).sum()
+        expected = torch.autograd.grad(alone, outputs, retain_graph=True)[0].view(groups, count, n)
+        torch.testing.assert_close(score[g], expected[g])
+        assert not expected[g - 1].any()
+
+
+def test_losses_belong_to_their_networks():
+    networks = Networks(linear_data(), 3, 5)
+    index = torch.arange(10)
+    x, y = networks.data.train_x[index], networks.data.train_y[index]
+    losses = networks.energies(x, y)
+    outputs = networks.outputs(x)
+    for p in range(6):
+        expected = -Normal(outputs[p], 0.5).log_prob(y[:, p // 3]).mean()
+        torch.testing.assert_close(losses[p], expected)
+
+
+def test_table_text():
+    entry = {"lr": 0.1, "splits_diverged": 0}
+    results = {
+        "made": {
+            "FSVGD": {**entry, "rmse": [1.0, 2.0], "log_likelihood": [0.0, 1.0]},
+            "SVGD": {**entry, "rmse": [0.5, 1.5], "log_likelihood": [-1.0, -1.0]},
+        }
+    }
+    text = tables(results, ["FSVGD", "SVGD"])
+    assert "**1.000 ± 0.500**" in text  # the lower RMSE is SVGD's
+    assert "**0.500 ± 0.500**" in text  # the higher log-likelihood is f-SVGD's
+    assert "1.500 ± 0.500" in text  # by which it is ahead
+    results["made"]["SVGD"] |= {"rmse": [0.5], "log_likelihood": [-1.0], "splits_diverged": 1}
+    text = tables(results, ["FSVGD", "SVGD"])
+    assert "0.500 (1 diverged)" in text
+    assert "**" not in text  # over other splits: not to be compared
+
+
+@pytest.mark.parametrize(
+    ("peak", "chosen", "beyond"),
+    [
+        (0.016, 0.016, []),  # inside the grid: nothing more is tried
+        (0.2, 0.256, [0.256, 1.02]),  # past the first extension the best lies inside
+        (9.0, 1.02, [0.256, 1.02]),  # no further than two extensions
+        (0.001, 0.001, [0.001, 0.00025]),
+        (None, 0.064, [0.256]),  # what lies beyond diverges
+    ],
+)
+def test_rates_are_extended_where_the_best_lies_at_an_edge(tmp_path, monkeypatch, peak, chosen, beyond):
+    tried = []
+
+    def run(self, data, method, lr, *rest):
+        tried.append(lr)
+        if peak is None and lr > 0.1:
+            return Run(1, diverged="nan")
+        return Run(1, log_likelihood=[-abs(math.log(lr / (peak or 0.1)))])
+
+    monkeypatch.setattr(Comparison, "run", run)
+    write(tmp_path, made(60))
+    tuning = Comparison(tmp_path, Protocol()).tune(load("yacht", tmp_path), "SVGD")
+    assert tried == [0.004, 0.016, 0.064, *beyond]
+    assert (tuning.chosen.lr, [choice.lr for choice in tuning.trials]) == (chosen, tried)

@@ -1,0 +1,142 @@
+"""The parts of tools/compare.py: grids, mean temperatures, the verdict, runs with other weights."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from experiments.images.compare_report import BudgetReport, against_baselines, image_error, measured
+from experiments.images.measures import mean_temperatures, overall
+from experiments.images.methods import METHODS, grid
+from experiments.images.runner import ImageRuns, Result, store_for
+from experiments.images.settings import Settings
+from experiments.images.training import Log, sampler_run
+from safetensors.torch import save_file
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from learned_samplers.classical.cyclical import cyclical_phase
+
+
+def test_the_grids():
+    rates = {name: [s.lr for s in grid(METHODS[name], 6, {"momentum_decay": (0.1,)})]
+             for name in ("SGHMC", "PSGLD", "CyclicalSGMCMC", "L2E")}  # fmt: skip
+    assert rates["SGHMC"] == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
+    assert rates["L2E"] == [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02], "as wide, elsewhere"
+    assert rates["PSGLD"] == [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01]
+    both = grid(METHODS["CyclicalSGMCMC"], 6, {"momentum_decay": (0.05, 0.1, 0.3)})
+    assert len(both) == 18
+    decays = grid(METHODS["Adam"], 2, {"prior_precision": (0.0, 1.0)})
+    assert {setting.also for setting in decays} == {(("prior_precision", 0.0),), (("prior_precision", 1.0),)}
+    assert {setting.variant for setting in decays} == {"p0", "p1"}
+    assert {setting.text(100) for setting in decays} == {"decay 0", "decay 0.01"}
+    ours = grid(METHODS["L2E"], 6, {"momentum_decay": (0.05, 0.1, 0.3)})
+    assert len(ours) == 6, "a learned sampler has its learning rate alone"
+
+
+# --- measures -----------------------------------------------------------------------------------------------------
+
+
+def test_temperatures_are_weighted_by_size_and_taken_after_burn_in():
+    def point(step, first, second, sampling=True):
+        groups = {"a": {"size": 1, "kinetic": first}, "b": {"size": 3, "kinetic": second, "configurational": None}}
+        return {"step": step, "sampling": sampling, "groups": groups}
+
+    points = [point(5, 100.0, 100.0), point(10, 1.0, 2.0), point(15, 3.0, 6.0), point(20, 50.0, 50.0, sampling=False)]
+    assert overall(points[1]["groups"], "kinetic") == 1.75
+    assert overall(points[1]["groups"], "configurational") is None
+    assert mean_temperatures(points, after=5) == {"kinetic": {"all": 3.5, "a": 2.0, "b": 4.0}}
+    assert mean_temperatures([], after=0) == {}
+
+
+def report(nlls: dict[str, list[float]]) -> BudgetReport:
+    runs = {
+        name: [
+            Result(name, 0.1, seed, {}, scores={"accuracy": 1 - nll, "nll": nll, "ece": 0.1, "brier": 0.1})
+            for seed, nll in enumerate(values)
+        ]
+        for name, values in nlls.items()
+    }
+    return BudgetReport(10, Path("nowhere"), Settings(), 100, runs=runs)
+
+
+def test_a_learned_sampler_is_held_against_the_best_baseline():
+    verdict = against_baselines(report({"SGHMC": [0.5, 0.52], "PSGLD": [0.4, 0.44], "L2E": [0.3, 0.32], "SGD": [0.1]}))
+    assert list(verdict) == ["L2E"]
+    assert verdict["L2E"]["baseline"] == "PSGLD", "SGD is no sampler, and does not count"
+    assert verdict["L2E"]["relative_nll"] == pytest.approx((0.31 - 0.42) / 0.42)
+    assert verdict["L2E"]["accuracy_difference"] == pytest.approx(0.11)
+    assert verdict["L2E"]["exceeds_std"] is True
+    noisy = against_baselines(report({"SGHMC": [0.3, 0.5], "L2E": [0.3, 0.4]}))
+    assert noisy["L2E"]["exceeds_std"] is False, "0.05 is less than 0.14"
+    assert against_baselines(report({"SGHMC": [0.3], "L2E": [0.2]}))["L2E"]["exceeds_std"] is None
+    assert against_baselines(report({"L2E": [0.3]})) == {}
+
+
+def test_the_error_of_the_images_is_that_of_their_mean_difference(tmp_path):
+    """Two seeds a method, three images whose log-probabilities are known."""
+    folder = tmp_path / "predictions"
+    folder.mkdir()
+    labels = torch.tensor([0, 1, 0])
+    losses = {"L2E": [[0.1, 0.2, 0.6], [0.3, 0.4, 0.8]], "SGHMC": [[0.5, 0.1, 0.2], [0.7, 0.1, 0.2]]}
+    results = {}
+    for name, seeds in losses.items():
+        results[name] = [Result(name, 0.1, seed, {}, scores={"nll": 0.1}) for seed in range(2)]
+        for result, values in zip(results[name], seeds, strict=True):
+            true = torch.tensor(values).neg().exp()
+            test = torch.stack([torch.where(labels == k, true, 1 - true) for k in range(2)], -1)
+            save_file({"test": test, "test_labels": labels}, folder / f"{result.name}.safetensors")
+    expected = np.std([0.2 - 0.6, 0.3 - 0.1, 0.7 - 0.2], ddof=1) / np.sqrt(3)
+    assert image_error(results["L2E"], results["SGHMC"], tmp_path) == pytest.approx(expected, rel=1e-5)
+
+
+def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, learned_weights):
+    settings = Settings(steps=20, limit=320, model="mlp", hidden=(8,), num_samples=4)
+    data = settings.load_data(None)
+    other = replace(settings, l2e_network=learned_weights["l2e_network"])
+    runs = ImageRuns(data, None, store_for(tmp_path, data))
+    first, second = (runs.run(each, "L2E", 0.05, 0) for each in (settings, other))
+    assert first.name != second.name
+    assert first.scores != second.scores
+    baseline = runs.run(settings, "SGHMC", 0.05, 0)
+    assert runs.run(other, "SGHMC", 0.05, 0) == baseline
+    assert "l2e_network" not in baseline.settings
+    assert measured(first)["ess_per_second"] > 0
+
+
+def test_the_members_of_an_ensemble_share_a_budget_that_they_do_not_divide(tmp_path):
+    settings = Settings(steps=23, limit=320, model="mlp", hidden=(8,), ensemble_size=4)
+    data = settings.load_data(None)
+    result = ImageRuns(data, None, store_for(tmp_path, data)).run(settings, "AdamEnsemble", 0.01, 0)
+    assert (result.gradient_evaluations, result.num_samples) == (23, 4)
+
+
+def test_cyclical_l2e_has_the_rates_the_noise_and_the_samples_of_cyclical_sgmcmc(tmp_path):
+    steps, kept = 80, {}
+    settings = Settings(dataset="digits", model="mlp", hidden=(8,), steps=steps, num_samples=8, limit=200)
+    data = settings.load_data(None)
+    phases = [cyclical_phase(step, steps // settings.cycles, settings.exploration_ratio) for step in range(1, 81)]
+    for name in ("CyclicalSGMCMC", "CyclicalL2E", "L2E"):
+        seen = []
+
+        def build(*arguments, method=METHODS[name], seen=seen):
+            sampler = method.build(*arguments)
+            group = sampler.param_groups[0]
+            sampler.register_step_pre_hook(lambda *_: seen.append((group["lr"], group["temperature"])))
+            return sampler
+
+        with SummaryWriter(str(tmp_path)) as writer:
+            log = Log(writer, tqdm(disable=True), data, steps)
+            samples = sampler_run(replace(METHODS[name], build=build), settings, 0.01, data, steps, log)
+        kept[name] = len(samples)
+        sampling = [entry["sampling"] for entry in log.temperatures]
+        if name == "L2E":
+            assert set(seen) == {(0.01, settings.temperature)}
+            assert all(sampling)
+        else:
+            assert sampling == [False] + [phase for _, phase in phases[:-1]]  # written before a step, of the one before
+        if name == "CyclicalL2E":
+            assert [lr for lr, _ in seen] == pytest.approx([0.01 * factor for factor, _ in phases])
+            assert [temperature for _, temperature in seen] == [settings.temperature * phase for _, phase in phases]
+    assert kept["CyclicalL2E"] == kept["CyclicalSGMCMC"] == 8

@@ -1,0 +1,172 @@
+"""Runs of every method on tiny data: their budget, their files, what is read back, and the parts of the loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from experiments.images.methods import METHODS
+from experiments.images.report import rows
+from experiments.images.runner import ImageRuns, Result, predictions, store_for
+from experiments.images.settings import Settings
+from experiments.images.training import batches, collection, cyclical_collection, parameter_groups
+from hypothesis import assume, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from learned_samplers import metrics
+from learned_samplers.classical.cyclical import cyclical_phase
+from meta_tasks.datasets import ImageData
+from meta_tasks.networks import architectures
+
+HAVE_MOMENTUM = ("SGHMC", "SGNHT", "CyclicalSGMCMC")
+
+
+@dataclass
+class Tiny:
+    """Settings of seconds, with their data."""
+
+    settings: Settings
+    data: ImageData
+    ood: ImageData
+
+    def at(self, folder, *, fresh=False):
+        return ImageRuns(self.data, self.ood, store_for(folder, self.data, self.ood, fresh=fresh))
+
+
+@pytest.fixture(scope="module")
+def tiny(learned_weights):
+    settings = Settings(
+        **{**learned_weights, "epochs": 12, "limit": 320, "channels": 2, "depth": 1, "num_samples": 4, "cycles": 2},
+        leapfrog_steps=1,
+        ensemble_size=3,
+    )
+    return Tiny(settings, *settings.load(None))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny, method):
+    settings, data = tiny.settings, tiny.data
+    learned = [name for name, each in METHODS.items() if each.network]
+    result = tiny.at(tmp_path).run(settings, method, METHODS[method].lr, 3)
+    assert result.diverged is None
+    assert result.gradient_evaluations == 60
+    wanted = {"optimizer": 1, "ensemble": 3, "average": 4, "sampler": 4, "full_batch": 4}[METHODS[method].kind]
+    assert result.num_samples == len(result.accuracy_curve) == len(result.nll_curve) == wanted
+    assert (result.acceptance_rate is None) == (method != "HMC")
+    saved = predictions(result, tmp_path)
+    assert result.scores == pytest.approx(metrics.summary(saved["test"], saved["test_labels"], saved["ood"]))
+    assert result.accuracy_curve[-1] == pytest.approx(result.scores["accuracy"])
+    again = tiny.at(tmp_path).samples(result, settings).predict(data.test_x)
+    torch.testing.assert_close(again, saved["test"], rtol=1e-4, atol=1e-6)
+    assert result.validation_nll == pytest.approx(
+        metrics.nll(tiny.at(tmp_path).samples(result, settings).predict(data.val_x), data.val_y), rel=1e-4
+    )
+    curves = EventAccumulator(str(tmp_path / "tensorboard" / result.name)).Reload()
+    tags = set(curves.Tags()["scalars"])
+    assert {"train/loss", "validation/accuracy", "model_average/accuracy", "model_average/nll"} <= tags
+    assert [event.step for event in curves.Scalars("model_average/accuracy")] == list(range(1, wanted + 1))
+    assert ("temperature_kinetic/linear" in tags) == (method in (*HAVE_MOMENTUM, *learned))
+    assert ("temperature_configurational/convolutions" in tags) == (METHODS[method].kind == "sampler")
+
+
+def test_a_finished_run_is_read_back_unless_its_settings_changed(tmp_path, tiny):
+    settings = tiny.settings
+    first = tiny.at(tmp_path).run(settings, "SGLD", 0.1, 0)
+    path = tmp_path / "runs" / f"{first.name}.json"
+    stamp = path.stat().st_mtime_ns
+    assert tiny.at(tmp_path).run(settings, "SGLD", 0.1, 0) == first
+    assert path.stat().st_mtime_ns == stamp
+    fresh = tiny.at(tmp_path, fresh=True).run(settings, "SGLD", 0.1, 0)
+    assert path.stat().st_mtime_ns > stamp
+    assert fresh.scores == first.scores, "the same seed gives the same run"
+    other = tiny.at(tmp_path).run(Settings(**{**vars(settings), "temperature": 0.5}), "SGLD", 0.1, 0)
+    assert other.settings["temperature"] == 0.5
+    assert other.scores != first.scores
+    assert tiny.at(tmp_path).run(settings, "SGLD", 0.1, 1).scores != first.scores, "the seed has no effect"
+    assert len(list((tmp_path / "tensorboard" / first.name).glob("events*"))) == 1, "curves of an older run are left"
+
+
+def test_a_damaged_result_is_refused_by_name(tmp_path, tiny):
+    settings = tiny.settings
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "SGD_lr0.1_seed0.json").write_text('{"method": "SGD"')
+    with pytest.raises(ValueError, match=r"SGD_lr0.1_seed0.json is not the result of a run"):
+        tiny.at(tmp_path).run(settings, "SGD", 0.1, 0)
+
+
+@pytest.mark.parametrize("method", ["SGD", "DeepEnsemble", "SGHMC", "PSGLD"])
+def test_a_run_that_diverges_says_so_and_has_no_scores(tmp_path, tiny, method):
+    settings = tiny.settings
+    result = tiny.at(tmp_path).run(settings, method, 1e12, 0)
+    assert result.diverged
+    assert result.scores == {}
+    assert result.validation_nll is None
+    row = rows({method: [result]}, tmp_path)[0]
+    assert row["method"].endswith("(1 of 1 diverged)")
+    assert row["NLL"] == "–"
+
+
+# --- parts --------------------------------------------------------------------------------------------------------
+
+
+@hypothesis_settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
+@given(st.integers(1, 3000), st.floats(0, 0.99), st.integers(1, 60))
+def test_a_constant_chain_keeps_exactly_the_samples_asked_for(steps, burn_in, num_samples):
+    settings = Settings(burn_in=burn_in, num_samples=num_samples)
+    if round(steps * (1 - burn_in)) < num_samples:
+        with pytest.raises(ValueError, match=f"num_samples={num_samples} exceeds the steps after burn-in"):
+            collection(settings, steps)
+        return
+    kept = collection(settings, steps)
+    states = range(kept["burn_in"] + kept["thinning"], steps + 1, kept["thinning"])
+    assert len(states) == num_samples
+    assert states[-1] == steps
+    # HMC adapts in the first int(burn_in · steps) of them, which must be over before the first sample.
+    assert states[0] > int(burn_in * steps)
+
+
+@hypothesis_settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
+@given(st.integers(1, 3000), st.floats(0, 0.99), st.integers(1, 60), st.integers(1, 10), st.integers(0, 9))
+def test_every_cycle_gives_its_share_of_the_samples(steps, ratio, num_samples, cycles, without):
+    assume(steps >= cycles > without)
+    settings = Settings(exploration_ratio=ratio, num_samples=num_samples, cycles=cycles, burn_in_cycles=without)
+    length, each = steps // cycles, max(1, num_samples // (cycles - without))
+    phase = sum(cyclical_phase(step, length, ratio)[1] for step in range(1, length + 1))
+    if phase < each:
+        with pytest.raises(ValueError, match=f"needs {each} steps in a sampling phase, which has {phase}"):
+            cyclical_collection(settings, steps)
+        return
+    kept = cyclical_collection(settings, steps)
+    assert kept["burn_in"] == without * length
+    assert each <= phase // kept["thinning"] < 2 * each + 1
+
+
+@hypothesis_settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 3))
+def test_an_epoch_sees_every_image_once(num_batches, batch_size, extra):
+    num_data = num_batches * batch_size + min(extra, batch_size - 1)
+    stream = batches(num_data, batch_size, torch.device("cpu"))
+    seen = torch.cat([next(stream) for _ in range(num_batches)])
+    assert len(seen.unique()) == len(seen) == num_batches * batch_size
+    assert all(len(next(stream)) == batch_size for _ in range(num_batches + 1))
+
+
+@pytest.mark.parametrize("name", architectures.names())
+def test_parameter_groups_hold_every_parameter_once(name):
+    model = architectures.build(name, (1, 16, 16), 10)
+    groups = parameter_groups(model)
+    grouped = [p for group in groups for p in group["params"]]
+    assert len(grouped) == len({id(p) for p in grouped}) == len(list(model.parameters()))
+    assert len({group["name"] for group in groups}) == len(groups)
+
+
+def test_a_diverged_seed_is_counted_and_left_out_of_the_mean(tmp_path, tiny):
+    settings = tiny.settings
+    good = tiny.at(tmp_path).run(settings, "SGD", 0.1, 0)
+    bad = Result("SGD", 0.1, 1, good.settings, diverged="the training loss is nan at step 3")
+    row = rows({"SGD": [good, bad]}, tmp_path)[0]
+    assert row["method"] == "SGD (1 of 2 diverged)"
+    assert row["accuracy"] == f"{good.scores['accuracy']:.4f}"

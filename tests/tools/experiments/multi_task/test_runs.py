@@ -1,0 +1,265 @@
+"""The parts of tools/multi_task.py: networks against plain modules, the methods, and a single run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from experiments.multi_task.methods import METHODS, Settings, make_sampler, uses_features
+from experiments.multi_task.networks import LeNet, ResNet18
+from experiments.multi_task.report import overconfidence, score_table
+from experiments.multi_task.runner import bins, closure, new_result, run, schedule, score, store_for
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from learned_samplers import metrics
+from meta_tasks.datasets import MultiTaskData
+
+EVERY = tuple(METHODS)
+
+
+def data(count=40, seed=0):
+    """One minibatch in every split, the labels of which can be read off the images."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(10, (count, 2), generator=generator)
+    x = torch.zeros(count, 1, 28, 28, dtype=torch.uint8)
+    for image, (a, b) in zip(x, y.tolist(), strict=True):
+        image[0, :14, 2 * a : 2 * a + 3], image[0, 14:, 2 * b : 2 * b + 3] = 255, 255
+    return MultiTaskData("multi_mnist", ("top left", "bottom right"), 10, x, y, x, y, x, y)
+
+
+# ---------------------------------------------------------------- networks
+
+
+@pytest.mark.parametrize(("side", "first", "count"), [(28, 5, 22_350), (36, 9, 31_910), (28, 9, None), (30, 5, None)])
+def test_lenet_is_the_plain_one(side, first, count):
+    network = LeNet((1, side, side), 2, 10, 3, first)
+    if count is not None:
+        assert network.num_parameters == count
+    module = LeNet.one(1, network.trunk["7.weight"].shape[-1], first)
+    x = torch.rand(6, 1, side, side)
+    ours = network.latents(x)
+    for m in range(3):
+        own = {name: p[m] for name, p in network.trunk.items()}
+        torch.testing.assert_close(ours[m], functional_call(module, own, (x,)))
+    assert [tuple(z.shape) for z in network.outputs(ours)] == [(3, 6, 10)] * 2
+    head = network.heads[1]
+    torch.testing.assert_close(network.outputs(ours)[1][2], F.linear(ours[2], head["weight"][2], head["bias"][2]))
+    assert not torch.equal(network.trunk["0.weight"][0], network.trunk["0.weight"][1]), "particles must start apart"
+
+
+def test_lenets_gradients_are_those_of_the_plain_one():
+    network = LeNet((1, 28, 28), 2, 10, 2)
+    module = LeNet.one(1, 320, 5)
+    x = torch.rand(4, 1, 28, 28)
+    ours = torch.autograd.grad(network.latents(x).square().sum(), list(network.trunk.values()))
+    own = [{name: p[m].detach().requires_grad_() for name, p in network.trunk.items()} for m in range(2)]
+    plain = [torch.autograd.grad(functional_call(module, p, (x,)).square().sum(), list(p.values())) for p in own]
+    for mine, theirs in zip(ours, zip(*plain, strict=True), strict=True):
+        torch.testing.assert_close(mine, torch.stack(theirs), rtol=1e-4, atol=1e-4)
+
+
+def test_resnet_particles_do_not_see_each_other_or_the_batch():
+    network = ResNet18((3, 32, 32), 10, 2, 2)
+    assert not any(isinstance(part, nn.BatchNorm2d) for part in network.module.modules())
+    assert next(network.module.buffers(), None) is None
+    assert 11.1e6 < network.num_parameters < 11.4e6
+    x = torch.rand(3, 3, 32, 32)
+    latents = network.latents(x)
+    assert latents.shape == (2, 3, 512)
+    torch.testing.assert_close(network.latents(x[:1]), latents[:, :1], rtol=1e-4, atol=1e-5)
+    grads = torch.autograd.grad(latents[0].sum(), list(network.trunk.values()))
+    assert all(g[1].abs().max() == 0 for g in grads)
+    assert any(g[0].abs().max() > 0 for g in grads)
+    with pytest.raises(ValueError, match="ResNet-18 takes colour images, got 1"):
+        ResNet18((1, 32, 32), 2, 2, 1)
+
+
+def test_state_and_inputs():
+    network, other = LeNet((1, 28, 28), 2, 10, 2), LeNet((1, 28, 28), 2, 10, 2)
+    kept = network.state()
+    x = data().train_x
+    network.standardise(x)
+    inputs = network.inputs(x)
+    assert abs(inputs.mean()) < 1e-3
+    assert abs(inputs.std() - 1) < 1e-3
+    assert other.inputs(x).max() == 1
+    before = network.predict(inputs)
+    assert before.shape == (2, 2, 40, 10)
+    torch.testing.assert_close(before.sum(-1), torch.ones(2, 2, 40))
+    other.load_state(kept)
+    assert torch.equal(other.predict(inputs), before)
+    with torch.no_grad():
+        network.heads[0]["bias"] += 1
+    assert not torch.equal(kept["heads.0.bias"], network.heads[0]["bias"]), "a state must be a copy"
+
+
+# ---------------------------------------------------------------- methods
+
+
+def test_methods_are_what_they_are_called():
+    settings = Settings(target_weights="gradients", gradient_normalisation="particle")
+    network = LeNet((1, 28, 28), 2, 10, 2)
+    made = {name: make_sampler(name, network.groups(), 0.1, "posterior", 50, settings) for name in METHODS}
+    kinds = [type(sampler).__name__ for sampler in made.values()]
+    assert kinds == ["LinearScalarisation", "MGDA", "ParetoMTL", "MOOSVGD", "MTSGD", "MTSGD", "MTSGD"]
+    rules = {
+        name: (sampler.target_weights, sampler.kernel_on, sampler.gradient_normalisation)
+        for name, sampler in made.items()
+        if name in ("MTSGD", "MTSGDCode", "SVGD")
+    }
+    assert rules == {
+        "MTSGD": ("gradients", "parameters", "particle"),
+        "MTSGDCode": ("gradients", "features", "coordinate"),
+        "SVGD": ("equal", "parameters", "none"),
+    }
+    assert all(sampler.param_groups[0]["num_data"] == 50 for sampler in made.values())
+    assert make_sampler("SVGD", network.groups(), 0.1, "mean_loss", 50, settings).param_groups[0]["num_data"] == 1
+    assert all(sampler.base_optimizer.param_groups[0]["momentum"] == 0.9 for sampler in made.values())
+    featured = Settings(kernel_on="features", target_weights="gradients")
+    assert [name for name in METHODS if uses_features(name, settings)] == ["MTSGDCode"]
+    assert [name for name in METHODS if uses_features(name, featured)] == ["MTSGD", "MTSGDCode", "SVGD"]
+
+
+def test_closure():
+    network, batch = LeNet((1, 28, 28), 2, 10, 2), data(5)
+    x, y = network.inputs(batch.train_x), batch.train_y
+    losses = closure(network, x, y, False, "outputs")
+    outputs = network.outputs(network.latents(x))
+    expected = [[F.cross_entropy(outputs[k][m], y[:, k]) for m in range(2)] for k in range(2)]
+    for k in range(2):
+        torch.testing.assert_close(losses[k], torch.stack(expected[k]))
+    for kind, shape in (("outputs", (2, 2, 5, 10)), ("latents", (2, 5, 50))):
+        again, features = closure(network, x, y, True, kind)
+        assert torch.equal(again, losses)
+        assert features.shape == shape
+        assert features.requires_grad
+
+
+def test_schedule():
+    # The paper: halved every 15 of 100 epochs.
+    values = [schedule(epoch, 100, 0.0, 0.15) for epoch in (0, 14, 15, 29, 30, 99)]
+    assert values == [1, 1, 0.5, 0.5, 0.25, 1 / 64]
+    assert schedule(99, 100, 0.0, 1.0) == 1
+    ramp = [schedule(step, 40, 0.1, 0.5) for step in range(6)]
+    assert ramp == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+    assert schedule(20, 40, 0.1, 0.5) == 0.5
+
+
+# ---------------------------------------------------------------- one run
+
+
+def one(method="SVGD", lr=0.1, epochs=2, out=None, test=True, seed=0, batches=None, **settings):
+    own = Settings(**{"particles": 2, "batch_size": 20, "epochs": epochs, **settings})
+    with tqdm(disable=True) as bar:
+        batches = batches or data()
+        return run(own, method, lr, "posterior", epochs, seed, batches, store_for(out, batches), bar=bar, test=test)
+
+
+def test_a_run_learns_and_is_read_back(tmp_path):
+    first = one("LinearScalarisation", 0.05, epochs=25, out=tmp_path, halve_every=1.0)
+    assert first.steps == 50
+    assert min(first.scores["accuracy"]) > 0.8
+    assert first.validation_nll == min(sum(scores["nll"]) / 2 for scores in first.curve)
+    assert first.best_epoch == 1 + int(np.argmin([sum(scores["nll"]) for scores in first.curve]))
+    # Validation and test images are the same here.
+    best = first.curve[first.best_epoch - 1]
+    assert all(first.scores[key] == pytest.approx(values) for key, values in best.items())
+    path = tmp_path / "runs" / f"{first.name}.json"
+    stamp = path.stat().st_mtime_ns
+    assert one("LinearScalarisation", 0.05, epochs=25, out=tmp_path, halve_every=1.0) == first
+    assert path.stat().st_mtime_ns == stamp, "a finished run was done again"
+    assert list((tmp_path / "tensorboard" / first.name).glob("events.out.tfevents.*"))
+    assert one("LinearScalarisation", 0.05, epochs=25, out=tmp_path, halve_every=0.5).curve != first.curve
+    path.write_text("{")
+    with pytest.raises(ValueError, match="is not the result of a run"):
+        one("LinearScalarisation", 0.05, epochs=25, out=tmp_path)
+
+
+def test_the_best_epoch_counts_not_the_last(tmp_path):
+    """A rate that ruins the particles after they had learnt: what is scored is what was best."""
+    validation = data(40, seed=1)
+    plain = data()
+    parts = {f"{split}_{kind}": getattr(validation, f"{split}_{kind}") for split in ("val", "test") for kind in "xy"}
+    mixed = MultiTaskData(
+        "multi_mnist", plain.tasks, 10, train_x=plain.train_x, train_y=plain.train_y.roll(1, 0), **parts
+    )
+    result = one("LinearScalarisation", 0.1, epochs=12, out=tmp_path, batches=mixed, halve_every=1.0)
+    curve = [sum(scores["nll"]) for scores in result.curve]
+    assert curve[-1] > 1.2 * min(curve), "labels at random must overfit"
+    assert result.best_epoch < 12
+    assert sum(result.scores["nll"]) == pytest.approx(min(curve), rel=1e-5)
+
+
+def test_scores_can_come_later(tmp_path):
+    tuned = one(out=tmp_path, test=False)
+    assert tuned.scores == {}
+    assert tuned.bins == []
+    scored = one(out=tmp_path)
+    assert scored.curve == tuned.curve
+    assert one(out=tmp_path / "again").scores == scored.scores
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_every_method_is_reproducible_and_moves(tmp_path, method):
+    first, second = one(method, epochs=1, out=tmp_path / "1"), one(method, epochs=1, out=tmp_path / "2")
+    assert (first.scores, first.curve, first.weights) == (second.scores, second.curve, second.weights)
+    other = one(method, epochs=1, seed=1, out=tmp_path / "1")
+    assert other.scores != first.scores
+    assert first.curve != one(method, lr=1e-9, epochs=1, out=tmp_path / "3").curve
+    assert len(first.weights) == 2
+    if method != "ParetoMTL":
+        assert sum(first.weights) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_run_that_diverges_says_so(tmp_path):
+    result = one(lr=1e12, out=tmp_path)
+    assert "finite" in result.diverged
+    assert result.validation_nll is None
+    assert one(lr=1e12, out=tmp_path) == result
+
+
+def test_scores_are_the_metrics():
+    p = torch.rand(2, 50, 10).softmax(-1)
+    y = torch.randint(10, (50, 2))
+    scores = score(p, y)
+    for k in range(2):
+        assert scores["ece"][k] == metrics.ece(p[k], y[:, k], num_bins=10)
+        assert scores["brier"][k] == metrics.brier(p[k], y[:, k])
+        assert scores["accuracy"][k] == metrics.accuracy(p[k], y[:, k])
+    sizes = bins(p[0], y[:, 0])
+    assert sum(sizes["num_examples"]) == 50
+    result = new_result(Settings(), "a", "SVGD", 0.1, "posterior", 1, 0)
+    result.bins = [sizes, bins(p[1], y[:, 1])]
+    gaps = p.max(2).values.mean(1) - torch.tensor(scores["accuracy"])
+    assert overconfidence(result) == pytest.approx(100 * gaps.mean().item(), abs=1e-3)
+    assert not any(math.isnan(value) for values in sizes.values() for value in values)
+
+
+def test_a_table_with_runs_that_diverged_or_are_missing():
+    def result(good=True):
+        made = new_result(Settings(), "a", "SVGD", 0.1, "posterior", 1, 0)
+        made.scores = {"accuracy": [0.5], "brier": [0.5], "ece": [0.1]} if good else {}
+        made.diverged = None if good else "not finite"
+        return made
+
+    finals = {"a": {"SVGD": [result(), result()], "MGDA": [result()]}, "b": {"SVGD": [result(), result(False)]}}
+    lines = score_table(finals, {"a": ["one"], "b": ["two"]}, "accuracy").splitlines()
+    assert [[part.strip() for part in line.split("|")[1:-1]] for line in (lines[0], *lines[2:])] == [
+        ["data set, task", "SVGD", "MGDA"],
+        ["a, one", "50.00 ± 0.00", "50.00"],
+        ["b, two", "50.00 (1 of 2 diverged)", "–"],
+    ]
+
+
+def test_runs_have_names_of_their_own():
+    def named(**changes):
+        run = {"dataset": "a", "method": "SVGD", "lr": 0.1, "energy": "posterior", "epochs": 1, "seed": 0}
+        return new_result(Settings(), **{**run, **changes}).name
+
+    changed = [{"dataset": "b"}, {"method": "MGDA"}, {"lr": 0.2}, {"energy": "mean_loss"}, {"epochs": 2}, {"seed": 1}]
+    assert len({named(), *(named(**change) for change in changed)}) == 7

@@ -1,0 +1,80 @@
+"""What `bandits.py` leaves behind: a table, a figure, one JSON file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.bandits.options import PUBLISHED, SCALES, WHEELS, BanditOptions
+from experiments.bandits.posteriors import METHODS
+from experiments.common.figures import grid_lines, new_figure
+from experiments.common.output import counted, write_outputs
+from experiments.common.tables import markdown, spread
+
+Runs = dict[str, dict[str, list[dict[str, Any]]]]  # problem → method → its runs, one a seed
+
+
+def title(problem: str) -> str:
+    return f"wheel, δ = {WHEELS[problem]}" if problem in WHEELS else problem
+
+
+def table(runs: Runs) -> list[dict[str, str]]:
+    """A row a problem: the methods' relative regrets after the last round, and what is published."""
+    rows = []
+    for problem, methods in runs.items():
+        row = {"problem": title(problem)}
+        for method, results in methods.items():
+            row[method] = spread([r["relative_regret"][-1] for r in results], 2)
+        published = PUBLISHED[problem.partition("_")[0]]
+        row["published"] = ", ".join(f"{m} {text}" for m, text in published.items())
+        rows.append(row)
+    return rows
+
+
+def figure(path: Path, runs: Runs) -> None:
+    """A panel a problem: relative regret against rounds, the mean over seeds and its standard deviation."""
+    columns = min(3, len(runs))
+    rows = -(-len(runs) // columns)
+    fig = new_figure(3.6 * columns + 0.3, 2.9 * rows + 0.5)
+    axes = fig.subplots(rows, columns, squeeze=False).flatten()
+    colours = dict(zip(METHODS, ("#D55E00", "#0072B2", "#009E73", "0.5"), strict=True))
+    for ax, (problem, methods) in zip(axes, runs.items()):
+        for method, results in methods.items():
+            curves = torch.tensor([r["relative_regret"] for r in results])
+            # The first pulls are the same for all; before one of them costs anything there is nothing on this axis.
+            begun = int((curves > 0).all(0).int().argmax())
+            curves, x = curves[:, begun:], results[0]["rounds"][begun:]
+            mean = curves.mean(0)
+            ax.plot(x, mean, color=colours[method], label=method)
+            if len(results) > 1:
+                std = curves.std(0)
+                low = (mean - std).clamp_min(1)
+                ax.fill_between(x, low, mean + std, color=colours[method], alpha=0.2, linewidth=0)
+        ax.set(title=title(problem), yscale="log", ylim=(1, 200), xlabel="rounds", ylabel="regret, % of uniform")
+        ax.set_yticks((1, 2, 5, 10, 20, 50, 100, 200), minor=False)
+        ax.set_yticks((), minor=True)
+        ax.yaxis.set_major_formatter("{x:g}")
+        grid_lines(ax)
+    for ax in axes[len(runs) :]:
+        ax.remove()
+    handles, labels = axes[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    fig.savefig(path, dpi=110)
+
+
+def report(options: BanditOptions, runs: Runs, command: str) -> str:
+    """Write table, figure and numbers; the table."""
+    out = options.folder()
+    note = (
+        f"cumulative regret after {options.budget.contexts:,} rounds in % of uniform choice, mean ± standard deviation "
+        f"over {counted(options.seeds, 'seed')}{', rewards without noise' if options.expected_rewards else ''}; "
+        "published: after 40,000 rounds"
+    )
+    text = f"{markdown(table(runs))}\n\n{note}"
+    settings = {"budget": asdict(options.budget), "scales": SCALES, "expected_rewards": options.expected_rewards}
+    write_outputs(out, command, text, {"settings": settings, "runs": runs})
+    figure(out / "figure.png", runs)
+    return text

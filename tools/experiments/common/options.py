@@ -1,0 +1,126 @@
+"""The options that the tools share, and what is refused of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where the results go."""
+
+    # Folder for the results; by default one under runs/.
+    out: Path | None = None
+    # Run again what is already there with the same settings.
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class RunOptions(OutputOptions):
+    """The options of every tool that runs an experiment over several seeds.
+
+    Raises:
+        ValueError: an argument out of range, by name and value.
+    """
+
+    # First seed: of the initial weights, the minibatches and the noise.
+    seed: int = 0
+    # Number of seeds, counted up from --seed; the tables give mean ± standard deviation over them.
+    seeds: int = 3
+    # CPU threads of torch. Small networks gain little from more than one, and on a busy machine more of them wait for
+    # each other; large networks want as many as there are cores.
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "seeds", "threads")
+
+    def seed_list(self, count: int | None = None) -> range:
+        """The first ``count`` seeds; by default all."""
+        return range(self.seed, self.seed + (self.seeds if count is None else count))
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where the data are."""
+
+    # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
+    data: str | None = None
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """Where to compute."""
+
+    # Device, such as cpu or cuda:0; auto takes a GPU where there is one.
+    device: str = "auto"
+
+
+def at_least_one(options: Any, *names: str) -> None:
+    """Raise ValueError for the first of these attributes that is below 1; None is left alone."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def not_negative(options: Any, *names: str) -> None:
+    """Raise ValueError for the first of these attributes that is below 0 or no number."""
+    for name in names:
+        if not getattr(options, name) >= 0:
+            raise ValueError(f"{name} must not be negative, got {getattr(options, name)}")
+
+
+def share_below_one(options: Any, *names: str) -> None:
+    """Raise ValueError for the first of these attributes outside [0, 1)."""
+    for name in names:
+        if not 0 <= getattr(options, name) < 1:
+            raise ValueError(f"{name} must lie in [0, 1), got {getattr(options, name)}")
+
+
+def each_once(options: Any, *names: str) -> None:
+    """Raise ValueError for the first of these attributes that is empty or names anything twice."""
+    for name in names:
+        value = getattr(options, name)
+        if not value or len(set(value)) < len(value):
+            raise ValueError(f"{name} must hold names, each once, got {value}")
+
+
+Action = Callable[[Any, str], None]
+
+
+def parse_command(
+    commands: Mapping[str, tuple[type, Action]], arguments: Sequence[str] | None, description: str | None
+) -> tuple[Any, Action]:
+    """The options of a tool with commands, and what carries the named one out.
+
+    Args:
+        commands: name → its options class, and its action, (options, command line) → None.
+    """
+    kinds: dict[str, Callable[..., Any]] = {name: kind for name, (kind, _) in commands.items()}
+    options: Any = tyro.extras.subcommand_cli_from_dict(kinds, args=arguments, description=description)
+    return options, next(action for kind, action in commands.values() if type(options) is kind)
+
+
+def parse(
+    arguments: Sequence[str] | None, default: Options, presets: Mapping[str, Options], description: str | None
+) -> Options:
+    """The options of a command line; those of its ``--preset`` are the defaults of the others.
+
+    Args:
+        arguments: None takes those of the process.
+        default: without a preset.
+        presets: by name; each says its name itself, so that the help text shows it.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset")
+    name = first.parse_known_args(arguments)[0].preset or ""
+    preset = presets.get(name.lower(), default)
+    return tyro.cli(type(default), args=arguments, default=preset, description=description)

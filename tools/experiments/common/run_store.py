@@ -1,0 +1,115 @@
+"""The runs of an experiment on disk, so that an interrupted command goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.files import write_atomically
+
+
+class RunStore:
+    """The runs below one folder: ``runs/<name>.json``, and what else a run leaves in folders beside it.
+
+    A file holds the settings that a run depends on, its result, torch's version and the fingerprint of its data. It is
+    written whole or not at all, as strict JSON, and read again only where all of these agree.
+
+    Args:
+        folder: of the results.
+        data: fingerprint of the data, see `fingerprint`; None for runs that have none.
+        fresh: do again what an earlier process has done; what this store has done itself is read back.
+    """
+
+    def __init__(self, folder: Path, data: str | None = None, *, fresh: bool = False) -> None:
+        self.folder, self.data, self.fresh = folder, data, fresh
+        self.done: set[Path] = set()
+
+    def below(self, name: str) -> RunStore:
+        """A store of the same data for a folder inside this one."""
+        return RunStore(self.folder / name, self.data, fresh=self.fresh)
+
+    def path(self, name: str, kind: str = "runs", suffix: str = ".json") -> Path:
+        """A file of the run of that name."""
+        return self.folder / kind / f"{name}{suffix}"
+
+    def run(self, name: str, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result of that name made with these settings: the one on disk, else that of ``make``, written there.
+
+        A result comes as JSON gives it back, the first time too (tuples as lists).
+
+        Args:
+            settings: all that the result depends on beside the data: numbers, strings, lists.
+            make: does the run.
+
+        Raises:
+            ValueError: the file is there and is no run, or the result does not survive JSON (NaN, for one).
+        """
+        found = self.read(name, settings)
+        return self.write(name, settings, make()) if found is None else found
+
+    def read(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The finished run of that name; None if there is none, or one made of anything else."""
+        if self.fresh and self.path(name) not in self.done:
+            return None
+        record = self.record(name)
+        return record["result"] if record is not None and record["made_of"] == self._made_of(settings) else None
+
+    def record(self, name: str) -> dict[str, Any] | None:
+        """The run of that name as it is on disk, "made_of" and "result", whatever it was made of."""
+        path = self.path(name)
+        if not path.is_file():
+            return None
+        try:
+            record = json.loads(path.read_text())
+            return {"made_of": record["made_of"], "result": record["result"]}
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not the result of a run ({error}); delete it or use --fresh") from error
+
+    def write(self, name: str, settings: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+        """Put a result on disk; the same as JSON gives it back."""
+        content = json.dumps({"made_of": self._made_of(settings), "result": result}, indent=1, allow_nan=False)
+        self.path(name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path(name), content.encode())
+        self.done.add(self.path(name))
+        return json.loads(content)["result"]
+
+    def begin(self, name: str, *kinds: str) -> None:
+        """Remove what an earlier run of that name has left: interrupted, this one must not leave it beside its own.
+
+        Args:
+            kinds: of files that the run will write beside its result; their folders are made.
+        """
+        self.path(name).unlink(missing_ok=True)
+        for curves in (self.folder / "tensorboard" / name).glob("events.out.tfevents.*"):
+            curves.unlink()
+        for kind in kinds:
+            (self.folder / kind).mkdir(parents=True, exist_ok=True)
+
+    def board(self, name: str) -> str:
+        """Folder of the run's TensorBoard curves."""
+        return str(self.folder / "tensorboard" / name)
+
+    def _made_of(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        made_of = {"settings": settings, "data": self.data, "torch": torch.__version__}
+        return json.loads(json.dumps(made_of, allow_nan=False))
+
+
+def data_fingerprint(data: Any, *others: Tensor) -> str:
+    """That of a data set: inputs and labels of its three parts, and further tensors."""
+    parts = (getattr(data, f"{part}_{kind}") for part in ("train", "val", "test") for kind in "xy")
+    return fingerprint([*parts, *others])
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """16 hexadecimal digits that change with any number, shape or type in the data."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,183 @@
+"""The options of `sample.py` and `compare.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from experiments.common.devices import prepare_torch
+from experiments.common.methods import one_of
+from experiments.common.options import (
+    DataOptions,
+    DeviceOptions,
+    RunOptions,
+    at_least_one,
+    each_once,
+    not_negative,
+    parse,
+)
+from experiments.images.methods import METHODS
+from experiments.images.presets import PRESETS
+from experiments.images.settings import Settings
+from experiments.images.training import validate_run
+from meta_tasks.datasets import ImageData
+
+MethodName = Annotated[str, one_of(METHODS)]
+
+
+@dataclass(frozen=True)
+class ImageOptions(DeviceOptions, DataOptions, RunOptions):
+    """The options of every tool that compares methods on images.
+
+    Raises:
+        ValueError: an argument out of range, by name and value.
+    """
+
+    # Data, network, posterior and budget.
+    settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
+
+    def folder(self) -> Path:
+        """Where the results go."""
+        dataset = Path(self.settings.dataset.removeprefix("npz:")).stem
+        return self.out or Path("runs") / f"{dataset}_{self.settings.model}"
+
+    def describe(self, data: ImageData) -> str:
+        """What is run, for the terminal."""
+        settings = self.settings
+        return (
+            f"{settings.dataset}: {data.num_data} training, {len(data.val_y)} validation, {len(data.test_y)} test "
+            f"images of {'×'.join(map(str, data.input_shape))}, {data.num_classes} classes\n{settings.model}, "
+            f"T={settings.temperature:g}, prior precision {settings.prior_precision:g}, {data.train_x.device}"
+        )
+
+
+@dataclass(frozen=True)
+class SampleOptions(ImageOptions):
+    """Sample the posterior of a network on real images, beside ordinary training with the same budget."""
+
+    # Methods to compare, one or several, in any letter case.
+    sampler: tuple[MethodName, ...] = ("SGD", "SGHMC", "CyclicalSGMCMC", "DeepEnsemble")
+    # Learning rate of every method, dimensionless, for the mean loss (the peak for CyclicalSGMCMC, the start for
+    # HMC, which adapts it); by default each method's own.
+    lr: float | None = None
+    # Number of seeds, counted up from --seed; the table gives mean ± standard deviation over them.
+    seeds: int = 2
+    # Choose each method's learning rate by its validation NLL, all methods over as many values.
+    tune: bool = False
+    # Number of seeds over which --tune averages the validation NLL of a value, counted up from --seed; a value that
+    # suits one seed can collapse with the next.
+    tune_seeds: int = 2
+    # The values that --tune tries, as factors on the method's learning rate (--lr, or its own).
+    lr_grid: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        each_once(self, "sampler")
+        at_least_one(self, "tune_seeds")
+        if self.lr is not None and not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr}")
+        if not self.lr_grid or min(self.lr_grid) <= 0:
+            raise ValueError(f"lr_grid must hold positive factors, got {self.lr_grid}")
+
+    def learning_rate(self, method: str) -> float:
+        """Of a method that is not tuned."""
+        return METHODS[method].lr if self.lr is None else self.lr
+
+    def grid(self, method: str) -> list[float]:
+        """The learning rates that --tune tries for a method."""
+        return [float(f"{factor * self.learning_rate(method):.6g}") for factor in sorted(self.lr_grid)]
+
+    def load(self) -> tuple[ImageData, ImageData]:
+        """The data on their device; raises whatever is wrong with the options before anything is trained."""
+        device = prepare_torch(self.device, self.threads)
+        data, ood = self.settings.load(self.data)
+        data, ood = data.to(device), ood.to(device)
+        if self.tune and not len(data.val_y):
+            raise ValueError(f"--tune needs validation images, which {self.settings.dataset} lacks")
+        for method in self.sampler:
+            validate_run(METHODS[method], self.settings, self.learning_rate(method), data)
+        return data, ood
+
+
+@dataclass(frozen=True)
+class CompareOptions(ImageOptions):
+    """Compare samplers at equal gradient evaluations, each tuned on validation data, at one or several budgets."""
+
+    # A whole experiment: its data, network, posterior and budgets. Options given beside it take their place.
+    preset: Annotated[str, one_of(PRESETS)] | None = None
+    # Methods to compare, in the order of the tables, in any letter case.
+    sampler: tuple[MethodName, ...] = (
+        *("SGHMC", "PSGLD", "CyclicalSGMCMC", "L2E", "AdamAverage", "DeepEnsemble", "AdamEnsemble"),
+    )  # fmt: skip
+    # Budgets in minibatch gradients, each for every run; by default the one of --steps or --epochs.
+    budgets: tuple[int, ...] | None = None
+    # Learning rates that a method tries at the smallest budget, of 1, 2, 5, 10, …, around its own.
+    grid: int = 6
+    # Momentum decays that SGHMC, SGNHT and CyclicalSGMCMC try with each of them, in (0, 1]; the learned samplers keep
+    # that of their weights, the others --momentum-decay.
+    momentum_decays: tuple[float, ...] = (0.05, 0.1, 0.3)
+    # Weight decays that SGD, Adam, their ensembles and averages try with each of them, beside that of the posterior's
+    # mode, λ/N: the mode of a deep network with a narrow prior can be useless where its posterior is not.
+    weight_decays: tuple[float, ...] = (0.0, 5e-4)
+    # Seeds over which the validation NLL of a setting is averaged.
+    tune_seeds: int = 1
+    # Settings of a method, the best ones of a budget, that are tried again at the next larger one.
+    keep: int = 4
+    # Times that a grid is extended at each budget when its best learning rate lies at an edge; 0 never does.
+    extensions: int = 2
+    # Times that a run's curves get the validation scores of its current weights.
+    validations: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        each_once(self, "sampler")
+        at_least_one(self, "grid", "tune_seeds", "keep", "validations")
+        not_negative(self, "extensions")
+        if not self.momentum_decays or not all(0 < decay <= 1 for decay in self.momentum_decays):
+            raise ValueError(f"momentum_decays must lie in (0, 1], got {self.momentum_decays}")
+        if any(not decay >= 0 for decay in self.weight_decays):
+            raise ValueError(f"weight_decays must not be negative, got {self.weight_decays}")
+        if self.budgets is not None:
+            if not self.budgets or min(self.budgets) < 1 or len(set(self.budgets)) < len(self.budgets):
+                raise ValueError(f"budgets must be positive and differ, got {self.budgets}")
+            if self.settings.steps is not None:
+                raise ValueError(f"budgets={self.budgets} and steps={self.settings.steps} exclude each other")
+        if self.settings.ood is not None:
+            raise ValueError(f"ood={self.settings.ood!r}: only tools/sample.py has out-of-distribution scores")
+
+    def folder(self) -> Path:
+        return self.out or Path("runs") / f"compare_{self.preset or super().folder().name}"
+
+    def all_budgets(self, data: ImageData) -> list[int]:
+        """From the smallest to the largest."""
+        return sorted(self.budgets or (self.settings.budget(data.num_data),))
+
+    def alternatives(self, data: ImageData) -> dict[str, tuple[float, ...]]:
+        """What is tried beside learning rates: values of the settings that `ImageMethod.tunes` names."""
+        precisions = (self.settings.prior_precision, *(decay * data.num_data for decay in self.weight_decays))
+        return {"momentum_decay": self.momentum_decays, "prior_precision": tuple(dict.fromkeys(precisions))}
+
+    def load(self) -> ImageData:
+        """The data on their device; raises whatever is wrong with the options before anything is trained."""
+        device = prepare_torch(self.device, self.threads)
+        data = self.settings.load_data(self.data).to(device)
+        if not len(data.val_y):
+            raise ValueError(f"tuning needs validation images, which {self.settings.dataset} lacks")
+        for budget in self.all_budgets(data):
+            for method in self.sampler:
+                settings = replace(self.settings, steps=budget)
+                validate_run(METHODS[method], settings, METHODS[method].lr, data)
+        return data
+
+
+def parse_compare(arguments: Sequence[str] | None, description: str | None = None) -> CompareOptions:
+    """The options of `compare.py`; those of the preset, if one is named, are the defaults of the others."""
+    presets = {
+        name: CompareOptions(settings=settings, budgets=budgets, preset=name)
+        for name, (settings, budgets) in PRESETS.items()
+    }
+    return parse(arguments, CompareOptions(), presets, description)
