@@ -129,7 +129,8 @@ class Sampler(ResumableOptimizer):
             raise ValueError(f"prior_mean must be None for {type(self).__name__}, whose energy has the prior at zero")
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
         master_weights.validate(self, group, tensors)
-        group["prior_mean"] = prior_mean.resolve(group["prior_mean"], tensors)
+        dtypes = [master_weights.working_dtype(group, p) for p in tensors]
+        group["prior_mean"] = prior_mean.resolve(group["prior_mean"], tensors, dtypes)
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         super().add_param_group(group)
 

@@ -61,7 +61,7 @@ class EntropyMCMC(Sampler):
     The samples that `PosteriorSamples` collects are those of θ; `at_guide` puts θₐ into the model to predict with it.
 
     Args:
-        params, lr, num_data, prior_precision, foreach, generator: as for `SGLD`; the prior is one on θ alone.
+        params, lr, num_data, prior_precision, foreach, generator, options: as for `SGLD`; the prior is one on θ alone.
         temperature: T; the paper's experiments have 1e-4. At 0 the pair is an optimizer of the joint energy.
         guide_variance: η > 0, in θ²; larger is a looser pair, and a flatter preference of the guide.
 

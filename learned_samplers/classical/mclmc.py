@@ -50,7 +50,7 @@ class MCLMC(Sampler):
     bias is a few per cent of a variance. (With minibatches and one gradient a step, ΔE has the loss's noise in it.)
 
     Args:
-        params, num_data, prior_precision, generator: as for `SGLD`; ``foreach`` is without effect.
+        params, num_data, prior_precision, generator, options: as for `SGLD`; ``foreach`` is without effect.
         lr: learning rate as for `SGHMC`. Groups may differ in it; it is a metric, and the law stays.
         momentum_decay: a in (0, 1].
         temperature: T > 0.
@@ -137,11 +137,30 @@ class MCLMC(Sampler):
         size = sum(p.numel() for p in params) // max(1, chains)
         if size < 2:
             raise ValueError(f"params must have at least 2 weights a chain for MCLMC, got {size}")
+        tally = self.param_groups[0]["tally"]
+        with self.restored_on_error() as restore:
+
+            def undo() -> None:
+                restore()
+                self.param_groups[0]["tally"] = tally
+
+            try:
+                self._prepare(self._again(closure, replay), evaluation, loss, params, size, batch_axes)
+            except BaseException:
+                undo()
+                raise
+        evaluation.restore = undo
+        return evaluation
+
+    def _prepare(
+        self, again: Callable[[], Any], evaluation: Evaluation, loss: Tensor, params: list[Tensor], size: int,
+        batch_axes: int,
+    ) -> None:  # fmt: skip
+        """Draw the noise, and work out what `advance` only has to write down."""
         members = [
             (g, p) for g, inputs in zip(self.param_groups, evaluation.groups, strict=True) for p in inputs.params
         ]
         gradients = [g for inputs in evaluation.groups for g in inputs.gradients]
-        rng = self.rng_state()
         state = {name: [self._peek(g, p, name) for g, p in members] for name in self.state_names}
         noise = [self.noise_like(p) for p in params]
         numbers = [{name: as_number(g[name]) for name in ("lr", "num_data", "temperature")} for g, _ in members]
@@ -159,18 +178,13 @@ class MCLMC(Sampler):
             first = self.param_groups[0]
             first["tally"] = energy.complete(first["tally"], self._potential(loss, params, batch_axes), growth, size)
         else:
-            try:
-                moved, direction = self._closed_step(
-                    self._again(closure, replay), loss, params, gradients, noise, state["direction"], step_size, hyper
-                )
-            except BaseException:
-                self.set_rng_state(rng)
-                raise
+            moved, direction = self._closed_step(
+                again, loss, params, gradients, noise, state["direction"], step_size, hyper
+            )
         state["direction"] = direction
         after = iter(zip(moved, *(state[name] for name in self.state_names), strict=True))
         for inputs in evaluation.groups:
             inputs.prepared = [next(after) for _ in inputs.params]
-        return evaluation
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         for p, (value, *state) in zip(inputs.params, inputs.prepared, strict=True):

@@ -71,7 +71,7 @@ class SGLRW(Sampler):
     must be small against the posterior's width. Weights in half precision round the steps away.
 
     Args:
-        params, lr, num_data, prior_precision, foreach, generator: as for `SGLD`.
+        params, lr, num_data, prior_precision, foreach, generator, options: as for `SGLD`.
         temperature: T > 0. At 0 the step length is 0 and no walk is left; use `SGLD` to optimise.
 
     Raises:

@@ -83,7 +83,7 @@ class L2E(TwoPassSampler):
             default the card's, else 1 and "equation6".
         settings: a `learned_samplers.learned.l2e.rule.L2ESettings` in the place of ``form``, ``feature_set`` and the
             keywords from ``alpha_scale`` to ``friction``.
-        temperature, prior_precision, generator: as for `SGLD`.
+        temperature, prior_precision, generator, options: as for `SGLD`.
         momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
         foreach: as every sampler takes it; here small tensors are always updated together, large ones alone.
 

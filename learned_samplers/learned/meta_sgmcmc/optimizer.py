@@ -50,8 +50,8 @@ class MetaSGMCMC(LearnedSampler):
     with autograd (one CPU core).
 
     Args:
-        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator: as for
-            `L2E`.
+        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options:
+            as for `L2E`.
         network: "default" is the shipped "meta-sgmcmc". Else the name of shipped weights, path of a weight file, an
             ``nn.Module`` laid out as
             `learned_samplers.learned.meta_sgmcmc.network.build_meta_network` does, or None for fresh weights: `SGHMC`.

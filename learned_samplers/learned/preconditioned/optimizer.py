@@ -33,7 +33,7 @@ class PrecondL2E(TwoPassSampler):
     them; the path through the gradient is left out, hence the badge.
 
     Args:
-        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator,
+        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options,
             feature_set, output_bound, total_steps: as for `L2E`.
         network: as for `L2E`; there are no shipped weights, so the default is None, fresh weights.
         curl_scale, friction_scale: s_q and s_d.
