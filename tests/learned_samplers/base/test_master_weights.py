@@ -8,7 +8,7 @@ import io
 import pytest
 import torch
 
-from learned_samplers import BAOA, HMC, L2E, PSGLD, SGHMC, SGLD
+from learned_samplers import BAOA, HMC, L2E, PSGLD, SGHMC, SGLD, ScaleAdaptedSGHMC
 from tests.harness import SAMPLERS, flat, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
@@ -179,3 +179,29 @@ def test_a_weight_that_is_set_from_outside_is_taken_over():
     master = sampler.state[p]["master"]
     assert master[1] == 3.0
     assert torch.equal(master[[0, 2, 3]], kept[[0, 2, 3]])
+
+
+def test_a_prior_mean_beside_masters_is_not_rounded():
+    p = torch.zeros(3, dtype=torch.bfloat16, requires_grad=True)
+    mean = torch.full((3,), 1.001)  # 1 in bfloat16
+    sampler = SGLD([p], 0.5, 1.0, temperature=0.0, prior_precision=1.0, prior_mean=[mean])
+    for _ in range(60):
+        p.grad = torch.zeros_like(p)
+        sampler.step()
+    assert torch.allclose(sampler.state[p]["master"], mean, atol=1e-6)
+
+
+def test_sampling_from_a_trained_adam_in_bfloat16():
+    model = small_network().bfloat16()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        _closure(model, optimizer)()
+        optimizer.step()
+    sampler = ScaleAdaptedSGHMC.from_optimizer(optimizer, 100)
+    saved = copy.deepcopy(sampler.state_dict())  # before the first step
+    sampler.load_state_dict(saved)
+    for _ in range(2):
+        sampler.step(_closure(model, sampler))
+    for p in model.parameters():
+        assert {x.dtype for x in sampler.state[p].values()} == {torch.float32}
+        assert torch.equal(sampler.state[p]["master"].bfloat16(), p)

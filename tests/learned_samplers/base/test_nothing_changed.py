@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from learned_samplers import HMC
+from learned_samplers.base import gradients
 from tests.harness import SAMPLERS, closure_for, running
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
@@ -57,6 +58,23 @@ def test_an_error_in_the_first_step_leaves_no_state_behind(name):
         assert torch.equal(torch.get_rng_state(), noise)
         assert not any(sampler.state.values())
         assert sampler.step_count == 0
+
+
+@EVERY
+def test_a_step_that_may_overflow_is_undone_with_all_that_it_wrote(name, monkeypatch):
+    """Weights, states, noise, and what a sampler counts in its groups, although they have moved already."""
+    model, sampler, unchanged = running(name)
+    monkeypatch.setattr(gradients, "_beyond", lambda *_: True)
+    own = sampler.advance
+
+    def advance(group, inputs):
+        own(group, inputs)
+        raise Interrupted
+
+    monkeypatch.setattr(sampler, "advance", advance)
+    with pytest.raises(Interrupted):
+        sampler.step(closure_for(model, sampler))
+    assert unchanged()
 
 
 @pytest.mark.parametrize("where", ["_uniform", "_record", "_hamiltonian"])

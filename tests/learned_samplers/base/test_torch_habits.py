@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from learned_samplers import PSGLD, SGHMC, SGLD
-from tests.harness import SAMPLERS, STOCHASTIC, closure_for, flat, small_network
+from tests.harness import NEED_DRAWS, SAMPLERS, STOCHASTIC, closure_for, flat, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
 
@@ -28,6 +28,8 @@ def parameter(*shape):
     ],
 )
 def test_torchs_arguments_are_refused_with_ours(name, argument, message):
+    if argument == "betas" and name in NEED_DRAWS:
+        pytest.skip("IVON has betas as Adam does")
     with pytest.raises(TypeError, match=message):
         SAMPLERS[name]([parameter()], **{argument: 0.9})
 
@@ -96,8 +98,9 @@ def _cyclic(sampler, **settings):
 def test_schedulers_that_cycle_the_momentum_work_without_it(name, make):
     model = small_network()
     sampler = SAMPLERS[name](model.parameters())
-    with pytest.raises(ValueError, match="cycle_momentum"):  # torch's own words, before anything has changed
-        make(sampler)
+    if name not in NEED_DRAWS:  # IVON has betas, which torch cycles as it does Adam's
+        with pytest.raises(ValueError, match="cycle_momentum"):  # torch's own words, before anything has changed
+            make(sampler)
     scheduler = make(sampler, cycle_momentum=False)
     rates = set()
     for _ in range(5):
@@ -176,3 +179,25 @@ def test_unclipped_and_constant_gradients_are_no_clipping():
         p.grad = torch.ones_like(p)
     for _ in range(40):
         sampler.step()
+
+
+def test_cycled_betas_of_ivon():
+    model = small_network()
+    sampler = SAMPLERS["IVON"](model.parameters())
+    scheduler, seen = _one_cycle(sampler), set()
+    for _ in range(5):
+        sampler.step(closure_for(model, sampler))
+        scheduler.step()
+        seen.add(tuple(sampler.param_groups[0]["betas"]))
+    assert len(seen) == 5
+
+
+def test_a_parameter_that_lacked_its_gradient_while_the_mass_was_adapted_has_none():
+    model = small_network()
+    sampler = SAMPLERS["ScaleAdaptedSGHMC"](model.named_parameters(), missing_gradient="skip")
+    for _ in range(6):  # two of them with the frozen mass, and still without that parameter
+        closure_for(model, sampler)()
+        model[0].weight.grad = None
+        sampler.step()
+    with pytest.raises(ValueError, match=r"'0\.weight' has no mass"):
+        sampler.step(closure_for(model, sampler))
