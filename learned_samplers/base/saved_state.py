@@ -109,13 +109,16 @@ class ResumableOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def restored_on_error(self) -> Iterator[Callable[[], None]]:
-        """Within it, an error puts the generators back and takes away state that was made since.
+        """Within it, an error puts back the generators and the groups' values, and takes away state made since.
 
         It gives the function that does so, for an error after it.
         """
         noise, known = (self.rng_state(), self.global_rng_state()), {p: set(state) for p, state in self.state.items()}
+        values = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
 
         def restore() -> None:
+            for group, before in zip(self.param_groups, values, strict=True):
+                group.update(before)
             for states in noise:
                 self.set_rng_state(states)
             for p in list(self.state):

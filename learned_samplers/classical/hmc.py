@@ -103,7 +103,7 @@ class HMC(Sampler):
         groups = [(group, inputs.params) for group, inputs in zip(self.param_groups, evaluation.groups, strict=True)]
         temperature = as_number(self.param_groups[0]["temperature"])
         start = {p: p.clone() for p in params}
-        with self.restored_on_error():
+        with self.restored_on_error() as evaluation.restore:
             try:
                 momentum = {p: self.noise_like(p).mul_(temperature**0.5) for p in params}
                 before = self._hamiltonian(loss, groups, momentum, chains)
@@ -118,7 +118,8 @@ class HMC(Sampler):
                 for p, value in start.items():
                     p.copy_(value)
             self._record(probability, accept, divergent)
-        return Evaluation(torch.where(accept.to(loss.device), end_loss, loss), evaluation.groups)
+        evaluation.loss = torch.where(accept.to(loss.device), end_loss, loss)
+        return evaluation
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         for p, value in zip(inputs.params, inputs.prepared, strict=True):

@@ -137,19 +137,8 @@ class MCLMC(Sampler):
         size = sum(p.numel() for p in params) // max(1, chains)
         if size < 2:
             raise ValueError(f"params must have at least 2 weights a chain for MCLMC, got {size}")
-        tally = self.param_groups[0]["tally"]
-        with self.restored_on_error() as restore:
-
-            def undo() -> None:
-                restore()
-                self.param_groups[0]["tally"] = tally
-
-            try:
-                self._prepare(self._again(closure, replay), evaluation, loss, params, size, batch_axes)
-            except BaseException:
-                undo()
-                raise
-        evaluation.restore = undo
+        with self.restored_on_error() as evaluation.restore:
+            self._prepare(self._again(closure, replay), evaluation, loss, params, size, batch_axes)
         return evaluation
 
     def _prepare(
