@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
 from learned_samplers.base.sampler import Sampler, arguments
-from learned_samplers.base.step import Evaluation, GroupInputs, all_finite
+from learned_samplers.base.step import Evaluation, GroupInputs, norms
 
 
 def ivon_rule(
@@ -93,8 +95,8 @@ class IVON(Sampler):
     σ² = T/(k+λ). Correlations are ignored, and one mode is seen, so that the law is heuristic.
 
     Args:
-        params, num_data, prior_precision, foreach, generator: as for `SGLD`. A flat prior leaves the deviation of
-            weights that the data do not reach to grow: give a proper one.
+        params, num_data, prior_precision, foreach, generator, options: as for `SGLD`. A flat prior leaves the deviation
+            of weights that the data do not reach to grow: give a proper one.
         lr: learning rate; with ``rescale_lr`` near that of SGD (.1 to .5), else near that of Adam.
         betas: β₁ and β₂, the decay of the averages of the gradients and of the curvature; in short runs (below some
             10,000 steps) lower β₂ to 1 − 10/steps.
@@ -114,6 +116,8 @@ class IVON(Sampler):
     state_names = ("gradient_average", "hessian")
     hyperparameters = ("lr", "num_data", "prior_precision", "betas", "hess_init", "clip_radius", "rescale_lr", "step")
     rule = staticmethod(ivon_rule)
+    #: The gradient is taken at a draw, which would be rounded.
+    half_precision = False
     _pending = _Draws()
     _inside = False
 
@@ -132,6 +136,7 @@ class IVON(Sampler):
         prior_precision: float = 0.0,
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         defaults = arguments(locals())
         del defaults["draws"]
@@ -232,33 +237,30 @@ class IVON(Sampler):
     # ---------------------------------------------------------------- the step
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
-        """Average gradients and curvatures ĥ over the draws; a closure is called once for each of ``draws`` draws."""
-        loss = None
+        """The draws' mean gradient and mean ĥ; a closure is called for ``draws`` draws, and its mean loss returned."""
         if closure is not None:
             if self._pending.count:
                 raise RuntimeError(
                     "step(closure) makes its own draws, but there are some from sampled_params() already"
                 )
-            rng, losses = self.rng_state(), []
+            losses: list[Any] = []
             try:
-                for _ in range(self.draws):
-                    with self.sampled_params():
-                        losses.append(self.run(closure))
-                groups = self._collect()
-            except BaseException:
-                self.set_rng_state(rng)
+                with self.restored_on_error() as restore:
+                    for _ in range(self.draws):
+                        with self.sampled_params():
+                            losses.append(self.run(closure))
+                    groups = self._collect()
+            finally:
                 self._pending = _Draws()
-                raise
-            loss = sum(losses) / len(losses)
-        elif not self._pending.count:
+            return Evaluation(sum(losses) / len(losses), groups, restore)
+        if not self._pending.count:
             raise RuntimeError(
                 "no draw since the last step: compute the gradients inside `with sampler.sampled_params():`, or give "
                 "step a closure"
             )
-        else:
-            groups = self._collect()
+        groups, pending = self._collect(), self._pending
         self._pending = _Draws()
-        return Evaluation(loss, groups)
+        return Evaluation(None, groups, lambda: setattr(self, "_pending", pending))
 
     def _collect(self) -> list[GroupInputs]:
         groups, pending = self.collect_gradients(), self._pending
@@ -266,7 +268,7 @@ class IVON(Sampler):
         for inputs in groups:
             estimates = [pending.hessians[p] / pending.count for p in inputs.params]
             inputs.per_parameter["hessian_estimate"] = estimates
-            if not all_finite(estimates) and not all(one.isfinite().all() for one in estimates):
+            if not all(map(math.isfinite, norms(estimates))) and not all(one.isfinite().all() for one in estimates):
                 raise FloatingPointError("the curvature that the draws measured is not finite; nothing was changed")
         return groups
 

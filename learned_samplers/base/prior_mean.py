@@ -11,8 +11,10 @@ from torch import Tensor
 PriorMean = str | Sequence[Tensor] | None
 
 
-def resolve(prior_mean: Any, params: list[Tensor]) -> list[Tensor] | None:
-    """The prior mean μ, one tensor a parameter: None for zero, "initial" for the present weights, or given tensors.
+def resolve(prior_mean: Any, params: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor] | None:
+    """μ of each parameter as tensors of its own: None for zero, "initial" for the present weights, or given tensors.
+
+    ``dtypes`` are those in which the parameters are updated.
 
     Raises:
         TypeError, ValueError: not one finite tensor of the same shape for each parameter.
@@ -30,7 +32,9 @@ def resolve(prior_mean: Any, params: list[Tensor]) -> list[Tensor] | None:
         raise ValueError(f"prior_mean must have the shapes {expected} of the group's parameters, got {shapes}")
     if not all(mean.isfinite().all() for mean in prior_mean):
         raise ValueError("prior_mean must be finite")
-    return [mean.detach().to(p, copy=True) for mean, p in zip(prior_mean, params, strict=True)]
+    return [
+        mean.detach().to(p.device, dtype, copy=True) for mean, p, dtype in zip(prior_mean, params, dtypes, strict=True)
+    ]
 
 
 def of_params(group: dict[str, Any], params: list[Tensor]) -> list[Tensor] | None:

@@ -13,10 +13,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from learned_samplers.base import prior_mean, validation
+from learned_samplers.base import distributed, gradients, master_weights, prior_mean, validation
+from learned_samplers.base.clipping import ClippingWatch
+from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, refuse_unknown
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
+from learned_samplers.base.parameters import validate_parameters
 from learned_samplers.base.saved_state import ResumableOptimizer
-from learned_samplers.base.step import Evaluation, GroupInputs, all_finite, blocks
+from learned_samplers.base.step import Evaluation, GroupInputs, blocks
 
 
 class Sampler(ResumableOptimizer):
@@ -44,11 +47,27 @@ class Sampler(ResumableOptimizer):
     takes_prior_mean: ClassVar[bool] = True
     #: The `CyclicalSchedule` that is attached to this sampler, or None.
     schedule: Any = None
+    #: Options of the parameter groups that `step` reads, with their defaults.
+    group_options: ClassVar[dict[str, Any]] = GROUP_OPTIONS
+    #: Keys that the sampler itself writes into its parameter groups.
+    group_keys: ClassVar[tuple[str, ...]] = ()
+    #: Whether the whole update is done in `advance`, so that it can work on float32 copies of the parameters.
+    half_precision: bool = True
+    #: Whether the update divides by numbers that are 0 in float16.
+    needs_master_in_float16: ClassVar[bool] = False
+    #: Whether the update reads the loss beside the gradients.
+    reads_loss: ClassVar[bool] = False
+    #: "auto", "replicated" or "independent"; see `learned_samplers.base.distributed`.
+    distributed: str = "auto"
+    #: Whether this process has agreed with the others on the noise of a replicated chain.
+    agreed: bool = False
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, generator: torch.Generator | None = None):
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
-        defaults.setdefault("prior_mean", None)
+        self.distributed = defaults.pop("distributed", "auto")
+        validation.one_of("distributed", self.distributed, ("auto", "replicated", "independent"))
+        defaults = {**self.group_options, "prior_mean": None, **defaults}
         self._validate_new(defaults)
         super().__init__(params, defaults)
         self.generator = generator
@@ -62,6 +81,8 @@ class Sampler(ResumableOptimizer):
         validation.non_negative("temperature", group["temperature"])
         validation.non_negative("prior_precision", group["prior_precision"])
         validation.one_of("foreach", group["foreach"], (None, True, False))
+        validation.one_of("master_weights", group["master_weights"], (None, True, False))
+        validation.one_of("missing_gradient", group["missing_gradient"], ("error", "skip"))
 
     def _validate_new(self, group: dict[str, Any]) -> None:
         """Check the hyperparameters of a new group: `_validate`, and lr > 0, which a scheduler may later bring to 0."""
@@ -99,15 +120,17 @@ class Sampler(ResumableOptimizer):
         listed = [params] if isinstance(params, Tensor) else list(params)
         if not listed:
             raise ValueError("params of a parameter group must not be empty")
-        for i, entry in enumerate(listed):
-            name, tensor = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
-            validation.parameter(f"parameter {name!r}", tensor)
+        others = [p for group in self.param_groups for p in group["params"]]
+        validate_parameters(listed, others)
+        refuse_unknown(type(self).__name__, param_group, self.defaults, self.group_keys)
         group = {**self.defaults, **param_group, "params": listed}
         self._validate_new(group)
         if group["prior_mean"] is not None and not self.takes_prior_mean:
             raise ValueError(f"prior_mean must be None for {type(self).__name__}, whose energy has the prior at zero")
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
-        group["prior_mean"] = prior_mean.resolve(group["prior_mean"], tensors)
+        master_weights.validate(self, group, tensors)
+        dtypes = [master_weights.working_dtype(group, p) for p in tensors]
+        group["prior_mean"] = prior_mean.resolve(group["prior_mean"], tensors, dtypes)
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         super().add_param_group(group)
 
@@ -126,12 +149,31 @@ class Sampler(ResumableOptimizer):
         Raises:
             ValueError: a parameter that requires a gradient has none, or a hyperparameter is out of range.
             TypeError: a gradient is sparse.
-            FloatingPointError: the closure's loss or a gradient is not finite. (Not inside ``torch.compile``, where
-                nothing can be raised.) Nothing has changed after any of these.
+            FloatingPointError: the closure's loss, a gradient or a parameter is not finite, or would not be after the
+                step. (Not inside ``torch.compile``, where nothing can be raised.)
+            RuntimeError: the copies of a replicated chain have drifted apart. Nothing has changed after any of these.
         """
         if not torch.compiler.is_compiling():
             self._validate_changed()
+            self._keep_together()
         evaluation = self.evaluate(closure)
+        if not torch.compiler.is_compiling():
+            watch = self.__dict__.setdefault("_watch", ClippingWatch())
+            watch.see([norm for inputs in evaluation.groups for norm in inputs.norms])
+        swapped = master_weights.swap_in(self, evaluation.groups)
+        try:
+            if evaluation.large:
+                gradients.advance_or_restore(self, evaluation, swapped)
+            else:
+                self.advance_all(evaluation)
+        finally:
+            master_weights.swap_out(swapped)
+        for group in self.param_groups:
+            group["step"] += 1
+        return evaluation.loss
+
+    def advance_all(self, evaluation: Evaluation) -> None:
+        """Apply the rule to every group, in place."""
         for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
             means = prior_mean.of_params(group, inputs.params)
             if means:  # the rule works in coordinates in which the prior's mean is zero
@@ -139,9 +181,11 @@ class Sampler(ResumableOptimizer):
             self.advance(group, inputs)
             if means:
                 torch._foreach_add_(inputs.params, means)
-        for group in self.param_groups:
-            group["step"] += 1
-        return evaluation.loss
+
+    def _keep_together(self) -> None:
+        """With the first step in a process group, find out whether other processes hold this chain too; compare."""
+        if self.replicated is not False and distributed.in_process_group():
+            distributed.keep_together(self)
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         """Compute and check the loss and the gradients of all groups; no parameter moves yet.
@@ -164,35 +208,8 @@ class Sampler(ResumableOptimizer):
         return loss
 
     def collect_gradients(self) -> list[GroupInputs]:
-        """The parameters of each group that are sampled, and their gradients, checked to be dense and finite."""
-        groups = [self._gradients_of(group) for group in self.param_groups]
-        if not torch.compiler.is_compiling() and not all(all_finite(inputs.gradients) for inputs in groups):
-            for group in self.param_groups:
-                for i, p in enumerate(group["params"]):
-                    if p.requires_grad and p.grad is not None and not p.grad.isfinite().all():
-                        raise FloatingPointError(
-                            f"the gradient of parameter {self.name_of(group, i)} is not finite; nothing was changed"
-                        )
-        return groups
-
-    def _gradients_of(self, group: dict[str, Any]) -> GroupInputs:
-        inputs = GroupInputs([], [])
-        for i, p in enumerate(group["params"]):
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                raise ValueError(
-                    f"parameter {self.name_of(group, i)} has no gradient: call loss.backward() before step(), "
-                    "or set requires_grad=False to keep it fixed"
-                )
-            if p.grad.layout != torch.strided:
-                raise TypeError(
-                    f"the gradient of parameter {self.name_of(group, i)} is sparse ({p.grad.layout}); use dense "
-                    "gradients"
-                )
-            inputs.params.append(p)
-            inputs.gradients.append(p.grad)
-        return inputs
+        """The sampled parameters of each group and their gradients, which are there, dense and finite."""
+        return gradients.collect(self)
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         """Apply the rule to one group, in place."""
@@ -284,12 +301,14 @@ class Sampler(ResumableOptimizer):
         return reports
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "generator": self.generator, "schedule": self.schedule}
+        own = {name: getattr(self, name) for name in ("generator", "schedule", "distributed", "replicated")}
+        return {**super().__getstate__(), **own}
 
 
 def arguments(local: dict[str, Any]) -> dict[str, Any]:
-    """Defaults of the parameter groups: a constructor's ``locals()`` without what is no hyperparameter."""
-    return {k: v for k, v in local.items() if k not in ("self", "params", "generator", "__class__")}
+    """A constructor's ``locals()`` without what is no hyperparameter: the defaults of its parameter groups."""
+    named = {k: v for k, v in local.items() if k not in ("self", "params", "generator", "options", "__class__")}
+    return {**named, **known_options(type(local["self"]).__name__, local.get("options", {}), named)}
 
 
 def _comparable(value: Any) -> Any:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from learned_samplers.base import master_weights
+from learned_samplers.base.saved_checks import validate_groups, validate_noise, validate_tensors
 
 
 class ResumableOptimizer(torch.optim.Optimizer):
@@ -18,6 +23,10 @@ class ResumableOptimizer(torch.optim.Optimizer):
     structural: ClassVar[tuple[str, ...]] = ()
     #: Where the noise comes from; None is torch's global generator.
     generator: torch.Generator | None = None
+    #: Keys of the parameter groups without which a saved state says nothing about the update.
+    hyperparameters: ClassVar[tuple[str, ...]] = ()
+    #: Whether this chain is held by several processes (None: not known before the first step).
+    replicated: bool | None = None
 
     def name_of(self, group: dict[str, Any], index: int) -> str:
         """The name of a parameter for messages: its own, or its number and shape."""
@@ -37,56 +46,92 @@ class ResumableOptimizer(torch.optim.Optimizer):
         """
         saved = super().state_dict()
         saved["sampler"] = {"name": type(self).__name__, "rng": self.rng_state()}
+        if self.replicated:
+            saved["sampler"]["replicated"] = True
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a saved state: with the parameters loaded too, the chain continues bit for bit.
 
         Raises:
-            ValueError: the state is of another sampler, of other shapes or groups, or was saved with ``generator=``
-                where this one has none (or the other way round). Nothing has changed then.
+            ValueError, TypeError: the state is of another sampler, of other shapes, groups or names, lacks a tensor or
+                the generator's state, holds numbers that are not finite or hyperparameters that are out of range, or
+                was saved with ``generator=`` where this one has none (or the other way round). Nothing has changed
+                then.
         """
         self.validate_saved(state_dict)
-        before = self.rng_state()
+        noise, state, groups, generator = self.rng_state(), self.state, self.param_groups, self.generator
+        # Keys that an older state does not have keep the values of this sampler.
+        filled = [
+            {**{key: value for key, value in own.items() if key in self.defaults}, **group}
+            for own, group in zip(groups, state_dict["param_groups"], strict=True)
+        ]
         try:
+            if self.generator is None and "generator" in state_dict["sampler"]["rng"]:
+                self.generator = torch.Generator(groups[0]["params"][0].device)  # that of a replicated chain
             self.set_rng_state(state_dict["sampler"]["rng"])
-            super().load_state_dict(state_dict)
+            super().load_state_dict({**state_dict, "param_groups": filled})
+            self._restore_dtypes(state_dict)
+            for group in self.param_groups:
+                self._validate(group)
         except BaseException:
-            self.set_rng_state(before)
+            self.__setstate__({"state": state, "param_groups": groups})
+            self.generator = generator
+            self.set_rng_state(noise)
             raise
+
+    def _validate(self, group: dict[str, Any]) -> None:
+        """Check the hyperparameters of a group; subclasses do."""
+
+    def _restore_dtypes(self, saved: dict[str, Any]) -> None:
+        """Take the float32 state of half-precision parameters as it was saved; torch has cast it to their dtype."""
+        for group, saved_group in zip(self.param_groups, saved["param_groups"], strict=True):
+            for p, index in zip(group["params"], saved_group["params"], strict=True):
+                if master_weights.has_master(group, p):
+                    for key, value in saved["state"].get(index, {}).items():
+                        self.state[p][key] = value.to(device=p.device, dtype=torch.float32, copy=True)
+
+    def saved_names(self, group: dict[str, Any], p: Tensor) -> tuple[str, ...]:
+        """Names of the state tensors that a parameter has after a step."""
+        master = (master_weights.MASTER,) if master_weights.has_master(group, p) else ()
+        return (*self.state_names, *master)
 
     def validate_saved(self, saved: dict[str, Any]) -> None:
         """Raise ValueError unless ``saved`` is the state of this class of sampler over parameters of these shapes."""
         own = type(self).__name__
-        name = saved.get("sampler", {}).get("name") if isinstance(saved, dict) else None
+        header = saved.get("sampler") if isinstance(saved, dict) else None
+        name = header.get("name") if isinstance(header, dict) else None
         if name != own:
             raise ValueError(f"state_dict is of {name or 'another optimizer'}, this sampler is {own}")
-        if ("generator" in saved["sampler"]["rng"]) != (self.generator is not None):
-            raise ValueError("state_dict and sampler must both have a generator= or both use torch's global one")
-        params = [(group, i) for group in self.param_groups for i in range(len(group["params"]))]
-        indices = [i for group in saved["param_groups"] for i in group["params"]]
-        if len(params) != len(indices) or len(self.param_groups) != len(saved["param_groups"]):
-            raise ValueError(
-                f"state_dict has {len(saved['param_groups'])} groups with {len(indices)} parameters, "
-                f"this sampler has {len(self.param_groups)} with {len(params)}"
-            )
-        for own_group, group in zip(self.param_groups, saved["param_groups"], strict=True):
-            for key in self.structural:
-                if group.get(key) != own_group[key]:
-                    raise ValueError(f"state_dict has {key}={group.get(key)!r}, this sampler has {own_group[key]!r}")
-        for (group, i), index in zip(params, indices, strict=True):
-            entry = saved["state"].get(index, {})
-            parameter = f"parameter {self.name_of(group, i)}"
-            if entry and set(entry) != set(self.state_names):
-                raise ValueError(
-                    f"state_dict holds {sorted(entry)} for {parameter}, {own} needs {sorted(self.state_names)}"
-                )
-            for key, value in entry.items():
-                expected = self.state_shape(key, group["params"][i])
-                if tuple(value.shape) != tuple(expected):
-                    raise ValueError(
-                        f"state_dict's {key} of {parameter} has shape {tuple(value.shape)}, expected {tuple(expected)}"
-                    )
+        validate_noise(saved, own_generator=self.generator is not None)
+        validate_groups(self, saved)
+        validate_tensors(self, saved)
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[Callable[[], None]]:
+        """Within it, an error puts back the generators and the groups' values, and takes away state made since.
+
+        It gives the function that does so, for an error after it.
+        """
+        noise, known = (self.rng_state(), self.global_rng_state()), {p: set(state) for p, state in self.state.items()}
+        values = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+
+        def restore() -> None:
+            for group, before in zip(self.param_groups, values, strict=True):
+                group.update(before)
+            for states in noise:
+                self.set_rng_state(states)
+            for p in list(self.state):
+                for name in set(self.state[p]) - known.get(p, set()):
+                    del self.state[p][name]
+                if p not in known:
+                    del self.state[p]
+
+        try:
+            yield restore
+        except BaseException:
+            restore()
+            raise
 
     def rng_state(self) -> dict[str, Tensor]:
         """State of the sampler's own generator, or of the global ones of the devices that it draws on."""

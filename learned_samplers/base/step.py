@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learned_samplers.base.operations import is_finite
-
 # Parameters are updated in blocks of about this many coordinates, so that a block's noise is still in the processor's
 # cache when it is added and never takes as much memory as the parameters do.
 BLOCK_ON_CPU = 1 << 18
 BLOCK_ON_GPU = 1 << 26
+# Tensors of this many coordinates are multiplied with themselves on a CPU, which is faster there than their norm.
+_LARGE = 1 << 14
 
 
 @dataclass
@@ -29,6 +30,10 @@ class GroupInputs:
     per_parameter: dict[str, list[Tensor]] = field(default_factory=dict)
     #: Whatever else a sampler's `evaluate` worked out for its `advance`.
     prepared: Any = None
+    #: The norm of each gradient.
+    norms: list[float] = field(default_factory=list)
+    #: Whether a gradient or a parameter is so large that the step may overflow.
+    large: bool = False
 
 
 @dataclass
@@ -39,16 +44,45 @@ class Evaluation:
     loss: Any
     #: One entry a parameter group.
     groups: list[GroupInputs]
+    #: Puts the generators back, where `evaluate` has drawn noise already.
+    restore: Callable[[], None] | None = None
+
+    @property
+    def large(self) -> bool:
+        """Whether numbers are so large that the step may overflow."""
+        return any(inputs.large for inputs in self.groups)
 
 
-def all_finite(tensors: list[Tensor]) -> bool:
-    """Whether the norm of every tensor is finite: False for any NaN or infinity, and if a norm overflows."""
-    if not tensors:
-        return True
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for norm in torch._foreach_norm(tensors):
-        by_kind.setdefault((norm.device, norm.dtype), []).append(norm)
-    return all(is_finite(torch.stack(same)) for same in by_kind.values())
+def norms(tensors: Sequence[Tensor]) -> list[float]:
+    """The norm of each tensor, not finite for one with a NaN or an infinity, or (rarely) where its square overflows.
+
+    One transfer from each device.
+    """
+    result = [0.0] * len(tensors)
+    by_kind: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        product = tensor.numel() >= _LARGE and tensor.is_cpu and tensor.is_contiguous()
+        product = product and type(tensor) in _PLAIN and tensor.dtype in (torch.float32, torch.float64)
+        by_kind.setdefault((tensor.device, tensor.dtype, product), []).append(i)
+    for (_, dtype, product), members in by_kind.items():
+        chosen = [tensors[i] for i in members]
+        if product:
+            values = [math.sqrt(x) if x >= 0 else x for x in map(_square, chosen)]
+        elif dtype in (torch.float16, torch.bfloat16):
+            values = torch.stack(torch._foreach_norm(chosen, dtype=torch.float32)).tolist()
+        else:
+            values = torch.stack(torch._foreach_norm(chosen)).tolist()
+        for i, value in zip(members, values, strict=True):
+            result[i] = value
+    return result
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _square(x: Tensor) -> float:
+    flat = x.view(-1)
+    return torch.dot(flat, flat).item()
 
 
 def blocks(params: list[Tensor], limit: int | None = None) -> Iterator[slice]:

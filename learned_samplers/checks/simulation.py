@@ -80,17 +80,23 @@ class Simulation:
                 step()
         totals = torch.zeros(4, len(params), dtype=torch.float64)
         snapshots = []
+        squares = [torch.zeros(p.shape, dtype=torch.float64) for p in params]
         for _ in range(steps):
             step()
             for i, p in enumerate(params):
-                x = p.detach()
+                x = p.detach().to(torch.promote_types(p.dtype, torch.float32))  # half precision rounds the means
                 momentum = sampler.state[p].get("momentum")
                 heat = float("nan") if momentum is None else momentum.square().mean().item()
                 totals[:, i] += torch.tensor([x.mean().item(), x.square().mean().item(), heat, 1.0])
+                squares[i] += x.square()
             snapshots.append([p.detach().square().mean().item() for p in params])
         mean, second, heat, count = totals
         mean, second, heat = mean / count, second / count, heat / count
-        error = self._standard_error(torch.tensor(snapshots, dtype=torch.float64))
+        # Coordinates are independent chains, whose time averages scatter as they do however slowly each one moves; a
+        # state that they share (a thermostat) shows in the scatter over time alone. The larger of the two is believed.
+        over_time = self._standard_error(torch.tensor(snapshots, dtype=torch.float64))
+        over_chains = torch.stack([(x / steps).std() / math.sqrt(x.numel()) for x in squares])
+        error = torch.maximum(over_time, over_chains)
         prior = self.temperature / torch.tensor(self.targets) - torch.tensor(self.curvatures)
         slope = torch.tensor(self.curvatures) + prior
         return [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.master_weights import MASTER, has_master, working_dtype
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation
@@ -97,7 +99,7 @@ class ScaleAdaptedSGHMC(Sampler):
     10⁴ becomes one of 100 in hᵢ²k. Stable while hᵢ²k < 2(2−a) ("baoa": < 4).
 
     Args:
-        params, num_data, temperature, prior_precision, momentum_init, foreach, generator: as for `SGHMC`.
+        params, num_data, temperature, prior_precision, momentum_init, foreach, generator, options: as for `SGHMC`.
         lr: Adam's learning rate. Begin with the one that trains the network.
         adaptation_steps: steps in which the mass is adapted. 0 only in `from_optimizer`: there is no mass otherwise.
         adaptation_temperature: T of these steps; None is ``temperature``, 0 makes them plain optimisation.
@@ -117,6 +119,7 @@ class ScaleAdaptedSGHMC(Sampler):
     structural = ("integrator",)
     hyperparameters = (*Sampler.hyperparameters, "momentum_decay", "eps", "integrator")
     rule = staticmethod(scale_adapted_rule)
+    needs_master_in_float16 = True
 
     def __init__(
         self,
@@ -135,6 +138,7 @@ class ScaleAdaptedSGHMC(Sampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 
@@ -188,8 +192,11 @@ class ScaleAdaptedSGHMC(Sampler):
             for i, p in enumerate(group["params"]):
                 if p.requires_grad:
                     moment = _second_moment(optimizer.state.get(p, {}), theirs, sampler.name_of(group, i))
-                    sampler.state[p]["momentum"] = sampler.initial_state(group, p, "momentum")
-                    sampler.state[p]["second_moment"] = moment.to(p)
+                    dtype = working_dtype(group, p)
+                    sampler.state[p]["momentum"] = sampler.initial_state(group, p, "momentum").to(dtype)
+                    sampler.state[p]["second_moment"] = moment.to(p.device, dtype)
+                    if has_master(group, p):
+                        sampler.state[p][MASTER] = p.detach().float()
         return sampler
 
     @property
@@ -204,7 +211,8 @@ class ScaleAdaptedSGHMC(Sampler):
             if torch.compiler.is_compiling() or group["step"] < group["adaptation_steps"]:
                 continue  # a compiled step cannot raise, and must not depend on the count
             for i, p in enumerate(group["params"]):
-                if p.requires_grad and "second_moment" not in self.state.get(p, {}):
+                # A parameter may lack a gradient, and so a mass, where missing_gradient is "skip".
+                if p.requires_grad and p.grad is not None and "second_moment" not in self.state.get(p, {}):
                     raise ValueError(
                         f"parameter {self.name_of(group, i)} has no mass: adaptation_steps is "
                         f"{group['adaptation_steps']} and {group['step']} steps are over; let it join before the "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
@@ -59,7 +60,7 @@ class BAOA(Sampler):
     θ ← θ − (η/2)·∇Ũ + √(ηT)·(ξ + ξ_before)/2.
 
     Args:
-        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator: as for `SGLD`.
+        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`.
         momentum_decay: a in (0, 1], dimensionless; 1 − a is SGD's momentum.
         momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
 
@@ -85,6 +86,7 @@ class BAOA(Sampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.classical.sghmc import SGHMC
 from learned_samplers.classical.sgld import SGLD
@@ -112,8 +113,8 @@ class CyclicalSGMCMC(Sampler):
     weighs modes by how often exploration finds them, which nothing guarantees. Hence the badge.
 
     Args:
-        params, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator: as for
-            `SGHMC`; the momentum's are without effect for base="sgld".
+        params, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options: as
+            for `SGHMC`; the momentum's are without effect for base="sgld".
         lr: peak learning rate.
         cycle_length: K > 0, in steps.
         exploration_ratio: share of each cycle without noise, in [0, 1); at least one step must be left.
@@ -141,6 +142,7 @@ class CyclicalSGMCMC(Sampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 

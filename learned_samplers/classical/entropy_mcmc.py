@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.classical.sgld import sgld_rule
@@ -62,7 +63,7 @@ class EntropyMCMC(Sampler):
     The samples that `PosteriorSamples` collects are those of θ; `at_guide` puts θₐ into the model to predict with it.
 
     Args:
-        params, lr, num_data, prior_precision, foreach, generator: as for `SGLD`; the prior is one on θ alone.
+        params, lr, num_data, prior_precision, foreach, generator, options: as for `SGLD`; the prior is one on θ alone.
         temperature: T; the paper's experiments have 1e-4. At 0 the pair is an optimizer of the joint energy.
         guide_variance: η > 0, in θ²; larger is a looser pair, and a flatter preference of the guide.
 
@@ -87,6 +88,7 @@ class EntropyMCMC(Sampler):
         prior_precision: float = 0.0,
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 

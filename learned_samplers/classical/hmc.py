@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FOREACH, as_number, is_finite, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, chains_of
@@ -33,7 +34,7 @@ class HMC(Sampler):
     on parameters with a leading axis of length M; each chain is accepted on its own.
 
     Args:
-        params, num_data, prior_precision, foreach, generator: as for `SGLD`.
+        params, num_data, prior_precision, foreach, generator, options: as for `SGLD`.
         lr: N·ε², so that ε = √(lr/N) as in `SGHMC`.
         leapfrog_steps: L ≥ 1.
         step_jitter: j in [0, 1); each trajectory's ε is multiplied by a uniform number in [1−j, 1+j], which keeps
@@ -55,6 +56,9 @@ class HMC(Sampler):
 
     badge = "exact"
     needs_closure = True
+    reads_loss = True
+    half_precision = False
+    group_keys = ("tally",)
     takes_prior_mean = False
 
     def __init__(
@@ -71,6 +75,7 @@ class HMC(Sampler):
         prior_precision: float = 0.0,
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
         # Plain numbers in the first group, so that they are saved and resumed with it.
@@ -99,24 +104,24 @@ class HMC(Sampler):
         chains = chains_of(loss, params)
         groups = [(group, inputs.params) for group, inputs in zip(self.param_groups, evaluation.groups, strict=True)]
         temperature = as_number(self.param_groups[0]["temperature"])
-        start, rng = {p: p.clone() for p in params}, self.rng_state()
-        try:
-            momentum = {p: self.noise_like(p).mul_(temperature**0.5) for p in params}
-            before = self._hamiltonian(loss, groups, momentum, chains)
-            jitter = self.param_groups[0]["step_jitter"] * (2 * self._uniform(loss.new_empty(())).item() - 1)
-            after, end_loss = self._trajectory(closure, groups, momentum, chains, 1 + jitter)
-        except BaseException:
-            for p, value in start.items():
-                p.copy_(value)
-            self.set_rng_state(rng)
-            raise
-        divergent = ~after.isfinite()
-        probability = torch.where(divergent, 0.0, ((before - after) / temperature).exp().clamp(max=1.0))
-        accept = self._uniform(probability) < probability
-        for inputs in evaluation.groups:
-            inputs.prepared = [torch.where(_along(accept, p), p, start[p]) for p in inputs.params]
-        self._record(probability, accept, divergent)
-        return Evaluation(torch.where(accept.to(loss.device), end_loss, loss), evaluation.groups)
+        start = {p: p.clone() for p in params}
+        with self.restored_on_error() as evaluation.restore:
+            try:
+                momentum = {p: self.noise_like(p).mul_(temperature**0.5) for p in params}
+                before = self._hamiltonian(loss, groups, momentum, chains)
+                jitter = self.param_groups[0]["step_jitter"] * (2 * self._uniform(loss.new_empty(())).item() - 1)
+                after, end_loss = self._trajectory(closure, groups, momentum, chains, 1 + jitter)
+                divergent = ~after.isfinite()
+                probability = torch.where(divergent, 0.0, ((before - after) / temperature).exp().clamp(max=1.0))
+                accept = self._uniform(probability) < probability
+                for inputs in evaluation.groups:
+                    inputs.prepared = [torch.where(_along(accept, p), p, start[p]) for p in inputs.params]
+            finally:  # `advance` moves, nothing else
+                for p, value in start.items():
+                    p.copy_(value)
+            self._record(probability, accept, divergent)
+        evaluation.loss = torch.where(accept.to(loss.device), end_loss, loss)
+        return evaluation
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         for p, value in zip(inputs.params, inputs.prepared, strict=True):
@@ -167,11 +172,12 @@ class HMC(Sampler):
 
     def _record(self, probability: Tensor, accept: Tensor, divergent: Tensor) -> None:
         group = self.param_groups[0]
-        tally = group["tally"] = dict(group["tally"])  # a state dict taken before keeps its own
+        tally = dict(group["tally"])  # a state dict taken before keeps its own
         if group["step"] >= group["adapt_steps"]:
             tally["proposed"] += accept.numel()
             tally["accepted"] += accept.sum().item()
             tally["divergent"] += int(divergent.sum().item())
+            group["tally"] = tally
             return
         # Dual averaging on log ε relative to the first ε, with Hoffman and Gelman's constants.
         m = group["step"] + 1
@@ -182,8 +188,10 @@ class HMC(Sampler):
         tally["average"] += m**-0.75 * (tally["log_scale"] - tally["average"])
         if m == group["adapt_steps"]:
             tally["log_scale"] = tally["average"]
+        factor = math.exp(2 * (tally["log_scale"] - old))
+        group["tally"] = tally
         for g in self.param_groups:
-            g["lr"] = g["lr"] * math.exp(2 * (tally["log_scale"] - old))
+            g["lr"] = g["lr"] * factor
 
     @property
     def acceptance_rate(self) -> float:

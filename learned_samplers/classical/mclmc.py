@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, chains_of
@@ -49,7 +50,7 @@ class MCLMC(Sampler):
     bias is a few per cent of a variance. (With minibatches and one gradient a step, ΔE has the loss's noise in it.)
 
     Args:
-        params, num_data, prior_precision, generator: as for `SGLD`; ``foreach`` is without effect.
+        params, num_data, prior_precision, generator, options: as for `SGLD`; ``foreach`` is without effect.
         lr: learning rate as for `SGHMC`. Groups may differ in it; it is a metric, and the law stays.
         momentum_decay: a in (0, 1].
         temperature: T > 0.
@@ -71,6 +72,9 @@ class MCLMC(Sampler):
     """
 
     needs_closure = True
+    reads_loss = True
+    half_precision = False
+    group_keys = ("tally",)
     takes_prior_mean = False
     structural = ("preconditioner",)
     hyperparameters = ("num_data", "temperature", "prior_precision", "momentum_decay")
@@ -89,6 +93,7 @@ class MCLMC(Sampler):
         prior_precision: float = 0.0,
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
         self.param_groups[0].setdefault("tally", energy.new_tally())
@@ -132,11 +137,19 @@ class MCLMC(Sampler):
         size = sum(p.numel() for p in params) // max(1, chains)
         if size < 2:
             raise ValueError(f"params must have at least 2 weights a chain for MCLMC, got {size}")
+        with self.restored_on_error() as evaluation.restore:
+            self._prepare(self._again(closure, replay), evaluation, loss, params, size, batch_axes)
+        return evaluation
+
+    def _prepare(
+        self, again: Callable[[], Any], evaluation: Evaluation, loss: Tensor, params: list[Tensor], size: int,
+        batch_axes: int,
+    ) -> None:  # fmt: skip
+        """Draw the noise, and work out what `advance` only has to write down."""
         members = [
             (g, p) for g, inputs in zip(self.param_groups, evaluation.groups, strict=True) for p in inputs.params
         ]
         gradients = [g for inputs in evaluation.groups for g in inputs.gradients]
-        rng = self.rng_state()
         state = {name: [self._peek(g, p, name) for g, p in members] for name in self.state_names}
         noise = [self.noise_like(p) for p in params]
         numbers = [{name: as_number(g[name]) for name in ("lr", "num_data", "temperature")} for g, _ in members]
@@ -154,18 +167,13 @@ class MCLMC(Sampler):
             first = self.param_groups[0]
             first["tally"] = energy.complete(first["tally"], self._potential(loss, params, batch_axes), growth, size)
         else:
-            try:
-                moved, direction = self._closed_step(
-                    self._again(closure, replay), loss, params, gradients, noise, state["direction"], step_size, hyper
-                )
-            except BaseException:
-                self.set_rng_state(rng)
-                raise
+            moved, direction = self._closed_step(
+                again, loss, params, gradients, noise, state["direction"], step_size, hyper
+            )
         state["direction"] = direction
         after = iter(zip(moved, *(state[name] for name in self.state_names), strict=True))
         for inputs in evaluation.groups:
             inputs.prepared = [next(after) for _ in inputs.params]
-        return evaluation
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         for p, (value, *state) in zip(inputs.params, inputs.prepared, strict=True):

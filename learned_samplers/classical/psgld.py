@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
@@ -80,7 +81,7 @@ class PSGLD(Sampler):
     gradient in V, so it corrects a part (1−d).
 
     Args:
-        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator: as for `SGLD`; lr
+        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`; lr
             is RMSprop's.
         decay: d in [0, 1), the memory of the mean square.
         eps: added to √V, in units of the mean loss's gradient.
@@ -111,6 +112,7 @@ class PSGLD(Sampler):
         prior_mean: PriorMean = None,
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 
@@ -125,12 +127,18 @@ class PSGLD(Sampler):
     def needs_closure(self) -> bool:  # type: ignore[override]
         return any(group["correction"] == "probe" for group in self.param_groups)
 
+    @property
+    def half_precision(self) -> bool:  # type: ignore[override]
+        """The probe is a step of 10⁻³, which half precision rounds away."""
+        return self.defaults["correction"] != "probe"
+
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         if closure is None or not self.needs_closure:
             return super().evaluate(closure)
         before = self.global_rng_state()
         evaluation = super().evaluate(closure)
-        self._probe(closure, evaluation, before)
+        with self.restored_on_error() as evaluation.restore:
+            self._probe(closure, evaluation, before)
         return evaluation
 
     def _probe(self, closure: Callable[[], Any], evaluation: Evaluation, replay: dict[str, Tensor]) -> None:

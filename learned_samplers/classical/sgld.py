@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
@@ -57,6 +58,7 @@ class SGLD(Sampler):
             a parameter (several groups: in the groups' own dicts). It is saved with the state.
         foreach: update in lists of tensors (default) or one at a time (False); the two agree bit for bit.
         generator: source of the noise; the default is torch's global generator.
+        options: ``master_weights``, ``missing_gradient`` and ``distributed``, see `SamplerOptions`.
 
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
@@ -76,5 +78,6 @@ class SGLD(Sampler):
         prior_mean: PriorMean = None,
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)

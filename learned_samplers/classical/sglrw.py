@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 
@@ -73,7 +74,7 @@ class SGLRW(Sampler):
     must be small against the posterior's width. Weights in half precision round the steps away.
 
     Args:
-        params, lr, num_data, prior_precision, foreach, generator: as for `SGLD`.
+        params, lr, num_data, prior_precision, foreach, generator, options: as for `SGLD`.
         temperature: T > 0. At 0 the step length is 0 and no walk is left; use `SGLD` to optimise.
 
     Raises:
@@ -93,6 +94,7 @@ class SGLRW(Sampler):
         prior_precision: float = 0.0,
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
@@ -65,7 +66,7 @@ class SGNHT(Sampler):
     curvatures has the right temperature on average over its coordinates.
 
     Args:
-        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator: as for `SGLD`;
+        params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`;
             temperature > 0.
         momentum_decay: a in (0, 1], noise injected and first friction.
         momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
@@ -102,6 +103,7 @@ class SGNHT(Sampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 

@@ -14,8 +14,8 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.learned.settings import LearnedSettings, differences
 
 HEURISTIC, BIASED_BY_STEP = "heuristic", "O(h)"
-#: Verdicts of a measurement that earn the badge "O(h)". A bias too small to be seen is "exact" there.
-EARNING = ("exact", "O(h)")
+#: Verdicts of a measurement that earn the badge "O(h)".
+EARNING = ("exact", "no bias seen", "O(h)")
 #: The largest relative error of a variance at the smallest step size that still counts as an invariant law.
 LARGEST_BIAS = 0.05
 _NEEDED = {"verdict": str, "reason": str, "largest_bias": list, "error": list, "lr": list, "momentum_decay": list,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
+from learned_samplers.base.master_weights import working_dtype
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.badge import HEURISTIC, badge_of
@@ -31,6 +32,7 @@ class LearnedSampler(Sampler):
     settings_class: ClassVar[type[LearnedSettings]]
     #: Whether the update leaves the posterior alone for any network, up to the step size.
     claims_law: ClassVar[bool] = False
+    needs_master_in_float16 = True
     hyperparameters: ClassVar[tuple[str, ...]] = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay")
     #: The settings in use, of the whole sampler; lr, temperature and the like stand in the parameter groups.
     settings: LearnedSettings
@@ -72,8 +74,9 @@ class LearnedSampler(Sampler):
         super().__init__(params, given, generator=generator)
         first = self.param_groups[0]["params"][0]
         weight = phi[0][0]
-        if (weight.dtype, weight.device) != (first.dtype, first.device):
-            module = copy.deepcopy(module).to(dtype=first.dtype, device=first.device)
+        dtype = working_dtype(self.param_groups[0], first)
+        if (weight.dtype, weight.device) != (dtype, first.device):
+            module = copy.deepcopy(module).to(dtype=dtype, device=first.device)
         self.network = module
 
     def _check_settings(self, settings: Any, own: dict[str, Any]) -> None:

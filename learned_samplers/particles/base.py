@@ -61,6 +61,7 @@ class ParticleSampler(Sampler):
 
     badge = "heuristic"
     structural = ("task",)
+    group_options: ClassVar[dict[str, Any]] = {}
     needs_closure = True
     #: Whether the closure returns (K, M) losses of K targets; one target has (M,).
     several_targets: ClassVar[bool] = True

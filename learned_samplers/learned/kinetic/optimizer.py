@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
@@ -50,8 +51,8 @@ class KineticL2E(LearnedSampler):
     "none" 12, "finite_difference" 21, "double_backward" 31; f and its derivative cost about 6 of them.
 
     Args:
-        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, network:
-            as for `L2E`; "default" is the shipped "kinetic-l2e". The network has two inputs and one output.
+        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options,
+            network: as for `L2E`; "default" is the shipped "kinetic-l2e". The network has two inputs and one output.
         mean_scale: s, in units of the momentum; by default the card's, else 1.
         output_bound: B > 0 holds the network's output to B·tanh(·/B).
         hessian: "finite_difference" (the default), "double_backward" or "none".
@@ -68,6 +69,8 @@ class KineticL2E(LearnedSampler):
     claims_law = True
     state_names = ("momentum",)
     takes_prior_mean = False
+    #: The first half of the step is done beside the evaluation of the loss.
+    half_precision = False
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class KineticL2E(LearnedSampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 
@@ -114,6 +118,12 @@ class KineticL2E(LearnedSampler):
         loss = self.run(closure)
         slopes = self._differentiable_gradients(loss) if self.hessian == "double_backward" else {}
         evaluation = Evaluation(loss, self.collect_gradients())
+        with self.restored_on_error() as evaluation.restore:
+            self._prepare(closure, evaluation, slopes)
+        return evaluation
+
+    def _prepare(self, closure: Callable[[], Any] | None, evaluation: Evaluation, slopes: dict[Tensor, Tensor]) -> None:
+        """Draw the noise, and work out what `advance` only has to write down."""
         halves: list[_HalfStep] = []
         for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
             inputs.prepared = self._half_steps(group, inputs)
@@ -123,7 +133,7 @@ class KineticL2E(LearnedSampler):
             pieces = half.direction.split(half.segments.lengths)
             directions.update({p: w.reshape(p.shape) for p, w in zip(half.params, pieces, strict=True)})
         if self.hessian == "none" or not any(w.any() for w in directions.values()):
-            return evaluation
+            return
         if slopes:
             with torch.enable_grad():
                 products = torch.autograd.grad(
@@ -135,7 +145,6 @@ class KineticL2E(LearnedSampler):
             product = self._probe(closure, directions)
         for half in halves:
             half.force = half.force + gather([product[p] for p in half.params])
-        return evaluation
 
     def _half_steps(self, group: dict[str, Any], inputs: GroupInputs) -> list[_HalfStep]:
         params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)

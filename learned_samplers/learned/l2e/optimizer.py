@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.sampler import arguments
 from learned_samplers.learned.l2e.rule import L2E_PASSES, L2ESettings, l2e_rule
 from learned_samplers.learned.two_pass_sampler import TwoPassSampler
@@ -84,7 +85,7 @@ class L2E(TwoPassSampler):
             default the card's, else 1 and "equation6".
         settings: a `learned_samplers.learned.l2e.rule.L2ESettings` in the place of ``form``, ``feature_set`` and the
             keywords from ``alpha_scale`` to ``friction``.
-        temperature, prior_precision, generator: as for `SGLD`.
+        temperature, prior_precision, generator, options: as for `SGLD`.
         momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
         foreach: as every sampler takes it; here small tensors are always updated together, large ones alone.
 
@@ -122,6 +123,7 @@ class L2E(TwoPassSampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import is_finite
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
@@ -51,8 +52,8 @@ class MetaSGMCMC(LearnedSampler):
     with autograd (one CPU core).
 
     Args:
-        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator: as for
-            `L2E`.
+        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options:
+            as for `L2E`.
         network: "default" is the shipped "meta-sgmcmc". Else the name of shipped weights, path of a weight file, an
             ``nn.Module`` laid out as
             `learned_samplers.learned.meta_sgmcmc.network.build_meta_network` does, or None for fresh weights: `SGHMC`.
@@ -77,6 +78,7 @@ class MetaSGMCMC(LearnedSampler):
     """
 
     needs_closure = True
+    reads_loss = True
     settings_class = MetaSGMCMCSettings
     settings: MetaSGMCMCSettings
     claims_law = True
@@ -110,6 +112,7 @@ class MetaSGMCMC(LearnedSampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 

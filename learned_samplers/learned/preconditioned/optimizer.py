@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.sampler import arguments
 from learned_samplers.learned.preconditioned.rule import PRECOND_PASSES, PreconditionedSettings, l2e_precond_rule
 from learned_samplers.learned.two_pass_sampler import TwoPassSampler
@@ -34,7 +35,7 @@ class PrecondL2E(TwoPassSampler):
     them; the path through the gradient is left out, hence the badge.
 
     Args:
-        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator,
+        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options,
             feature_set, output_bound, total_steps: as for `L2E`.
         network: as for `L2E`; there are no shipped weights, so the default is None, fresh weights.
         curl_scale, friction_scale: s_q and s_d.
@@ -72,6 +73,7 @@ class PrecondL2E(TwoPassSampler):
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -69,8 +71,13 @@ def test_bad_gradients_change_nothing(name, spoil, error, message):
     assert sampler.step_count == 4
 
 
+#: Those that square the gradient, or multiply it by more than lr: 1e25 is too much for them in single precision.
+SQUARING = {"PSGLD", "PSGLD-probe", "L2E-adaptive", "L2E-paper", "KineticL2E"}
+SQUARING |= {"ScaleAdaptedSGHMC", "ScaleAdaptedSGHMC-cold", "IVON", "IVON-clipped"}
+
+
 @EVERY
-def test_huge_but_finite_gradients_are_no_error(name):
+def test_huge_gradients_are_no_error_unless_the_step_overflows(name):
     p = parameter()
     sampler = SAMPLERS[name]([p], lr=1e-30)
 
@@ -78,8 +85,69 @@ def test_huge_but_finite_gradients_are_no_error(name):
         p.grad = torch.full_like(p, 1e25)  # its norm overflows in single precision
         return torch.tensor(1.0)
 
-    sampler.step(closure)
-    assert sampler.step_count == 1
+    if name in SQUARING:
+        noise = torch.get_rng_state()
+        with pytest.raises(FloatingPointError, match="would not be finite after this step"):
+            sampler.step(closure)
+        assert torch.equal(p.detach(), torch.zeros(3))
+        assert torch.equal(torch.get_rng_state(), noise)
+        assert not any(state for state in sampler.state.values())
+    else:
+        sampler.step(closure)
+        assert p.isfinite().all()
+    assert sampler.step_count == (name not in SQUARING)
+
+
+@EVERY
+@pytest.mark.parametrize("value", [NAN, INF, 3e38])
+def test_a_parameter_that_is_not_finite_or_would_overflow_is_noticed(name, value):
+    """The gradient is finite: nothing but the parameter itself tells."""
+    p = torch.zeros(5, requires_grad=True)
+    sampler = SAMPLERS[name]([p], prior_precision=1.0)
+
+    def closure():
+        p.grad = torch.full_like(p, 0.1)
+        return torch.tensor(1.0)
+
+    for _ in range(2):
+        sampler.step(closure)
+    with torch.no_grad():
+        p[2] = value
+    before, count = p.detach().clone(), sampler.step_count
+    noise, state = torch.get_rng_state(), copy.deepcopy(sampler.state_dict()["state"])
+    if value == 3e38:  # a large number is one all the same; what may not be is the step's result
+        try:
+            sampler.step(closure)
+        except FloatingPointError:
+            pass
+        else:
+            assert p.isfinite().all()
+            return
+    else:
+        with pytest.raises(FloatingPointError, match="parameter number 0 of shape"):
+            sampler.step(closure)
+    assert torch.equal(p.nan_to_num(7.0), before.nan_to_num(7.0))
+    assert sampler.step_count == count
+    assert torch.equal(torch.get_rng_state(), noise)
+    for index, entry in state.items():
+        assert all(torch.equal(x, sampler.state_dict()["state"][index][k]) for k, x in entry.items())
+
+
+def test_of_many_parameters_each_is_looked_at_within_eight_steps():
+    params = [torch.zeros(2, requires_grad=True) for _ in range(100)]
+    sampler = SGLD(params, 0.1, 100)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    sampler.step()
+    with torch.no_grad():
+        params[77][1] = NAN
+
+    def eight():
+        for _ in range(8):
+            sampler.step()
+
+    with pytest.raises(FloatingPointError, match="parameter number 77"):
+        eight()
 
 
 def test_parameters_without_names_are_named_by_number_and_shape():

@@ -151,3 +151,40 @@ def test_bad_numbers(arguments, message):
 def test_a_factory_that_makes_no_optimizer():
     with pytest.raises(TypeError, match="factory must return an optimizer, got list"):
         check_sampler(lambda p: p)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_chain_that_mixes_slowly_is_not_called_wrong(seed):
+    """Its measured variance is off by more than the tolerance, and by less than its own standard error allows."""
+    settings = dict(coordinates=4000, stiffness=(0.05, 0.2), steps=300, seed=seed)
+    report = check_sampler(lambda p: SGHMC(p, 0.1, 100, momentum_decay=1e-4), **settings)
+    assert report, report
+    assert report.verdict == "O(h)"
+    for r in report.results:  # 4000 coordinates that hardly move: √(2/4000), or about half where θ and r share it
+        assert 0.01 < r.standard_error / r.target_variance < 0.03
+    assert "the simulation resolves" in report.reason
+
+
+def test_too_many_steps_are_refused_with_their_number_before_any_is_run():
+    with pytest.raises(ValueError, match=r"stiffness 5e-07 asks for 20,000,000 steps .* hours .*; give steps="):
+        check_sampler(lambda p: SGHMC(p, 0.1, 100), stiffness=(5e-7, 0.5))
+    assert check_sampler(lambda p: SGHMC(p, 0.1, 100), stiffness=(5e-7, 0.5), steps=20, coordinates=100)
+
+
+def test_a_bias_within_a_wide_tolerance_is_not_called_exact():
+    class Hot(SGLD):
+        """6 % too much variance, and a step that is not linear, so that it has to be simulated."""
+
+        def noise_like(self, p):
+            return super().noise_like(p) * 1.03 + 0.0 * p.abs()
+
+        def evaluate(self, closure):
+            evaluation = super().evaluate(closure)
+            for inputs in evaluation.groups:
+                inputs.gradients = [g + 1e-12 * g.abs() for g in inputs.gradients]
+            return evaluation
+
+    settings = dict(stiffness=(0.2,), steps=300, coordinates=4000, refinement=2, tolerance=0.2)
+    report = check_sampler(lambda p: Hot(p, 0.1, 100), **settings)
+    assert not report.linear or report.verdict != "exact"
+    assert report.verdict != "exact"

@@ -57,7 +57,7 @@ def test_prior_precision_adds_to_the_curvature():
 @pytest.mark.parametrize("lr", [0.01, 0.3])
 def test_sgnht_has_the_target_variance_whatever_the_gradient_noise(lr, temperature, noise):
     report = check_sampler(lambda p: SGNHT(p, lr, N, temperature=temperature), gradient_noise=noise, refinement=2)
-    assert report.verdict == "exact", report
+    assert report.verdict == "no bias seen", report
     for r in report.results:
         assert r.measured_variance == pytest.approx(temperature / r.curvature, rel=0.02)
         assert r.configurational_temperature == pytest.approx(1, rel=0.02)
@@ -271,4 +271,4 @@ def test_badges_are_earned(make, per_chain):
     badge = make([torch.zeros(1, requires_grad=True)]).badge
     report = check_sampler(make, per_chain=per_chain, coordinates=5000, steps=300, refinement=4, tolerance=0.03)
     assert report.passed, report
-    assert report.verdict in {"exact": ("exact",), "O(h)": ("exact", "O(h)")}[badge]
+    assert report.verdict in {"exact": ("exact",), "O(h)": ("exact", "no bias seen", "O(h)")}[badge]

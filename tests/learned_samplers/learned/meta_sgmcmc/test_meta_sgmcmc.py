@@ -203,5 +203,7 @@ def test_any_shapes_groups_and_dtypes(shapes, dtype, chains, two_groups):
         sampler.step(closure)
     for p, shape in zip(params, shapes, strict=True):
         assert p.shape == tuple(shape)
-        assert p.dtype == sampler.state[p]["momentum"].dtype == dtype
+        assert p.dtype == dtype
+        # Half precision is updated in single precision.
+        assert sampler.state[p]["momentum"].dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
         assert p.isfinite().all()

@@ -1,0 +1,112 @@
+"""One chain held by several processes: the same noise everywhere, and an error when the copies drift apart.
+
+Under `torch.nn.parallel.DistributedDataParallel` every process has a copy of the parameters and all get the same
+averaged gradient, so that an optimizer keeps the copies equal. A sampler also draws noise. From torch's global
+generator each process draws its own: the copies drift apart without a word, and even with equal seeds they do so as
+soon as dropout or a shorter last batch uses the generator on one of them. So a replicated chain draws from a private
+generator that begins alike in all processes, is saved with the state, and serves nothing else; and every `CHECK_EVERY`
+steps the copies are compared.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learned_samplers.base.step import norms
+
+#: Steps between two comparisons of the copies; the first is before the first step.
+CHECK_EVERY = 100
+# Copies that draw other noise differ by far more; equal hardware gives no difference at all.
+_TOLERANCE = 1e-5
+
+
+def in_process_group() -> bool:
+    """Whether this process works with others."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def keep_together(sampler: Any) -> None:
+    """Before a step in a process group: at the first one find out whether the chain is replicated, later compare."""
+    params = [p for group in sampler.param_groups for p in group["params"] if p.requires_grad]
+    if sampler.agreed:
+        if sampler.step_count % CHECK_EVERY == 0:
+            _compare(params, f"after {sampler.step_count} steps; something else than the sampler moved one of them")
+    elif are_replicas(sampler.distributed, params):
+        _agree(sampler, params)
+        sampler.replicated = sampler.agreed = True
+    else:
+        sampler.replicated = False
+
+
+def are_replicas(mode: str, params: list[Tensor]) -> bool:
+    """Whether the processes hold copies of one chain, for ``distributed=mode``; a local decision, without a message.
+
+    "auto" looks for a living `DistributedDataParallel` module that has one of the parameters.
+    """
+    if mode != "auto":
+        return mode == "replicated"
+    wanted = {id(p) for p in params}
+    modules = (x for x in gc.get_objects() if type(x).__name__ == "DistributedDataParallel")
+    return any(
+        id(p) in wanted
+        for module in modules
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel)
+        for p in module.parameters()
+    )
+
+
+def _agree(sampler: Any, params: list[Tensor]) -> None:
+    """Give the sampler the generator of its copies: that of process 0, or a new one with a seed of process 0's.
+
+    Raises:
+        ValueError: the sampler reads the loss, which differs from process to process, or its parameters lie on several
+            devices. Nothing has changed then.
+    """
+    own = type(sampler).__name__
+    if sampler.reads_loss:
+        raise ValueError(
+            f"{own} reads the loss, and each process has that of its own data: it cannot run as replicas. Give every "
+            "process all data and a chain of its own, with distributed='independent' and without "
+            "DistributedDataParallel"
+        )
+    devices = {p.device for p in params}
+    if len(devices) > 1:
+        raise ValueError(
+            f"distributed='replicated' needs all parameters on one device, got {sorted(map(str, devices))}"
+        )
+    (device,) = devices
+    _compare(params, "before the first step; load the same weights in every process")
+    if sampler.generator is None:
+        seed = torch.randint(2**62, ())
+        sampler.generator = torch.Generator(device).manual_seed(int(_from_first(seed, device)))
+    else:
+        sampler.generator.set_state(_from_first(sampler.generator.get_state(), device))
+
+
+def _from_first(value: Tensor, device: torch.device) -> Tensor:
+    """The tensor of process 0, on the CPU."""
+    carrier = value.to(device) if "nccl" in dist.get_backend() else value.clone()
+    dist.broadcast(carrier, src=0)
+    return carrier.cpu()
+
+
+def _compare(params: list[Tensor], when: str) -> None:
+    own = torch.tensor(norms([p.detach() for p in params]), dtype=torch.float64)
+    both = torch.cat([own, -own])
+    if "nccl" in dist.get_backend():
+        both = both.to(params[0].device)
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    largest, smallest = both.cpu().chunk(2)
+    smallest = -smallest
+    apart = ~((largest - smallest) <= _TOLERANCE * largest)
+    if apart.any():
+        i = int(apart.nonzero()[0])
+        raise RuntimeError(
+            f"the copies of parameter number {i} of shape {tuple(params[i].shape)} have drifted apart (norms from "
+            f"{smallest[i]:.9g} to {largest[i]:.9g}) {when}"
+        )

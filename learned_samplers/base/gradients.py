@@ -1,0 +1,126 @@
+"""What a step reads: the gradients, and whether they and the parameters are finite; and steps that may overflow."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.step import Evaluation, GroupInputs, norms
+
+# Norms up to these cannot overflow in one step of any sensible size; beyond them a step is taken with a copy at hand.
+_SAFE = {torch.float16: 1e3, torch.bfloat16: 1e12, torch.float32: 1e12, torch.float64: 1e60}
+# In each step at least this many parameters are looked at, and at least one in so many.
+_PARAMETERS_A_STEP = 16
+_TURNS = 8
+
+
+def collect(sampler: Any) -> list[GroupInputs]:
+    """The sampled parameters of each group and their gradients, which are there, dense and finite.
+
+    Parameters are looked at in turn, all of them every 8 steps, or in every step where there are at most 16 tensors.
+    """
+    groups = [_of_group(sampler, group) for group in sampler.param_groups]
+    if torch.compiler.is_compiling():
+        return groups
+    slopes = [gradient for inputs in groups for gradient in inputs.gradients]
+    params = [p for inputs in groups for p in inputs.params]
+    looked_at = _in_turn(sampler, params)
+    values = norms([*slopes, *looked_at])
+    if not all(map(math.isfinite, values)):
+        _report(sampler, "gradient", lambda p: p.grad)
+        _report(sampler, "", lambda p: p)
+    start = 0
+    for inputs in groups:
+        end = start + len(inputs.gradients)
+        inputs.norms = values[start:end]
+        start = end
+    if _beyond(slopes, values[: len(slopes)]) or _beyond(looked_at, values[len(slopes) :]):
+        for inputs in groups:
+            inputs.large = True
+    return groups
+
+
+def _beyond(tensors: list[Tensor], values: list[float]) -> bool:
+    if all(value < 1e3 for value in values):
+        return False
+    return not all(value <= _SAFE.get(x.dtype, 1e3) for x, value in zip(tensors, values, strict=True))
+
+
+def _in_turn(sampler: Any, params: list[Tensor]) -> list[Tensor]:
+    share = max(_PARAMETERS_A_STEP, -(-len(params) // _TURNS))
+    if len(params) <= share:
+        return params
+    start = sampler.step_count * share % len(params)
+    return (params + params[:share])[start : start + share]
+
+
+def _of_group(sampler: Any, group: dict[str, Any]) -> GroupInputs:
+    inputs = GroupInputs([], [])
+    for i, p in enumerate(group["params"]):
+        if not p.requires_grad:
+            continue
+        gradient = p.grad
+        if gradient is None:
+            if group["missing_gradient"] == "skip":
+                continue
+            raise ValueError(
+                f"parameter {sampler.name_of(group, i)} has no gradient: call loss.backward() before step(), set "
+                "requires_grad=False to keep it fixed, or give missing_gradient='skip' to leave it out of such steps"
+            )
+        if gradient.layout != torch.strided:
+            raise TypeError(
+                f"the gradient of parameter {sampler.name_of(group, i)} is sparse ({gradient.layout}); use dense "
+                "gradients"
+            )
+        inputs.params.append(p)
+        inputs.gradients.append(gradient)
+    return inputs
+
+
+def _report(sampler: Any, what: str, of: Any) -> None:
+    """Raise FloatingPointError for the first parameter, or gradient of one, that is not finite."""
+    for group in sampler.param_groups:
+        for i, p in enumerate(group["params"]):
+            value = of(p)
+            if p.requires_grad and value is not None and not value.isfinite().all():
+                subject = f"the {what} of parameter" if what else "parameter"
+                raise FloatingPointError(f"{subject} {sampler.name_of(group, i)} is not finite; nothing was changed")
+
+
+def advance_or_restore(sampler: Any, evaluation: Evaluation, swapped: list[tuple[Tensor, Tensor]]) -> None:
+    """Take the step, and undo it if a parameter or a state is not finite after it.
+
+    Raises:
+        FloatingPointError: one is not; nothing has changed.
+    """
+    params = [p for inputs in evaluation.groups for p in inputs.params]
+    values = [p.clone() for p in params]
+    states = {p: {name: x.clone() for name, x in sampler.state[p].items()} for p in params if p in sampler.state}
+    try:
+        with sampler.restored_on_error():
+            sampler.advance_all(evaluation)
+            _validate_result(sampler, set(params), {p: own.dtype for p, own in swapped})
+    except BaseException:
+        for p, value in zip(params, values, strict=True):
+            p.copy_(value)
+            for name, x in states.get(p, {}).items():
+                sampler.state[p][name].copy_(x)
+        if evaluation.restore is not None:
+            evaluation.restore()
+        raise
+
+
+def _validate_result(sampler: Any, moved: set[Tensor], rounded: dict[Tensor, torch.dtype]) -> None:
+    for group in sampler.param_groups:
+        for i, p in enumerate(group["params"]):
+            if p in moved:
+                results = {"": p.to(rounded.get(p, p.dtype)), **sampler.state.get(p, {})}
+                for name, x in results.items():
+                    if not x.isfinite().all():
+                        raise FloatingPointError(
+                            f"{name and f'{name} of '}parameter {sampler.name_of(group, i)} would not be finite after "
+                            "this step; nothing was changed"
+                        )

@@ -1,0 +1,94 @@
+"""Float32 copies of half-precision parameters, so that small updates are not rounded away.
+
+A bfloat16 number has 8 significant bits: a step that is less than 1/512 of a weight leaves it where it is, and a step
+that is a little more moves it by 1/256. A sampler's steps are of that size, and its noise is what gives the law:
+rounded to bfloat16, SGLD's variance comes out many times too large and SGHMC's weights may never move. So the state of
+a half-precision parameter holds ``"master"``, the same weights in float32; the update, its noise and all of its state
+are in float32, and the parameter is the master rounded.
+
+This mends the update. The forward pass still sees rounded weights: where the posterior is narrower than the spacing of
+bfloat16 numbers (|θ|/256), keep float32 parameters and compute under ``torch.autocast``.
+
+Memory for each weight: 4 bytes for the master, and 4 instead of 2 for each number of state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.step import GroupInputs
+
+#: Dtypes that need a master.
+HALF = frozenset({torch.bfloat16, torch.float16})
+#: Name of the copy in a parameter's state.
+MASTER = "master"
+
+
+def has_master(group: dict[str, Any], p: Tensor) -> bool:
+    """Whether the update of a parameter works on a float32 copy."""
+    return p.dtype in HALF and group.get("master_weights", False) is not False
+
+
+def working_dtype(group: dict[str, Any], p: Tensor) -> torch.dtype:
+    """Dtype in which a parameter's update and state are."""
+    return torch.float32 if has_master(group, p) else p.dtype
+
+
+def validate(sampler: Any, group: dict[str, Any], params: list[Tensor]) -> None:
+    """Raise ValueError where ``master_weights`` or the sampler cannot have the dtype of a parameter."""
+    wanted = group.get("master_weights", False)
+    own = type(sampler).__name__
+    for p in params:
+        if wanted is True and p.dtype not in HALF:
+            raise ValueError(f"master_weights=True is for bfloat16 and float16 parameters, got {p.dtype}")
+        if p.dtype in HALF and wanted is not False and not sampler.half_precision:
+            raise ValueError(
+                f"{own} cannot sample parameters of {p.dtype}: it evaluates the loss beside the present weights, which "
+                "rounding moves. Keep float32 parameters and compute under torch.autocast"
+            )
+        if p.dtype == torch.float16 and wanted is False:
+            small = float(group.get("eps", 1.0))
+            if sampler.needs_master_in_float16 or torch.tensor(small, dtype=torch.float16) == 0:
+                raise ValueError(
+                    f"master_weights=False: {own} divides by numbers that are 0 in float16, and gives nan; "
+                    "leave master_weights at None, which keeps float32 copies"
+                )
+
+
+def swap_in(sampler: Any, groups: list[GroupInputs]) -> list[tuple[Tensor, Tensor]]:
+    """Put the masters in the place of half-precision parameters, and float32 gradients beside them, for `swap_out`."""
+    swapped: list[tuple[Tensor, Tensor]] = []
+    for group, inputs in zip(sampler.param_groups, groups, strict=True):
+        for i, p in enumerate(inputs.params):
+            if has_master(group, p):
+                if torch.compiler.is_compiling():
+                    raise NotImplementedError(
+                        "a step of half-precision parameters cannot be compiled: compile the network"
+                    )
+                state = sampler.state[p]
+                state[MASTER] = _follow(p, state.get(MASTER))
+                swapped.append((p, p.data))
+                p.data = state[MASTER]
+                inputs.gradients[i] = inputs.gradients[i].float()
+                for values in inputs.per_parameter.values():
+                    values[i] = values[i].float()
+    return swapped
+
+
+def swap_out(swapped: list[tuple[Tensor, Tensor]]) -> None:
+    """Give the parameters their own memory back, with the masters' values rounded."""
+    for p, own in swapped:
+        master = p.data
+        p.data = own
+        p.copy_(master)
+
+
+def _follow(p: Tensor, master: Tensor | None) -> Tensor:
+    """The master of a parameter: what it was, and the parameter's value wherever that was changed from outside."""
+    if master is None:
+        return p.detach().float()
+    same = master.to(p.dtype) == p
+    return master if same.all() else torch.where(same, master, p.float())
