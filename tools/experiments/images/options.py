@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+import torch
 import tyro
 
 from experiments.common.devices import prepare_torch
@@ -39,11 +41,34 @@ class ImageOptions(DeviceOptions, DataOptions, RunOptions):
 
     # Data, network, posterior and budget.
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
+    # Predictive probabilities to compare with, an .npy file (test images, classes), HMC's for instance: the tables get
+    # agreement of the most probable class and total variation.
+    reference: Path | None = None
 
     def folder(self) -> Path:
         """Where the results go."""
         dataset = Path(self.settings.dataset.removeprefix("npz:")).stem
         return self.out or Path("runs") / f"{dataset}_{self.settings.model}"
+
+    def load_reference(self, data: ImageData) -> torch.Tensor | None:
+        """The probabilities of --reference, in double precision; None without it.
+
+        Raises:
+            ValueError, FileNotFoundError: there is no such file, or it holds no probabilities for these test images.
+        """
+        if self.reference is None:
+            return None
+        try:
+            found = torch.from_numpy(np.load(self.reference, allow_pickle=False)).double()
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"reference {self.reference} is no .npy file of numbers: {error}") from error
+        wanted = (len(data.test_y), data.num_classes)
+        if tuple(found.shape) != wanted:
+            raise ValueError(f"reference {self.reference} must have the shape {wanted}, got {tuple(found.shape)}")
+        # Half precision is how large predictions are handed round.
+        if not found.isfinite().all() or found.min() < 0 or (found.sum(1) - 1).abs().max() > 0.01:
+            raise ValueError(f"reference {self.reference} must hold probabilities that sum to 1 for each image")
+        return found / found.sum(1, keepdim=True)
 
     def describe(self, data: ImageData) -> str:
         """What is run, for the terminal."""

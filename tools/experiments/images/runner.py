@@ -16,10 +16,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from experiments.common.devices import synchronize
 from experiments.common.run_store import RunStore, data_fingerprint
+from experiments.images.log import VALIDATIONS, Diverged, Log
 from experiments.images.measures import mean_temperatures, modes
 from experiments.images.methods import METHODS
 from experiments.images.settings import Settings
-from experiments.images.training import VALIDATIONS, Diverged, Log, build_network, hmc_run, point_runs, sampler_run
+from experiments.images.training import MINIBATCH_RUNS, build_network, hmc_run
 from learned_samplers import diagnostics, metrics
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
@@ -205,10 +206,8 @@ class ImageRuns:
             try:
                 if method.kind == "full_batch":
                     samples, result.acceptance_rate = hmc_run(method, settings, result.lr, data, log)
-                elif method.kind in ("sampler", "average"):
-                    samples = sampler_run(method, settings, result.lr, data, steps, log)
                 else:
-                    samples = point_runs(method, settings, result.lr, data, steps, log)
+                    samples = MINIBATCH_RUNS[method.kind](method, settings, result.lr, data, steps, log)
             except (Diverged, FloatingPointError) as error:
                 result.diverged = str(error)
             synchronize(data.train_x.device)

@@ -58,7 +58,7 @@ class Settings:
     steps: int | None = None
     # Images in a minibatch (the incomplete last one of an epoch is left out; every epoch is shuffled anew).
     batch_size: int = 64
-    # Momentum decay a of SGHMC, SGNHT and cyclical SGMCMC in (0, 1], dimensionless; 1 − a is the momentum of SGD.
+    # Momentum decay a of the samplers with a momentum in (0, 1], dimensionless; 1 − a is the momentum of SGD.
     momentum_decay: float = 0.1
     # Temperature T of the samplers, dimensionless: they sample p(θ|D)^(1/T). 1 is the posterior itself; less is a cold
     # posterior, which suits image sets with carefully chosen labels; 0 switches the noise off.
@@ -71,6 +71,8 @@ class Settings:
     burn_in: float = 0.3
     # Posterior samples to keep of each run, evenly spaced (for cyclical SGMCMC over the sampling phases).
     num_samples: int = 30
+    # Share of the budget that AdamEMA's running average of the weights remembers, in (0, 1].
+    average_length: float = 0.1
     # Number of cycles of cyclical SGMCMC in the budget.
     cycles: int = 4
     # Number of these cycles, the first ones, that give no samples.
@@ -99,8 +101,9 @@ class Settings:
         if not 0 <= self.burn_in_cycles < self.cycles:
             raise ValueError(f"burn_in_cycles must lie in [0, cycles={self.cycles}), got {self.burn_in_cycles}")
         share_below_one(self, "burn_in", "exploration_ratio")
-        if not 0 < self.momentum_decay <= 1:
-            raise ValueError(f"momentum_decay must lie in (0, 1], got {self.momentum_decay}")
+        for name in ("momentum_decay", "average_length"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
         not_negative(self, "temperature", "prior_precision", "division")
 
     def network_options(self) -> dict[str, object]:

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from experiments.images.compare_report import BudgetReport, against_baselines, image_error, measured
+from experiments.images.log import Log
 from experiments.images.measures import mean_temperatures, overall
 from experiments.images.methods import METHODS, grid
 from experiments.images.runner import ImageRuns, Result, store_for
 from experiments.images.settings import Settings
-from experiments.images.training import Log, sampler_run
+from experiments.images.training import sampler_run
 from safetensors.torch import save_file
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
