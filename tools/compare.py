@@ -3,11 +3,12 @@
     python tools/compare.py --preset digits                              # needs no file; minutes of one core
     python tools/compare.py --preset cifar10 --data ~/data --sampler SGHMC PSGLD L2E --l2e-network my.safetensors
 
-Tuning, by validation NLL and never by test images: at the smallest budget every method tries a grid of learning rates
-1, 2, 5, 10, 20, … around its own (SGHMC, SGNHT and CyclicalSGMCMC each with several momentum decays, optimizers with
-several weight decays); at every larger budget its best settings are tried again in full (successive halving). Where the
-best learning rate is the smallest or the largest tried, the next one is tried too. The winner runs over all seeds. Runs
-are kept, so that a command that was interrupted goes on where it was.
+Tuning, by validation NLL over several seeds and never by test images, with equally many settings for every method: at
+the smallest budget learning rates 1, 2, 5, 10, 20, … around its own, each with a balanced choice of what else it tunes
+(momentum decay, temperature, exploration ratio, an optimizer's weight decay), then a few more near the best, beyond the
+edge of the rates tried if it lies there; at every larger budget its best settings again in full (successive halving),
+and a few more. The winner runs over all seeds, which the tuning has not seen. A seed has the same initial weights and
+minibatches for every method. Runs are kept, so that a command that was interrupted goes on where it was.
 
 Under --out: table.md, results.json, for each budget figure1 (scores against the number of samples, and effective
 samples a second), figure2 (losses on the lines between samples, and the samples' cosine similarities) and temperatures

@@ -31,7 +31,7 @@ from meta_tasks.tasks import FAMILIES
 ROOT = Path(__file__).parents[2]
 NETWORK = ["--model", "mlp", "--hidden", "8", "--limit", "320", "--batch-size", "32", "--num-samples", "4"]
 TINY = [*NETWORK, "--cycles", "2", "--temperature", "0.1", "--ensemble-size", "2", "--burn-in", "0.5"]
-SMALL = ["--grid", "2", "--momentum-decays", "0.1", "--weight-decays", "--extensions", "0"]
+SMALL = ["--grid", "2", "--tries", "2", "--tune-seeds", "1", "--extensions", "0", "--exploration-ratios", "0.8"]
 EVERYTHING = ("SGHMC", "L2E", "KineticL2E", "MetaSGMCMC", "AdamAverage", "AdamEnsemble", "SGD")
 
 
@@ -96,9 +96,9 @@ def test_the_setting_with_the_lowest_validation_nll_is_taken(whole):
     for content in numbers(out).values():
         for method in content["methods"].values():
             best = min(method["tuning"], key=lambda trial: trial["validation_nll"])
-            assert method["lr"] == best["lr"]
-            # Seed 0 of the final runs is the tuning's own run.
-            assert method["runs"][0]["validation_nll"] == best["validation_nll"]
+            assert {name: method[name] for name in best if name not in ("validation_nll", "seeds")} == {
+                name: best[name] for name in best if name not in ("validation_nll", "seeds")
+            }
 
 
 def test_a_larger_budget_tries_only_the_best_settings(whole):
@@ -225,30 +225,52 @@ def test_an_interrupt_says_that_finished_runs_are_kept(tmp_path):
 
 
 def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
-    """The whole of `Comparison.tune`, with the validation NLL a known function of the learning rate."""
-    options = parse_compare([*TINY, "--sampler", "PSGLD", "--budgets", "10", "20", "40", "--grid", "3", "--keep", "2",
-                             "--tune-seeds", "2", "--out", str(tmp_path)])  # fmt: skip
+    """The whole of `Comparison.tune`, with the validation NLL a known function of learning rate and temperature."""
+    options = parse_compare([*TINY, "--sampler", "PSGLD", "--budgets", "10", "20", "40", "--grid", "3", "--tries", "6",
+                             "--keep", "2", "--extensions", "2", "--tune-seeds", "2", "--temperatures", "1", "0.1",
+                             "--out", str(tmp_path)])  # fmt: skip
     data = options.load()
     calls = []
 
     def fake(self, settings, method, lr, seed, *, bar, **_):
-        calls.append((settings.steps, lr, seed))
+        calls.append((settings.steps, lr, settings.temperature, seed))
         bar.update(settings.steps)
-        # The best rate goes down as the budget grows.
-        nll = abs(math.log(lr * settings.steps / 0.02)) + 0.01 * seed
+        # The best rate goes down as the budget grows; the cold posterior is better at all of them.
+        nll = abs(math.log(lr * settings.steps / 0.02)) + settings.temperature + 0.01 * seed
         return Result(method, lr, seed, {}, validation_nll=nll)
 
     monkeypatch.setattr(ImageRuns, "run", fake)
     with tqdm(disable=True) as bar:
         comparison = Comparison(options, data, bar)
-        assert bar.total == (3 * 2 + 1) * 10 + (2 * 2 + 1) * 20 + (2 * 2 + 1) * 40
-        chosen = [comparison.tune("PSGLD", budget).chosen.lr for budget in (10, 20, 40)]
-    assert chosen == [0.002, 0.001, 0.0005]
-    tried = {budget: sorted({lr for steps, lr, _ in calls if steps == budget}) for budget in (10, 20, 40)}
-    assert tried[10] == [0.001, 0.002, 0.005], "psgld's own rate is 0.003; the best has neighbours"
-    assert tried[20] == [0.0005, 0.001, 0.002], "the two best, and one below"
-    assert tried[40] == [0.0002, 0.0005, 0.001, 0.002], "the two best, and twice one below"
-    assert len(calls) == len(set(calls)) == 20
+        assert bar.total == ((6 + 2) * 2 + 3) * 10 + ((2 + 2) * 2 + 3) * (20 + 40), "three final runs at each budget"
+        chosen = [comparison.tune("PSGLD", budget).chosen for budget in (10, 20, 40)]
+    assert [setting.lr for setting in chosen] == [0.002, 0.001, 0.0005]
+    assert {setting.also for setting in chosen} == {(("temperature", 0.1),)}
+    for budget, tries in ((10, 8), (20, 4), (40, 4)):
+        of_budget = [call for call in calls if call[0] == budget]
+        assert len(of_budget) == len(set(of_budget)) == 2 * tries
+        assert {seed for *_, seed in of_budget} == {1000, 1001}, "not the seeds of the final runs"
+
+
+def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, monkeypatch):
+    options = parse_compare([*TINY, "--sampler", "PSGLD", "SGD", "--budgets", "10", "20", "--tries", "4", "--keep", "3",
+                             "--extensions", "1", "--tune-seeds", "1", "--out", str(tmp_path)])  # fmt: skip
+    data, tried = options.load(), []
+
+    def fake(self, settings, method, lr, seed, *, bar, **_):
+        tried.append((method, settings.steps))
+        broken = method == "PSGLD" and tried.count((method, 10)) > 1 and settings.steps == 10
+        return Result(method, lr, seed, {}, validation_nll=None if broken else lr, diverged="so" if broken else None)
+
+    monkeypatch.setattr(ImageRuns, "run", fake)
+    with tqdm(disable=True) as bar:
+        comparison = Comparison(options, data, bar)
+        for budget in (10, 20):
+            for method in ("PSGLD", "SGD"):
+                comparison.tune(method, budget)
+    assert {each: tried.count(each) for each in tried} == {
+        (method, budget): tries for method in ("PSGLD", "SGD") for budget, tries in ((10, 5), (20, 4))
+    }
 
 
 # --- options ------------------------------------------------------------------------------------------------------
@@ -293,6 +315,10 @@ def test_the_presets_are_what_they_are_for():
         (["--extensions", "-1"], "extensions must not be negative, got -1"),
         (["--momentum-decays", "0"], "momentum_decays must lie in (0, 1], got (0.0,)"),
         (["--weight-decays", "-1"], "weight_decays must not be negative, got (-1.0,)"),
+        (["--temperatures", "-1"], "temperatures must not be negative, got (-1.0,)"),
+        (["--exploration-ratios", "1"], "exploration_ratios must lie in [0, 1), got"),
+        (["--tries", "0"], "tries must be at least 1, got 0"),
+        (["--sampler", "SGLRW", "--temperatures", "0"], "temperature must be greater than 0, got 0.0"),
         (["--budgets", "5", "5"], "budgets must be positive and differ, got (5, 5)"),
         (["--budgets", "5", "--steps", "5"], "budgets=(5,) and steps=5 exclude each other"),
         (["--ood", "photos"], "only tools/sample.py has out-of-distribution scores"),

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from experiments.common.tuning import Tuning, score_text, tune
 from experiments.images.compare_report import BudgetReport
-from experiments.images.methods import METHODS, Setting, grid
+from experiments.images.methods import Setting, proposal
 from experiments.images.options import CompareOptions
 from experiments.images.runner import ImageRuns, Result, store_for
 from experiments.images.settings import Settings
@@ -30,18 +30,21 @@ class Comparison:
         self.runs = {
             budget: ImageRuns(data, None, store.below(f"steps_{budget}")) for budget in options.all_budgets(data)
         }
-        alternatives = options.alternatives(data)
-        self.candidates = {method: grid(METHODS[method], options.grid, alternatives) for method in options.sampler}
+        self.alternatives = options.alternatives(data)
+        self.candidates = {method: options.candidates(method, data) for method in options.sampler}
         bar.reset(total=self.planned())
 
-    def planned(self) -> int:
-        """Gradients of all runs if no grid is extended; a final run that the tuning has done costs nothing."""
+    def tries(self, budget: int) -> int:
+        """Settings that every method tries at a budget."""
         options = self.options
-        finals, total = options.seeds - min(options.seeds, options.tune_seeds), 0
-        for number, budget in enumerate(self.runs):
-            tried = [len(own) if number == 0 else min(len(own), options.keep) for own in self.candidates.values()]
-            total += budget * sum(count * options.tune_seeds + finals for count in tried)
-        return total
+        first = budget == min(self.runs)
+        return (options.tries if first else min(options.tries, options.keep)) + options.extensions
+
+    def planned(self) -> int:
+        """Gradients of all runs, but for those at equal time."""
+        options = self.options
+        each = [budget * (self.tries(budget) * options.tune_seeds + options.seeds) for budget in self.runs]
+        return len(options.sampler) * sum(each)
 
     def run(self, method: str, setting: Setting, budget: int, seed: int, *, test: bool) -> Result:
         """One run of a method at one of its settings."""
@@ -65,18 +68,16 @@ class Comparison:
         Raises:
             RuntimeError: all of them diverged.
         """
-        options, planned = self.options, set(self.candidates[method])
+        options = self.options
 
         def attempt(setting: Setting, seed: int) -> Result:
-            if setting not in planned:
-                planned.add(setting)
-                self.bar.total += budget * options.tune_seeds
             return self.run(method, setting, budget, seed, test=False)
 
         try:
             tuning = tune(
                 self.candidates[method], attempt, lambda result: result.validation_nll,
-                seeds=options.seed_list(options.tune_seeds), extensions=options.extensions,
+                seeds=options.tuning_seeds(), tries=self.tries(budget),
+                propose=lambda tuning: proposal(tuning, self.alternatives),
             )  # fmt: skip
         except RuntimeError as error:
             raise RuntimeError(f"{method}, {budget} gradients: {error}") from error

@@ -20,7 +20,7 @@ from experiments.images.log import VALIDATIONS, Diverged, Log
 from experiments.images.measures import mean_temperatures, modes
 from experiments.images.methods import METHODS
 from experiments.images.settings import Settings
-from experiments.images.training import MINIBATCH_RUNS, build_network, hmc_run
+from experiments.images.training import MINIBATCH_RUNS, batches, build_network, hmc_run
 from learned_samplers import diagnostics, metrics
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
@@ -198,6 +198,11 @@ class ImageRuns:
     def _train(self, result: Result, settings: Settings, steps: int, bar: Any, test: bool, validations: int) -> None:
         """Fill in the result."""
         method, data = METHODS[result.method], self.data
+        # A stream of its own: a seed's minibatches come in the same order whatever numbers a method draws, and its
+        # initial weights, the first of torch's stream, are the same as well.
+        order = batches(
+            data.num_data, settings.batch_size, data.train_x.device, torch.Generator().manual_seed(2**32 + result.seed)
+        )
         torch.manual_seed(result.seed)
         samples: SampleCollection | None = None
         with SummaryWriter(self.store.board(result.name)) as writer:
@@ -207,7 +212,7 @@ class ImageRuns:
                 if method.kind == "full_batch":
                     samples, result.acceptance_rate = hmc_run(method, settings, result.lr, data, log)
                 else:
-                    samples = MINIBATCH_RUNS[method.kind](method, settings, result.lr, data, steps, log)
+                    samples = MINIBATCH_RUNS[method.kind](method, settings, result.lr, data, steps, order, log)
             except (Diverged, FloatingPointError) as error:
                 result.diverged = str(error)
             synchronize(data.train_x.device)

@@ -34,10 +34,15 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     return groups
 
 
-def batches(num_data: int, batch_size: int, device: torch.device) -> Iterator[Tensor]:
-    """Indices of minibatches without end: each epoch in a new order, without its incomplete last minibatch."""
+def batches(
+    num_data: int, batch_size: int, device: torch.device, generator: torch.Generator | None = None
+) -> Iterator[Tensor]:
+    """Indices of minibatches without end: each epoch in a new order, without its incomplete last minibatch.
+
+    The order is drawn on the CPU, so that it is the same on every device.
+    """
     while True:
-        order = torch.randperm(num_data, device=device)
+        order = torch.randperm(num_data, generator=generator).to(device)
         yield from order.split(batch_size)[: num_data // batch_size]
 
 
@@ -46,16 +51,15 @@ def minibatch_run(
     optimizer: torch.optim.Optimizer,
     data: ImageData,
     steps: int,
-    batch_size: int,
+    order: Iterator[Tensor],
     log: Log,
     *,
     first_step: int = 0,
     schedule: torch.optim.lr_scheduler.LRScheduler | CyclicalSchedule | None = None,
     gradients_per_step: int = 1,
 ) -> None:
-    """The ordinary training loop, `steps` minibatches long."""
+    """The ordinary training loop, `steps` minibatches long; `order` gives their indices."""
     model.train()
-    order = batches(data.num_data, batch_size, data.train_x.device)
     for step, index in zip(range(first_step + 1, first_step + steps + 1), order):
         images, labels = data.train_x[index], data.train_y[index]
         # IVON's gradient is taken at a draw from its Gaussian; that of all others at the weights.
@@ -96,7 +100,7 @@ class Reevaluation:
 
 
 def point_runs(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
 ) -> SampleCollection:
     """One trained network, or the members of an ensemble, which share the steps."""
     members = settings.ensemble_size if method.kind == "ensemble" else 1
@@ -106,14 +110,14 @@ def point_runs(
         model = build_network(settings, data)
         optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, share)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, share)
-        minibatch_run(model, optimizer, data, share, settings.batch_size, log, first_step=first_step, schedule=schedule)
+        minibatch_run(model, optimizer, data, share, order, log, first_step=first_step, schedule=schedule)
         first_step += share
         states.append(model.state_dict())
     return PosteriorSamples.from_samples(model, states)
 
 
 def averaged_run(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
 ) -> SampleCollection:
     """The running average of the weights over a run of an optimizer at a constant rate."""
     model = build_network(settings, data)
@@ -121,29 +125,29 @@ def averaged_run(
     decay = 1 - 1 / max(2, settings.average_length * steps)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     optimizer.register_step_post_hook(lambda *_: average.update_parameters(model))
-    minibatch_run(model, optimizer, data, steps, settings.batch_size, log)
+    minibatch_run(model, optimizer, data, steps, order, log)
     return PosteriorSamples.from_samples(model, [average.module.state_dict()])
 
 
 def gaussian_run(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
 ) -> SampleCollection:
     """Draws from the Gaussian that a run has fitted: an optimizer's own (at a decaying rate), or else SWAG's."""
     model = build_network(settings, data)
     optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
     if hasattr(optimizer, "sampled_params"):
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        minibatch_run(model, optimizer, data, steps, settings.batch_size, log, schedule=schedule)
+        minibatch_run(model, optimizer, data, steps, order, log, schedule=schedule)
         return SampleCollection.from_draws(model, optimizer.sampled_params, settings.num_samples)
     # Fitted to twice as many states as a chain gives samples, evenly over the rest of the run.
     burn_in = int(settings.burn_in * steps)
     swag = SWAG(model, optimizer, burn_in, max(1, (steps - burn_in) // (2 * settings.num_samples)))
-    minibatch_run(model, optimizer, data, steps, settings.batch_size, log)
+    minibatch_run(model, optimizer, data, steps, order, log)
     return SampleCollection.from_draws(model, swag.sampled_params, settings.num_samples)
 
 
 def sampler_run(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
 ) -> SampleCollection:
     """The posterior samples of one chain, or the snapshots of an optimizer's trajectory."""
     cost = method.gradients_per_step
@@ -154,9 +158,7 @@ def sampler_run(
     kept = cyclical_collection(settings, steps) if method.cyclical else collection(settings, steps)
     with PosteriorSamples(model, sampler, **kept) as samples:
         try:
-            minibatch_run(
-                model, sampler, data, steps, settings.batch_size, log, schedule=schedule, gradients_per_step=cost
-            )
+            minibatch_run(model, sampler, data, steps, order, log, schedule=schedule, gradients_per_step=cost)
         except ValueError as error:  # the collection refuses weights that are not finite
             if all(p.isfinite().all() for p in model.parameters()):
                 raise

@@ -1,39 +1,88 @@
 """The parts of tools/compare.py: grids, mean temperatures, the verdict, runs with other weights."""
 
+import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from experiments.common.tuning import Tuning
 from experiments.images.compare_report import BudgetReport, against_baselines, image_error, measured
 from experiments.images.log import Log
 from experiments.images.measures import mean_temperatures, overall
-from experiments.images.methods import METHODS, grid
+from experiments.images.methods import METHODS, SHORT_NAMES, Setting, candidates, proposal
 from experiments.images.runner import ImageRuns, Result, store_for
 from experiments.images.settings import Settings
-from experiments.images.training import sampler_run
+from experiments.images.training import batches, sampler_run
 from safetensors.torch import save_file
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from learned_samplers.classical.cyclical import cyclical_phase
 
+ALTERNATIVES = {
+    "momentum_decay": (0.05, 0.1, 0.3), "temperature": (1.0, 0.1, 0.01), "exploration_ratio": (0.5, 0.8, 0.9),
+    "prior_precision": (0.0, 1.0, 20.0),
+}  # fmt: skip
 
-def test_the_grids():
-    rates = {name: [s.lr for s in grid(METHODS[name], 6, {"momentum_decay": (0.1,)})]
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("tries", [1, 2, 17, 18, 40])
+def test_every_method_tries_equally_many_settings_in_a_balanced_choice(method, tries):
+    found = candidates(METHODS[method], tries, 6, ALTERNATIVES)
+    assert len(found) == len(set(found)) == tries
+    rates = Counter(setting.lr for setting in found)
+    assert max(rates.values()) - min(rates.values()) <= 1
+    assert len(rates) >= min(6, tries)
+    others = Counter(setting.also for setting in found)
+    possible = math.prod(len(ALTERNATIVES[name]) for name in METHODS[method].tunes)
+    assert len(others) == min(tries, possible)
+    assert max(others.values()) - min(others.values()) <= 1
+    own = METHODS[method].lr
+    assert min(rates) <= own * 1.5
+    assert max(rates) * 1.5 >= own
+
+
+def test_the_settings_that_are_tried():
+    rates = {name: sorted({s.lr for s in candidates(METHODS[name], 18, 6, ALTERNATIVES)})
              for name in ("SGHMC", "PSGLD", "CyclicalSGMCMC", "L2E")}  # fmt: skip
     assert rates["SGHMC"] == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
     assert rates["L2E"] == [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02], "as wide, elsewhere"
     assert rates["PSGLD"] == [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01]
-    both = grid(METHODS["CyclicalSGMCMC"], 6, {"momentum_decay": (0.05, 0.1, 0.3)})
-    assert len(both) == 18
-    decays = grid(METHODS["Adam"], 2, {"prior_precision": (0.0, 1.0)})
+    decays = candidates(METHODS["Adam"], 2, 1, {"prior_precision": (0.0, 1.0)})
     assert {setting.also for setting in decays} == {(("prior_precision", 0.0),), (("prior_precision", 1.0),)}
     assert {setting.variant for setting in decays} == {"p0", "p1"}
     assert {setting.text(100) for setting in decays} == {"decay 0", "decay 0.01"}
-    ours = grid(METHODS["L2E"], 6, {"momentum_decay": (0.05, 0.1, 0.3)})
-    assert len(ours) == 6, "a learned sampler has its learning rate alone"
+    alone = candidates(METHODS["L2E"], 9, 6, {"temperature": (1.0,)})
+    assert len({setting.lr for setting in alone}) == 9, "with nothing else to tune there are more learning rates"
+    # Names of a run's files must not collide.
+    assert len({name[0] for name in SHORT_NAMES}) == len(SHORT_NAMES)
+
+
+def tuned(scores):
+    tuning = Tuning(lambda run: run)
+    tuning.trials = {setting: [score] for setting, score in scores.items()}
+    return tuning
+
+
+def test_what_is_proposed_next_is_new_and_near_the_best():
+    alternatives = {"temperature": (1.0, 0.1, 0.01)}
+    hot, cold = (("temperature", 1.0),), (("temperature", 0.1),)
+    tuning = tuned({Setting(0.1, hot): 1.0, Setting(0.2, hot): 0.5, Setting(0.5, cold): 2.0})
+    seen = []
+    for _ in range(7):
+        seen.append(proposal(tuning, alternatives))
+        assert seen[-1] not in tuning.trials
+        tuning.trials[seen[-1]] = [3.0]
+    rates = [(setting.lr, dict(setting.also)["temperature"]) for setting in seen]
+    assert rates[:3] == [(0.5, 1.0), (0.2, 0.1), (0.2, 0.01)], "the rate beside the best, then other temperatures"
+    assert rates[3:] == [(0.05, 1.0), (1.0, 1.0), (0.02, 1.0), (2.0, 1.0)], "then ever more distant rates"
+    edge = tuned({Setting(0.1, hot): 0.5, Setting(0.2, hot): 1.0})
+    assert proposal(edge, alternatives) == Setting(0.05, hot), "beyond the edge first"
+    with pytest.raises(RuntimeError, match="it diverged at every learning rate"):
+        proposal(tuned({Setting(0.1, hot): None}), alternatives)
 
 
 # --- measures -----------------------------------------------------------------------------------------------------
@@ -129,7 +178,8 @@ def test_cyclical_l2e_has_the_rates_the_noise_and_the_samples_of_cyclical_sgmcmc
 
         with SummaryWriter(str(tmp_path)) as writer:
             log = Log(writer, tqdm(disable=True), data, steps)
-            samples = sampler_run(replace(METHODS[name], build=build), settings, 0.01, data, steps, log)
+            order = batches(data.num_data, settings.batch_size, data.train_x.device)
+            samples = sampler_run(replace(METHODS[name], build=build), settings, 0.01, data, steps, order, log)
         kept[name] = len(samples)
         sampling = [entry["sampling"] for entry in log.temperatures]
         if name == "L2E":

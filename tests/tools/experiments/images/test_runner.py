@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from experiments.images import training
+from experiments.images.log import Diverged
 from experiments.images.methods import METHODS
 from experiments.images.report import rows
 from experiments.images.runner import ImageRuns, Result, predictions, store_for
@@ -107,6 +109,30 @@ def test_a_run_that_diverges_says_so_and_has_no_scores(tmp_path, tiny, method):
     row = rows({method: [result]}, tmp_path)[0]
     assert row["method"].endswith("(1 of 1 diverged)")
     assert row["NLL"] == "–"
+
+
+def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, tiny, monkeypatch):
+    """Whatever numbers a method draws meanwhile."""
+    seen = {}
+
+    def loop(model, optimizer, data, steps, order, log, **_):
+        batches_of = seen.setdefault(name, [])
+        batches_of.append([p.detach().clone() for p in model.parameters()])
+        for _ in range(12):
+            batches_of.append(next(order))
+            torch.randn(len(seen))  # as many as no other method draws
+        raise Diverged("seen enough")
+
+    monkeypatch.setattr(training, "minibatch_run", loop)
+    for name in ("SGHMC", "L2E", "AdamEMA", "SWAG", "IVON", "DeepEnsemble", "SGD"):
+        tiny.at(tmp_path).run(tiny.settings, name, 0.01, 3)
+    first = seen["SGHMC"]
+    for other in seen.values():
+        assert all(torch.equal(a, b) for a, b in zip(first[0], other[0], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(first[1:], other[1:], strict=True))
+    name = "SGLD"
+    tiny.at(tmp_path).run(tiny.settings, name, 0.01, 4)
+    assert not torch.equal(seen["SGLD"][1], first[1]), "another seed has another order"
 
 
 # --- kinds of methods ---------------------------------------------------------------------------------------------
