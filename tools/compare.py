@@ -32,12 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
         options = parse_compare(arguments, __doc__)
-        data = options.load()
+        data, ood = options.load()
+        reference = options.load_reference(data)
     out, budgets = options.folder(), options.all_budgets(data)
     print(f"{options.describe(data)}; budgets of {', '.join(map(str, budgets))} minibatch gradients a run")
     reports: list[BudgetReport] = []
     with explained(out), progress(unit="grad", smoothing=0.05) as bar:
-        comparison = Comparison(options, data, bar)
+        comparison = Comparison(options, data, bar, ood, reference)
         for budget in budgets:
             reports.append(comparison.report(budget))
             write_results(out, reports, command_line("compare", arguments))

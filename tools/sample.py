@@ -29,7 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reference = options.load_reference(data)
     settings, out = options.settings, options.folder()
     steps = settings.budget(data.num_data)
-    print(f"{options.describe(data)}; budget of {steps} minibatch gradients a run; out of distribution: {ood.name}")
+    print(
+        f"{options.describe(data)}; budget of {steps} minibatch gradients a run; out of distribution: "
+        f"{', '.join(each.name for each in ood.values())}"
+    )
     with explained(out):
         runs, tuning = Sampling(options, data, ood).all()
     table = markdown(rows(runs, out, reference))

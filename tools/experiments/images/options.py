@@ -118,11 +118,11 @@ class SampleOptions(ImageOptions):
         """The learning rates that --tune tries for a method."""
         return [float(f"{factor * self.learning_rate(method):.6g}") for factor in sorted(self.lr_grid)]
 
-    def load(self) -> tuple[ImageData, ImageData]:
+    def load(self) -> tuple[ImageData, dict[str, ImageData]]:
         """The data on their device; raises whatever is wrong with the options before anything is trained."""
         device = prepare_torch(self.device, self.threads)
         data, ood = self.settings.load(self.data)
-        data, ood = data.to(device), ood.to(device)
+        data, ood = data.to(device), {name: each.to(device) for name, each in ood.items()}
         if self.tune and not len(data.val_y):
             raise ValueError(f"--tune needs validation images, which {self.settings.dataset} lacks")
         for method in self.sampler:
@@ -165,6 +165,8 @@ class CompareOptions(ImageOptions):
     weight_decays: tuple[float, ...] = (0.0, 5e-4)
     # Seeds over which the validation NLL of a setting is averaged; they are not those of the final runs.
     tune_seeds: int = 3
+    # Run every method once more, with as many gradients as the first one's seconds allow: a table at equal time.
+    equal_time: bool = False
     # Times that a run's curves get the validation scores of its current weights.
     validations: int = 5
 
@@ -185,8 +187,6 @@ class CompareOptions(ImageOptions):
                 raise ValueError(f"budgets must be positive and differ, got {self.budgets}")
             if self.settings.steps is not None:
                 raise ValueError(f"budgets={self.budgets} and steps={self.settings.steps} exclude each other")
-        if self.settings.ood is not None:
-            raise ValueError(f"ood={self.settings.ood!r}: only tools/sample.py has out-of-distribution scores")
 
     def folder(self) -> Path:
         return self.out or Path("runs") / f"compare_{self.preset or super().folder().name}"
@@ -214,10 +214,12 @@ class CompareOptions(ImageOptions):
         """Seeds of the tuning's runs."""
         return range(TUNING_SEEDS + self.seed, TUNING_SEEDS + self.seed + self.tune_seeds)
 
-    def load(self) -> ImageData:
+    def load(self) -> tuple[ImageData, dict[str, ImageData]]:
         """The data on their device; raises whatever is wrong with the options before anything is trained."""
         device = prepare_torch(self.device, self.threads)
-        data = self.settings.load_data(self.data).to(device)
+        data = self.settings.load_data(self.data)
+        ood = self.settings.load_ood(self.data, data, self.settings.ood)
+        data, ood = data.to(device), {name: each.to(device) for name, each in ood.items()}
         if not len(data.val_y):
             raise ValueError(f"tuning needs validation images, which {self.settings.dataset} lacks")
         for budget in self.all_budgets(data):
@@ -226,7 +228,7 @@ class CompareOptions(ImageOptions):
                     own: dict[str, Any] = dict(also)
                     settings = replace(self.settings, steps=budget, **own)
                     validate_run(METHODS[method], settings, METHODS[method].lr, data)
-        return data
+        return data, ood
 
 
 def parse_compare(arguments: Sequence[str] | None, description: str | None = None) -> CompareOptions:

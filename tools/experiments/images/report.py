@@ -14,7 +14,8 @@ from experiments.common.figures import new_figure
 from experiments.common.tables import finished, mean_and_std, spread, with_failures
 from experiments.common.tuning import Choice, Tuning
 from experiments.images.methods import METHODS
-from experiments.images.runner import SCORES, Result, predictions
+from experiments.images.result import SCORES, Result
+from experiments.images.runner import predictions
 from experiments.images.settings import Settings
 from learned_samplers import metrics, plots
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,9 +21,10 @@ class Settings:
     # Data set: digits, mnist, fashion_mnist, kmnist, emnist, cifar10, cifar100, svhn, a MedMNIST flag such as
     # bloodmnist, or npz:FILE in MedMNIST layout.
     dataset: str = "digits"
-    # Out-of-distribution data set, any name that --dataset takes, or photos or notmnist; by default mnist and
-    # fashion_mnist are each other's and all others get photos (patches of two photographs).
-    ood: str | None = None
+    # Out-of-distribution data sets, one or several, any names that --dataset takes, or photos or notmnist. By default
+    # sample.py takes one (mnist and fashion_mnist are each other's, all others get photos, patches of two photographs)
+    # and compare.py none.
+    ood: tuple[str, ...] = ()
     # Side of the images in pixels; by default their own.
     size: int | None = None
     # Turn colour images into grey ones.
@@ -94,8 +96,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         datasets.check_name(self.dataset, "dataset")
-        if self.ood is not None:
-            datasets.check_name(self.ood, "ood")
+        for name in self.ood:
+            datasets.check_name(name, "ood")
+        if len(set(self.ood)) < len(self.ood):
+            raise ValueError(f"ood must hold names, each once, got {self.ood}")
         counts = ("epochs", "steps", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
         at_least_one(self, *counts)
         if not 0 <= self.burn_in_cycles < self.cycles:
@@ -126,13 +130,21 @@ class Settings:
         """HMC trajectories in the budget: each costs a gradient for every leapfrog step and one at its start."""
         return self.budget(num_data) // self.steps_per_epoch(num_data) // (self.leapfrog_steps + 1)
 
-    def load(self, root: str | None) -> tuple[datasets.ImageData, datasets.ImageData]:
-        """The data, and the out-of-distribution images in the shape of its images."""
+    def load(self, root: str | None) -> tuple[datasets.ImageData, dict[str, datasets.ImageData]]:
+        """The data, and by name the out-of-distribution images in the shape of its images, of one data set at least."""
         data = self.load_data(root)
-        name = self.ood or datasets.out_of_distribution(self.dataset)
+        return data, self.load_ood(root, data, self.ood or (datasets.out_of_distribution(self.dataset),))
+
+    def load_ood(
+        self, root: str | None, data: datasets.ImageData, names: Sequence[str]
+    ) -> dict[str, datasets.ImageData]:
+        """The out-of-distribution images of these names, in the shape of the data's."""
         channels, height, width = data.input_shape
         square = height if height == width else None
-        return data, datasets.match(datasets.load(name, root, size=square, grayscale=channels == 1), data)
+        return {
+            name: datasets.match(datasets.load(name, root, size=square, grayscale=channels == 1), data)
+            for name in names
+        }
 
     def load_data(self, root: str | None) -> datasets.ImageData:
         """The data alone."""

@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 import torch
 from experiments.common.tuning import Tuning
-from experiments.images.compare_report import BudgetReport, against_baselines, image_error, measured
+from experiments.images.compare_report import BudgetReport, against_baselines, measured
+from experiments.images.compare_statistics import collapsed, image_error, paired
 from experiments.images.log import Log
 from experiments.images.measures import mean_temperatures, overall
 from experiments.images.methods import METHODS, SHORT_NAMES, Setting, candidates, proposal
-from experiments.images.runner import ImageRuns, Result, store_for
+from experiments.images.result import Result
+from experiments.images.runner import ImageRuns, store_for
 from experiments.images.settings import Settings
 from experiments.images.training import batches, sampler_run
 from safetensors.torch import save_file
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from learned_samplers import metrics
 from learned_samplers.classical.cyclical import cyclical_phase
 
 ALTERNATIVES = {
@@ -141,11 +144,53 @@ def test_the_error_of_the_images_is_that_of_their_mean_difference(tmp_path):
     assert image_error(results["L2E"], results["SGHMC"], tmp_path) == pytest.approx(expected, rel=1e-5)
 
 
+def results(nlls, name="SGHMC"):
+    """One run a seed; None is a run that diverged."""
+    return [
+        Result(name, 0.1, seed, {}, scores={} if nll is None else {"nll": nll}, diverged="so" if nll is None else None)
+        for seed, nll in enumerate(nlls)
+    ]
+
+
+def test_differences_are_paired_by_seed():
+    ours, theirs = results([1.0, 2.0, 3.0, None]), results([0.9, 1.8, None, 5.0])
+    mean, error = paired(ours, theirs)
+    assert mean == pytest.approx(0.15), "of the two seeds that both have finished"
+    assert error == pytest.approx(np.std([0.1, 0.2], ddof=1) / 2**0.5)
+    assert paired(results([1.0]), results([0.5])) == (0.5, None)
+    assert paired(results([None]), results([0.5])) is None
+    # Seeds that are good and bad for both methods alike leave no error, where unpaired ones would.
+    mean, error = paired(results([1.0, 2.0, 3.0]), results([0.9, 1.9, 2.9]))
+    assert error == pytest.approx(0, abs=1e-12)
+    assert mean == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("nlls", "count"),
+    [([0.5, 0.5, 0.6], 0), ([0.5, 0.5, 0.8], 1), ([0.5, None, 0.5], 1), ([2.4, 2.4], 2), ([None, None], 2), ([], 0)],
+)
+def test_collapsed_runs_are_counted(nlls, count):
+    assert collapsed(results(nlls), 10) == count
+
+
+def test_a_run_is_scored_after_a_temperature_of_the_validation_images(tmp_path):
+    settings = Settings(steps=20, limit=320, model="mlp", hidden=(8,), num_samples=4)
+    data = settings.load_data(None)
+    result = ImageRuns(data, {}, store_for(tmp_path, data)).run(settings, "SGHMC", 0.05, 0)
+    samples = ImageRuns(data, {}, store_for(tmp_path, data)).samples(result, settings)
+    scale = metrics.fit_temperature(samples.predict(data.val_x), data.val_y)
+    assert scale < 0.95, "so short a run is underconfident"
+    assert result.scaling == pytest.approx(scale, rel=1e-3)
+    wanted = metrics.nll(metrics.with_temperature(samples.predict(data.test_x), scale), data.test_y)
+    assert result.scaled_nll == pytest.approx(wanted, rel=1e-4)
+    assert result.scaled_nll < result.scores["nll"]
+
+
 def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, learned_weights):
     settings = Settings(steps=20, limit=320, model="mlp", hidden=(8,), num_samples=4)
     data = settings.load_data(None)
     other = replace(settings, l2e_network=learned_weights["l2e_network"])
-    runs = ImageRuns(data, None, store_for(tmp_path, data))
+    runs = ImageRuns(data, {}, store_for(tmp_path, data))
     first, second = (runs.run(each, "L2E", 0.05, 0) for each in (settings, other))
     assert first.name != second.name
     assert first.scores != second.scores
@@ -158,7 +203,7 @@ def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, l
 def test_the_members_of_an_ensemble_share_a_budget_that_they_do_not_divide(tmp_path):
     settings = Settings(steps=23, limit=320, model="mlp", hidden=(8,), ensemble_size=4)
     data = settings.load_data(None)
-    result = ImageRuns(data, None, store_for(tmp_path, data)).run(settings, "AdamEnsemble", 0.01, 0)
+    result = ImageRuns(data, {}, store_for(tmp_path, data)).run(settings, "AdamEnsemble", 0.01, 0)
     assert (result.gradient_evaluations, result.num_samples) == (23, 4)
 
 

@@ -10,7 +10,8 @@ from experiments.images import training
 from experiments.images.log import Diverged
 from experiments.images.methods import METHODS
 from experiments.images.report import rows
-from experiments.images.runner import ImageRuns, Result, predictions, store_for
+from experiments.images.result import Result
+from experiments.images.runner import ImageRuns, predictions, store_for
 from experiments.images.settings import Settings
 from experiments.images.training import batches, collection, cyclical_collection, parameter_groups, validate_run
 from hypothesis import assume, given
@@ -32,7 +33,7 @@ class Tiny:
 
     settings: Settings
     data: ImageData
-    ood: ImageData
+    ood: dict[str, ImageData]
 
     def at(self, folder, *, fresh=False):
         return ImageRuns(self.data, self.ood, store_for(folder, self.data, self.ood, fresh=fresh))
@@ -59,7 +60,7 @@ def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny
     assert result.num_samples == len(result.accuracy_curve) == len(result.nll_curve) == wanted
     assert (result.acceptance_rate is None) == (method != "HMC")
     saved = predictions(result, tmp_path)
-    assert result.scores == pytest.approx(metrics.summary(saved["test"], saved["test_labels"], saved["ood"]))
+    assert result.scores == pytest.approx(metrics.summary(saved["test"], saved["test_labels"], saved["ood_photos"]))
     assert result.accuracy_curve[-1] == pytest.approx(result.scores["accuracy"])
     again = tiny.at(tmp_path).samples(result, settings).predict(data.test_x)
     torch.testing.assert_close(again, saved["test"], rtol=1e-4, atol=1e-6)
