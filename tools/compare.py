@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from experiments.common.output import command_line, explained, tensorboard_hint
 from experiments.images.compare_figures import draw_all
 from experiments.images.compare_report import BudgetReport, content, tables, write_results
-from experiments.images.comparison import Comparison
+from experiments.images.comparison import Comparison, planned_gradients
+from experiments.images.cost import cost_table
 from experiments.images.options import parse_compare
 
 from meta_tasks.progress import progress
@@ -36,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reference = options.load_reference(data)
     out, budgets = options.folder(), options.all_budgets(data)
     print(f"{options.describe(data)}; budgets of {', '.join(map(str, budgets))} minibatch gradients a run")
+    if options.dry_run:
+        with explained():
+            print(cost_table(options, data, planned_gradients(options, data)))
+        return
     reports: list[BudgetReport] = []
     with explained(out), progress(unit="grad", smoothing=0.05) as bar:
         comparison = Comparison(options, data, bar, ood, reference)

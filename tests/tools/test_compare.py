@@ -333,6 +333,23 @@ def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, m
     }
 
 
+def test_a_dry_run_says_what_it_will_cost_and_leaves_nothing(tmp_path, capsys):
+    arguments = [*TINY, "--sampler", "SGHMC", "MCLMC", "KineticL2E", "IVON", "--budgets", "40", "200", "--tries", "6"]
+    arguments += ["--extensions", "1", "--keep", "2", "--tune-seeds", "2", "--seeds", "3"]
+    compare.main([*arguments, "--dry-run", "--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    gradients = 40 * (7 * 2 + 3) + 200 * (3 * 2 + 3)
+    for name in ("SGHMC", "MCLMC", "KineticL2E", "IVON"):
+        assert cells(printed, "| method", name, "gradients") == str(gradients)
+        assert float(cells(printed, "| method", name, "ms/gradient")) > 0
+    # 64 inputs, 8 hidden units, 10 classes: two products of 32 images forward; backward both weights' and one input's.
+    flops = 2 * 32 * (2 * 64 * 8 + 3 * 8 * 10)
+    assert f"{4 * gradients} gradients of {flops / 1e9:.3g} GFLOP" in printed
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(SystemExit, match="HMC takes the whole training set"):
+        compare.main([*TINY, "--sampler", "HMC", "--epochs", "200", "--dry-run"])
+
+
 # --- options ------------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,20 @@ from experiments.images.training import validate_run
 from meta_tasks.datasets import ImageData
 
 
+def tries_at(budget: int, options: CompareOptions, data: ImageData) -> int:
+    """Settings that every method tries at a budget."""
+    first = budget == options.all_budgets(data)[0]
+    return (options.tries if first else min(options.tries, options.keep)) + options.extensions
+
+
+def planned_gradients(options: CompareOptions, data: ImageData) -> int:
+    """Gradients of all runs of one method, but for those at equal time."""
+    return sum(
+        budget * (tries_at(budget, options, data) * options.tune_seeds + options.seeds)
+        for budget in options.all_budgets(data)
+    )
+
+
 class Comparison:
     """Tunes and runs every method at one budget after the other.
 
@@ -45,19 +59,7 @@ class Comparison:
         }
         self.alternatives = options.alternatives(data)
         self.candidates = {method: options.candidates(method, data) for method in options.sampler}
-        bar.reset(total=self.planned())
-
-    def tries(self, budget: int) -> int:
-        """Settings that every method tries at a budget."""
-        options = self.options
-        first = budget == min(self.runs)
-        return (options.tries if first else min(options.tries, options.keep)) + options.extensions
-
-    def planned(self) -> int:
-        """Gradients of all runs, but for those at equal time."""
-        options = self.options
-        each = [budget * (self.tries(budget) * options.tune_seeds + options.seeds) for budget in self.runs]
-        return len(options.sampler) * sum(each)
+        bar.reset(total=len(options.sampler) * planned_gradients(options, data))
 
     def run(
         self, method: str, setting: Setting, budget: int, seed: int, *, test: bool, steps: int | None = None
@@ -93,7 +95,7 @@ class Comparison:
         try:
             tuning = tune(
                 self.candidates[method], attempt, lambda result: result.validation_nll,
-                seeds=options.tuning_seeds(), tries=self.tries(budget),
+                seeds=options.tuning_seeds(), tries=tries_at(budget, options, self.data),
                 propose=lambda tuning: proposal(tuning, self.alternatives),
             )  # fmt: skip
         except RuntimeError as error:

@@ -167,6 +167,8 @@ class CompareOptions(ImageOptions):
     tune_seeds: int = 3
     # Run every method once more, with as many gradients as the first one's seconds allow: a table at equal time.
     equal_time: bool = False
+    # Do a few steps of every method, say what all runs will cost, and stop.
+    dry_run: bool = False
     # Times that a run's curves get the validation scores of its current weights.
     validations: int = 5
 
