@@ -120,7 +120,8 @@ def sglrw(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> 
 
 
 def scale_adapted(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    # Plain optimisation for the first half of burn-in; the other half heats up, with the mass frozen.
+    # The mass is adapted for the first half of burn-in and frozen for the other. Adapted without noise it fits the
+    # mode, where gradients are smaller than in the posterior: on the digits (T = 1) half of such runs then diverged.
     adaptation_steps = int(s.burn_in * steps) // 2
     if not adaptation_steps:
         raise ValueError(
@@ -131,7 +132,7 @@ def scale_adapted(groups: Groups, s: Settings, lr: float, num_data: int, steps: 
         lr,
         num_data,
         adaptation_steps=adaptation_steps,
-        adaptation_temperature=0.0,
+        adaptation_temperature=0.0 if s.cold_adaptation else None,
         momentum_decay=s.momentum_decay,
         **posterior(s),
     )

@@ -71,6 +71,8 @@ class Settings:
     # Share of a sampler's steps before its first sample, in [0, 1). HMC adapts its step size meanwhile. Cyclical
     # SGMCMC has its exploration phases and --burn-in-cycles instead.
     burn_in: float = 0.3
+    # Adapt the mass of ScaleAdaptedSGHMC at temperature 0, as Adam does, and not at that of the samples.
+    cold_adaptation: bool = False
     # Posterior samples to keep of each run, evenly spaced (for cyclical SGMCMC over the sampling phases).
     num_samples: int = 30
     # Share of the budget that AdamEMA's running average of the weights remembers, in (0, 1].

@@ -161,8 +161,21 @@ def test_ivons_gradient_is_taken_at_a_draw_and_its_samples_are_draws(tmp_path, t
     assert len({float(each[name].flatten()[0]) for each in samples}) == 4, "every sample is a draw of its own"
 
 
-def test_adam_ema_lies_between_the_start_and_the_end(tmp_path, tiny):
-    """At so short a memory that it forgets all but the last step, the running average is Adam's own last state."""
+def test_the_mass_is_adapted_in_the_first_half_of_burn_in():
+    for cold, wanted in ((False, None), (True, 0.0)):
+        weight = torch.nn.Parameter(torch.ones(2))
+        settings = Settings(burn_in=0.5, cold_adaptation=cold)
+        sampler = METHODS["ScaleAdaptedSGHMC"].build([{"params": [weight], "name": "only"}], settings, 1e-3, 100, 40)
+        assert sampler.param_groups[0]["adaptation_temperature"] == wanted
+        sampling = []
+        for _ in range(12):
+            weight.grad = torch.ones(2)
+            sampler.step()
+            sampling.append(sampler.is_sampling)
+        assert sampling == [False] * 10 + [True] * 2
+
+
+def test_adam_ema_forgets_by_its_average_length(tmp_path, tiny):
     last = {**vars(tiny.settings), "average_length": 1e-9}  # a memory of two steps, the shortest
     whole = {**vars(tiny.settings), "average_length": 1.0}
     short, long = (
