@@ -3,11 +3,12 @@
     python tools/compare.py --preset digits                              # needs no file; minutes of one core
     python tools/compare.py --preset cifar10 --data ~/data --sampler SGHMC PSGLD L2E --l2e-network my.safetensors
 
-Tuning, by validation NLL and never by test images: at the smallest budget every method tries a grid of learning rates
-1, 2, 5, 10, 20, … around its own (SGHMC, SGNHT and CyclicalSGMCMC each with several momentum decays, optimizers with
-several weight decays); at every larger budget its best settings are tried again in full (successive halving). Where the
-best learning rate is the smallest or the largest tried, the next one is tried too. The winner runs over all seeds. Runs
-are kept: after an interruption the same command continues.
+Tuning, by validation NLL over several seeds and never by test images, with equally many settings for every method: at
+the smallest budget learning rates 1, 2, 5, 10, 20, … around its own, each with a balanced choice of what else it tunes
+(momentum decay, temperature, exploration ratio, an optimizer's weight decay), then a few more near the best, beyond the
+edge of the rates tried if it lies there; at every larger budget its best settings again in full (successive halving),
+and a few more. The winner runs over all seeds, which the tuning has not seen. A seed has the same initial weights and
+minibatches for every method. Runs are kept, so that a command that was interrupted goes on where it was.
 
 Under --out: table.md, results.json, for each budget figure1 (scores against the number of samples, and effective
 samples a second), figure2 (losses on the lines between samples, and the samples' cosine similarities) and temperatures
@@ -21,7 +22,8 @@ from collections.abc import Sequence
 from experiments.common.output import command_line, explained, tensorboard_hint
 from experiments.images.compare_figures import draw_all
 from experiments.images.compare_report import BudgetReport, content, tables, write_results
-from experiments.images.comparison import Comparison
+from experiments.images.comparison import Comparison, planned_gradients
+from experiments.images.cost import cost_table
 from experiments.images.options import parse_compare
 
 from meta_tasks.progress import progress
@@ -31,12 +33,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
         options = parse_compare(arguments, __doc__)
-        data = options.load()
+        data, ood = options.load()
+        reference = options.load_reference(data)
     out, budgets = options.folder(), options.all_budgets(data)
     print(f"{options.describe(data)}; budgets of {', '.join(map(str, budgets))} minibatch gradients a run")
+    if options.dry_run:
+        with explained():
+            print(cost_table(options, data, planned_gradients(options, data)))
+        return
     reports: list[BudgetReport] = []
     with explained(out), progress(unit="grad", smoothing=0.05) as bar:
-        comparison = Comparison(options, data, bar)
+        comparison = Comparison(options, data, bar, ood, reference)
         for budget in budgets:
             reports.append(comparison.report(budget))
             write_results(out, reports, command_line("compare", arguments))

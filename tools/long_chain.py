@@ -19,8 +19,9 @@ import torch
 import tyro
 from experiments.common.options import at_least_one
 from experiments.common.tables import markdown
+from experiments.images.log import evaluate
 from experiments.images.settings import Settings
-from experiments.images.training import batches, build_network, evaluate
+from experiments.images.training import batches, build_network
 from torch.nn.functional import cross_entropy
 
 from learned_samplers import MetaSGMCMC

@@ -26,12 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         options = tyro.cli(SampleOptions, args=arguments, description=__doc__)
         data, ood = options.load()
+        reference = options.load_reference(data)
     settings, out = options.settings, options.folder()
     steps = settings.budget(data.num_data)
-    print(f"{options.describe(data)}; budget of {steps} minibatch gradients a run; out of distribution: {ood.name}")
+    print(
+        f"{options.describe(data)}; budget of {steps} minibatch gradients a run; out of distribution: "
+        f"{', '.join(each.name for each in ood.values())}"
+    )
     with explained(out):
         runs, tuning = Sampling(options, data, ood).all()
-    table = markdown(rows(runs, out))
+    table = markdown(rows(runs, out, reference))
     write_outputs(out, command_line("sample", arguments), table, content(runs, tuning))
     figure(out / "results.png", runs, f"{settings.dataset}, {settings.model}, {steps} gradients", out)
     print(

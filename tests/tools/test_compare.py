@@ -19,7 +19,8 @@ from experiments.images.comparison import Comparison
 from experiments.images.measures import modes
 from experiments.images.options import parse_compare
 from experiments.images.presets import PRESETS
-from experiments.images.runner import ImageRuns, Result
+from experiments.images.result import Result
+from experiments.images.runner import ImageRuns
 from experiments.images.settings import Settings
 from safetensors.torch import load_file
 from tqdm import tqdm
@@ -31,7 +32,7 @@ from meta_tasks.tasks import FAMILIES
 ROOT = Path(__file__).parents[2]
 NETWORK = ["--model", "mlp", "--hidden", "8", "--limit", "320", "--batch-size", "32", "--num-samples", "4"]
 TINY = [*NETWORK, "--cycles", "2", "--temperature", "0.1", "--ensemble-size", "2", "--burn-in", "0.5"]
-SMALL = ["--grid", "2", "--momentum-decays", "0.1", "--weight-decays", "--extensions", "0"]
+SMALL = ["--grid", "2", "--tries", "2", "--tune-seeds", "1", "--extensions", "0", "--exploration-ratios", "0.8"]
 EVERYTHING = ("SGHMC", "L2E", "KineticL2E", "MetaSGMCMC", "AdamAverage", "AdamEnsemble", "SGD")
 
 
@@ -96,9 +97,9 @@ def test_the_setting_with_the_lowest_validation_nll_is_taken(whole):
     for content in numbers(out).values():
         for method in content["methods"].values():
             best = min(method["tuning"], key=lambda trial: trial["validation_nll"])
-            assert method["lr"] == best["lr"]
-            # Seed 0 of the final runs is the tuning's own run.
-            assert method["runs"][0]["validation_nll"] == best["validation_nll"]
+            assert {name: method[name] for name in best if name not in ("validation_nll", "seeds")} == {
+                name: best[name] for name in best if name not in ("validation_nll", "seeds")
+            }
 
 
 def test_a_larger_budget_tries_only_the_best_settings(whole):
@@ -140,10 +141,10 @@ def test_the_table_says_what_the_json_says(whole):
 def test_the_numbers_of_a_run_are_those_of_its_samples(whole):
     out, arguments = whole
     options = parse_compare(arguments)
-    data = options.load()
+    data, _ = options.load()
     file = numbers(out)["40"]["methods"]["SGHMC"]["runs"][0]["file"]
     result = read(out / file)
-    samples = ImageRuns(data, None, RunStore(out / "steps_40")).samples(result, options.settings)
+    samples = ImageRuns(data, {}, RunStore(out / "steps_40")).samples(result, options.settings)
     single = samples.predict_samples(data.test_x)
     assert result.scores == pytest.approx(metrics.summary(single.mean(0), data.test_y), rel=1e-4)
     assert result.pairwise_kld == pytest.approx(metrics.pairwise_kld(single), rel=1e-4)
@@ -177,6 +178,65 @@ def test_all_seeds_together_are_one_average(whole):
             assert cells(part, third, content["methods"][name]["label"], "NLL") == f"{wanted['nll']:.4f}"
 
 
+def test_the_second_table_pairs_the_seeds_and_counts_the_tries(whole):
+    out, _ = whole
+    table = (out / "table.md").read_text()
+    for budget, content in numbers(out).items():
+        methods = content["methods"]
+        part = table[table.index(f"### {budget} gradients") :]
+        second = next(line for line in part.splitlines() if line.startswith("| method") and "tries" in line)
+        first = [run["nll"] for run in methods["SGHMC"]["runs"]]
+        for name, method in methods.items():
+            nlls = [run["nll"] for run in method["runs"]]
+            assert cells(part, second, method["label"], "tries") == ("2" if budget == "20" else "1")
+            assert cells(part, second, method["label"], "median NLL") == f"{np.median(nlls):.4f}"
+            assert cells(part, second, method["label"], "worst NLL") == f"{max(nlls):.4f}"
+            differences = np.subtract(nlls, first)
+            text = "–" if name == "SGHMC" else f"{differences.mean():+.4f}"
+            assert cells(part, second, method["label"], "difference") == text
+            text = "–" if name == "SGHMC" else f"{differences.std(ddof=1) / 2**0.5:.4f}"
+            assert cells(part, second, method["label"], "± seeds") == text
+
+
+def test_equal_time_out_of_distribution_scores_and_a_reference(tmp_path, monkeypatch):
+    """SGD is said to take half the seconds of SGHMC, so it gets twice its steps."""
+    from experiments.images import runner
+
+    train = runner.ImageRuns._train
+
+    def timed(self, result, settings, steps, *arguments):
+        train(self, result, settings, steps, *arguments)
+        result.seconds = steps * {"SGHMC": 0.02, "SGD": 0.01}[result.method]
+
+    monkeypatch.setattr(runner.ImageRuns, "_train", timed)
+    reference = torch.full((899, 10), 0.1)
+    np.save(tmp_path / "reference.npy", reference.numpy())
+    arguments = [*TINY, *SMALL, "--sampler", "SGHMC", "SGD", "--budgets", "40", "--seeds", "2", "--equal-time"]
+    arguments += ["--ood", "photos", "digits", "--reference", str(tmp_path / "reference.npy"), "--out", str(tmp_path)]
+    compare.main(arguments)
+    methods = numbers(tmp_path)["40"]["methods"]
+    assert [methods[name]["equal_time"]["gradients"] for name in ("SGHMC", "SGD")] == [40, 80]
+    assert methods["SGD"]["equal_time"]["seconds"] == pytest.approx(methods["SGHMC"]["equal_time"]["seconds"])
+    assert methods["SGHMC"]["equal_time"]["nll"] == [run["nll"] for run in methods["SGHMC"]["runs"]]
+    assert methods["SGD"]["equal_time"]["nll"] != [run["nll"] for run in methods["SGD"]["runs"]]
+    for method in methods.values():
+        for number, run in enumerate(method["runs"]):
+            stem = Path(run["file"]).stem
+            saved = load_file(tmp_path / f"steps_40/predictions/{stem}.safetensors")
+            scores = method["ood"]["photos"]
+            assert scores["auroc"][number] == pytest.approx(metrics.ood_auroc(saved["test"], saved["ood_photos"]))
+            p = saved["ood_photos"].double().clamp_min(1e-30)
+            assert scores["mean_entropy"][number] == pytest.approx(float(-(p * p.log()).sum(1).mean()), rel=1e-5)
+            assert method["ood"]["digits"]["auroc"][number] == pytest.approx(0.5, abs=1e-3), (
+                "the test images themselves"
+            )
+            distance = 0.5 * (saved["test"] - 0.1).abs().sum(1).mean().item()
+            assert method["total_variation"][number] == pytest.approx(distance, rel=1e-4)
+    table = (tmp_path / "table.md").read_text()
+    for heading in ("AUROC photos", "entropy digits [nats]", "total variation", "NLL at equal time"):
+        assert heading in table
+
+
 def test_a_run_keeps_the_validation_scores_of_its_weights(whole):
     out, _ = whole
     file = numbers(out)["40"]["methods"]["MetaSGMCMC"]["runs"][0]["file"]
@@ -187,7 +247,7 @@ def test_a_run_keeps_the_validation_scores_of_its_weights(whole):
 
 def test_labels_choose_the_images(tmp_path):
     options = parse_compare([*TINY, "--sampler", "SGHMC", "--labels", "7", "3", "--limit", "None", "--budgets", "40"])
-    data, everything = options.load(), parse_compare([*TINY, "--limit", "None"]).load()
+    (data, _), (everything, _) = options.load(), parse_compare([*TINY, "--limit", "None"]).load()
     assert (data.num_classes, data.num_data) == (2, int(((everything.train_y == 7) | (everything.train_y == 3)).sum()))
     assert torch.equal(data.test_x[data.test_y == 0], everything.test_x[everything.test_y == 7])
     assert torch.equal(data.val_x[data.val_y == 1], everything.val_x[everything.val_y == 3])
@@ -225,30 +285,69 @@ def test_an_interrupt_says_that_finished_runs_are_kept(tmp_path):
 
 
 def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
-    """The whole of `Comparison.tune`, with the validation NLL a known function of the learning rate."""
-    options = parse_compare([*TINY, "--sampler", "PSGLD", "--budgets", "10", "20", "40", "--grid", "3", "--keep", "2",
-                             "--tune-seeds", "2", "--out", str(tmp_path)])  # fmt: skip
-    data = options.load()
+    """The whole of `Comparison.tune`, with the validation NLL a known function of learning rate and temperature."""
+    options = parse_compare([*TINY, "--sampler", "PSGLD", "--budgets", "10", "20", "40", "--grid", "3", "--tries", "6",
+                             "--keep", "2", "--extensions", "2", "--tune-seeds", "2", "--temperatures", "1", "0.1",
+                             "--out", str(tmp_path)])  # fmt: skip
+    data, _ = options.load()
     calls = []
 
     def fake(self, settings, method, lr, seed, *, bar, **_):
-        calls.append((settings.steps, lr, seed))
+        calls.append((settings.steps, lr, settings.temperature, seed))
         bar.update(settings.steps)
-        # The best rate goes down as the budget grows.
-        nll = abs(math.log(lr * settings.steps / 0.02)) + 0.01 * seed
+        # The best rate goes down as the budget grows; the cold posterior is better at all of them.
+        nll = abs(math.log(lr * settings.steps / 0.02)) + settings.temperature + 0.01 * seed
         return Result(method, lr, seed, {}, validation_nll=nll)
 
     monkeypatch.setattr(ImageRuns, "run", fake)
     with tqdm(disable=True) as bar:
         comparison = Comparison(options, data, bar)
-        assert bar.total == (3 * 2 + 1) * 10 + (2 * 2 + 1) * 20 + (2 * 2 + 1) * 40
-        chosen = [comparison.tune("PSGLD", budget).chosen.lr for budget in (10, 20, 40)]
-    assert chosen == [0.002, 0.001, 0.0005]
-    tried = {budget: sorted({lr for steps, lr, _ in calls if steps == budget}) for budget in (10, 20, 40)}
-    assert tried[10] == [0.001, 0.002, 0.005], "psgld's own rate is 0.003; the best has neighbours"
-    assert tried[20] == [0.0005, 0.001, 0.002], "the two best, and one below"
-    assert tried[40] == [0.0002, 0.0005, 0.001, 0.002], "the two best, and twice one below"
-    assert len(calls) == len(set(calls)) == 20
+        assert bar.total == ((6 + 2) * 2 + 3) * 10 + ((2 + 2) * 2 + 3) * (20 + 40), "three final runs at each budget"
+        chosen = [comparison.tune("PSGLD", budget).chosen for budget in (10, 20, 40)]
+    assert [setting.lr for setting in chosen] == [0.002, 0.001, 0.0005]
+    assert {setting.also for setting in chosen} == {(("temperature", 0.1),)}
+    for budget, tries in ((10, 8), (20, 4), (40, 4)):
+        of_budget = [call for call in calls if call[0] == budget]
+        assert len(of_budget) == len(set(of_budget)) == 2 * tries
+        assert {seed for *_, seed in of_budget} == {1000, 1001}, "not the seeds of the final runs"
+
+
+def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, monkeypatch):
+    options = parse_compare([*TINY, "--sampler", "PSGLD", "SGD", "--budgets", "10", "20", "--tries", "4", "--keep", "3",
+                             "--extensions", "1", "--tune-seeds", "1", "--out", str(tmp_path)])  # fmt: skip
+    (data, _), tried = options.load(), []
+
+    def fake(self, settings, method, lr, seed, *, bar, **_):
+        tried.append((method, settings.steps))
+        broken = method == "PSGLD" and tried.count((method, 10)) > 1 and settings.steps == 10
+        return Result(method, lr, seed, {}, validation_nll=None if broken else lr, diverged="so" if broken else None)
+
+    monkeypatch.setattr(ImageRuns, "run", fake)
+    with tqdm(disable=True) as bar:
+        comparison = Comparison(options, data, bar)
+        for budget in (10, 20):
+            for method in ("PSGLD", "SGD"):
+                comparison.tune(method, budget)
+    assert {each: tried.count(each) for each in tried} == {
+        (method, budget): tries for method in ("PSGLD", "SGD") for budget, tries in ((10, 5), (20, 4))
+    }
+
+
+def test_a_dry_run_says_what_it_will_cost_and_leaves_nothing(tmp_path, capsys):
+    arguments = [*TINY, "--sampler", "SGHMC", "MCLMC", "KineticL2E", "IVON", "--budgets", "40", "200", "--tries", "6"]
+    arguments += ["--extensions", "1", "--keep", "2", "--tune-seeds", "2", "--seeds", "3"]
+    compare.main([*arguments, "--dry-run", "--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    gradients = 40 * (7 * 2 + 3) + 200 * (3 * 2 + 3)
+    for name in ("SGHMC", "MCLMC", "KineticL2E", "IVON"):
+        assert cells(printed, "| method", name, "gradients") == str(gradients)
+        assert float(cells(printed, "| method", name, "ms/gradient")) > 0
+    # 64 inputs, 8 hidden units, 10 classes: two products of 32 images forward; backward both weights' and one input's.
+    flops = 2 * 32 * (2 * 64 * 8 + 3 * 8 * 10)
+    assert f"{4 * gradients} gradients of {flops / 1e9:.3g} GFLOP" in printed
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(SystemExit, match="HMC takes the whole training set"):
+        compare.main([*TINY, "--sampler", "HMC", "--epochs", "200", "--dry-run"])
 
 
 # --- options ------------------------------------------------------------------------------------------------------
@@ -273,7 +372,7 @@ def test_the_presets_are_what_they_are_for():
         assert (settings.model, mine) not in family.architectures
         assert "cifar10" not in family.dataset_names
     for settings, budgets in PRESETS.values():
-        assert budgets[1] == (10 if settings.dataset == "mnist" else 5) * budgets[0]
+        assert budgets[1] == (10 if settings.dataset == "mnist" else 4 if settings.width else 5) * budgets[0]
         assert architectures.build(settings.model, (1, 16, 16), 10, **settings.network_options())
         assert settings.num_samples == 10
 
@@ -293,9 +392,15 @@ def test_the_presets_are_what_they_are_for():
         (["--extensions", "-1"], "extensions must not be negative, got -1"),
         (["--momentum-decays", "0"], "momentum_decays must lie in (0, 1], got (0.0,)"),
         (["--weight-decays", "-1"], "weight_decays must not be negative, got (-1.0,)"),
+        (["--temperatures", "-1"], "temperatures must not be negative, got (-1.0,)"),
+        (["--exploration-ratios", "1"], "exploration_ratios must lie in [0, 1), got"),
+        (["--tries", "0"], "tries must be at least 1, got 0"),
+        (["--sampler", "SGLRW", "--temperatures", "0"], "temperature must be greater than 0, got 0.0"),
         (["--budgets", "5", "5"], "budgets must be positive and differ, got (5, 5)"),
         (["--budgets", "5", "--steps", "5"], "budgets=(5,) and steps=5 exclude each other"),
-        (["--ood", "photos"], "only tools/sample.py has out-of-distribution scores"),
+        (["--ood", "photo"], "ood='photo' is unknown"),
+        (["--ood", "mnist", "mnist"], "ood must hold names, each once, got ('mnist', 'mnist')"),
+        (["--reference", "nowhere.npy"], "nowhere.npy"),
         (["--validation", "0"], "tuning needs validation images, which digits lacks"),
         (["--budgets", "4", "400"], "num_samples=30 exceeds the steps after burn-in"),
         (["--sampler", "L2E", "--l2e-network", "nowhere.safetensors"], "which L2E needs: no such weight file"),

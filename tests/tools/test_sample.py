@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sample
 import torch
 from experiments.images.methods import METHODS
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--epochs", "4", "--limit", "320", "--channels", "4", "--num-samples", "4", "--cycles", "2", "--depth", "1"]
@@ -65,6 +67,46 @@ def test_tuning_takes_the_lowest_validation_nll_of_a_grid_around_each_methods_ow
     printed = capsys.readouterr().out
     assert "at the edge of the grid" in printed
     assert "mean ± standard deviation over 1 seed; ECE" in printed
+
+
+def test_a_reference_takes_the_place_of_hmc(tmp_path):
+    arguments = [*TINY, "--sampler", "SGD", "--seeds", "1", "--out", str(tmp_path / "out")]
+    sample.main(arguments)
+    (saved,) = (tmp_path / "out" / "predictions").glob("*.safetensors")
+    own = load_file(saved)["test"].double()
+    # The same predictions, but for the first half of the images, where half of all probability has moved.
+    other, half = own.clone(), len(own) // 2
+    other[:half] = 0.5 * own[:half] + 0.5 * own[:half].roll(1, dims=1)
+    np.save(tmp_path / "reference.npy", other.numpy())
+    sample.main([*arguments, "--reference", str(tmp_path / "reference.npy")])
+    table = (tmp_path / "out" / "table.md").read_text().splitlines()
+    header, _, row = [line for line in table if line.startswith("|")]
+    cells = dict(zip((c.strip() for c in header.split("|")), (c.strip() for c in row.split("|")), strict=True))
+    distance = 0.5 * (own - other).abs().sum(1).mean().item()
+    assert distance > 0.01
+    assert float(cells["total variation"]) == pytest.approx(distance, abs=6e-5)
+    agreement = (own.argmax(1) == other.argmax(1)).double().mean().item()
+    assert float(cells["agreement with the reference"]) == pytest.approx(agreement, abs=6e-5)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.ones((3, 10)) / 10, "must have the shape"),
+        (np.ones((899, 10)), "must hold probabilities that sum to 1"),
+        (np.full((899, 10), np.nan), "must hold probabilities"),
+        (np.array(["a"]), "is no .npy file of numbers"),
+        (None, "nowhere.npy"),
+    ],
+)
+def test_a_reference_that_fits_nothing_is_refused(tmp_path, capsys, array, message):
+    path = tmp_path / "nowhere.npy"
+    if array is not None:
+        np.save(path, array)
+    with pytest.raises(SystemExit) as caught:
+        sample.main([*TINY, "--reference", str(path), "--out", str(tmp_path / "out")])
+    assert message in " ".join(f"{caught.value.code} {capsys.readouterr().err}".replace("│", " ").split())
+    assert not (tmp_path / "out").exists()
 
 
 def test_with_hmc_the_others_are_compared_with_it(tmp_path, capsys):

@@ -30,6 +30,12 @@ def markdown(table: Sequence[Mapping[str, str]]) -> str:
     return "\n".join([line({h: h for h in headings}), f"|{rule}|", *map(line, table)])
 
 
+def rectangular(table: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The rows with the headings of all of them, and a dash where a row has no such cell."""
+    headings = dict.fromkeys(heading for row in table for heading in row)
+    return [{heading: row.get(heading, "–") for heading in headings} for row in table]
+
+
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     """Mean, and standard deviation over seeds (n − 1; nan for one seed)."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan")

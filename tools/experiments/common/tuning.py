@@ -99,6 +99,8 @@ def tune(
     seeds: Iterable[int] = (0,),
     extensions: int = 0,
     beyond: Callable[[Sequence[float], int], float] = next_of_series,
+    propose: Callable[[Tuning[C, R]], C] | None = None,
+    tries: int = 0,
 ) -> Tuning[C, R]:
     """Run every candidate on every tuning seed.
 
@@ -109,6 +111,7 @@ def tune(
         run: (choice, seed) → a run.
         score: see `Tuning`.
         beyond: (rates tried, side) → the next rate.
+        propose: (trials so far) → what to try next, which must be new, until there are ``tries`` choices.
 
     Raises:
         RuntimeError: every candidate diverged.
@@ -126,6 +129,8 @@ def tune(
         for side in tuning.edges():
             attempt(replace(best, lr=beyond(rates, side)))
         best = tuning.chosen
+    while propose is not None and len(tuning.trials) < tries:
+        attempt(propose(tuning))
     return tuning
 
 

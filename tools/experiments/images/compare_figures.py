@@ -12,7 +12,7 @@ from experiments.common.tables import finished
 from experiments.images.compare_report import BudgetReport
 from experiments.images.measures import KINDS, overall
 from experiments.images.report import label
-from experiments.images.runner import CURVES, Result
+from experiments.images.result import CURVES, Result
 from learned_samplers import plots
 from learned_samplers.diagnostics import LossLines
 

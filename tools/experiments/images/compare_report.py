@@ -11,11 +11,20 @@ from typing import Any
 import torch
 
 from experiments.common.output import write_outputs
-from experiments.common.tables import finished, markdown, mean_and_std, spread
+from experiments.common.tables import finished, markdown, mean_and_std, rectangular, spread
 from experiments.common.tuning import Tuning
+from experiments.images.compare_statistics import (
+    beside,
+    beside_cells,
+    equal_time,
+    image_error,
+    robust_cells,
+    robustness,
+)
 from experiments.images.methods import METHODS, Setting
 from experiments.images.report import label
-from experiments.images.runner import CURVES, Result, predictions
+from experiments.images.result import CURVES, Result
+from experiments.images.runner import predictions
 from experiments.images.settings import Settings
 from learned_samplers import metrics
 
@@ -41,16 +50,21 @@ class BudgetReport:
         budget: minibatch gradients of every run.
         folder: where the runs lie.
         settings: of the comparison at this budget; what is tuned may be a method's own.
-        num_data: number of training images.
+        num_data, num_classes: number of training images, and of their classes.
         tuning, runs: of each method its trials, and its final runs, one a seed.
+        equal_time: of each method its runs in the seconds of the first; {} if there are none.
+        reference: probabilities (test images, classes) to compare with, or None.
     """
 
     budget: int
     folder: Path
     settings: Settings
     num_data: int
+    num_classes: int = 10
     tuning: dict[str, Tuning[Setting, Result]] = field(default_factory=dict)
     runs: dict[str, list[Result]] = field(default_factory=dict)
+    equal_time: dict[str, list[Result]] = field(default_factory=dict)
+    reference: torch.Tensor | None = None
 
 
 def measured(result: Result) -> dict[str, Any]:
@@ -78,20 +92,6 @@ def pooled(results: Sequence[Result], folder: Path) -> dict[str, float] | None:
         return None
     average = sum(each["test"] for each in ended) / len(ended)
     return {**metrics.summary(average, ended[0]["test_labels"]), "chains": len(ended)}
-
-
-def image_error(ours: Sequence[Result], theirs: Sequence[Result], folder: Path) -> float:
-    """Standard error over test images of the difference between two methods' mean NLL, in nats.
-
-    Each image's negative log-probability is the mean over a method's seeds; more seeds do not lessen this error.
-    """
-    images = []
-    for results in (ours, theirs):
-        ended = [predictions(result, folder) for result in finished(results)]
-        true = [each["test"].gather(1, each["test_labels"].long().unsqueeze(1))[:, 0].double() for each in ended]
-        images.append(-torch.stack(true).clamp(min=1e-300).log().mean(0))
-    difference = images[0] - images[1]
-    return float(difference.std() / math.sqrt(len(difference)))
 
 
 def against_baselines(report: BudgetReport) -> dict[str, dict[str, Any]]:
@@ -142,6 +142,9 @@ def content(report: BudgetReport) -> dict[str, Any]:
             **summary(results),
             "pooled": pooled(results, report.folder),
             "health": health(results[0]),
+            **robustness(report.runs, name, report.folder, report.num_classes),
+            "equal_time": equal_time(report.equal_time.get(name, ())),
+            **beside(results, report.folder, report.reference),
             "runs": [
                 {
                     "file": f"{report.folder.name}/runs/{result.name}.json",
@@ -188,7 +191,7 @@ def health(result: Result) -> dict[str, Any]:
 
 def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
     """The budget's tables and the sentences below them, as Markdown; `numbers` is its `content`."""
-    scores, healths, chains = [], [], list[dict[str, str]]()
+    scores, robust, others, healths, chains = [], [], [], [], list[dict[str, str]]()
     for name, results in report.runs.items():
         rows = [measured(result) for result in finished(results)]
         chosen = report.tuning[name].chosen
@@ -198,6 +201,8 @@ def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
         row["samples"] = spread([each["num_samples"] for each in rows], 0, with_std=False)
         row["gradients"] = spread([result.gradient_evaluations for result in results], 0, with_std=False)
         scores.append(row)
+        robust.append({"method": label(results), **robust_cells(numbers["methods"][name])})
+        others.append({"method": label(results), **beside_cells(numbers["methods"][name])})
         healths.append({"method": label(results), **health_cells(numbers["methods"][name]["health"])})
         if (together := numbers["methods"][name]["pooled"]) is not None:
             cells = {heading: f"{together[key]:.4f}" for key, heading, _ in SCORE_COLUMNS if key in together}
@@ -209,7 +214,9 @@ def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
     edges = [method["label"] for method in numbers["methods"].values() if method["at_edge"]]
     if edges:
         lines.append(f"- Tuned to the edge of what was tried: {', '.join(edges)}.")
-    parts = [f"### {report.budget} gradients", markdown(scores), markdown(healths)]
+    parts = [f"### {report.budget} gradients", markdown(scores), markdown(rectangular(robust))]
+    parts += [markdown(rectangular(others))] if any(len(row) > 1 for row in others) else []
+    parts += [markdown(healths)]
     parts += [markdown(chains)] if chains else []
     return "\n\n".join([*parts, "\n".join(lines)])
 
@@ -244,12 +251,17 @@ def comparison_line(name: str, verdict: Mapping[str, Any], numbers: Mapping[str,
 
 NOTES = """Mean ± standard deviation over seeds. NLL in nats, ECE in 15 bins; KLD: mean divergence between the
 predictions of two samples; ESS/s: effective sample size of the samples' log-probability of the true label, the median
-over test images, per second of the run; also tuned: momentum decay a, or an optimizer's weight decay; seconds of
-training and collecting alone.
-Second table, first seed: temperatures after burn-in of all weights (and from the coldest to the hottest part of the
+over test images, per second of the run; also tuned: momentum decay a, temperature T, exploration ratio, or an
+optimizer's weight decay; seconds of training and collecting alone.
+Second table: tries, the settings that were tuned over, each on every tuning seed; median and worst seed; collapsed:
+runs that diverged, or whose NLL is above that of uniform predictions or 1.5 times the method's median; difference of
+the NLL to the first row's at the same seed (same initial weights and minibatches), ± its standard error over seeds, and
+the standard error that the choice of test images alone gives; scaled NLL: after a temperature of the predictions that
+the validation images choose; at equal time: gradients and NLL of runs in the first row's seconds.
+Last but one, first seed: temperatures after burn-in of all weights (and from the coldest to the hottest part of the
 network); loss barrier between consecutive samples on validation images; cosine similarity between samples.
-Third table: all runs' predictions averaged, each seed one of so many parallel chains.
-Learning rates are tuned by validation NLL: a grid at the smallest budget, its best settings again at larger ones."""
+Last table: all runs' predictions averaged, each seed one of so many parallel chains.
+Settings are tuned by validation NLL: a balanced choice at the smallest budget, its best again at larger ones."""
 
 
 def write_results(out: Path, reports: Sequence[BudgetReport], command: str) -> None:

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
 from tqdm import tqdm
 
 from experiments.common.tuning import Tuning, score_text, tune
 from experiments.images.compare_report import BudgetReport
-from experiments.images.methods import METHODS, Setting, grid
+from experiments.images.methods import METHODS, Setting, proposal
 from experiments.images.options import CompareOptions
-from experiments.images.runner import ImageRuns, Result, store_for
+from experiments.images.result import Result
+from experiments.images.runner import ImageRuns, store_for
 from experiments.images.settings import Settings
+from experiments.images.training import validate_run
 from meta_tasks.datasets import ImageData
+
+
+def tries_at(budget: int, options: CompareOptions, data: ImageData) -> int:
+    """Settings that every method tries at a budget."""
+    first = budget == options.all_budgets(data)[0]
+    return (options.tries if first else min(options.tries, options.keep)) + options.extensions
+
+
+def planned_gradients(options: CompareOptions, data: ImageData) -> int:
+    """Gradients of all runs of one method, but for those at equal time."""
+    return sum(
+        budget * (tries_at(budget, options, data) * options.tune_seeds + options.seeds)
+        for budget in options.all_budgets(data)
+    )
 
 
 class Comparison:
@@ -22,41 +39,39 @@ class Comparison:
 
     Args:
         bar: of all runs together, in gradients.
+        ood: out-of-distribution images by name.
+        reference: probabilities (test images, classes) to compare with.
     """
 
-    def __init__(self, options: CompareOptions, data: ImageData, bar: Any) -> None:
-        self.options, self.data, self.bar = options, data, bar
-        store = store_for(options.folder(), data, fresh=options.fresh)
+    def __init__(
+        self,
+        options: CompareOptions,
+        data: ImageData,
+        bar: Any,
+        ood: Mapping[str, ImageData] | None = None,
+        reference: Tensor | None = None,
+    ) -> None:
+        self.options, self.data, self.bar, self.reference = options, data, bar, reference
+        ood = ood or {}
+        store = store_for(options.folder(), data, ood, fresh=options.fresh)
         self.runs = {
-            budget: ImageRuns(data, None, store.below(f"steps_{budget}")) for budget in options.all_budgets(data)
+            budget: ImageRuns(data, ood, store.below(f"steps_{budget}")) for budget in options.all_budgets(data)
         }
-        alternatives = options.alternatives(data)
-        self.candidates = {method: grid(METHODS[method], options.grid, alternatives) for method in options.sampler}
-        bar.reset(total=self.planned())
+        self.alternatives = options.alternatives(data)
+        self.candidates = {method: options.candidates(method, data) for method in options.sampler}
+        bar.reset(total=len(options.sampler) * planned_gradients(options, data))
 
-    def planned(self) -> int:
-        """Gradients of all runs if no grid is extended; a final run that the tuning has done costs nothing."""
-        options = self.options
-        finals, total = options.seeds - min(options.seeds, options.tune_seeds), 0
-        for number, budget in enumerate(self.runs):
-            tried = [len(own) if number == 0 else min(len(own), options.keep) for own in self.candidates.values()]
-            total += budget * sum(count * options.tune_seeds + finals for count in tried)
-        return total
-
-    def run(self, method: str, setting: Setting, budget: int, seed: int, *, test: bool) -> Result:
-        """One run of a method at one of its settings."""
-        title = f"{budget} gradients, {method}, {self.describe(setting)}, seed {seed}"
+    def run(
+        self, method: str, setting: Setting, budget: int, seed: int, *, test: bool, steps: int | None = None
+    ) -> Result:
+        """One run of a method at one of its settings, or a run of another length (`steps`) beside those of a budget."""
+        variant = setting.variant if steps is None else f"{setting.variant}_steps{steps}"
+        steps = budget if steps is None else steps
+        title = f"{steps} gradients, {method}, {self.describe(setting)}, seed {seed}"
         return self.runs[budget].run(
-            self.settings(budget, setting),
-            method,
-            setting.lr,
-            seed,
-            title=title,
-            bar=self.bar,
-            test=test,
-            validations=self.options.validations,
-            variant=setting.variant,
-        )
+            self.settings(steps, setting), method, setting.lr, seed,
+            title=title, bar=self.bar, test=test, validations=self.options.validations, variant=variant.strip("_"),
+        )  # fmt: skip
 
     def settings(self, budget: int, setting: Setting) -> Settings:
         """Of a run: those of the comparison, with the budget and what is tuned."""
@@ -72,22 +87,17 @@ class Comparison:
         Raises:
             RuntimeError: all of them diverged.
         """
-        options, planned = self.options, set(self.candidates[method])
+        options = self.options
 
         def attempt(setting: Setting, seed: int) -> Result:
-            if setting not in planned:
-                planned.add(setting)
-                self.bar.total += budget * options.tune_seeds
             return self.run(method, setting, budget, seed, test=False)
 
         try:
             tuning = tune(
-                self.candidates[method],
-                attempt,
-                lambda result: result.validation_nll,
-                seeds=options.seed_list(options.tune_seeds),
-                extensions=options.extensions,
-            )
+                self.candidates[method], attempt, lambda result: result.validation_nll,
+                seeds=options.tuning_seeds(), tries=tries_at(budget, options, self.data),
+                propose=lambda tuning: proposal(tuning, self.alternatives),
+            )  # fmt: skip
         except RuntimeError as error:
             raise RuntimeError(f"{method}, {budget} gradients: {error}") from error
         self.candidates[method] = tuning.ranked()[: options.keep]
@@ -101,7 +111,9 @@ class Comparison:
     def report(self, budget: int) -> BudgetReport:
         """Tuning and final runs of every method at one budget."""
         runs, settings = self.runs[budget], replace(self.options.settings, steps=budget)
-        report = BudgetReport(budget, runs.store.folder, settings, self.data.num_data)
+        report = BudgetReport(
+            budget, runs.store.folder, settings, self.data.num_data, self.data.num_classes, reference=self.reference
+        )
         for method in self.options.sampler:
             tuning = self.tune(method, budget)
             chosen = tuning.chosen
@@ -110,7 +122,29 @@ class Comparison:
             for loser in losers(tuning):
                 runs.discard_samples(loser)
             report.tuning[method], report.runs[method] = tuning, finals
+        if self.options.equal_time:
+            report.equal_time = {method: self.at_equal_time(report, method) for method in self.options.sampler}
         return report
+
+    def at_equal_time(self, report: BudgetReport, method: str) -> list[Result]:
+        """The final runs of a method over again with as many gradients as take the first method's seconds.
+
+        [] where a run of either has diverged, or the method cannot be run so briefly.
+        """
+        first = report.runs[self.options.sampler[0]]
+        own, setting = report.runs[method], report.tuning[method].chosen
+        if own is first or any(result.diverged for result in (*own, *first)):
+            return own if own is first else []
+        ratio = sum(result.seconds for result in first) / sum(result.seconds for result in own)
+        steps = max(1, round(report.budget * ratio))
+        try:
+            validate_run(METHODS[method], self.settings(steps, setting), setting.lr, self.data)
+        except ValueError:
+            return []
+        self.bar.total += steps * len(own)
+        return [
+            self.run(method, setting, report.budget, seed, test=True, steps=steps) for seed in self.options.seed_list()
+        ]
 
 
 def losers(tuning: Tuning[Setting, Result]) -> Iterable[Result]:

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from experiments.common.methods import Method, by_name
-from experiments.common.tuning import Choice, rates_around
-from learned_samplers import (
-    HMC,
-    L2E,
-    PSGLD,
-    SGHMC,
-    SGLD,
-    SGNHT,
-    CyclicalSchedule,
-    CyclicalSGMCMC,
-    KineticL2E,
-    MetaSGMCMC,
-)
+from experiments.common.tuning import Choice, Tuning, next_of_series, rates_around
+from experiments.images import builders
+from learned_samplers import CyclicalSchedule, CyclicalSGMCMC
 from learned_samplers.learned import weights
 
 if TYPE_CHECKING:
     from experiments.images.settings import Settings
-
-Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -39,8 +29,9 @@ class ImageMethod(Method):
     Attributes:
         kind: "optimizer" gives its last weights, with the learning rate going to zero along half a cosine; "ensemble"
             those of several such runs, which share the budget; "average" gives snapshots of one run of an optimizer
-            at a constant rate, when a sampler would give its samples; "sampler" gives posterior samples; "full_batch"
-            likewise, from gradients over the whole training set.
+            at a constant rate, when a sampler would give its samples; "running_average" gives a running average of the
+            weights of such a run; "gaussian" gives draws from the Gaussian that a run has fitted; "sampler" gives
+            posterior samples; "full_batch" likewise, from gradients over the whole training set.
         tunes: the settings of which a comparison tries several values beside its learning rates.
         network: of a learned sampler, the setting that names its weights.
         gradients_per_step: gradient evaluations that one step costs.
@@ -48,7 +39,9 @@ class ImageMethod(Method):
             `CyclicalSGMCMC` has of itself, and any other sampler by `CyclicalSchedule`.
     """
 
-    kind: Literal["optimizer", "ensemble", "average", "sampler", "full_batch"] = "sampler"
+    kind: Literal["optimizer", "ensemble", "average", "running_average", "gaussian", "sampler", "full_batch"] = (
+        "sampler"
+    )
     tunes: tuple[str, ...] = ()
     network: str | None = None
     gradients_per_step: int = 1
@@ -58,7 +51,7 @@ class ImageMethod(Method):
         """The cyclical schedule of an optimizer that has none of its own; None where none is wanted."""
         if not self.cyclical or isinstance(optimizer, CyclicalSGMCMC):
             return None
-        return CyclicalSchedule(optimizer, _cycle_length(settings, steps), settings.exploration_ratio)  # type: ignore[arg-type]
+        return CyclicalSchedule(optimizer, builders.cycle_length(settings, steps), settings.exploration_ratio)  # type: ignore[arg-type]
 
     def network_digest(self, settings: Settings) -> str | None:
         """Fingerprint of the weights and rule of a learned sampler, from their card; None for other methods.
@@ -75,100 +68,45 @@ class ImageMethod(Method):
             raise type(error)(f"{self.network}={name!r}, which {self.name} needs: {error}") from error
 
 
-def _posterior(settings: Settings) -> dict[str, Any]:
-    return {"temperature": settings.temperature, "prior_precision": settings.prior_precision}
-
-
-def _sgd(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    # Weight decay λ/N on the mean loss makes it the maximum a posteriori of the model that the samplers sample.
-    return torch.optim.SGD(groups, lr, momentum=1 - s.momentum_decay, weight_decay=s.prior_precision / num_data)
-
-
-def _adam(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return torch.optim.Adam(groups, lr, weight_decay=s.prior_precision / num_data)
-
-
-def _sgld(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return SGLD(groups, lr, num_data, **_posterior(s))
-
-
-def _psgld(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return PSGLD(groups, lr, num_data, **_posterior(s))
-
-
-def _sghmc(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return SGHMC(groups, lr, num_data, momentum_decay=s.momentum_decay, **_posterior(s))
-
-
-def _sgnht(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return SGNHT(groups, lr, num_data, momentum_decay=s.momentum_decay, **_posterior(s))
-
-
-def _cycle_length(s: Settings, steps: int) -> int:
-    if steps < s.cycles:
-        raise ValueError(f"cycles={s.cycles} exceeds the budget of {steps} steps")
-    return steps // s.cycles
-
-
-def _cyclical(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return CyclicalSGMCMC(
-        groups,
-        lr,
-        num_data,
-        cycle_length=_cycle_length(s, steps),
-        exploration_ratio=s.exploration_ratio,
-        momentum_decay=s.momentum_decay,
-        **_posterior(s),
-    )
-
-
-def _hmc(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    # `steps` are trajectories here; the step size is adapted during burn-in.
-    adapt_steps = int(s.burn_in * steps)
-    return HMC(groups, lr, num_data, leapfrog_steps=s.leapfrog_steps, adapt_steps=adapt_steps, **_posterior(s))
-
-
-# The learned samplers keep the momentum decay of their cards: only their learning rate is tuned.
-def _l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return L2E(groups, lr, num_data, network=s.l2e_network, **_posterior(s))
-
-
-def _l2e_paper(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return L2E(groups, lr, num_data, form="paper", network=s.l2e_paper_network, **_posterior(s))
-
-
-def _kinetic_l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return KineticL2E(groups, lr, num_data, network=s.kinetic_l2e_network, **_posterior(s))
-
-
-def _meta_sgmcmc(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    # Finite differences: the cheaper of the two forms of its corrections.
-    return MetaSGMCMC(
-        groups, lr, num_data, network=s.meta_sgmcmc_network, correction="finite_difference", **_posterior(s)
-    )
-
-
-_MOMENTUM, _DECAY = ("momentum_decay",), ("prior_precision",)
+# What is tuned beside the learning rate.
+_DECAY = ("prior_precision",)
+_DECAY_MOMENTUM = ("prior_precision", "momentum_decay")
+_COLD = ("temperature",)
+_COLD_MOMENTUM = ("temperature", "momentum_decay")
 
 #: In the order in which they are offered; a learned sampler that is cyclical or of the paper's form says so.
 METHODS: dict[str, ImageMethod] = by_name(
-    ImageMethod("SGD", _sgd, 0.05, "optimizer", _DECAY),
-    ImageMethod("Adam", _adam, 3e-3, "optimizer", _DECAY),
-    ImageMethod("DeepEnsemble", _sgd, 0.05, "ensemble", _DECAY),
-    ImageMethod("AdamEnsemble", _adam, 3e-3, "ensemble", _DECAY),
-    ImageMethod("AdamAverage", _adam, 3e-3, "average", _DECAY),
-    ImageMethod("SGLD", _sgld, 0.1),
-    ImageMethod("PSGLD", _psgld, 3e-3),
-    ImageMethod("SGHMC", _sghmc, 0.05, tunes=_MOMENTUM),
-    ImageMethod("SGNHT", _sgnht, 0.05, tunes=_MOMENTUM),
-    ImageMethod("CyclicalSGMCMC", _cyclical, 0.07, tunes=_MOMENTUM, cyclical=True),
-    ImageMethod("HMC", _hmc, 0.01, "full_batch"),
-    ImageMethod("L2E", _l2e, 0.005, network="l2e_network"),
-    ImageMethod("CyclicalL2E", _l2e, 0.005, network="l2e_network", cyclical=True),
-    ImageMethod("L2EPaper", _l2e_paper, 0.02, network="l2e_paper_network"),
+    ImageMethod("SGD", builders.sgd, 0.05, "optimizer", _DECAY_MOMENTUM),
+    ImageMethod("Adam", builders.adam, 3e-3, "optimizer", _DECAY),
+    ImageMethod("DeepEnsemble", builders.sgd, 0.05, "ensemble", _DECAY_MOMENTUM),
+    ImageMethod("AdamEnsemble", builders.adam, 3e-3, "ensemble", _DECAY),
+    ImageMethod("AdamAverage", builders.adam, 3e-3, "average", _DECAY),
+    ImageMethod("AdamEMA", builders.adam, 3e-3, "running_average", _DECAY),
+    ImageMethod("SWAG", builders.sgd, 0.05, "gaussian", _DECAY_MOMENTUM),
+    ImageMethod("AdamSWAG", builders.adam, 3e-3, "gaussian", _DECAY),
+    ImageMethod("IVON", builders.ivon, 0.2, "gaussian", _COLD),
+    ImageMethod("SGLD", builders.sgld, 0.1, tunes=_COLD),
+    ImageMethod("SGLRW", builders.sglrw, 0.1, tunes=_COLD),
+    ImageMethod("PSGLD", builders.psgld, 3e-3, tunes=_COLD),
+    ImageMethod("SGHMC", builders.sghmc, 0.05, tunes=_COLD_MOMENTUM),
+    ImageMethod("BAOA", builders.baoa, 0.05, tunes=_COLD_MOMENTUM),
+    ImageMethod("ScaleAdaptedSGHMC", builders.scale_adapted, 3e-3, tunes=_COLD_MOMENTUM),
+    ImageMethod("SGNHT", builders.sgnht, 0.05, tunes=_COLD_MOMENTUM),
+    ImageMethod("CyclicalSGMCMC", builders.cyclical, 0.07, tunes=(*_COLD_MOMENTUM, "exploration_ratio"), cyclical=True),
+    ImageMethod("EntropyMCMC", builders.entropy_mcmc, 0.1, tunes=_COLD),
+    ImageMethod("MCLMC", builders.mclmc, 0.05, tunes=_COLD_MOMENTUM),
+    ImageMethod("HMC", builders.hmc, 0.01, "full_batch", _COLD),
+    ImageMethod("L2EStart", builders.l2e_start, 0.005, tunes=_COLD),
+    ImageMethod("L2E", builders.l2e, 0.005, tunes=_COLD, network="l2e_network"),
+    ImageMethod(
+        "CyclicalL2E", builders.l2e, 0.005, tunes=(*_COLD, "exploration_ratio"), network="l2e_network", cyclical=True
+    ),
+    ImageMethod("L2EPaper", builders.l2e_paper, 0.02, tunes=_COLD, network="l2e_paper_network"),
     # Its Hessian-vector product takes a second gradient at each step.
-    ImageMethod("KineticL2E", _kinetic_l2e, 0.05, network="kinetic_l2e_network", gradients_per_step=2),
-    ImageMethod("MetaSGMCMC", _meta_sgmcmc, 0.05, network="meta_sgmcmc_network"),
+    ImageMethod(
+        "KineticL2E", builders.kinetic_l2e, 0.05, tunes=_COLD, network="kinetic_l2e_network", gradients_per_step=2
+    ),
+    ImageMethod("MetaSGMCMC", builders.meta_sgmcmc, 0.05, tunes=_COLD, network="meta_sgmcmc_network"),
 )
 
 
@@ -184,15 +122,60 @@ class Setting(Choice):
         return "_".join(f"{name[0]}{value:g}" for name, value in self.also)
 
     def text(self, num_data: int) -> str:
-        """The same as text: the momentum decay a, or an optimizer's weight decay λ/N on the mean loss."""
-        names = {"momentum_decay": "a", "prior_precision": "decay"}
-        values = {
-            name: f"{value / num_data:.2g}" if name == "prior_precision" else f"{value:g}" for name, value in self.also
-        }
-        return ", ".join(f"{names[name]} {value}" for name, value in values.items())
+        """The same for people: momentum decay a, temperature T, an optimizer's weight decay λ/N on the mean loss."""
+        shown = {name: value / num_data if name == "prior_precision" else value for name, value in self.also}
+        return ", ".join(f"{SHORT_NAMES[name]} {value:.3g}" for name, value in shown.items())
 
 
-def grid(method: ImageMethod, count: int, alternatives: Mapping[str, Sequence[float]]) -> list[Setting]:
-    """`count` learning rates around the method's own, each with every alternative of what it tunes."""
-    others = list(product(*(alternatives[name] for name in method.tunes)))
-    return [Setting(lr, tuple(zip(method.tunes, values))) for lr in rates_around(method.lr, count) for values in others]
+#: What tables call the settings that are tuned.
+SHORT_NAMES = {
+    "momentum_decay": "a",
+    "temperature": "T",
+    "exploration_ratio": "exploration",
+    "prior_precision": "decay",
+}
+
+
+def candidates(
+    method: ImageMethod, tries: int, rates: int, alternatives: Mapping[str, Sequence[float]]
+) -> list[Setting]:
+    """`tries` settings, of learning rates around the method's own and of what else it tunes.
+
+    There are `rates` learning rates, or as many as it takes to have so many settings. Each gets as many of the
+    combinations of the other values as all, up to one, and each combination stands equally often, up to one.
+    """
+    others = [tuple(zip(method.tunes, each)) for each in product(*(alternatives[name] for name in method.tunes))]
+    learning_rates = rates_around(method.lr, max(min(rates, tries), -(-tries // len(others))))
+    # The nearest to the method's own come first where not all rates get equally many.
+    learning_rates.sort(key=lambda lr: abs(math.log(lr / method.lr)))
+    order = random.Random(0)  # the same for every method
+    uses = dict.fromkeys(others, 0)
+    found = []
+    for number, lr in enumerate(learning_rates):
+        share = tries // len(learning_rates) + (number < tries % len(learning_rates))
+        for also in sorted(others, key=lambda each: (uses[each], order.random()))[:share]:
+            uses[also] += 1
+            found.append(Setting(lr, also))
+    return sorted(found)
+
+
+def proposal(tuning: Tuning[Setting, Any], alternatives: Mapping[str, Sequence[float]]) -> Setting:
+    """What to try next: near the best setting so far, what has not been tried.
+
+    First the learning rate beyond the edge of those tried, if the best is there; then the rates beside it; then another
+    value of each other setting, nearest first; then ever more distant rates, of which there is no end.
+    """
+    best = tuning.chosen
+    rates = [setting.lr for setting in tuning.trials]
+    near = [replace(best, lr=next_of_series(rates, side)) for side in tuning.edges()]
+    near += [replace(best, lr=next_of_series([best.lr], side)) for side in (-1, 1)]
+    for index, (name, value) in enumerate(best.also):
+        values = sorted(alternatives[name])
+        place = values.index(value)
+        for other in sorted(values, key=lambda each: abs(values.index(each) - place)):
+            near.append(replace(best, also=(*best.also[:index], (name, other), *best.also[index + 1 :])))
+    outer = [best.lr, best.lr]
+    while all(setting in tuning.trials for setting in near):
+        outer = [next_of_series([outer[0]], -1), next_of_series([outer[1]], 1)]
+        near = [replace(best, lr=lr) for lr in outer]
+    return next(setting for setting in near if setting not in tuning.trials)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
+import torch
 import tyro
 
 from experiments.common.devices import prepare_torch
@@ -20,11 +22,13 @@ from experiments.common.options import (
     not_negative,
     parse,
 )
-from experiments.images.methods import METHODS
+from experiments.images.methods import METHODS, Setting, candidates
 from experiments.images.presets import PRESETS
 from experiments.images.settings import Settings
 from experiments.images.training import validate_run
 from meta_tasks.datasets import ImageData
+
+TUNING_SEEDS = 1000  # the first seed of the tuning, with --seed 0
 
 MethodName = Annotated[str, one_of(METHODS)]
 
@@ -39,11 +43,34 @@ class ImageOptions(DeviceOptions, DataOptions, RunOptions):
 
     # Data, network, posterior and budget.
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
+    # Predictive probabilities to compare with, an .npy file (test images, classes), HMC's for instance: the tables get
+    # agreement of the most probable class and total variation.
+    reference: Path | None = None
 
     def folder(self) -> Path:
         """Where the results go."""
         dataset = Path(self.settings.dataset.removeprefix("npz:")).stem
         return self.out or Path("runs") / f"{dataset}_{self.settings.model}"
+
+    def load_reference(self, data: ImageData) -> torch.Tensor | None:
+        """The probabilities of --reference, in double precision; None without it.
+
+        Raises:
+            ValueError, FileNotFoundError: there is no such file, or it holds no probabilities for these test images.
+        """
+        if self.reference is None:
+            return None
+        try:
+            found = torch.from_numpy(np.load(self.reference, allow_pickle=False)).double()
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"reference {self.reference} is no .npy file of numbers: {error}") from error
+        wanted = (len(data.test_y), data.num_classes)
+        if tuple(found.shape) != wanted:
+            raise ValueError(f"reference {self.reference} must have the shape {wanted}, got {tuple(found.shape)}")
+        # Half precision is how large predictions are handed round.
+        if not found.isfinite().all() or found.min() < 0 or (found.sum(1) - 1).abs().max() > 0.01:
+            raise ValueError(f"reference {self.reference} must hold probabilities that sum to 1 for each image")
+        return found / found.sum(1, keepdim=True)
 
     def describe(self, data: ImageData) -> str:
         """What is run, for the terminal."""
@@ -91,11 +118,11 @@ class SampleOptions(ImageOptions):
         """The learning rates that --tune tries for a method."""
         return [float(f"{factor * self.learning_rate(method):.6g}") for factor in sorted(self.lr_grid)]
 
-    def load(self) -> tuple[ImageData, ImageData]:
+    def load(self) -> tuple[ImageData, dict[str, ImageData]]:
         """The data on their device; raises whatever is wrong with the options before anything is trained."""
         device = prepare_torch(self.device, self.threads)
         data, ood = self.settings.load(self.data)
-        data, ood = data.to(device), ood.to(device)
+        data, ood = data.to(device), {name: each.to(device) for name, each in ood.items()}
         if self.tune and not len(data.val_y):
             raise ValueError(f"--tune needs validation images, which {self.settings.dataset} lacks")
         for method in self.sampler:
@@ -111,43 +138,57 @@ class CompareOptions(ImageOptions):
     preset: Annotated[str, one_of(PRESETS)] | None = None
     # Methods to compare, in the order of the tables, in any letter case.
     sampler: tuple[MethodName, ...] = (
-        *("SGHMC", "PSGLD", "CyclicalSGMCMC", "L2E", "AdamAverage", "DeepEnsemble", "AdamEnsemble"),
-    )
+        *("SGHMC", "BAOA", "PSGLD", "CyclicalSGMCMC", "ScaleAdaptedSGHMC", "L2EStart", "L2E"),
+        *("SGD", "Adam", "AdamEMA", "AdamAverage", "SWAG", "IVON", "DeepEnsemble", "AdamEnsemble"),
+    )  # fmt: skip
     # Budgets in minibatch gradients, each for every run; by default the one of --steps or --epochs.
     budgets: tuple[int, ...] | None = None
-    # Number of learning rates that a method tries at the smallest budget, from 1, 2, 5, 10, …, around its own.
+    # Settings that every method tries at the smallest budget, all methods equally many: learning rates of 1, 2, 5, 10,
+    # …, around its own, and with each a balanced choice of what else it tunes.
+    tries: int = 18
+    # Learning rates among them (more where a method tunes little else).
     grid: int = 6
-    # Momentum decays that SGHMC, SGNHT and CyclicalSGMCMC try with each rate, in (0, 1]; the learned samplers keep
-    # that of their weights, the others use --momentum-decay.
-    momentum_decays: tuple[float, ...] = (0.05, 0.1, 0.3)
-    # Weight decays that SGD, Adam, their ensembles and averages try with each rate, besides the prior's own, λ/N (with
-    # a narrow prior that can be too strong for a deep network, though its posterior predicts well).
-    weight_decays: tuple[float, ...] = (0.0, 5e-4)
-    # Seeds over which the validation NLL of a setting is averaged.
-    tune_seeds: int = 1
-    # Number of a method's best settings at one budget that are tried again at the next larger one.
+    # Further settings that every method tries at each budget, one after the other: the best so far with the learning
+    # rate beyond the edge of those tried or beside its own, or with another value of what else is tuned.
+    extensions: int = 4
+    # Settings of a method, the best ones of a budget, that are tried again at the next larger one.
     keep: int = 4
-    # How often a grid is extended at each budget while its best learning rate lies at an edge; 0 for never.
-    extensions: int = 2
-    # How often in a run the current weights are scored on the validation images, for its curves.
+    # Momentum decays that are tuned, in (0, 1], of SGD, its ensemble and the samplers with a momentum; the learned
+    # samplers keep that of their weights.
+    momentum_decays: tuple[float, ...] = (0.05, 0.1, 0.3)
+    # Temperatures that are tuned, of every sampler; none for --temperature alone.
+    temperatures: tuple[float, ...] = (1.0, 0.1, 0.01)
+    # Exploration ratios that are tuned, of cyclical samplers; none for --exploration-ratio alone.
+    exploration_ratios: tuple[float, ...] = (0.5, 0.8, 0.9)
+    # Weight decays that are tuned, of SGD, Adam, their ensembles and averages, beside that of the posterior's mode,
+    # λ/N: the mode of a deep network with a narrow prior can be useless where its posterior is not.
+    weight_decays: tuple[float, ...] = (0.0, 5e-4)
+    # Seeds over which the validation NLL of a setting is averaged; they are not those of the final runs.
+    tune_seeds: int = 3
+    # Run every method once more, with as many gradients as the first one's seconds allow: a table at equal time.
+    equal_time: bool = False
+    # Do a few steps of every method, say what all runs will cost, and stop.
+    dry_run: bool = False
+    # Times that a run's curves get the validation scores of its current weights.
     validations: int = 5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         each_once(self, "sampler")
-        at_least_one(self, "grid", "tune_seeds", "keep", "validations")
+        at_least_one(self, "grid", "tries", "tune_seeds", "keep", "validations")
         not_negative(self, "extensions")
         if not self.momentum_decays or not all(0 < decay <= 1 for decay in self.momentum_decays):
             raise ValueError(f"momentum_decays must lie in (0, 1], got {self.momentum_decays}")
-        if any(not decay >= 0 for decay in self.weight_decays):
-            raise ValueError(f"weight_decays must not be negative, got {self.weight_decays}")
+        for name in ("weight_decays", "temperatures"):
+            if any(not value >= 0 for value in getattr(self, name)):
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not all(0 <= ratio < 1 for ratio in self.exploration_ratios):
+            raise ValueError(f"exploration_ratios must lie in [0, 1), got {self.exploration_ratios}")
         if self.budgets is not None:
             if not self.budgets or min(self.budgets) < 1 or len(set(self.budgets)) < len(self.budgets):
                 raise ValueError(f"budgets must be positive and differ, got {self.budgets}")
             if self.settings.steps is not None:
                 raise ValueError(f"budgets={self.budgets} and steps={self.settings.steps} exclude each other")
-        if self.settings.ood is not None:
-            raise ValueError(f"ood={self.settings.ood!r}: only tools/sample.py has out-of-distribution scores")
 
     def folder(self) -> Path:
         return self.out or Path("runs") / f"compare_{self.preset or super().folder().name}"
@@ -158,20 +199,38 @@ class CompareOptions(ImageOptions):
 
     def alternatives(self, data: ImageData) -> dict[str, tuple[float, ...]]:
         """What is tried beside learning rates: values of the settings that `ImageMethod.tunes` names."""
-        precisions = (self.settings.prior_precision, *(decay * data.num_data for decay in self.weight_decays))
-        return {"momentum_decay": self.momentum_decays, "prior_precision": tuple(dict.fromkeys(precisions))}
+        settings = self.settings
+        precisions = (settings.prior_precision, *(decay * data.num_data for decay in self.weight_decays))
+        return {
+            "momentum_decay": tuple(dict.fromkeys(self.momentum_decays)),
+            "temperature": tuple(dict.fromkeys(self.temperatures)) or (settings.temperature,),
+            "exploration_ratio": tuple(dict.fromkeys(self.exploration_ratios)) or (settings.exploration_ratio,),
+            "prior_precision": tuple(dict.fromkeys(precisions)),
+        }
 
-    def load(self) -> ImageData:
+    def candidates(self, method: str, data: ImageData) -> list[Setting]:
+        """The settings that a method tries at the smallest budget, before the further ones."""
+        return candidates(METHODS[method], self.tries, self.grid, self.alternatives(data))
+
+    def tuning_seeds(self) -> range:
+        """Seeds of the tuning's runs."""
+        return range(TUNING_SEEDS + self.seed, TUNING_SEEDS + self.seed + self.tune_seeds)
+
+    def load(self) -> tuple[ImageData, dict[str, ImageData]]:
         """The data on their device; raises whatever is wrong with the options before anything is trained."""
         device = prepare_torch(self.device, self.threads)
-        data = self.settings.load_data(self.data).to(device)
+        data = self.settings.load_data(self.data)
+        ood = self.settings.load_ood(self.data, data, self.settings.ood)
+        data, ood = data.to(device), {name: each.to(device) for name, each in ood.items()}
         if not len(data.val_y):
             raise ValueError(f"tuning needs validation images, which {self.settings.dataset} lacks")
         for budget in self.all_budgets(data):
             for method in self.sampler:
-                settings = replace(self.settings, steps=budget)
-                validate_run(METHODS[method], settings, METHODS[method].lr, data)
-        return data
+                for also in dict.fromkeys(setting.also for setting in self.candidates(method, data)):
+                    own: dict[str, Any] = dict(also)
+                    settings = replace(self.settings, steps=budget, **own)
+                    validate_run(METHODS[method], settings, METHODS[method].lr, data)
+        return data, ood
 
 
 def parse_compare(arguments: Sequence[str] | None, description: str | None = None) -> CompareOptions:

@@ -33,9 +33,10 @@ _META_BUDGETS = (300, 3000)
 #: Settings and budgets, in minibatch gradients. The prior's precision λ is that of a weight decay λ/N near 5e-4, as in
 #: the L2E paper. "fashion_mnist": one convolution, 28×28, a data set of the meta-training at a resolution beyond it.
 #: "digits": an architecture of no task family (three hidden layers, SiLU). "cifar10": a data set that meta-training
-#: never sees, at 16×16 in colour. "mnist_nt", "mnist_nt_af" and "mnist_nt_data": samplers that were
-#: trained on 784-20-10 with ReLU, on a larger network, with another activation function, and on digits 5–9 where the
-#: training had 0–4.
+#: never sees, at 16×16 in colour; "resnet_proxy": the same by a ResNet-20 with filter response normalisation, a kind of
+#: network (depth, normalisation) that no task family has. "mnist_nt", "mnist_nt_af" and "mnist_nt_data": samplers
+#: that were trained on 784-20-10 with ReLU, on a larger network, with another activation function, and on digits 5–9
+#: where the training had 0–4.
 PRESETS: dict[str, tuple[Settings, tuple[int, ...]]] = {
     "fashion_mnist": (
         Settings(
@@ -69,6 +70,18 @@ PRESETS: dict[str, tuple[Settings, tuple[int, ...]]] = {
             **_POSTERIOR,
         ),
         (1000, 5000),
+    ),
+    "resnet_proxy": (
+        Settings(
+            dataset="cifar10",
+            model="resnet20_frn",
+            width=8,
+            size=16,
+            batch_size=64,
+            prior_precision=20.0,
+            **_POSTERIOR,
+        ),
+        (2000, 8000),
     ),
     "mnist_nt": (Settings(**_META_MNIST), _META_BUDGETS),
     "mnist_nt_af": (Settings(**_META_MNIST, activation="sigmoid"), _META_BUDGETS),

@@ -14,21 +14,25 @@ from experiments.common.figures import new_figure
 from experiments.common.tables import finished, mean_and_std, spread, with_failures
 from experiments.common.tuning import Choice, Tuning
 from experiments.images.methods import METHODS
-from experiments.images.runner import SCORES, Result, predictions
+from experiments.images.result import SCORES, Result
+from experiments.images.runner import predictions
 from experiments.images.settings import Settings
 from learned_samplers import metrics, plots
 
 Runs = Mapping[str, Sequence[Result]]  # method → its runs, one a seed
 
 
-def rows(runs: Runs, out: Path) -> list[dict[str, str]]:
+def rows(runs: Runs, out: Path, reference: torch.Tensor | None = None) -> list[dict[str, str]]:
     """One row of text a method: scores as mean ± standard deviation over the seeds that did not diverge.
 
-    With HMC among the methods, each is also compared with its predictions, averaged over its seeds: agreement of the
-    most probable class, and total variation distance.
+    With a reference, probabilities (test images, classes), or with HMC among the methods, whose predictions averaged
+    over its seeds are one then, each is compared with that: agreement of the most probable class, and total variation
+    distance.
     """
     table = []
-    reference = hmc_reference(runs, out)
+    name = "the reference"
+    if reference is None:
+        reference, name = hmc_reference(runs, out), "HMC"
     for results in runs.values():
         good = finished(results)
         row = {"method": label(results), "lr": f"{results[0].lr:g}"}
@@ -36,7 +40,7 @@ def rows(runs: Runs, out: Path) -> list[dict[str, str]]:
             row[heading] = spread([result.scores[key] for result in good], decimals)
         if reference is not None:
             probabilities = [predictions(result, out)["test"] for result in good]
-            row["agreement with HMC"] = spread([metrics.agreement(p, reference) for p in probabilities], 4)
+            row[f"agreement with {name}"] = spread([metrics.agreement(p, reference) for p in probabilities], 4)
             row["total variation"] = spread([metrics.total_variation(p, reference) for p in probabilities], 4)
         row["samples"] = spread([result.num_samples for result in good], 0, with_std=False)
         row["gradients"] = spread([result.gradient_evaluations for result in results], 0, with_std=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from experiments.common.tuning import Choice, Tuning, score_text, tune
 from experiments.images.options import SampleOptions
-from experiments.images.runner import ImageRuns, Result, store_for
+from experiments.images.result import Result
+from experiments.images.runner import ImageRuns, store_for
 from meta_tasks.datasets import ImageData
 
 Trials = Tuning[Choice, Result]
@@ -13,7 +14,7 @@ Trials = Tuning[Choice, Result]
 class Sampling:
     """The runs of one call, method by method; runs made for the tuning are not repeated."""
 
-    def __init__(self, options: SampleOptions, data: ImageData, ood: ImageData) -> None:
+    def __init__(self, options: SampleOptions, data: ImageData, ood: dict[str, ImageData]) -> None:
         self.options = options
         self.runs = ImageRuns(data, ood, store_for(options.folder(), data, ood, fresh=options.fresh))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,9 +21,10 @@ class Settings:
     # Data set: digits, mnist, fashion_mnist, kmnist, emnist, cifar10, cifar100, svhn, a MedMNIST flag such as
     # bloodmnist, or npz:FILE in MedMNIST layout.
     dataset: str = "digits"
-    # Out-of-distribution data set, any name that --dataset takes, or photos or notmnist; by default mnist and
-    # fashion_mnist are each other's and all others get photos (patches of two photographs).
-    ood: str | None = None
+    # Out-of-distribution data sets, one or several, any names that --dataset takes, or photos or notmnist. By default
+    # sample.py takes one (mnist and fashion_mnist are each other's, all others get photos, patches of two photographs)
+    # and compare.py none.
+    ood: tuple[str, ...] = ()
     # Side of the images in pixels; by default their own.
     size: int | None = None
     # Turn colour images into grey ones.
@@ -58,7 +60,7 @@ class Settings:
     steps: int | None = None
     # Images in a minibatch (the incomplete last one of an epoch is left out; every epoch is shuffled anew).
     batch_size: int = 64
-    # Momentum decay a of SGHMC, SGNHT and cyclical SGMCMC in (0, 1], dimensionless; 1 − a is the momentum of SGD.
+    # Momentum decay a of the samplers with a momentum in (0, 1], dimensionless; 1 − a is the momentum of SGD.
     momentum_decay: float = 0.1
     # Temperature T of the samplers, dimensionless: they sample p(θ|D)^(1/T). 1 is the posterior itself; less is a cold
     # posterior, which suits image sets with carefully chosen labels; 0 switches the noise off.
@@ -69,8 +71,12 @@ class Settings:
     # Share of a sampler's steps before its first sample, in [0, 1). HMC adapts its step size meanwhile. Cyclical
     # SGMCMC has its exploration phases and --burn-in-cycles instead.
     burn_in: float = 0.3
+    # Adapt the mass of ScaleAdaptedSGHMC at temperature 0, as Adam does, and not at that of the samples.
+    cold_adaptation: bool = False
     # Posterior samples to keep of each run, evenly spaced (for cyclical SGMCMC over the sampling phases).
     num_samples: int = 30
+    # Share of the budget that AdamEMA's running average of the weights remembers, in (0, 1].
+    average_length: float = 0.1
     # Number of cycles of cyclical SGMCMC in the budget.
     cycles: int = 4
     # Number of cycles at the beginning that give no samples.
@@ -92,15 +98,18 @@ class Settings:
 
     def __post_init__(self) -> None:
         datasets.check_name(self.dataset, "dataset")
-        if self.ood is not None:
-            datasets.check_name(self.ood, "ood")
+        for name in self.ood:
+            datasets.check_name(name, "ood")
+        if len(set(self.ood)) < len(self.ood):
+            raise ValueError(f"ood must hold names, each once, got {self.ood}")
         counts = ("epochs", "steps", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
         at_least_one(self, *counts)
         if not 0 <= self.burn_in_cycles < self.cycles:
             raise ValueError(f"burn_in_cycles must lie in [0, cycles={self.cycles}), got {self.burn_in_cycles}")
         share_below_one(self, "burn_in", "exploration_ratio")
-        if not 0 < self.momentum_decay <= 1:
-            raise ValueError(f"momentum_decay must lie in (0, 1], got {self.momentum_decay}")
+        for name in ("momentum_decay", "average_length"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
         not_negative(self, "temperature", "prior_precision", "division")
 
     def network_options(self) -> dict[str, object]:
@@ -123,13 +132,21 @@ class Settings:
         """HMC trajectories in the budget: each costs a gradient for every leapfrog step and one at its start."""
         return self.budget(num_data) // self.steps_per_epoch(num_data) // (self.leapfrog_steps + 1)
 
-    def load(self, root: str | None) -> tuple[datasets.ImageData, datasets.ImageData]:
-        """The data, and the out-of-distribution images in the shape of its images."""
+    def load(self, root: str | None) -> tuple[datasets.ImageData, dict[str, datasets.ImageData]]:
+        """The data, and by name the out-of-distribution images in the shape of its images, of one data set at least."""
         data = self.load_data(root)
-        name = self.ood or datasets.out_of_distribution(self.dataset)
+        return data, self.load_ood(root, data, self.ood or (datasets.out_of_distribution(self.dataset),))
+
+    def load_ood(
+        self, root: str | None, data: datasets.ImageData, names: Sequence[str]
+    ) -> dict[str, datasets.ImageData]:
+        """The out-of-distribution images of these names, in the shape of the data's."""
         channels, height, width = data.input_shape
         square = height if height == width else None
-        return data, datasets.match(datasets.load(name, root, size=square, grayscale=channels == 1), data)
+        return {
+            name: datasets.match(datasets.load(name, root, size=square, grayscale=channels == 1), data)
+            for name in names
+        }
 
     def load_data(self, root: str | None) -> datasets.ImageData:
         """The data alone."""

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from experiments.images.log import LOGS, VALIDATIONS, Diverged, Log
 from experiments.images.methods import ImageMethod
 from experiments.images.settings import Settings
-from learned_samplers import HMC, CyclicalSchedule
+from learned_samplers import HMC, SWAG, CyclicalSchedule
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
 from meta_tasks.networks import architectures
 
-LOGS = 100  # points of a training curve
-VALIDATIONS = 20  # of which so many with the validation loss of the current weights
 FULL_BATCH_CHUNK = 4096  # images run at once for a gradient over the whole training set
-
-
-class Diverged(Exception):
-    """A run whose loss, gradient or weights are no longer finite."""
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -41,91 +34,16 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     return groups
 
 
-def batches(num_data: int, batch_size: int, device: torch.device) -> Iterator[Tensor]:
-    """Indices of minibatches without end: each epoch in a new order, without its incomplete last minibatch."""
-    while True:
-        order = torch.randperm(num_data, device=device)
-        yield from order.split(batch_size)[: num_data // batch_size]
+def batches(
+    num_data: int, batch_size: int, device: torch.device, generator: torch.Generator | None = None
+) -> Iterator[Tensor]:
+    """Indices of minibatches without end: each epoch in a new order, without its incomplete last minibatch.
 
-
-@torch.no_grad()
-def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Mean loss in nats and accuracy of the current weights."""
-    logits = torch.cat([model(part) for part in x.split(1024)])
-    return cross_entropy(logits, y).item(), (logits.argmax(1) == y).float().mean().item()
-
-
-class Log:
-    """Training curves of one run: TensorBoard, and the progress bar's postfix.
-
-    The step of every curve is the number of minibatch gradient evaluations.
-
-    Attributes:
-        temperatures: of a sampler, one entry a point: {"step", "sampling" (whether the state counts as a sample's),
-            "groups": {part of the network: {"kinetic", "configurational", "size" (its number of weights)}}}; None
-            for a temperature that does not exist.
-        validation_curve: see `experiments.images.runner.Result`.
+    The order is drawn on the CPU, so that it is the same on every device.
     """
-
-    def __init__(
-        self, writer: SummaryWriter, bar: tqdm, data: ImageData, steps: int, validations: int = VALIDATIONS
-    ) -> None:
-        self.writer, self.bar, self.data = writer, bar, data
-        self.every = max(1, steps // LOGS)
-        self.validate_every = self.every * max(1, LOGS // validations)
-        self.validation_seconds = 0.0
-        self.temperatures: list[dict[str, Any]] = []
-        self.validation_curve: list[list[float]] = []
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin a new mean."""
-        self.loss: Tensor | float = 0.0
-        self.hits: Tensor | float = 0.0
-        self.images = self.count = 0
-
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Collect one minibatch; nothing is read back from the device."""
-        self.loss = self.loss + loss.detach()
-        self.hits = self.hits + (logits.detach().argmax(1) == labels).sum()
-        self.images += len(labels)
-        self.count += 1
-
-    def write(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Write the means since the last time; call it between ``backward`` and ``step``."""
-        loss = float(self.loss) / self.count
-        if not math.isfinite(loss):
-            raise Diverged(f"the training loss is {loss} at step {step}")
-        self.writer.add_scalar("train/loss", loss, step)
-        self.writer.add_scalar("train/accuracy", float(self.hits) / self.images, step)
-        self.writer.add_scalar("train/learning_rate", optimizer.param_groups[0]["lr"], step)
-        self.reset()
-        if not hasattr(optimizer, "temperatures"):
-            return
-        groups: dict[str, dict[str, Any]] = {}
-        for group, values in zip(optimizer.param_groups, optimizer.temperatures()):
-            groups[group["name"]] = {"size": sum(p.numel() for p in group["params"])}
-            for kind, value in values.items():
-                groups[group["name"]][kind] = value if math.isfinite(value) else None
-                if math.isfinite(value):
-                    self.writer.add_scalar(f"temperature_{kind}/{group['name']}", value, step)
-        sampling = getattr(optimizer, "is_sampling", True)
-        self.temperatures.append({"step": step, "sampling": sampling, "groups": groups})
-
-    def validate(self, step: int, model: nn.Module) -> None:
-        """Write loss and accuracy of the current weights on the validation images, if there are any."""
-        if not len(self.data.val_y):
-            return
-        start = time.perf_counter()
-        model.eval()
-        loss, accuracy = evaluate(model, self.data.val_x, self.data.val_y)
-        model.train()
-        self.validation_seconds += time.perf_counter() - start
-        if math.isfinite(loss):
-            self.validation_curve.append([step, loss, accuracy])
-        self.writer.add_scalar("validation/loss", loss, step)
-        self.writer.add_scalar("validation/accuracy", accuracy, step)
-        self.bar.set_postfix(validation_loss=f"{loss:.3f}", refresh=False)
+    while True:
+        order = torch.randperm(num_data, generator=generator).to(device)
+        yield from order.split(batch_size)[: num_data // batch_size]
 
 
 def minibatch_run(
@@ -133,22 +51,23 @@ def minibatch_run(
     optimizer: torch.optim.Optimizer,
     data: ImageData,
     steps: int,
-    batch_size: int,
+    order: Iterator[Tensor],
     log: Log,
     *,
     first_step: int = 0,
     schedule: torch.optim.lr_scheduler.LRScheduler | CyclicalSchedule | None = None,
     gradients_per_step: int = 1,
 ) -> None:
-    """The ordinary training loop, `steps` minibatches long."""
+    """The ordinary training loop, `steps` minibatches long; `order` gives their indices."""
     model.train()
-    order = batches(data.num_data, batch_size, data.train_x.device)
     for step, index in zip(range(first_step + 1, first_step + steps + 1), order):
         images, labels = data.train_x[index], data.train_y[index]
-        optimizer.zero_grad(set_to_none=True)
-        logits = model(images)
-        loss = cross_entropy(logits, labels)
-        loss.backward()
+        # IVON's gradient is taken at a draw from its Gaussian; that of all others at the weights.
+        with getattr(optimizer, "sampled_params", nullcontext)():
+            optimizer.zero_grad(set_to_none=True)
+            logits = model(images)
+            loss = cross_entropy(logits, labels)
+            loss.backward()
         log.add(loss, logits, labels)
         if step % log.every == 0:
             log.write(step * gradients_per_step, model, optimizer)
@@ -181,7 +100,7 @@ class Reevaluation:
 
 
 def point_runs(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
 ) -> SampleCollection:
     """One trained network, or the members of an ensemble, which share the steps."""
     members = settings.ensemble_size if method.kind == "ensemble" else 1
@@ -191,14 +110,44 @@ def point_runs(
         model = build_network(settings, data)
         optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, share)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, share)
-        minibatch_run(model, optimizer, data, share, settings.batch_size, log, first_step=first_step, schedule=schedule)
+        minibatch_run(model, optimizer, data, share, order, log, first_step=first_step, schedule=schedule)
         first_step += share
         states.append(model.state_dict())
     return PosteriorSamples.from_samples(model, states)
 
 
+def averaged_run(
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
+) -> SampleCollection:
+    """The running average of the weights over a run of an optimizer at a constant rate."""
+    model = build_network(settings, data)
+    optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
+    decay = 1 - 1 / max(2, settings.average_length * steps)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    optimizer.register_step_post_hook(lambda *_: average.update_parameters(model))
+    minibatch_run(model, optimizer, data, steps, order, log)
+    return PosteriorSamples.from_samples(model, [average.module.state_dict()])
+
+
+def gaussian_run(
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
+) -> SampleCollection:
+    """Draws from the Gaussian that a run has fitted: an optimizer's own (at a decaying rate), or else SWAG's."""
+    model = build_network(settings, data)
+    optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
+    if hasattr(optimizer, "sampled_params"):
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        minibatch_run(model, optimizer, data, steps, order, log, schedule=schedule)
+        return SampleCollection.from_draws(model, optimizer.sampled_params, settings.num_samples)
+    # Fitted to twice as many states as a chain gives samples, evenly over the rest of the run.
+    burn_in = int(settings.burn_in * steps)
+    swag = SWAG(model, optimizer, burn_in, max(1, (steps - burn_in) // (2 * settings.num_samples)))
+    minibatch_run(model, optimizer, data, steps, order, log)
+    return SampleCollection.from_draws(model, swag.sampled_params, settings.num_samples)
+
+
 def sampler_run(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
 ) -> SampleCollection:
     """The posterior samples of one chain, or the snapshots of an optimizer's trajectory."""
     cost = method.gradients_per_step
@@ -209,9 +158,7 @@ def sampler_run(
     kept = cyclical_collection(settings, steps) if method.cyclical else collection(settings, steps)
     with PosteriorSamples(model, sampler, **kept) as samples:
         try:
-            minibatch_run(
-                model, sampler, data, steps, settings.batch_size, log, schedule=schedule, gradients_per_step=cost
-            )
+            minibatch_run(model, sampler, data, steps, order, log, schedule=schedule, gradients_per_step=cost)
         except ValueError as error:  # the collection refuses weights that are not finite
             if all(p.isfinite().all() for p in model.parameters()):
                 raise
@@ -285,6 +232,17 @@ def hmc_run(
     return samples, sampler.acceptance_rate
 
 
+#: What runs a method of each kind that takes minibatches.
+MINIBATCH_RUNS = {
+    "optimizer": point_runs,
+    "ensemble": point_runs,
+    "average": sampler_run,
+    "running_average": averaged_run,
+    "gaussian": gaussian_run,
+    "sampler": sampler_run,
+}
+
+
 def build_network(settings: Settings, data: ImageData) -> nn.Module:
     """A freshly initialised network on the device of the data."""
     network = architectures.build(settings.model, data.input_shape, data.num_classes, **settings.network_options())
@@ -301,6 +259,8 @@ def validate_run(method: ImageMethod, settings: Settings, lr: float, data: Image
         collection(settings, steps)
     elif method.kind == "ensemble" and steps < settings.ensemble_size:
         raise ValueError(f"ensemble_size={settings.ensemble_size} exceeds the budget of {steps} steps")
+    elif method.kind == "gaussian" and steps - int(settings.burn_in * steps) < 2:
+        raise ValueError(f"burn_in={settings.burn_in} of {steps} steps leaves fewer than two to fit a Gaussian to")
     optimizer = method.build(groups, settings, lr, data.num_data, steps)
     method.schedule(optimizer, settings, steps)
     if method.cyclical:

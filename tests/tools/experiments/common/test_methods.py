@@ -52,7 +52,18 @@ def test_a_method_stands_under_its_own_name_which_no_other_has_in_any_case(metho
 
 def test_samplers_have_the_names_of_their_classes():
     """Of those that are neither optimizers and ensembles nor a sampler in another form."""
-    others = {"SGD", "Adam", "DeepEnsemble", "AdamEnsemble", "AdamAverage", "CyclicalL2E", "L2EPaper"}
+    others = {
+        "SGD",
+        "Adam",
+        "DeepEnsemble",
+        "AdamEnsemble",
+        "AdamAverage",
+        "AdamEMA",
+        "AdamSWAG",
+        "CyclicalL2E",
+        "L2EPaper",
+        "L2EStart",
+    }
     others |= {"MTSGDCode", "PlainEnsemble", "Bootstrap", "Uniform"}
     every = {*IMAGE_METHODS, *TASK_METHODS, *REGRESSION_METHODS, *BANDIT_METHODS}
     assert all(hasattr(learned_samplers, name) for name in every - others)

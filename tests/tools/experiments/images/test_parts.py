@@ -1,38 +1,91 @@
 """The parts of tools/compare.py: grids, mean temperatures, the verdict, runs with other weights."""
 
+import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from experiments.images.compare_report import BudgetReport, against_baselines, image_error, measured
+from experiments.common.tuning import Tuning
+from experiments.images.compare_report import BudgetReport, against_baselines, measured
+from experiments.images.compare_statistics import collapsed, image_error, paired
+from experiments.images.log import Log
 from experiments.images.measures import mean_temperatures, overall
-from experiments.images.methods import METHODS, grid
-from experiments.images.runner import ImageRuns, Result, store_for
+from experiments.images.methods import METHODS, SHORT_NAMES, Setting, candidates, proposal
+from experiments.images.result import Result
+from experiments.images.runner import ImageRuns, store_for
 from experiments.images.settings import Settings
-from experiments.images.training import Log, sampler_run
+from experiments.images.training import batches, sampler_run
 from safetensors.torch import save_file
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from learned_samplers import metrics
 from learned_samplers.classical.cyclical import cyclical_phase
 
+ALTERNATIVES = {
+    "momentum_decay": (0.05, 0.1, 0.3), "temperature": (1.0, 0.1, 0.01), "exploration_ratio": (0.5, 0.8, 0.9),
+    "prior_precision": (0.0, 1.0, 20.0),
+}  # fmt: skip
 
-def test_the_grids():
-    rates = {name: [s.lr for s in grid(METHODS[name], 6, {"momentum_decay": (0.1,)})]
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("tries", [1, 2, 17, 18, 40])
+def test_every_method_tries_equally_many_settings_in_a_balanced_choice(method, tries):
+    found = candidates(METHODS[method], tries, 6, ALTERNATIVES)
+    assert len(found) == len(set(found)) == tries
+    rates = Counter(setting.lr for setting in found)
+    assert max(rates.values()) - min(rates.values()) <= 1
+    assert len(rates) >= min(6, tries)
+    others = Counter(setting.also for setting in found)
+    possible = math.prod(len(ALTERNATIVES[name]) for name in METHODS[method].tunes)
+    assert len(others) == min(tries, possible)
+    assert max(others.values()) - min(others.values()) <= 1
+    own = METHODS[method].lr
+    assert min(rates) <= own * 1.5
+    assert max(rates) * 1.5 >= own
+
+
+def test_the_settings_that_are_tried():
+    rates = {name: sorted({s.lr for s in candidates(METHODS[name], 18, 6, ALTERNATIVES)})
              for name in ("SGHMC", "PSGLD", "CyclicalSGMCMC", "L2E")}  # fmt: skip
     assert rates["SGHMC"] == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
     assert rates["L2E"] == [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02], "as wide, elsewhere"
     assert rates["PSGLD"] == [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01]
-    both = grid(METHODS["CyclicalSGMCMC"], 6, {"momentum_decay": (0.05, 0.1, 0.3)})
-    assert len(both) == 18
-    decays = grid(METHODS["Adam"], 2, {"prior_precision": (0.0, 1.0)})
+    decays = candidates(METHODS["Adam"], 2, 1, {"prior_precision": (0.0, 1.0)})
     assert {setting.also for setting in decays} == {(("prior_precision", 0.0),), (("prior_precision", 1.0),)}
     assert {setting.variant for setting in decays} == {"p0", "p1"}
     assert {setting.text(100) for setting in decays} == {"decay 0", "decay 0.01"}
-    ours = grid(METHODS["L2E"], 6, {"momentum_decay": (0.05, 0.1, 0.3)})
-    assert len(ours) == 6, "a learned sampler has its learning rate alone"
+    alone = candidates(METHODS["L2E"], 9, 6, {"temperature": (1.0,)})
+    assert len({setting.lr for setting in alone}) == 9, "with nothing else to tune there are more learning rates"
+    # Names of a run's files must not collide.
+    assert len({name[0] for name in SHORT_NAMES}) == len(SHORT_NAMES)
+
+
+def tuned(scores):
+    tuning = Tuning(lambda run: run)
+    tuning.trials = {setting: [score] for setting, score in scores.items()}
+    return tuning
+
+
+def test_what_is_proposed_next_is_new_and_near_the_best():
+    alternatives = {"temperature": (1.0, 0.1, 0.01)}
+    hot, cold = (("temperature", 1.0),), (("temperature", 0.1),)
+    tuning = tuned({Setting(0.1, hot): 1.0, Setting(0.2, hot): 0.5, Setting(0.5, cold): 2.0})
+    seen = []
+    for _ in range(7):
+        seen.append(proposal(tuning, alternatives))
+        assert seen[-1] not in tuning.trials
+        tuning.trials[seen[-1]] = [3.0]
+    rates = [(setting.lr, dict(setting.also)["temperature"]) for setting in seen]
+    assert rates[:3] == [(0.5, 1.0), (0.2, 0.1), (0.2, 0.01)], "the rate beside the best, then other temperatures"
+    assert rates[3:] == [(0.05, 1.0), (1.0, 1.0), (0.02, 1.0), (2.0, 1.0)], "then ever more distant rates"
+    edge = tuned({Setting(0.1, hot): 0.5, Setting(0.2, hot): 1.0})
+    assert proposal(edge, alternatives) == Setting(0.05, hot), "beyond the edge first"
+    with pytest.raises(RuntimeError, match="it diverged at every learning rate"):
+        proposal(tuned({Setting(0.1, hot): None}), alternatives)
 
 
 # --- measures -----------------------------------------------------------------------------------------------------
@@ -91,11 +144,53 @@ def test_the_error_of_the_images_is_that_of_their_mean_difference(tmp_path):
     assert image_error(results["L2E"], results["SGHMC"], tmp_path) == pytest.approx(expected, rel=1e-5)
 
 
+def results(nlls, name="SGHMC"):
+    """One run a seed; None is a run that diverged."""
+    return [
+        Result(name, 0.1, seed, {}, scores={} if nll is None else {"nll": nll}, diverged="so" if nll is None else None)
+        for seed, nll in enumerate(nlls)
+    ]
+
+
+def test_differences_are_paired_by_seed():
+    ours, theirs = results([1.0, 2.0, 3.0, None]), results([0.9, 1.8, None, 5.0])
+    mean, error = paired(ours, theirs)
+    assert mean == pytest.approx(0.15), "of the two seeds that both have finished"
+    assert error == pytest.approx(np.std([0.1, 0.2], ddof=1) / 2**0.5)
+    assert paired(results([1.0]), results([0.5])) == (0.5, None)
+    assert paired(results([None]), results([0.5])) is None
+    # Seeds that are good and bad for both methods alike leave no error, where unpaired ones would.
+    mean, error = paired(results([1.0, 2.0, 3.0]), results([0.9, 1.9, 2.9]))
+    assert error == pytest.approx(0, abs=1e-12)
+    assert mean == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("nlls", "count"),
+    [([0.5, 0.5, 0.6], 0), ([0.5, 0.5, 0.8], 1), ([0.5, None, 0.5], 1), ([2.4, 2.4], 2), ([None, None], 2), ([], 0)],
+)
+def test_collapsed_runs_are_counted(nlls, count):
+    assert collapsed(results(nlls), 10) == count
+
+
+def test_a_run_is_scored_after_a_temperature_of_the_validation_images(tmp_path):
+    settings = Settings(steps=20, limit=320, model="mlp", hidden=(8,), num_samples=4)
+    data = settings.load_data(None)
+    result = ImageRuns(data, {}, store_for(tmp_path, data)).run(settings, "SGHMC", 0.05, 0)
+    samples = ImageRuns(data, {}, store_for(tmp_path, data)).samples(result, settings)
+    scale = metrics.fit_temperature(samples.predict(data.val_x), data.val_y)
+    assert scale < 0.95, "so short a run is underconfident"
+    assert result.scaling == pytest.approx(scale, rel=1e-3)
+    wanted = metrics.nll(metrics.with_temperature(samples.predict(data.test_x), scale), data.test_y)
+    assert result.scaled_nll == pytest.approx(wanted, rel=1e-4)
+    assert result.scaled_nll < result.scores["nll"]
+
+
 def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, learned_weights):
     settings = Settings(steps=20, limit=320, model="mlp", hidden=(8,), num_samples=4)
     data = settings.load_data(None)
     other = replace(settings, l2e_network=learned_weights["l2e_network"])
-    runs = ImageRuns(data, None, store_for(tmp_path, data))
+    runs = ImageRuns(data, {}, store_for(tmp_path, data))
     first, second = (runs.run(each, "L2E", 0.05, 0) for each in (settings, other))
     assert first.name != second.name
     assert first.scores != second.scores
@@ -108,7 +203,7 @@ def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, l
 def test_the_members_of_an_ensemble_share_a_budget_that_they_do_not_divide(tmp_path):
     settings = Settings(steps=23, limit=320, model="mlp", hidden=(8,), ensemble_size=4)
     data = settings.load_data(None)
-    result = ImageRuns(data, None, store_for(tmp_path, data)).run(settings, "AdamEnsemble", 0.01, 0)
+    result = ImageRuns(data, {}, store_for(tmp_path, data)).run(settings, "AdamEnsemble", 0.01, 0)
     assert (result.gradient_evaluations, result.num_samples) == (23, 4)
 
 
@@ -128,7 +223,8 @@ def test_cyclical_l2e_has_the_rates_the_noise_and_the_samples_of_cyclical_sgmcmc
 
         with SummaryWriter(str(tmp_path)) as writer:
             log = Log(writer, tqdm(disable=True), data, steps)
-            samples = sampler_run(replace(METHODS[name], build=build), settings, 0.01, data, steps, log)
+            order = batches(data.num_data, settings.batch_size, data.train_x.device)
+            samples = sampler_run(replace(METHODS[name], build=build), settings, 0.01, data, steps, order, log)
         kept[name] = len(samples)
         sampling = [entry["sampling"] for entry in log.temperatures]
         if name == "L2E":

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from experiments.images import training
+from experiments.images.log import Diverged
 from experiments.images.methods import METHODS
 from experiments.images.report import rows
-from experiments.images.runner import ImageRuns, Result, predictions, store_for
+from experiments.images.result import Result
+from experiments.images.runner import ImageRuns, predictions, store_for
 from experiments.images.settings import Settings
-from experiments.images.training import batches, collection, cyclical_collection, parameter_groups
+from experiments.images.training import batches, collection, cyclical_collection, parameter_groups, validate_run
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -21,7 +24,7 @@ from learned_samplers.classical.cyclical import cyclical_phase
 from meta_tasks.datasets import ImageData
 from meta_tasks.networks import architectures
 
-HAVE_MOMENTUM = ("SGHMC", "SGNHT", "CyclicalSGMCMC")
+HAVE_MOMENTUM = ("SGHMC", "BAOA", "ScaleAdaptedSGHMC", "SGNHT", "CyclicalSGMCMC", "L2EStart")
 
 
 @dataclass
@@ -30,7 +33,7 @@ class Tiny:
 
     settings: Settings
     data: ImageData
-    ood: ImageData
+    ood: dict[str, ImageData]
 
     def at(self, folder, *, fresh=False):
         return ImageRuns(self.data, self.ood, store_for(folder, self.data, self.ood, fresh=fresh))
@@ -53,11 +56,11 @@ def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny
     result = tiny.at(tmp_path).run(settings, method, METHODS[method].lr, 3)
     assert result.diverged is None
     assert result.gradient_evaluations == 60
-    wanted = {"optimizer": 1, "ensemble": 3, "average": 4, "sampler": 4, "full_batch": 4}[METHODS[method].kind]
+    wanted = {"optimizer": 1, "running_average": 1, "ensemble": 3}.get(METHODS[method].kind, 4)
     assert result.num_samples == len(result.accuracy_curve) == len(result.nll_curve) == wanted
     assert (result.acceptance_rate is None) == (method != "HMC")
     saved = predictions(result, tmp_path)
-    assert result.scores == pytest.approx(metrics.summary(saved["test"], saved["test_labels"], saved["ood"]))
+    assert result.scores == pytest.approx(metrics.summary(saved["test"], saved["test_labels"], saved["ood_photos"]))
     assert result.accuracy_curve[-1] == pytest.approx(result.scores["accuracy"])
     again = tiny.at(tmp_path).samples(result, settings).predict(data.test_x)
     torch.testing.assert_close(again, saved["test"], rtol=1e-4, atol=1e-6)
@@ -107,6 +110,94 @@ def test_a_run_that_diverges_says_so_and_has_no_scores(tmp_path, tiny, method):
     row = rows({method: [result]}, tmp_path)[0]
     assert row["method"].endswith("(1 of 1 diverged)")
     assert row["NLL"] == "–"
+
+
+def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, tiny, monkeypatch):
+    """Whatever numbers a method draws meanwhile."""
+    seen = {}
+
+    def loop(model, optimizer, data, steps, order, log, **_):
+        batches_of = seen.setdefault(name, [])
+        batches_of.append([p.detach().clone() for p in model.parameters()])
+        for _ in range(12):
+            batches_of.append(next(order))
+            torch.randn(len(seen))  # as many as no other method draws
+        raise Diverged("seen enough")
+
+    monkeypatch.setattr(training, "minibatch_run", loop)
+    for name in ("SGHMC", "L2E", "AdamEMA", "SWAG", "IVON", "DeepEnsemble", "SGD"):
+        tiny.at(tmp_path).run(tiny.settings, name, 0.01, 3)
+    first = seen["SGHMC"]
+    for other in seen.values():
+        assert all(torch.equal(a, b) for a, b in zip(first[0], other[0], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(first[1:], other[1:], strict=True))
+    name = "SGLD"
+    tiny.at(tmp_path).run(tiny.settings, name, 0.01, 4)
+    assert not torch.equal(seen["SGLD"][1], first[1]), "another seed has another order"
+
+
+# --- kinds of methods ---------------------------------------------------------------------------------------------
+
+
+def test_the_start_of_l2e_moves_along_adams_direction():
+    """One coordinate whose gradient is constant: m/√v̂ = 1, and the weight falls by √lr·2·10/√50,000 each step."""
+    weight = torch.nn.Parameter(torch.tensor([3.0, 5.0]))
+    groups = [{"params": [weight], "name": "only"}]
+    settings = Settings(temperature=0.0, prior_precision=0.0)
+    sampler = METHODS["L2EStart"].build(groups, settings, 0.005, 50_000, 10)
+    for _ in range(2):
+        before = weight.detach().clone()
+        weight.grad = torch.tensor([1e-3, -1e-3])  # lr·g, of SGHMC, is a thousandth of the step
+        sampler.step()
+    wanted = (0.005 / 50_000) ** 0.5 * 20
+    torch.testing.assert_close(weight.detach() - before, torch.tensor([-wanted, wanted]), rtol=5e-3, atol=0)
+
+
+def test_ivons_gradient_is_taken_at_a_draw_and_its_samples_are_draws(tmp_path, tiny):
+    runs = tiny.at(tmp_path)
+    result = runs.run(tiny.settings, "IVON", 0.2, 0)
+    samples = list(runs.samples(result, tiny.settings))
+    name = next(iter(samples[0]))
+    assert len({float(each[name].flatten()[0]) for each in samples}) == 4, "every sample is a draw of its own"
+
+
+def test_the_mass_is_adapted_in_the_first_half_of_burn_in():
+    for cold, wanted in ((False, None), (True, 0.0)):
+        weight = torch.nn.Parameter(torch.ones(2))
+        settings = Settings(burn_in=0.5, cold_adaptation=cold)
+        sampler = METHODS["ScaleAdaptedSGHMC"].build([{"params": [weight], "name": "only"}], settings, 1e-3, 100, 40)
+        assert sampler.param_groups[0]["adaptation_temperature"] == wanted
+        sampling = []
+        for _ in range(12):
+            weight.grad = torch.ones(2)
+            sampler.step()
+            sampling.append(sampler.is_sampling)
+        assert sampling == [False] * 10 + [True] * 2
+
+
+def test_adam_ema_forgets_by_its_average_length(tmp_path, tiny):
+    last = {**vars(tiny.settings), "average_length": 1e-9}  # a memory of two steps, the shortest
+    whole = {**vars(tiny.settings), "average_length": 1.0}
+    short, long = (
+        tiny.at(tmp_path / name).run(Settings(**each), "AdamEMA", 3e-3, 0)
+        for name, each in (("short", last), ("long", whole))
+    )
+    assert short.validation_nll != long.validation_nll
+    assert short.validation_nll < long.validation_nll, "60 steps of Adam: the first weights are the worst"
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("ScaleAdaptedSGHMC", {"burn_in": 0.0}, "leaves ScaleAdaptedSGHMC none in which to adapt its mass"),
+        ("SGLRW", {"temperature": 0.0}, "temperature must be greater than 0"),
+        ("SWAG", {"burn_in": 0.99}, "leaves fewer than two to fit a Gaussian to"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_its_first_step(tiny, method, changes, message):
+    settings = Settings(**{**vars(tiny.settings), **changes})
+    with pytest.raises(ValueError, match=message):
+        validate_run(METHODS[method], settings, METHODS[method].lr, tiny.data)
 
 
 # --- parts --------------------------------------------------------------------------------------------------------

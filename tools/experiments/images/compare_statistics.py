@@ -1,0 +1,135 @@
+"""How far a comparison's numbers can be trusted: paired differences, collapsed runs, the choice of test images."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.common.tables import finished, mean_and_std, spread
+from experiments.images.result import Result
+from experiments.images.runner import predictions
+from learned_samplers import metrics
+
+COLLAPSED = 1.5  # times the median NLL of a method's runs, from which one of them counts as collapsed
+
+
+def losses(results: Sequence[Result], folder: Path) -> torch.Tensor:
+    """Negative log-probability of each test image's label, the mean over a method's seeds, in nats."""
+    ended = [predictions(result, folder) for result in finished(results)]
+    true = [each["test"].gather(1, each["test_labels"].long().unsqueeze(1))[:, 0].double() for each in ended]
+    return -torch.stack(true).clamp(min=1e-300).log().mean(0)
+
+
+def image_error(ours: Sequence[Result], theirs: Sequence[Result], folder: Path) -> float:
+    """Standard error over test images of the difference between two methods' mean NLL, in nats.
+
+    Each image's negative log-probability is the mean over a method's seeds; more seeds do not lessen this error.
+    """
+    difference = losses(ours, folder) - losses(theirs, folder)
+    return float(difference.std() / math.sqrt(len(difference)))
+
+
+def paired(ours: Sequence[Result], theirs: Sequence[Result]) -> tuple[float, float | None] | None:
+    """Mean difference of the test NLL over the seeds that both have finished, and its standard error.
+
+    The error is None for one such seed, the pair None for no seed.
+    """
+    others = {result.seed: result.scores["nll"] for result in finished(theirs)}
+    differences = [result.scores["nll"] - others[result.seed] for result in finished(ours) if result.seed in others]
+    if not differences:
+        return None
+    mean, std = mean_and_std(differences)
+    return mean, std / math.sqrt(len(differences)) if len(differences) > 1 else None
+
+
+def collapsed(results: Sequence[Result], num_classes: int) -> int:
+    """Runs that diverged, or whose test NLL is above that of uniform predictions or 1.5 times the method's median."""
+    good = [result.scores["nll"] for result in finished(results)]
+    bound = min(math.log(num_classes), COLLAPSED * statistics.median(good)) if good else 0.0
+    return len(results) - sum(nll <= bound for nll in good)
+
+
+def robustness(runs: Mapping[str, Sequence[Result]], name: str, folder: Path, num_classes: int) -> dict[str, Any]:
+    """Of a method: median, worst seed, collapsed runs, the scaled NLL, and its difference to the first method."""
+    results, first = runs[name], next(iter(runs.values()))
+    nlls = [result.scores["nll"] for result in finished(results)]
+    scaled = [result.scaled_nll for result in finished(results) if result.scaled_nll is not None]
+    difference = None
+    if results is not first and (pair := paired(results, first)) is not None:
+        difference = {"mean": pair[0], "error": pair[1], "image_error": image_error(results, first, folder)}
+    return {
+        "median_nll": statistics.median(nlls) if nlls else None,
+        "worst_nll": max(nlls) if nlls else None,
+        "collapsed": collapsed(results, num_classes),
+        "scaled_nll": statistics.fmean(scaled) if scaled else None,
+        "scaled_nll_std": statistics.stdev(scaled) if len(scaled) > 1 else None,
+        "difference": difference,
+    }
+
+
+def equal_time(results: Sequence[Result]) -> dict[str, Any] | None:
+    """Of a method's runs in the seconds of the first: gradients, seconds and NLLs; None without them."""
+    if not results:
+        return None
+    return {
+        "gradients": results[0].gradient_evaluations,
+        "seconds": statistics.fmean(result.seconds for result in results),
+        "nll": [result.scores["nll"] for result in finished(results)],
+        "accuracy": [result.scores["accuracy"] for result in finished(results)],
+    }
+
+
+def beside(results: Sequence[Result], folder: Path, reference: torch.Tensor | None) -> dict[str, Any]:
+    """Out-of-distribution scores and distances to the reference, one number a seed; nothing of what there is not."""
+    good = finished(results)
+    found: dict[str, Any] = {}
+    if any(result.ood for result in good):
+        found["ood"] = {
+            name: {key: [result.ood[name][key] for result in good] for key in ("auroc", "mean_entropy")}
+            for name in good[0].ood
+        }
+    if reference is not None:
+        tests = [predictions(result, folder)["test"] for result in good]
+        found["agreement"] = [metrics.agreement(test, reference) for test in tests]
+        found["total_variation"] = [metrics.total_variation(test, reference) for test in tests]
+    return found
+
+
+def beside_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """The cells of `beside`."""
+    cells = {}
+    for key, heading in (("agreement", "agreement with the reference"), ("total_variation", "total variation")):
+        if key in numbers:
+            cells[heading] = spread(numbers[key], 4)
+    for name, scores in numbers.get("ood", {}).items():
+        cells[f"AUROC {name}"] = spread(scores["auroc"], 3)
+        cells[f"entropy {name} [nats]"] = spread(scores["mean_entropy"], 3)
+    return cells
+
+
+def robust_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """The cells of `robustness` and `equal_time`."""
+
+    def text(value: float | None, form: str = ".4f") -> str:
+        return "–" if value is None else f"{value:{form}}"
+
+    difference, alike = numbers["difference"] or {}, numbers["equal_time"]
+    scaled, std = text(numbers["scaled_nll"]), numbers["scaled_nll_std"]
+    cells = {
+        "tries": str(len(numbers["tuning"])),
+        "median NLL": text(numbers["median_nll"]),
+        "worst NLL": text(numbers["worst_nll"]),
+        "collapsed": str(numbers["collapsed"]),
+        "difference": text(difference.get("mean"), "+.4f"),
+        "± seeds": text(difference.get("error")),
+        "± images": text(difference.get("image_error")),
+        "scaled NLL": scaled if std is None else f"{scaled} ± {std:.4f}",
+    }
+    if alike is not None:
+        cells |= {"gradients at equal time": str(alike["gradients"]), "NLL at equal time": spread(alike["nll"], 4)}
+    return cells

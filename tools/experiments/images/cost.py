@@ -1,0 +1,82 @@
+"""What a comparison will cost, from a few steps of every method."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from experiments.common.devices import synchronize
+from experiments.common.tables import markdown
+from experiments.images.log import Log
+from experiments.images.methods import METHODS, ImageMethod
+from experiments.images.options import CompareOptions
+from experiments.images.settings import Settings
+from experiments.images.training import batches, build_network, minibatch_run, parameter_groups
+from meta_tasks.datasets import ImageData
+
+STEPS = 3  # of which the first, which allocates, is not timed
+
+
+def gradient_flops(settings: Settings, data: ImageData) -> int:
+    """Floating-point operations of one minibatch gradient, by torch's counter (convolutions and matrix products)."""
+    model = build_network(settings, data)
+    with FlopCounterMode(display=False) as counter:
+        size = settings.batch_size
+        cross_entropy(model(data.train_x[:size]), data.train_y[:size]).backward()
+    return counter.get_total_flops()
+
+
+def seconds_per_gradient(method: ImageMethod, settings: Settings, data: ImageData) -> float:
+    """Wall-clock seconds that a run takes for each gradient of its budget, measured in a few of its steps."""
+    budget = settings.budget(data.num_data)
+    model = build_network(settings, data)
+    optimizer = method.build(parameter_groups(model), settings, method.lr, data.num_data, budget)
+    order = batches(data.num_data, settings.batch_size, data.train_x.device)
+    with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer, tqdm(disable=True) as bar:
+        # A budget of its own that is never reached: nothing is written, and no validation is timed.
+        log = Log(writer, bar, data, 1_000_000)
+        minibatch_run(model, optimizer, data, 1, order, log)
+        synchronize(data.train_x.device)
+        start = time.perf_counter()
+        minibatch_run(model, optimizer, data, STEPS - 1, order, log)
+        synchronize(data.train_x.device)
+    return (time.perf_counter() - start) / (STEPS - 1) / method.gradients_per_step
+
+
+def cost_table(options: CompareOptions, data: ImageData, gradients: int) -> str:
+    """The runs that are planned and what they will take, as Markdown; a few steps of every method are done for it.
+
+    Args:
+        gradients: of all runs of one method, see `planned_gradients`.
+
+    Raises:
+        ValueError: a method that takes the whole training set at each step.
+    """
+    settings = replace(options.settings, steps=max(options.all_budgets(data)))
+    flops = gradient_flops(settings, data)
+    rows: list[dict[str, Any]] = []
+    total = 0.0
+    for name in options.sampler:
+        if METHODS[name].kind == "full_batch":
+            raise ValueError(f"dry_run: {name} takes the whole training set at each step, whose cost is not measured")
+        torch.manual_seed(options.seed)
+        seconds = seconds_per_gradient(METHODS[name], settings, data)
+        total += seconds * gradients
+        rows.append({
+            "method": name, "gradients": str(gradients), "ms/gradient": f"{1000 * seconds:.2f}",
+            "hours": f"{seconds * gradients / 3600:.2f}",
+        })  # fmt: skip
+    count = gradients * len(rows)
+    return (
+        f"{markdown(rows)}\n\n{count} gradients of {flops / 1e9:.3g} GFLOP, {count * flops / 1e15:.3g} PFLOP together: "
+        f"{total / 3600:.2f} hours at the speed measured, {count * flops / 3.6e15:.3g} at 1 TFLOP/s. Scoring, and runs "
+        "at equal time, come on top."
+    )

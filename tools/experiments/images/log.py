@@ -1,0 +1,102 @@
+"""The training curves of one run."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from meta_tasks.datasets import ImageData
+
+LOGS = 100  # points of a training curve
+VALIDATIONS = 20  # of which so many with the validation loss of the current weights
+
+
+class Diverged(Exception):
+    """A run whose loss, gradient or weights are no longer finite."""
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Mean loss in nats and accuracy of the current weights."""
+    logits = torch.cat([model(part) for part in x.split(1024)])
+    return cross_entropy(logits, y).item(), (logits.argmax(1) == y).float().mean().item()
+
+
+class Log:
+    """Training curves of one run: TensorBoard, and the progress bar's postfix.
+
+    The step of every curve is the number of minibatch gradient evaluations.
+
+    Attributes:
+        temperatures: of a sampler, one entry a point: {"step", "sampling" (whether the state counts as a sample's),
+            "groups": {part of the network: {"kinetic", "configurational", "size" (its number of weights)}}}; None
+            for a temperature that does not exist.
+        validation_curve: see `experiments.images.runner.Result`.
+    """
+
+    def __init__(
+        self, writer: SummaryWriter, bar: tqdm, data: ImageData, steps: int, validations: int = VALIDATIONS
+    ) -> None:
+        self.writer, self.bar, self.data = writer, bar, data
+        self.every = max(1, steps // LOGS)
+        self.validate_every = self.every * max(1, LOGS // validations)
+        self.validation_seconds = 0.0
+        self.temperatures: list[dict[str, Any]] = []
+        self.validation_curve: list[list[float]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new mean."""
+        self.loss: Tensor | float = 0.0
+        self.hits: Tensor | float = 0.0
+        self.images = self.count = 0
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Collect one minibatch; nothing is read back from the device."""
+        self.loss = self.loss + loss.detach()
+        self.hits = self.hits + (logits.detach().argmax(1) == labels).sum()
+        self.images += len(labels)
+        self.count += 1
+
+    def write(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Write the means since the last time; call it between ``backward`` and ``step``."""
+        loss = float(self.loss) / self.count
+        if not math.isfinite(loss):
+            raise Diverged(f"the training loss is {loss} at step {step}")
+        self.writer.add_scalar("train/loss", loss, step)
+        self.writer.add_scalar("train/accuracy", float(self.hits) / self.images, step)
+        self.writer.add_scalar("train/learning_rate", optimizer.param_groups[0]["lr"], step)
+        self.reset()
+        if not hasattr(optimizer, "temperatures"):
+            return
+        groups: dict[str, dict[str, Any]] = {}
+        for group, values in zip(optimizer.param_groups, optimizer.temperatures()):
+            groups[group["name"]] = {"size": sum(p.numel() for p in group["params"])}
+            for kind, value in values.items():
+                groups[group["name"]][kind] = value if math.isfinite(value) else None
+                if math.isfinite(value):
+                    self.writer.add_scalar(f"temperature_{kind}/{group['name']}", value, step)
+        sampling = getattr(optimizer, "is_sampling", True)
+        self.temperatures.append({"step": step, "sampling": sampling, "groups": groups})
+
+    def validate(self, step: int, model: nn.Module) -> None:
+        """Write loss and accuracy of the current weights on the validation images, if there are any."""
+        if not len(self.data.val_y):
+            return
+        start = time.perf_counter()
+        model.eval()
+        loss, accuracy = evaluate(model, self.data.val_x, self.data.val_y)
+        model.train()
+        self.validation_seconds += time.perf_counter() - start
+        if math.isfinite(loss):
+            self.validation_curve.append([step, loss, accuracy])
+        self.writer.add_scalar("validation/loss", loss, step)
+        self.writer.add_scalar("validation/accuracy", accuracy, step)
+        self.bar.set_postfix(validation_loss=f"{loss:.3f}", refresh=False)
