@@ -123,11 +123,14 @@ class LearnedSampler(Sampler):
         super()._validate(group)
         check.fraction("momentum_decay", group["momentum_decay"], open_left=True)
         check.one_of("momentum_init", group["momentum_init"], ("zero", "normal"))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         for name in self.settings_class.names():
-            if name in group:
+            if isinstance(param_group, dict) and name in param_group:
                 raise ValueError(
-                    f"{name} is a setting of the whole sampler, not of a parameter group, got {group[name]!r}"
+                    f"{name} is a setting of the whole sampler, not of a parameter group, got {param_group[name]!r}"
                 )
+        super().add_param_group(param_group)
 
     # ---------------------------------------------------------------- the badge
 

@@ -242,7 +242,7 @@ def test_it_learns_to_come_closer_to_the_posterior():
     ("change", "message"),
     [
         ({"objective": "bma"}, "objective must be 'stein_kl' for truncated_backpropagation, got 'bma'"),
-        ({"rule": SGHMCRule()}, "cannot train the rule 'sghmc'"),
+        ({"rule": SGHMCRule()}, "cannot train the rule 'SGHMC'"),
         ({"estimator": AntitheticES(0.1, 2, Horizon(12, 12, 3))}, "'stein_kl' has no value, only a gradient"),
     ],
 )
