@@ -13,7 +13,7 @@ demo: $(READY)   ## sample a convolutional network's posterior on real handwritt
 	$(PY) tools/sample.py
 
 test: $(READY)   ## run the whole test suite (no network, no GPU needed)
-	$(PY) -m pytest -q
+	$(PY) -m pytest -q -n auto
 
 lint: $(READY)   ## ruff
 	$(PY) -m ruff check .
