@@ -41,7 +41,7 @@ def test_an_approximation_of_other_weights_is_refused():
         laplace_samples(model, odd, 3)
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # those of laplace-torch and of what it imports
 def test_a_last_layer_of_laplace_torch_predicts_as_the_package_does():
     laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed: pip install laplace-torch")
     model = small_network()
