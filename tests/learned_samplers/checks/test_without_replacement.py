@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from learned_samplers import PSGLD, SGHMC, SGLD, check_sampler
+from learned_samplers import PSGLD, SGHMC, SGLD, SGLRW, check_sampler
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.simulation import ReshuffledNoise
 from tests.harness import sghmc_variance, sgld_variance
@@ -102,3 +102,14 @@ def test_sgld_with_replacement_is_as_before():
 def test_bad_numbers(batches, error):
     with pytest.raises(error, match="without_replacement"):
         check_sampler(lambda p: SGLD(p, 0.1, N), without_replacement=batches)
+
+
+def test_the_lattice_walk_is_too_hot_with_replacement_and_too_cold_reshuffled():
+    # It lets the minibatch's noise stand for a part of its own; reshuffling takes that noise back in soft directions.
+    def bias(**drawn):
+        torch.manual_seed(0)
+        report = check_sampler(lambda p: SGLRW(p, 1.0, 100), stiffness=(0.05,), gradient_noise=160.0, **drawn)
+        return report.results[0].configurational_temperature - 1
+
+    assert bias() > 0.25
+    assert bias(without_replacement=10) < -0.08
