@@ -13,6 +13,7 @@ from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.features import FeatureSet, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_tensors_
+from learned_samplers.learned.network import Phi
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
 from learned_samplers.learned.two_passes import TwoPasses
@@ -50,11 +51,12 @@ class TwoPassSampler(LearnedSampler):
         limit = _TOGETHER_ON_CPU if all(p.device.type == "cpu" for p in params) else _TOGETHER_ON_GPU
         for alike in together(params):
             chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
+            phi = self._phi(chosen[0])
             for block in blocks(chosen, limit):
-                self._advance(chosen[block], slopes[block], hyper)
+                self._advance(chosen[block], slopes[block], phi, hyper)
 
-    def _advance(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
-        noise, phi = self.noise_for(params, hyper), self._phi(params[0])
+    def _advance(self, params: list[Tensor], gradients: list[Tensor], phi: Phi, hyper: dict[str, Any]) -> None:
+        noise = self.noise_for(params, hyper)
         momenta, averages = ([self.state[p][name] for p in params] for name in self.state_names)
         everything = (*params, *gradients, *(noise or ()), *momenta, *averages)
         passes = self.passes()

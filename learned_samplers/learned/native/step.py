@@ -32,7 +32,7 @@ def can_step(phi: Phi, settings: L2ESettings | PreconditionedSettings, *tensors:
     if isinstance(settings, PreconditionedSettings) and settings.correction != "none":
         return False
     everything = [x for x in (*tensors, *(part for layer in phi for part in layer)) if x is not None]
-    if torch.compiler.is_compiling() or not all(map(_is_plain, everything)):
+    if torch.compiler.is_compiling() or not _are_plain(everything):
         return False
     if torch.is_grad_enabled() and any(each.requires_grad for each in everything):
         return False
@@ -62,7 +62,7 @@ def step_tensors_(
     """
     rows = [parameters, gradients, noise or parameters, momenta, averages]
     # A tensor of another memory layout (channels_last) takes the step as a copy.
-    plain = [[x if x.is_contiguous() else x.contiguous() for x in row] for row in rows]
+    plain = [row if all([x.is_contiguous() for x in row]) else [x.contiguous() for x in row] for row in rows]
     if noise is None:
         plain[2] = [torch.empty_like(x) for x in plain[0]] if _normalises(settings) else []
     pieces = np.zeros((len(parameters), 8), np.int64)
@@ -72,9 +72,10 @@ def step_tensors_(
     pieces[:, 5] = pieces[:, 6] = [p.numel() for p in parameters]
     _run(pieces, phi, settings, noise is not None, hyper)
     for before, after in ((parameters, plain[0]), (momenta, plain[3]), (averages, plain[4])):
-        for old, new in zip(before, after, strict=True):
-            if old is not new:
-                old.copy_(new)
+        if before is not after:
+            for old, new in zip(before, after, strict=True):
+                if old is not new:
+                    old.copy_(new)
 
 
 def step_flat_(
@@ -159,8 +160,16 @@ def _normalises(settings: L2ESettings | PreconditionedSettings) -> bool:
     return isinstance(settings, L2ESettings) and settings.normalise_output
 
 
-def _is_plain(x: Tensor) -> bool:
-    return type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu"
+def _are_plain(tensors: Sequence[Tensor]) -> bool:
+    # (Sets of what there is: a step looks at some hundred tensors.)
+    return (
+        set(map(type, tensors)) <= _PLAIN
+        and {x.dtype for x in tensors} == {torch.float32}
+        and all([x.is_cpu for x in tensors])
+    )
+
+
+_PLAIN = {Tensor, torch.nn.Parameter}
 
 
 def _widths(phi: Phi) -> tuple[int, ...]:
