@@ -17,6 +17,7 @@ from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_mean,
 from learned_samplers.learned.l2e.measures import term_contributions
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
+from learned_samplers.learned.native.kinetic import half_step
 from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.network import Phi, apply_network, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
@@ -276,6 +277,7 @@ class KineticRule(NetworkRule):
         parameter, momentum = l2e_kinetic_rule(
             *at.tensors,
             hessian_product=at.hessian_product,
+            half_step=half_step,
             phi=prepared,
             segments=at.segments,
             settings=self.settings,

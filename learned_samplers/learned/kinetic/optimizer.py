@@ -15,7 +15,8 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
-from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_finish, kinetic_half_step, kinetic_mean
+from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_finish, kinetic_mean
+from learned_samplers.learned.native.kinetic import half_step
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
 
 
@@ -128,11 +129,13 @@ class KineticL2E(LearnedSampler):
         for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
             inputs.prepared = self._half_steps(group, inputs)
             halves += inputs.prepared
+        if self.hessian == "none":
+            return
         directions: dict[Tensor, Tensor] = {}
         for half in halves:
             pieces = half.direction.split(half.segments.lengths)
             directions.update({p: w.reshape(p.shape) for p, w in zip(half.params, pieces, strict=True)})
-        if self.hessian == "none" or not any(w.any() for w in directions.values()):
+        if not any(w.any() for w in directions.values()):
             return
         if slopes:
             with torch.enable_grad():
@@ -154,7 +157,7 @@ class KineticL2E(LearnedSampler):
             chosen = [params[i] for i in members]
             noise = self.noise_for(chosen, hyper)
             segments, theta = Segments(tuple(p.numel() for p in chosen)), gather(chosen)
-            parts = kinetic_half_step(
+            parts = half_step(
                 theta,
                 gather([grads[i] for i in members]),
                 None if noise is None else gather(noise),

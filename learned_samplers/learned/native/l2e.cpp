@@ -12,12 +12,11 @@
 // Features are made tile by tile and never stored; those of a whole tensor (the context) are a shift of the first layer's
 // bias, and the division by a root mean square a factor on its weights. Sums run over fixed blocks in a fixed order, so that
 // the number of threads changes no bit.
-#include <algorithm>
 #include <cmath>
 #include <new>
 
+#include "phases.h"
 #include "scales.h"
-#include "team.h"
 
 namespace {
 
@@ -42,43 +41,27 @@ class Step {
     }
 
     void run(int64_t piece_count) {
-        Team team(threads_for(piece_count));
+        int64_t total = 0;
+        for (int64_t i = 0; i < piece_count; i++) total += pieces[i].length;
+        Team team(threads_for(total, s.threads));
         for (int64_t begin = 0, end; begin < piece_count; begin = end) {
-            int64_t size = 0;
-            for (end = begin; end < piece_count && (end == begin || size + pieces[end].length <= GROUP * s.threads); end++)
-                size += pieces[end].length;
-            cut(begin, end);
-            phase(team, &Step::averages, &Step::after_averages);
-            phase(team, &Step::first, s.normalise && s.friction_beta != 0 ? &Step::after_output : &Step::after_momentum);
-            if (s.normalise && s.friction_beta != 0) phase(team, &Step::friction, &Step::after_momentum);
-            phase(team, &Step::second, s.normalise ? &Step::after_output : nullptr);
-            if (s.normalise) phase(team, &Step::move, nullptr);
+            end = group_end(pieces, begin, piece_count, GROUP * s.threads);
+            first_piece = static_cast<int>(begin);
+            cut(pieces, begin, end, blocks);
+            wholes.resize(end - begin);
+            in_turn(team, &Step::averages, &Step::after_averages);
+            in_turn(team, &Step::first, s.normalise && s.friction_beta != 0 ? &Step::after_output : &Step::after_momentum);
+            if (s.normalise && s.friction_beta != 0) in_turn(team, &Step::friction, &Step::after_momentum);
+            in_turn(team, &Step::second, s.normalise ? &Step::after_output : nullptr);
+            if (s.normalise) in_turn(team, &Step::move, nullptr);
         }
     }
 
   private:
-    int threads_for(int64_t piece_count) const {
-        int64_t total = 0;
-        for (int64_t i = 0; i < piece_count; i++) total += pieces[i].length;
-        return static_cast<int>(std::min<int64_t>(s.threads, 1 + total / (4 * BLOCK)));
-    }
-
-    void cut(int64_t begin, int64_t end) {
-        first_piece = static_cast<int>(begin);
-        blocks.clear();
-        wholes.resize(end - begin);
-        for (int64_t i = begin; i < end; i++)
-            for (int64_t start = 0; start < pieces[i].length; start += BLOCK)
-                blocks.push_back({static_cast<int>(i - begin), start, std::min(start + BLOCK, pieces[i].length), {}});
-    }
-
-    void phase(Team &team, void (Step::*work)(Block &), void (Step::*reduce)(int, Block *, Block *)) {
-        team.each(blocks.size(), [&](int64_t i) { (this->*work)(blocks[i]); });
-        if (!reduce) return;
-        for (size_t i = 0, j; i < blocks.size(); i = j) {
-            for (j = i; j < blocks.size() && blocks[j].piece == blocks[i].piece;) j++;
-            (this->*reduce)(blocks[i].piece, blocks.data() + i, blocks.data() + j);
-        }
+    void in_turn(Team &team, void (Step::*work)(Block &), void (Step::*reduce)(int, Block *, Block *)) {
+        const auto each = [&](Block &b) { (this->*work)(b); };
+        if (reduce) phase(team, blocks, each, [&](int i, Block *from, Block *to) { (this->*reduce)(i, from, to); });
+        else phase(team, blocks, each);
     }
 
     const Piece &piece(const Block &b) const { return pieces[first_piece + b.piece]; }
@@ -103,9 +86,7 @@ class Step {
     }
 
     double mean(int i, const Block *from, const Block *to, int k) const {
-        double total = 0;
-        for (; from < to; from++) total += from->sums[k];
-        return total / pieces[first_piece + i].length;
+        return ::mean(from, to, k, pieces[first_piece + i].length);
     }
 
     void after_averages(int i, Block *from, Block *to) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from math import prod
 
@@ -14,6 +13,7 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.native.calls import are_plain, call_with_network, widths_of
 from learned_samplers.learned.native.coefficients import coefficients
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.native.structures import fits, settings_of
@@ -31,12 +31,9 @@ def can_step(phi: Phi, settings: L2ESettings | PreconditionedSettings, *tensors:
     """
     if isinstance(settings, PreconditionedSettings) and settings.correction != "none":
         return False
-    everything = [x for x in (*tensors, *(part for layer in phi for part in layer)) if x is not None]
-    if torch.compiler.is_compiling() or not _are_plain(everything):
+    if not are_plain(phi, tensors):
         return False
-    if torch.is_grad_enabled() and any(each.requires_grad for each in everything):
-        return False
-    return fits(feature_set_named(settings.feature_set), _widths(phi)) and native_library() is not None
+    return fits(feature_set_named(settings.feature_set), widths_of(phi)) and native_library() is not None
 
 
 def step_tensors_(
@@ -143,34 +140,9 @@ def _run(
         numbers["heat"] = 0.0
     named = feature_set_named(settings.feature_set)
     numbers["threads"] = torch.get_num_threads()
-    call = settings_of(named, _widths(phi), hyper["step"], hyper["num_data"], settings.total_steps, numbers)
-    plain = [(weight.detach().contiguous(), bias.detach().contiguous()) for weight, bias in phi]
-    own = plain[0][0].dim() > 2
-    table = np.array(
-        [[w.data_ptr(), b.data_ptr(), own * prod(w.shape[-2:]), own * b.shape[-1]] for w, b in plain],
-        np.int64,
-    )
-    members = prod(plain[0][0].shape[:-2])
-    failed = library.l2e_step(ctypes.addressof(call), pieces.ctypes.data, len(pieces), table.ctypes.data, members)
-    if failed:
-        raise MemoryError("the compiled update ran out of memory")
+    call = settings_of(named, widths_of(phi), hyper["step"], hyper["num_data"], settings.total_steps, numbers)
+    call_with_network(library.l2e_step, call, pieces, phi)
 
 
 def _normalises(settings: L2ESettings | PreconditionedSettings) -> bool:
     return isinstance(settings, L2ESettings) and settings.normalise_output
-
-
-def _are_plain(tensors: Sequence[Tensor]) -> bool:
-    # (Sets of what there is: a step looks at some hundred tensors.)
-    return (
-        set(map(type, tensors)) <= _PLAIN
-        and {x.dtype for x in tensors} == {torch.float32}
-        and all([x.is_cpu for x in tensors])
-    )
-
-
-_PLAIN = {Tensor, torch.nn.Parameter}
-
-
-def _widths(phi: Phi) -> tuple[int, ...]:
-    return (phi[0][0].shape[-1], *(weight.shape[-2] for weight, _ in phi))
