@@ -195,21 +195,19 @@ class NetworkOnChain:
     ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
         """The outputs for one tensor (d,), block by block; a block's state may change once its outputs are returned.
 
-        (Normalised outputs are computed as a whole first.)
+        Outputs that are normalised over a tensor of several blocks are computed twice: to keep them would take as much
+        memory as the tensor does.
         """
         total, scales = momentum.shape[-1], self.scales.with_momentum(momentum)
         parts = [slice(start, min(start + size, total)) for start in range(0, total, size)]
-        pieces = (self._of(scales.part(part), heads) for part in parts)
-        if self.normalised is None or 1 not in heads:
-            yield from zip(parts, pieces, strict=True)
-            return
-        whole = [torch.empty_like(momentum) for _ in heads]
-        for part, outputs in zip(parts, pieces, strict=True):
-            for y, output in zip(whole, outputs, strict=True):
-                y[part] = output
-        whole[-1] *= self._scale_of(whole[-1])
+        factor: Any = None
+        if self.normalised is not None and 1 in heads:
+            seconds = (self._of(scales.part(part), (1,))[0] for part in parts)
+            square = sum(y.square().sum(dtype=torch.float64) for y in seconds) / total
+            factor = (torch.rsqrt(square + FLOOR) * self.normalised).to(momentum.dtype)
         for part in parts:
-            yield part, tuple(y[part] for y in whole)
+            outputs = self._of(scales.part(part), heads)
+            yield part, outputs if factor is None else (*outputs[:-1], outputs[-1] * factor)
 
     def held(self, parameter: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
         """The outputs at another θ and r, with the scales of the tensors as they were in the last call."""
