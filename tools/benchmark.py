@@ -3,7 +3,7 @@
     python tools/benchmark.py step      # time per step of every sampler
     python tools/benchmark.py inner     # member-steps per second of the meta-trainer's inner loop
     python tools/benchmark.py particles # time per step of the particle samplers against particles and tasks
-    python tools/benchmark.py memory    # peak memory of a step of the particle samplers
+    python tools/benchmark.py memory    # state and peak memory of a step of every sampler
     python tools/benchmark.py lenet     # ways to compute the gradients of multi_task.py's particles
 
 Rounds are interleaved; compare the numbers as ratios, within one run.
