@@ -202,9 +202,8 @@ class NetworkOnChain:
         parts = [slice(start, min(start + size, total)) for start in range(0, total, size)]
         factor: Any = None
         if self.normalised is not None and 1 in heads:
-            seconds = (self._of(scales.part(part), (1,))[0] for part in parts)
-            square = sum(y.square().sum(dtype=torch.float64) for y in seconds) / total
-            factor = (torch.rsqrt(square + FLOOR) * self.normalised).to(momentum.dtype)
+            seconds = [self._of(scales.part(part), (1,))[0].square().sum(dtype=torch.float64) for part in parts]
+            factor = (torch.rsqrt(torch.stack(seconds).sum() / total + FLOOR) * self.normalised).to(momentum.dtype)
         for part in parts:
             outputs = self._of(scales.part(part), heads)
             yield part, outputs if factor is None else (*outputs[:-1], outputs[-1] * factor)

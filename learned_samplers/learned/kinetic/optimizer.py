@@ -48,8 +48,9 @@ class KineticL2E(LearnedSampler):
       backward pass through a graph twice as long, and the memory for it.
     - "none": the product is left out. No closure is needed, and the invariant law is no longer claimed: an ablation.
 
-    Measured on one CPU core with a small convolutional network of 32,000 weights, milliseconds a step: `SGHMC` 5.4,
-    "none" 12, "finite_difference" 21, "double_backward" 31; f and its derivative cost about 6 of them.
+    Measured without compiled code on one CPU core with a small convolutional network of 32,000 weights, milliseconds a
+    step: `SGHMC` 5.4, "none" 12, "finite_difference" 21, "double_backward" 31; f and its derivative cost about 6 of
+    them. (With it they cost a fifth of that: docs/speed.md.)
 
     Args:
         params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options,

@@ -24,7 +24,7 @@ def are_plain(phi: Phi, tensors: Sequence[Tensor | None]) -> bool:
     everything = [x for x in (*tensors, *(part for layer in phi for part in layer)) if x is not None]
     # Sets of what there is, for a step looks at some hundred tensors.
     plain = set(map(type, everything)) <= _PLAIN and {x.dtype for x in everything} == {torch.float32}
-    if not plain or not all([x.is_cpu for x in everything]):
+    if not plain or not all(x.is_cpu for x in everything):
         return False
     return not (torch.is_grad_enabled() and any(x.requires_grad for x in everything))
 
@@ -34,9 +34,7 @@ def widths_of(phi: Phi) -> tuple[int, ...]:
     return (phi[0][0].shape[-1], *(weight.shape[-2] for weight, _ in phi))
 
 
-def call_with_network(
-    function: Callable[..., int], settings: ctypes.Structure, pieces: np.ndarray, phi: Phi
-) -> None:
+def call_with_network(function: Callable[..., int], settings: ctypes.Structure, pieces: np.ndarray, phi: Phi) -> None:
     """Call the compiled function on pieces (rows of addresses and numbers) with one network, or one for each member.
 
     Raises:

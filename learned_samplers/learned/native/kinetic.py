@@ -1,4 +1,4 @@
-"""The first half of a step of Kinetic-L2E, by the compiled code where it can: what the optimizer and the trainer call."""
+"""The first half of a step of Kinetic-L2E by the compiled code, where that can take it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["can_half_step", "half_step"]
 
 
 def can_half_step(phi: Phi, *tensors: Tensor | None) -> bool:
-    """Whether the compiled code can take the half step of these tensors, as `learned_samplers.learned.native.step.can_step`
-    says it of a step; the network has two inputs and one output."""
+    """Whether the compiled code can take the half step of these tensors; what it needs is as for `step.can_step`, and
+    of the network two inputs and one output."""
     widths = widths_of(phi)
     fits = (widths[0], widths[-1]) == (2, 1) and structures.has_room(widths)
     return fits and are_plain(phi, tensors) and native_library() is not None

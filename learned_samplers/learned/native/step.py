@@ -59,7 +59,7 @@ def step_tensors_(
     """
     rows = [parameters, gradients, noise or parameters, momenta, averages]
     # A tensor of another memory layout (channels_last) takes the step as a copy.
-    plain = [row if all([x.is_contiguous() for x in row]) else [x.contiguous() for x in row] for row in rows]
+    plain = [row if all(x.is_contiguous() for x in row) else [x.contiguous() for x in row] for row in rows]
     if noise is None:
         plain[2] = [torch.empty_like(x) for x in plain[0]] if _normalises(settings) else []
     pieces = np.zeros((len(parameters), 8), np.int64)

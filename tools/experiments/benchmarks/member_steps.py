@@ -1,7 +1,7 @@
 """Member-steps per second of one rule on one small task, in this tree or, run as a script, in another checkout.
 
-As a script it needs nothing of this tree: with PYTHONPATH set to another checkout and its tools it times that one, as far
-back as the inner loop has its present arguments. `update.py` is what calls it.
+As a script it needs nothing of this tree: with PYTHONPATH set to another checkout and its tools it times that one, as
+far back as the inner loop has its present arguments. `update.py` is what calls it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ def _parts() -> Any:
     raise ModuleNotFoundError("there is no inner benchmark in this checkout")
 
 
-def make_advance(
-    network: str, options: dict[str, Any], size: int, members: int, rule: Any
-) -> Callable[[int], None]:
+def make_advance(network: str, options: dict[str, Any], size: int, members: int, rule: Any) -> Callable[[int], None]:
     """What takes so many steps of all members of a fresh unroll, on random images of one channel."""
     parts = _parts()
     torch.manual_seed(0)

@@ -34,9 +34,9 @@ _M_MMAP_THRESHOLD = -3
 
 @dataclass(frozen=True)
 class MemoryBenchmark:
-    """State of each sampler, and peak memory of a step above it; of the particle samplers for M particles of d parameters.
+    """State of each sampler, and peak memory of a step above it, in float32 on a CPU (Linux).
 
-    In float32 on a CPU (Linux).
+    Of the particle samplers the peak alone, for M particles of d parameters.
     """
 
     # Weights of the samplers with one chain, in 200 tensors and in one; 0 leaves them out.
@@ -83,8 +83,7 @@ def _status(name: str) -> int:
 
 
 def step_bytes(name: str, weights: int, tensors: int, compiled: bool) -> tuple[float, float]:
-    """Of a sampler of ``weights`` weights in some tensors: bytes of its state, and the peak of a step above what there is
-    before it, each for a weight."""
+    """Bytes of a sampler's state, and the peak of a step above what there is before it, each for one of the weights."""
     torch.set_num_threads(1)
     # Large blocks come from the system and go back to it, so that the resident memory is what is in use.
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)
@@ -95,8 +94,8 @@ def step_bytes(name: str, weights: int, tensors: int, compiled: bool) -> tuple[f
     sampler = SAMPLERS[name](params)
     step = step_of(sampler) if compiled else uncompiled(step_of(sampler))
     step()
-    state = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tree_leaves(list(sampler.state.values()))
-             if isinstance(x, Tensor)}  # fmt: skip
+    kept = [x.untyped_storage() for x in tree_leaves(list(sampler.state.values())) if isinstance(x, Tensor)]
+    state = {storage.data_ptr(): storage.nbytes() for storage in kept}
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     step()
@@ -121,7 +120,7 @@ def benchmark_memory(options: MemoryBenchmark, command: str = "python tools/benc
 def _sampler_table(weights: int) -> str:
     """State, and peak of a step above it, as bytes a weight and as multiples of the weights."""
     lines = [
-        f"| {weights:,} weights | state, bytes a weight | peak of a step above it, {_TENSORS} tensors | in one tensor |",
+        f"| {weights:,} weights | state, bytes a weight | peak of a step above it, {_TENSORS} tensors | one tensor |",
         "|---|---:|---:|---:|",
     ]
     for name in SAMPLERS:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def benchmark_update(options: UpdateBenchmark, command: str = "python tools/benc
                 take(3)
             for _ in progress(range(options.rounds), desc=column):
                 for name, take in runs.items():
-                    spent = processor_seconds(lambda take=take: take(steps))  # type: ignore[misc]
+                    spent = processor_seconds(partial(take, steps))
                     times.setdefault(name, []).append(options.members * steps / spent)
                 if options.checkout is not None:
                     there = speed_elsewhere(options.checkout, task, options.members, steps)

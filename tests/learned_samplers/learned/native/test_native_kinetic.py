@@ -100,7 +100,7 @@ def test_any_shapes(lengths, leading, hidden, seed):
 def test_an_untrained_network_is_sghmc_bit_for_bit():
     tensors = state(LENGTHS)
     mean, half, direct, through = assert_same_half_step(tensors, LENGTHS, network(zero_last=True))
-    assert not mean.any() and not direct.any() and not through.any()
+    assert not any(x.any() for x in (mean, direct, through))
     assert torch.equal(half, sghmc_rule(*tensors, **HYPER)[1])
 
 

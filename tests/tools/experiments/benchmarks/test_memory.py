@@ -24,8 +24,7 @@ def test_a_step_needs_some_times_the_particles():
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("name", "rows"), [("L2E", 9), ("L2E, lean", 5)])
 def test_a_step_of_l2e_on_one_huge_tensor_needs_little_beside_its_state(name, rows, compiled):
-    """The bar is 1.5 times the weights; the noise alone is one. (At 10 million weights; here what is made for a block of
-    a tensor counts more.)"""
+    """The bar is 1.5 times the weights; the noise alone is one."""
     if compiled and native_library() is None:
         pytest.skip("the compiled update is not there")
     state, peak = in_its_own_process(step_bytes, name, 4_000_000, 1, compiled)
