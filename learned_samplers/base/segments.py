@@ -35,15 +35,16 @@ class Segments:
         for name, value in (("lengths", lengths), ("edges", edges), ("total", edges[-1])):
             object.__setattr__(self, name, value)
 
-    def mean_square(self, x: Tensor) -> Tensor:
-        """Mean of x² over each tensor, (..., d) → (..., S)."""
+    def mean_square(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Mean of x² over each tensor, (..., d) → (..., S), in ``dtype``, by default that of x."""
         # Norms, because they need no copy of x² the size of the model.
-        norms = [torch.linalg.vector_norm(piece, dim=-1) for piece in x.split(self.lengths, -1)]
-        return torch.stack(norms, -1).square() / constant(self.lengths, x)
+        norms = [torch.linalg.vector_norm(piece, dim=-1, dtype=dtype) for piece in x.split(self.lengths, -1)]
+        together = torch.stack(norms, -1)
+        return together.square() / constant(self.lengths, together)
 
-    def mean(self, x: Tensor) -> Tensor:
-        """Mean over each tensor, (..., d) → (..., S)."""
-        return torch.stack([piece.mean(-1) for piece in x.split(self.lengths, -1)], -1)
+    def mean(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Mean over each tensor, (..., d) → (..., S), in ``dtype``, by default that of x."""
+        return torch.stack([piece.mean(-1, dtype=dtype) for piece in x.split(self.lengths, -1)], -1)
 
     def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Each tensor's value (..., S) at its coordinates: (..., stop − start), or (..., 1) if one tensor has all."""

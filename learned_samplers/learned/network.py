@@ -240,7 +240,7 @@ def network_at(
     ``normalised`` is that of `NetworkOnChain`; ``in_place`` writes into ``averages``.
     """
     named = feature_set_named(feature_set)
-    averages = update_averages(averages, gradient, named, in_place=in_place)
+    averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
     scales = TensorScales(
         parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step, total_steps=total_steps
     )

@@ -40,6 +40,23 @@ class TwoPassSampler(LearnedSampler):
         """The update as two passes of the network; None if these settings need more than that."""
         raise NotImplementedError
 
+    @property
+    def _narrow(self) -> bool:
+        return self.settings.averages_dtype == "bfloat16"
+
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        if name == "averages" and self._narrow:
+            return p.new_zeros(self.state_shape(name, p), dtype=torch.bfloat16)
+        return super().initial_state(group, p, name)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for state in self.state.values() if self._narrow else ():
+            if "averages" in state:  # which torch has given the parameter's dtype
+                state["averages"] = state["averages"].to(torch.bfloat16)
+
+    load_state_dict.__doc__ = LearnedSampler.load_state_dict.__doc__
+
     def _rows(self) -> dict[str, int]:
         return {"averages": self.feature_set.num_averages}
 
@@ -58,9 +75,9 @@ class TwoPassSampler(LearnedSampler):
     def _advance(self, params: list[Tensor], gradients: list[Tensor], phi: Phi, hyper: dict[str, Any]) -> None:
         noise = self.noise_for(params, hyper)
         momenta, averages = ([self.state[p][name] for p in params] for name in self.state_names)
-        everything = (*params, *gradients, *(noise or ()), *momenta, *averages)
+        everything = (*params, *gradients, *(noise or ()), *momenta)
         passes = self.passes()
-        if can_step(phi, self.settings, *everything):
+        if can_step(phi, self.settings, *everything, averages=averages):
             step_tensors_(params, gradients, noise, momenta, averages, phi=phi, **hyper)
         elif passes is not None and len(params) == 1 and not torch.compiler.is_compiling():
             _in_place(passes, params[0], gradients[0], noise, momenta[0], averages[0], phi=phi, **hyper)

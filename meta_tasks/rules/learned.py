@@ -102,6 +102,11 @@ class _CoordinateRule(NetworkRule):
     ) -> None:
         super().__init__(settings, hidden)
         fraction("tell_horizon", tell_horizon)
+        if settings.averages_dtype != "float32":
+            raise ValueError(
+                f"averages_dtype must be 'float32' in the inner loop, whose chains are short and small, got "
+                f"{settings.averages_dtype!r}"
+            )
         if tell_horizon and not feature_set_named(settings.feature_set).sees_progress:
             raise ValueError(
                 f"tell_horizon is for a feature set with the progress of the run, got {tell_horizon} with "
@@ -146,7 +151,8 @@ class _CoordinateRule(NetworkRule):
         common = dict(
             phi=prepared, segments=at.segments, settings=self.settings, step=at.step, **arguments_of(at.hyper)
         )
-        if can_step(prepared, self.settings, *at.tensors):
+        *plain, averages = at.tensors
+        if can_step(prepared, self.settings, *plain, averages=[averages]):
             step_flat_(*at.tensors, **common)
             return at.parameter, at.state
         parameter, *state = self._updated(*at.tensors, **common)

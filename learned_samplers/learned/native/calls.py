@@ -17,13 +17,13 @@ __all__ = ["are_plain", "call_with_network", "widths_of"]
 _PLAIN = {Tensor, torch.nn.Parameter}
 
 
-def are_plain(phi: Phi, tensors: Sequence[Tensor | None]) -> bool:
-    """Whether all are of single precision on a CPU, none needs a gradient, and nothing is being traced."""
+def are_plain(phi: Phi, tensors: Sequence[Tensor | None], dtype: torch.dtype = torch.float32) -> bool:
+    """Whether all are of that precision on a CPU, none needs a gradient, and nothing is being traced."""
     if torch.compiler.is_compiling():
         return False
     everything = [x for x in (*tensors, *(part for layer in phi for part in layer)) if x is not None]
     # Sets of what there is, for a step looks at some hundred tensors.
-    plain = set(map(type, everything)) <= _PLAIN and {x.dtype for x in everything} == {torch.float32}
+    plain = set(map(type, everything)) <= _PLAIN and {x.dtype for x in everything} <= {dtype}
     if not plain or not all(x.is_cpu for x in everything):
         return False
     return not (torch.is_grad_enabled() and any(x.requires_grad for x in everything))

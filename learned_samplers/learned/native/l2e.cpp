@@ -68,7 +68,9 @@ class Step {
 
     Tile tile(const Block &b) const {
         const Piece &p = piece(b);
-        return Tile{p.gradient, p.parameter, p.momentum, p.noise, p.averages, p.stride}.from(b.start);
+        return Tile{p.gradient, p.parameter, p.momentum, p.noise, s.narrow ? nullptr : static_cast<float *>(p.averages),
+                    s.narrow ? static_cast<uint16_t *>(p.averages) : nullptr, p.stride}
+            .from(b.start);
     }
 
     // ------------------------------------------------------------ running averages and the scales of the tensors
@@ -79,10 +81,20 @@ class Step {
         b.sums[GRADIENT] = sum_of_squares(t.gradient, n);
         b.sums[PARAMETER] = sum_of_squares(t.parameter, n);
         b.sums[MOMENTUM] = sum_of_squares(t.momentum, n);
-        for (int k = 0; k < s.averages; k++)
-            b.sums[AVERAGE + k] = update_average<false>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
-        for (int k = s.averages; k < s.averages + s.seconds; k++)
-            b.sums[AVERAGE + k] = update_average<true>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
+        for (int k = 0; k < s.averages + s.seconds; k++) {
+            const float weight = s.average_weight[k];
+            double &total = b.sums[AVERAGE + k];
+            if (t.narrow) {
+                uint16_t *const average = t.narrow + k * t.stride;
+                const uint32_t dither = s.dither + k * AVERAGE_DITHER;
+                total = k < s.averages ? update_average<false>(t.gradient, average, n, weight, b.start, dither)
+                                       : update_average<true>(t.gradient, average, n, weight, b.start, dither);
+            } else {
+                float *const average = t.averages + k * t.stride;
+                total = k < s.averages ? update_average<false>(t.gradient, average, n, weight)
+                                       : update_average<true>(t.gradient, average, n, weight);
+            }
+        }
     }
 
     double mean(int i, const Block *from, const Block *to, int k) const {
@@ -120,20 +132,28 @@ class Step {
         const Whole &w = wholes[b.piece];
         const auto &layers = networks[piece(b).network];
         const float *row[MOST_ROWS] = {t.gradient, t.parameter, t.momentum};
-        for (int k = 0; k < s.averages; k++) row[3 + k] = t.averages + k * t.stride;
+        alignas(64) float wide[MOST_AVERAGES + MOST_SECONDS][WIDTH * LANES];
+        const float *averages = t.averages;
+        int64_t stride = t.stride;
+        if (t.narrow) {
+            averages = wide[0], stride = WIDTH * LANES;
+            for (int k = 0; k < s.averages + s.seconds; k++)
+                for (int v = 0; v < WIDTH; v++) store(wide[k] + v * LANES, load(t.narrow + k * t.stride + v * LANES));
+        }
+        for (int k = 0; k < s.averages; k++) row[3 + k] = averages + k * stride;
         alignas(64) float made[MOST_RATIOS + MOST_SECONDS][WIDTH * LANES];
         if (s.ratios + s.logs) {
-            const float *second = t.averages + s.averages * t.stride;
+            const float *second = averages + s.averages * stride;
             Vector inverse[WIDTH];
             for (int v = 0; v < WIDTH; v++)
                 inverse[v] = reciprocal_root(fused(load(second + v * LANES), s.second_correction, static_cast<float>(TINY)));
             for (int k = 0; k < s.ratios; k++) {
-                const float *from = s.ratio_average[k] < 0 ? t.gradient : t.averages + s.ratio_average[k] * t.stride;
+                const float *from = s.ratio_average[k] < 0 ? t.gradient : averages + s.ratio_average[k] * stride;
                 for (int v = 0; v < WIDTH; v++)
                     store(made[k] + v * LANES, clamp(load(from + v * LANES) * (inverse[v] * s.ratio_correction[k]),
                                                      -RATIO_BOUND, RATIO_BOUND));
             }
-            for (int k = 0; k < s.logs; k++, second += t.stride)
+            for (int k = 0; k < s.logs; k++, second += stride)
                 for (int v = 0; v < WIDTH; v++)
                     store(made[s.ratios + k] + v * LANES,
                           logarithm(fused(load(second + v * LANES), w.log_factor[k], LOG_RATIO_FLOOR)) *
@@ -171,12 +191,16 @@ class Step {
         const size_t rest = (n - i) * sizeof(float);
         if (!rest) return;
         alignas(64) float copies[4 + MOST_AVERAGES + MOST_SECONDS][LANES] = {};
-        const Tile from = t.from(i), copy{copies[0], copies[1], copies[2], t.noise ? copies[3] : nullptr, copies[4], LANES};
+        const Tile from = t.from(i), copy{copies[0], copies[1], copies[2], t.noise ? copies[3] : nullptr, copies[4],
+                                         nullptr, LANES};
         std::memcpy(copies[0], from.gradient, rest);
         std::memcpy(copy.parameter, from.parameter, rest);
         std::memcpy(copy.momentum, from.momentum, rest);
         if (t.noise) std::memcpy(copy.noise, from.noise, rest);
-        for (int k = 0; k < s.averages + s.seconds; k++) std::memcpy(copies[4 + k], from.averages + k * from.stride, rest);
+        for (int k = 0; k < s.averages + s.seconds; k++) {
+            if (!from.narrow) std::memcpy(copies[4 + k], from.averages + k * from.stride, rest);
+            else for (int64_t j = 0; j < n - i; j++) copies[4 + k][j] = widened(from.narrow[k * from.stride + j]);
+        }
         narrow(copy);
         std::memcpy(from.parameter, copy.parameter, rest);
         std::memcpy(from.momentum, copy.momentum, rest);

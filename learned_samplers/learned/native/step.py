@@ -13,6 +13,7 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.narrow import STEP
 from learned_samplers.learned.native.calls import are_plain, call_with_network, widths_of
 from learned_samplers.learned.native.coefficients import coefficients
 from learned_samplers.learned.native.library import native_library
@@ -23,15 +24,22 @@ from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
 __all__ = ["can_step", "step_flat_", "step_tensors_"]
 
 
-def can_step(phi: Phi, settings: L2ESettings | PreconditionedSettings, *tensors: Tensor | None) -> bool:
+def can_step(
+    phi: Phi,
+    settings: L2ESettings | PreconditionedSettings,
+    *tensors: Tensor | None,
+    averages: Sequence[Tensor] = (),
+) -> bool:
     """Whether the compiled code can take the step.
 
     It needs single precision on a CPU, no gradient required, a network of one to four hidden layers of at most 64
-    units with two outputs, no correction (of Precond-L2E), and the library. ``tensors`` are those of the step.
+    units with two outputs, no correction (of Precond-L2E), and the library. ``tensors`` are those of the step;
+    ``averages``, which may be in bfloat16, stand apart.
     """
     if isinstance(settings, PreconditionedSettings) and settings.correction != "none":
         return False
-    if not are_plain(phi, tensors):
+    narrow = bool(averages) and averages[0].dtype == torch.bfloat16
+    if not are_plain(phi, tensors) or not are_plain((), averages, torch.bfloat16 if narrow else torch.float32):
         return False
     return fits(feature_set_named(settings.feature_set), widths_of(phi)) and native_library() is not None
 
@@ -51,7 +59,7 @@ def step_tensors_(
 
     Args:
         parameters, gradients, noise, momenta: tensor by tensor; ``noise`` is overwritten, or None at temperature 0.
-        averages: (K, *shape) each.
+        averages: (K, *shape) each, in bfloat16 if they are kept so.
         phi, settings, hyper: as for the rule that the settings belong to.
 
     Raises:
@@ -67,7 +75,7 @@ def step_tensors_(
         if row:
             pieces[:, column] = [x.data_ptr() for x in row]
     pieces[:, 5] = pieces[:, 6] = [p.numel() for p in parameters]
-    _run(pieces, phi, settings, noise is not None, hyper)
+    _run(pieces, phi, settings, noise is not None, averages[0].dtype == torch.bfloat16, hyper)
     for before, after in ((parameters, plain[0]), (momenta, plain[3]), (averages, plain[4])):
         if before is not after:
             for old, new in zip(before, after, strict=True):
@@ -117,11 +125,11 @@ def step_flat_(
     for column, buffer in enumerate((parameter, gradient, noise, momentum)):
         if buffer is not None:
             pieces[:, :, column] = buffer.data_ptr() + offset
-    pieces[:, :, 4] = averages.data_ptr() + 4 * (member * (rows * d) + start)
+    pieces[:, :, 4] = averages.data_ptr() + averages.element_size() * (member * (rows * d) + start)
     pieces[:, :, 5], pieces[:, :, 6] = np.array(segments.lengths), d
     if phi[0][0].dim() > 2:
         pieces[:, :, 7] = member
-    _run(pieces.reshape(-1, 8), phi, settings, noisy, hyper)
+    _run(pieces.reshape(-1, 8), phi, settings, noisy, averages.dtype == torch.bfloat16, hyper)
 
 
 def _run(
@@ -129,6 +137,7 @@ def _run(
     phi: Phi,
     settings: L2ESettings | PreconditionedSettings,
     noisy: bool,
+    narrow: bool,
     hyper: dict[str, float],
 ) -> None:
     library = native_library()
@@ -140,6 +149,7 @@ def _run(
         numbers["heat"] = 0.0
     named = feature_set_named(settings.feature_set)
     numbers["threads"] = torch.get_num_threads()
+    numbers["narrow"], numbers["dither"] = narrow, int(hyper["step"]) * STEP % (1 << 32)
     call = settings_of(named, widths_of(phi), hyper["step"], hyper["num_data"], settings.total_steps, numbers)
     call_with_network(library.l2e_step, call, pieces, phi)
 

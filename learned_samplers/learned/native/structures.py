@@ -18,7 +18,8 @@ class Settings(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("averages", "seconds", "ratios", "logs", "contexts")),
-        *((name, ctypes.c_int32) for name in ("layers", "normalise", "preconditioned", "threads")),
+        *((name, ctypes.c_int32) for name in ("layers", "normalise", "preconditioned", "threads", "narrow")),
+        ("dither", ctypes.c_uint32),
         ("widths", ctypes.c_int32 * 8),
         ("ratio_average", ctypes.c_int32 * _MOST_RATIOS),
         ("context_kind", ctypes.c_int32 * _MOST_CONTEXTS),

@@ -55,12 +55,13 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "IVON": lambda params: IVON(params, 1e-3, NUM_DATA),
     "L2E": lambda params: L2E(params, LR, NUM_DATA),
     "L2E, lean": lambda params: lean_l2e(params, LR, NUM_DATA),
+    "L2E, lean, averages in bfloat16": lambda params: lean_l2e(params, LR, NUM_DATA, averages_dtype="bfloat16"),
     "KineticL2E without the Hessian": lambda params: KineticL2E(params, LR, NUM_DATA, hessian="none"),
     "PrecondL2E": lambda params: PrecondL2E(params, LR, NUM_DATA),
     "MetaSGMCMC, finite differences": lambda params: MetaSGMCMC(params, LR, NUM_DATA, correction="finite_difference"),
 }
 #: Those that have compiled code.
-COMPILED = ("L2E", "L2E, lean", "KineticL2E without the Hessian", "PrecondL2E")
+COMPILED = ("L2E", "L2E, lean", "L2E, lean, averages in bfloat16", "KineticL2E without the Hessian", "PrecondL2E")
 
 
 def step_of(sampler: Sampler) -> Callable[[], object]:

@@ -22,7 +22,7 @@ def test_a_step_needs_some_times_the_particles():
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize(("name", "rows"), [("L2E", 9), ("L2E, lean", 5)])
+@pytest.mark.parametrize(("name", "rows"), [("L2E", 9), ("L2E, lean", 5), ("L2E, lean, averages in bfloat16", 3)])
 def test_a_step_of_l2e_on_one_huge_tensor_needs_little_beside_its_state(name, rows, compiled):
     """The bar is 1.5 times the weights; the noise alone is one."""
     if compiled and native_library() is None:
