@@ -52,8 +52,6 @@ class LearnedSettings:
 
     #: Name of the sampler's class.
     sampler: ClassVar[str]
-    #: Outputs of the network.
-    outputs: ClassVar[int] = 2
     #: Widths of the hidden layers of a fresh network.
     hidden: ClassVar[tuple[int, ...]] = (32, 32)
 
@@ -118,6 +116,11 @@ class LearnedSettings:
     def features(self) -> tuple[str, ...]:
         """Names of the network's inputs, in order."""
         raise NotImplementedError
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the network has."""
+        return 2
 
     def fresh_network(
         self, hidden: Sequence[int] | None = None, *, generator: torch.Generator | None = None

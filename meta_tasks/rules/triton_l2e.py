@@ -58,6 +58,8 @@ class FusedL2ERule(L2ERule):
         super().__init__(*args, **options)
         if self.settings.form != "residual":
             raise ValueError(f"form must be 'residual' for the fused rule, got {self.settings.form!r}")
+        if self.settings.gated:
+            raise ValueError("gated must be False for the fused rule, got True")
         if len(self.hidden) != 2 or not all(1 <= width <= _GREATEST_WIDTH for width in self.hidden):
             raise ValueError(
                 f"hidden must be two widths in [1, {_GREATEST_WIDTH}] for the fused rule, got {self.hidden}"

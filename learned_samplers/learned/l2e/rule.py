@@ -58,6 +58,9 @@ class L2ESettings(LearnedSettings):
     normalise_output: bool = setting(
         False, check.truth, doc="Divide β by its root mean square over the tensor, after the bound."
     )
+    gated: bool = setting(
+        False, check.truth, doc="Whether a third output γ multiplies β by exp(γ), γ held to ±6 (residual form)."
+    )
     reference_data: float | None = setting(
         None, check.positive, optional=True, doc="N₀ at which the factor on β holds; it grows with the root of N/N₀."
     )
@@ -85,6 +88,11 @@ class L2ESettings(LearnedSettings):
                     f"{name} does not belong to this form of L2E, form={self.form!r}, got {getattr(self, name)!r}"
                 )
         super().__post_init__()
+        if self.gated and (self.form != "residual" or self.normalise_output):
+            raise ValueError(
+                f"gated=True needs form='residual' and normalise_output=False, got {self.form!r} and "
+                f"{self.normalise_output}"
+            )
         check_total_steps(self.total_steps, self.feature_set)
 
     def to_card(self) -> dict[str, Any]:
@@ -95,6 +103,10 @@ class L2ESettings(LearnedSettings):
     @property
     def features(self) -> tuple[str, ...]:
         return feature_set_named(self.feature_set).names
+
+    @property
+    def outputs(self) -> int:
+        return 3 if self.gated else 2
 
     @property
     def zero_is_base(self) -> bool:
@@ -122,15 +134,14 @@ def decay_factor(settings: L2ESettings, step: Any, num_data: Any) -> Any:
 
 
 def decayed(phi: Phi, settings: L2ESettings, step: Any, num_data: Any) -> Phi:
-    """The network with `decay_factor` times the outputs; times α alone where normalising β would lose the factor."""
+    """The network with `decay_factor` times α and β; times α alone where normalising β would lose the factor."""
     if settings.decay_time is None:
         return phi
-    factor = decay_factor(settings, step, num_data)
     *hidden, (weight, bias) = phi
-    if not settings.normalise_output:
-        return [*hidden, (weight * factor, bias * factor)]
-    weight = torch.cat([weight[..., :1, :] * factor, weight[..., 1:, :]], -2)
-    return [*hidden, (weight, torch.cat([bias[..., :1] * factor, bias[..., 1:]], -1))]
+    scaled = 1 if settings.normalise_output else 2
+    factor = torch.ones_like(bias)
+    factor[..., :scaled] = decay_factor(settings, step, num_data)
+    return [*hidden, (weight * factor.unsqueeze(-1), bias * factor)]
 
 
 def l2e_network(
@@ -200,6 +211,8 @@ def l2e_residual_rule(
             - ``decay_time`` τ in steps divides (α, β) by √(1 + t/τ), t the updates done before, so that the rule tends
               to `sghmc_rule` and its law to that of SGHMC. With ``reference_data`` it holds at N = N₀ and is τ·N₀/N at
               another N: the fewer the data, the longer the noise keeps a chain from memorising them;
+            - ``gated``: the network has a third output γ, and β·exp(γ) stands in β's place, so that it can learn how
+              far to move apart from where to;
             - ``output_bound`` and ``feature_set`` of the network, see `apply_network` and `features`.
 
     Returns:

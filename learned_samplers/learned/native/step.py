@@ -27,7 +27,7 @@ def can_step(phi: Phi, settings: L2ESettings | PreconditionedSettings, *tensors:
     """Whether the compiled code can take the step.
 
     It needs single precision on a CPU, no gradient required, a network of one to four hidden layers of at most 64
-    units with two outputs, no correction (of Precond-L2E), and the library. ``tensors`` are those of the step.
+    units with two or three outputs, no correction (of Precond-L2E), and the library. ``tensors`` are those of the step.
     """
     if isinstance(settings, PreconditionedSettings) and settings.correction != "none":
         return False

@@ -37,7 +37,7 @@ def fits(named: FeatureSet, widths: tuple[int, ...]) -> bool:
     """Whether the structures have room for the feature set and for a network of these widths."""
     return (
         widths[0] == named.size
-        and widths[-1] == 2
+        and widths[-1] in (2, 3)
         and 3 <= len(widths) <= _MOST_LAYERS + 1
         and max(widths[1:]) <= _MOST_WIDTH
         and len(named.average_decays) <= _MOST_AVERAGES

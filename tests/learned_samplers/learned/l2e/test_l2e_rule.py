@@ -11,7 +11,7 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import network as network_code
 from learned_samplers.learned.features import FEATURE_SETS, features
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_paper_rule, l2e_residual_rule
 from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
 from tests.learned_samplers.learned.flat_keywords import keywords
 
@@ -345,3 +345,37 @@ def test_a_normalised_output_decays_too():
     expected = l2e_residual_rule(theta, g, xi, r, m, **common, alpha_scale=0.1 * factor, beta_scale=factor)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("gate", [-50.0, -1.3, 0.0, 0.7, 50.0])
+def test_a_gate_multiplies_the_learned_velocity_and_nothing_else(gate):
+    phi, state = weights("lean"), chain_state(feature_set="lean")
+    *hidden, (weight, bias) = phi
+    constant = torch.cat([weight, torch.zeros_like(weight[:1])]), torch.cat([bias, bias.new_tensor([gate])])
+    gated = l2e_residual_rule(
+        *state, phi=[*hidden, constant], segments=SEGMENTS, feature_set="lean", gated=True, **HYPER
+    )
+    factor = float(np.exp(np.clip(gate, -6, 6)))
+    both = torch.tensor([1.0, factor], dtype=weight.dtype)
+    scaled = weight * both.unsqueeze(-1), bias * both
+    plain = l2e_residual_rule(*state, phi=[*hidden, scaled], segments=SEGMENTS, feature_set="lean", **HYPER)
+    for ours, theirs in zip(gated, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_gate_is_learned_for_each_coordinate_and_does_not_decay():
+    phi, state = weights("lean"), chain_state(feature_set="lean")
+    *hidden, (weight, bias) = phi
+    layers = [*hidden, (torch.cat([weight, -weight[1:]]), torch.cat([bias, -bias[1:]]))]
+    at = features(*(state[i] for i in (0, 3, 1, 4)), SEGMENTS, "lean", lr=0.2, num_data=300.0)
+    ungated, gated = apply_network(phi, at), apply_network(layers, at)
+    torch.testing.assert_close(gated[0], ungated[0])
+    torch.testing.assert_close(gated[1], ungated[1] * (-ungated[1]).clamp(-6, 6).exp())
+    faded = decayed(layers, L2ESettings(feature_set="lean", gated=True, decay_time=10.0), 30, 300.0)
+    torch.testing.assert_close(faded[-1][0], layers[-1][0] * torch.tensor([[0.5], [0.5], [1.0]]))
+
+
+@pytest.mark.parametrize("other", [dict(form="paper"), dict(normalise_output=True)])
+def test_a_gate_is_for_the_residual_form_without_normalised_outputs(other):
+    with pytest.raises(ValueError, match="gated=True needs form='residual' and normalise_output=False"):
+        L2ESettings(gated=True, **other)

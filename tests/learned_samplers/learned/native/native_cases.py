@@ -16,10 +16,10 @@ HYPER = dict(lr=0.02, num_data=3000.0, temperature=0.7, prior_precision=4.0, mom
 TOLERANCE = 1e-5
 
 
-def networks(feature_set, hidden=(16, 16), members=None, seed=0):
+def networks(feature_set, hidden=(16, 16), members=None, seed=0, outputs=2):
     """Weights with biases, of one network or of one for each member."""
     generator = torch.Generator().manual_seed(seed)
-    phi = layers_of(build_network(feature_set, hidden, zero_last=False, generator=generator))
+    phi = layers_of(build_network(feature_set, hidden, outputs, zero_last=False, generator=generator))
     vector = flatten(phi).detach()
     shape = (len(vector),) if members is None else (members, len(vector))
     return unflatten(vector + 0.1 * torch.randn(shape, generator=generator), shapes_of(phi))
