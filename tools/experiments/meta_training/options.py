@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from learned_samplers.learned.registry import REGISTRY
+from learned_samplers.learned.sampler import REGISTRY
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping, TruncatedBackpropagation
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.learned import LEARNED_RULES, NetworkRule
