@@ -20,6 +20,7 @@ from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_fi
 from learned_samplers.base.parameters import validate_parameters
 from learned_samplers.base.saved_state import ResumableOptimizer
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
+from learned_samplers.base.temperatures import temperatures_of
 
 
 class Sampler(ResumableOptimizer):
@@ -103,7 +104,7 @@ class Sampler(ResumableOptimizer):
         """Check each group whose hyperparameters differ from those checked last; a scheduler may have changed them."""
         known = self.__dict__.setdefault("_validated", {})
         for position, group in enumerate(self.param_groups):
-            values = [_comparable(group.get(name)) for name in self.defaults]
+            values = [validation.comparable(group.get(name)) for name in self.defaults]
             if known.get(position) != values:
                 self._validate(group)
                 known[position] = values
@@ -288,17 +289,7 @@ class Sampler(ResumableOptimizer):
         Returns:
             One dict ``{"kinetic": …, "configurational": …}`` a group; nan where there is no momentum or no gradient.
         """
-        reports = []
-        for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
-            size = sum(p.numel() for p in moved)
-            momenta = [self.state[p]["momentum"] for p in moved if "momentum" in self.state.get(p, {})]
-            kinetic = sum(r.square().sum().item() for r in momenta) / size if momenta else float("nan")
-            num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
-            offsets = zip(moved, prior_mean.centred(group, moved), strict=True)
-            virial = sum((x * (num_data * p.grad + prior * x)).sum().item() for p, x in offsets)
-            reports.append({"kinetic": kinetic, "configurational": virial / size if size else float("nan")})
-        return reports
+        return [temperatures_of(group, self.state) for group in self.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("generator", "schedule", "distributed", "replicated")}
@@ -309,12 +300,3 @@ def arguments(local: dict[str, Any]) -> dict[str, Any]:
     """A constructor's ``locals()`` without what is no hyperparameter: the defaults of its parameter groups."""
     named = {k: v for k, v in local.items() if k not in ("self", "params", "generator", "options", "__class__")}
     return {**named, **known_options(type(local["self"]).__name__, local.get("options", {}), named)}
-
-
-def _comparable(value: Any) -> Any:
-    """A number for a zero-dimensional tensor, which may have been changed in place; other tensors equal nothing."""
-    if isinstance(value, Tensor):
-        return value.item() if value.dim() == 0 else object()
-    if isinstance(value, list) and any(isinstance(one, Tensor) for one in value):
-        return [id(one) for one in value]
-    return value

@@ -90,3 +90,15 @@ def parameter(name: str, value: Any) -> None:
         )
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}")
+
+
+def comparable(value: Any) -> Any:
+    """What to compare a hyperparameter by later: the number in a tensor, which may be changed in place meanwhile.
+
+    A tensor of more numbers than one equals nothing; a list of tensors equals a list of the same objects.
+    """
+    if isinstance(value, Tensor):
+        return value.item() if value.dim() == 0 else object()
+    if isinstance(value, list) and any(isinstance(one, Tensor) for one in value):
+        return [id(one) for one in value]
+    return value

@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.features import FeatureSet, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_tensors_
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
-from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
+from learned_samplers.learned.sampler import LearnedSampler, together
 from learned_samplers.learned.two_passes import TwoPasses
 
 # Small tensors are updated together, up to so many coordinates: their noise, and copies of their state where the update
@@ -63,17 +62,18 @@ class TwoPassSampler(LearnedSampler):
         elif passes is not None and len(params) == 1 and not torch.compiler.is_compiling():
             _in_place(passes, params[0], gradients[0], noise, momenta[0], averages[0], phi=phi, **hyper)
         else:
-            segments = Segments(tuple(p.numel() for p in params))
-            flat = [gather(params), gather(gradients), None if noise is None else gather(noise), gather(momenta)]
-            after = self.flat_rule(*flat, self._flat_state("averages", averages), phi=phi, segments=segments, **hyper)
-            for tensors, buffer in zip((params, momenta, averages), after, strict=True):
-                scatter(buffer, tensors, segments)
+            self.advance_flat(params, gradients, noise, hyper)
 
 
 def _in_place(
-    passes: TwoPasses, parameter: Tensor, gradient: Tensor, noise: Sequence[Tensor] | None, momentum: Tensor,
-    averages: Tensor, **hyper: Any,
-) -> None:  # fmt: skip
+    passes: TwoPasses,
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Sequence[Tensor] | None,
+    momentum: Tensor,
+    averages: Tensor,
+    **hyper: Any,
+) -> None:
     # A view where the layout allows it, else a copy (channels_last), which is written back.
     theta, r, kept = parameter.reshape(-1), momentum.reshape(-1), averages.reshape(len(averages), -1)
     passes.step_(theta, gradient.reshape(-1), None if noise is None else noise[0].reshape(-1), r, kept, **hyper)

@@ -13,9 +13,9 @@ from learned_samplers import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
-from learned_samplers.learned.registry import REGISTRY
+from learned_samplers.learned.sampler import REGISTRY
 
-CLASSES = {name: each.settings for name, each in REGISTRY.items()}
+CLASSES = {name: each.settings_class for name, each in REGISTRY.items()}
 
 
 def parameter():
@@ -23,7 +23,7 @@ def parameter():
 
 
 def make(name, **keywords):
-    return REGISTRY[name].sampler([parameter()], 0.1, 10, network=None, **keywords)
+    return REGISTRY[name]([parameter()], 0.1, 10, network=None, **keywords)
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -103,16 +103,17 @@ def test_settings_belong_to_the_sampler_and_not_to_its_groups():
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_state_dict_has_the_settings_as_plain_values_and_is_refused_by_others(name):
-    scale = {"L2E": "beta_scale", "PrecondL2E": "curl_scale", "KineticL2E": "mean_scale", "MetaSGMCMC": "curl_scale"}
-    sampler = make(name, **{scale[name]: torch.tensor(0.5)})  # a tensor becomes a number, or nothing could load it
+    default = CLASSES[name]()
+    scale = next(each.name for each in fields(default) if isinstance(getattr(default, each.name), float))
+    sampler = make(name, **{scale: torch.tensor(0.5)})  # a tensor becomes a number, or nothing could load it
     buffer = io.BytesIO()
     torch.save(sampler.state_dict(), buffer)
     saved = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
-    assert saved["sampler"]["network"]["settings"][scale[name]] == 0.5
-    make(name, **{scale[name]: 0.5}).load_state_dict(saved)
+    assert saved["sampler"]["network"]["settings"][scale] == 0.5
+    make(name, **{scale: 0.5}).load_state_dict(saved)
     other = make(name)
     before = copy.deepcopy(other.state_dict())
-    with pytest.raises(ValueError, match=rf"other settings: {scale[name]} is 0\.5 there, 1\.0 here"):
+    with pytest.raises(ValueError, match=rf"other settings: {scale} is 0\.5 there, {getattr(default, scale)} here"):
         other.load_state_dict(saved)
     assert other.state_dict()["param_groups"] == before["param_groups"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from learned_samplers.learned.registry import REGISTRY
+from learned_samplers.learned.sampler import REGISTRY
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping, TruncatedBackpropagation
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.learned import LEARNED_RULES, NetworkRule
@@ -32,9 +32,9 @@ def _of_all_samplers() -> type[Any]:
     """A dataclass with the settings of every learned sampler, all of them None: at the sampler's own default."""
     found: dict[str, Any] = {}
     for each in REGISTRY.values():
-        kinds = typing.get_type_hints(each.settings)
-        for name, one in ((one.name, one) for one in fields(each.settings)):
-            owners = [other.settings.sampler for other in REGISTRY.values() if name in other.settings.names()]
+        kinds = typing.get_type_hints(each.settings_class)
+        for name, one in ((one.name, one) for one in fields(each.settings_class)):
+            owners = [owner for owner, other in REGISTRY.items() if name in other.settings_class.names()]
             text = f"{one.metadata['doc']} Of {', '.join(owners)}; by default the sampler's own.".strip()
             kind = Annotated[typing.Optional[kinds[name]], tyro.conf.arg(help=text)]  # type: ignore[valid-type]  # noqa: UP045
             found.setdefault(name, (name, kind, field(default=None)))
@@ -95,7 +95,7 @@ class SamplerOptions:
                 raise ValueError(f"{name}={value} does not belong to {self.sampler}")
         given = {each.name: getattr(self.scales, each.name) for each in fields(self.scales)}
         rule = FusedL2ERule if self.fused else LEARNED_RULES[self.sampler]
-        settings = REGISTRY[self.sampler].settings.given(**given)
+        settings = REGISTRY[self.sampler].settings_class.given(**given)
         start: dict[str, Any] = {} if self.tell_horizon is None else {"tell_horizon": self.tell_horizon}
         if self.start_weights is not None:
             start["start"] = self.start_weights
