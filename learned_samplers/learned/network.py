@@ -131,6 +131,20 @@ def apply_network(
     return _outputs(phi, x.split(size, -1), output_bound, heads)
 
 
+def raw_outputs(phi: Phi, scales: TensorScales, rows: slice) -> tuple[Tensor, ...]:
+    """Some of the network's outputs on every coordinate, (..., d) each, with neither bound nor gate."""
+    *hidden, (weight, bias) = phi
+    layers = [*hidden, (weight[..., rows, :], bias[..., rows])]
+    y = torch.cat([_through(layers, block) for block in _blocks(phi, scales)], -1)
+    return y.unbind(-2)
+
+
+def _blocks(phi: Phi, scales: TensorScales) -> Iterator[Tensor]:
+    """The features of all coordinates, as many at a time as fit the cache."""
+    total, size = scales.parameter.shape[-1], _block_size(phi, scales.parameter)
+    return (scales.window(start, min(start + size, total)) for start in range(0, total, size))
+
+
 def _outputs(
     phi: Phi, blocks: Iterable[Tensor], output_bound: float | None, heads: tuple[int, ...]
 ) -> tuple[Tensor, ...]:
@@ -224,9 +238,7 @@ class NetworkOnChain:
         return outputs if self.normalised is None else (outputs[0], outputs[1] * self._factor)
 
     def _of(self, scales: TensorScales, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
-        total, size = scales.parameter.shape[-1], _block_size(self.phi, scales.parameter)
-        blocks = (scales.window(start, min(start + size, total)) for start in range(0, total, size))
-        return _outputs(self.phi, blocks, self.output_bound, heads)
+        return _outputs(self.phi, _blocks(self.phi, scales), self.output_bound, heads)
 
 
 def network_at(

@@ -17,6 +17,7 @@ from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
+from learned_samplers.learned.scale_adapted.rule import ScaleAdaptedL2ESettings
 from learned_samplers.learned.settings import LearnedSettings
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import SamplerRule, State, arguments_of
@@ -74,14 +75,15 @@ class NetworkRule(SamplerRule):
 
 
 class CoordinateRule(NetworkRule):
-    """What L2E and Precond-L2E share: features with running averages, two outputs, and ways to start."""
+    """What the rules of L2E and its kin share: features with running averages, two outputs, and ways to start."""
 
-    state_names = ("momentum", "averages")
-    settings: L2ESettings | PreconditionedSettings
+    state_names: ClassVar[tuple[str, ...]] = ("momentum", "averages")
+    #: Those of the sampler, with a feature set of running averages.
+    settings: Any
 
     def __init__(
         self,
-        settings: L2ESettings | PreconditionedSettings,
+        settings: L2ESettings | PreconditionedSettings | ScaleAdaptedL2ESettings,
         hidden: Sequence[int] | None,
         start: tuple[str, float] | Path | None,
         tell_horizon: float = 0.0,
