@@ -25,7 +25,7 @@ from experiments.meta_training.array_pickle import as_array, load
 from torch import nn
 
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.rule import L2ESettings
 
 _LAYER = re.compile(r"((?:.*/)?)linear_(\d+)$")

@@ -12,13 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import (
-    FLOOR,
-    FeatureSet,
-    TensorScales,
-    feature_set_named,
-    update_averages,
-)
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.features import FLOOR, TensorScales, update_averages
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
 Phi = Sequence[tuple[Tensor, Tensor]]

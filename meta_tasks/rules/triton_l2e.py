@@ -21,7 +21,8 @@ from torch import Tensor
 
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, data_feature, feature_set_named
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, feature_set_named
+from learned_samplers.learned.features import data_feature
 from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_residual_rule, velocity_scale
 from learned_samplers.learned.network import Phi
 from meta_tasks.rules.learned import L2ERule

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FeatureSet, feature_set_named
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_network, l2e_rule, velocity_scale
 from learned_samplers.learned.network import Phi, apply_network
 

@@ -62,7 +62,7 @@ class L2E(TwoPassSampler):
             network, or None for fresh weights (last layer zero in the residual form). "default" is the shipped "l2e",
             or "l2e-paper" with ``form="paper"``.
         form: "residual" or "paper"; by default the card's, else "residual".
-        feature_set: name of the features the network sees (`learned_samplers.learned.features.FEATURE_SETS`); by
+        feature_set: name of the features the network sees (`learned_samplers.learned.feature_sets.FEATURE_SETS`); by
             default the card's, else "paper".
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         alpha_scale, beta_scale: s_α and s_β; by default the card's, else 0.1 and 1 (residual) or 10⁻³ (paper).

@@ -19,7 +19,7 @@ from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.features import FEATURE_SETS, check_total_steps, feature_set_named
+from learned_samplers.learned.feature_sets import FEATURE_SETS, check_total_steps, feature_set_named
 from learned_samplers.learned.network import NetworkOnChain, Phi, network_at
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 from learned_samplers.learned.two_passes import TwoPasses

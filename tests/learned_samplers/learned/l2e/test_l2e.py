@@ -13,7 +13,7 @@ from torch import nn
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers import L2E, SGHMC, KineticL2E, PrecondL2E
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.optimizer import PUBLISHED_CODE
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
 from learned_samplers.learned.network import build_network, layers_of

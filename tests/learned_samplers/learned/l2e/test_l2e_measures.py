@@ -11,7 +11,8 @@ import torch
 
 from learned_samplers import L2E, SGHMC, PrecondL2E, check_sampler
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS, TensorScales, update_averages
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import TensorScales, update_averages
 from learned_samplers.learned.l2e.measures import assumption_violation, output_grids, term_contributions, term_effects
 from learned_samplers.learned.l2e.report import flat_states
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule

@@ -10,7 +10,8 @@ from torch import nn
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import network as network_code
-from learned_samplers.learned.features import FEATURE_SETS, features
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import features
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
 from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
 from tests.learned_samplers.learned.flat_keywords import keywords

@@ -3,7 +3,7 @@
 import torch
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import feature_set_named
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
 from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
