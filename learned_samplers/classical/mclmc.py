@@ -142,9 +142,14 @@ class MCLMC(Sampler):
         return evaluation
 
     def _prepare(
-        self, again: Callable[[], Any], evaluation: Evaluation, loss: Tensor, params: list[Tensor], size: int,
+        self,
+        again: Callable[[], Any],
+        evaluation: Evaluation,
+        loss: Tensor,
+        params: list[Tensor],
+        size: int,
         batch_axes: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Draw the noise, and work out what `advance` only has to write down."""
         members = [
             (g, p) for g, inputs in zip(self.param_groups, evaluation.groups, strict=True) for p in inputs.params
@@ -200,9 +205,16 @@ class MCLMC(Sampler):
         return repeated
 
     def _closed_step(
-        self, closure: Callable[[], Any], loss: Tensor, params: list[Tensor], gradients: list[Tensor],
-        noise: list[Tensor], direction: list[Tensor], step_size: list[Any], hyper: dict[str, Any],
-    ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+        self,
+        closure: Callable[[], Any],
+        loss: Tensor,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        noise: list[Tensor],
+        direction: list[Tensor],
+        step_size: list[Any],
+        hyper: dict[str, Any],
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Refresh, half a turn, move, half a turn with the new gradient; undone where the energy error is too large."""
         axes, size = hyper["batch_axes"], hyper["size"]
         target = {name: hyper[name] for name in ("num_data", "temperature", "prior_precision")}

@@ -18,8 +18,17 @@ HEURISTIC, BIASED_BY_STEP = "heuristic", "O(h)"
 EARNING = ("exact", "no bias seen", "O(h)")
 #: The largest relative error of a variance at the smallest step size that still counts as an invariant law.
 LARGEST_BIAS = 0.05
-_NEEDED = {"verdict": str, "reason": str, "largest_bias": list, "error": list, "lr": list, "momentum_decay": list,
-           "temperature": float, "settings": dict, "sha256": str}  # fmt: skip
+_NEEDED = {
+    "verdict": str,
+    "reason": str,
+    "largest_bias": list,
+    "error": list,
+    "lr": list,
+    "momentum_decay": list,
+    "temperature": float,
+    "settings": dict,
+    "sha256": str,
+}
 
 
 def badge_of(

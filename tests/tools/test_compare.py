@@ -272,9 +272,14 @@ def test_an_interrupt_says_that_finished_runs_are_kept(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     # A shell that runs in the background may have left the signal ignored.
     done = subprocess.Popen(
-        [*command, "--out", str(tmp_path)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
-        stdout=subprocess.DEVNULL, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+        [*command, "--out", str(tmp_path)],
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     deadline = time.monotonic() + 120
     while not (tmp_path / "steps_100000" / "tensorboard").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -286,9 +291,32 @@ def test_an_interrupt_says_that_finished_runs_are_kept(tmp_path):
 
 def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
     """The whole of `Comparison.tune`, with the validation NLL a known function of learning rate and temperature."""
-    options = parse_compare([*TINY, "--sampler", "PSGLD", "--budgets", "10", "20", "40", "--grid", "3", "--tries", "6",
-                             "--keep", "2", "--extensions", "2", "--tune-seeds", "2", "--temperatures", "1", "0.1",
-                             "--out", str(tmp_path)])  # fmt: skip
+    options = parse_compare(
+        [
+            *TINY,
+            "--sampler",
+            "PSGLD",
+            "--budgets",
+            "10",
+            "20",
+            "40",
+            "--grid",
+            "3",
+            "--tries",
+            "6",
+            "--keep",
+            "2",
+            "--extensions",
+            "2",
+            "--tune-seeds",
+            "2",
+            "--temperatures",
+            "1",
+            "0.1",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     data, _ = options.load()
     calls = []
 
@@ -313,8 +341,27 @@ def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
 
 
 def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, monkeypatch):
-    options = parse_compare([*TINY, "--sampler", "PSGLD", "SGD", "--budgets", "10", "20", "--tries", "4", "--keep", "3",
-                             "--extensions", "1", "--tune-seeds", "1", "--out", str(tmp_path)])  # fmt: skip
+    options = parse_compare(
+        [
+            *TINY,
+            "--sampler",
+            "PSGLD",
+            "SGD",
+            "--budgets",
+            "10",
+            "20",
+            "--tries",
+            "4",
+            "--keep",
+            "3",
+            "--extensions",
+            "1",
+            "--tune-seeds",
+            "1",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     (data, _), tried = options.load(), []
 
     def fake(self, settings, method, lr, seed, *, bar, **_):

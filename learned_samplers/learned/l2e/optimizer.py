@@ -81,7 +81,7 @@ class L2E(TwoPassSampler):
         total_steps: length of the run in steps, for networks with the feature set "lean", which may then act by how
             much of the run is over (a schedule in the network; lr stays as it is); by default None, not known. It is
             of this run, not of the weights' card, and a resumed chain must have the same.
-        noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_paper_rule`; by
+        noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_rule`; by
             default the card's, else 1 and "equation6".
         settings: a `learned_samplers.learned.l2e.rule.L2ESettings` in the place of ``form``, ``feature_set`` and the
             keywords from ``alpha_scale`` to ``friction``.

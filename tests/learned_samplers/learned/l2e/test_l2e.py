@@ -15,13 +15,13 @@ from learned_samplers import L2E, SGHMC, KineticL2E, PrecondL2E
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.optimizer import PUBLISHED_CODE
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.network import build_network, layers_of
 from tests.harness import closure_for, flat, small_data, small_network
 from tests.learned_samplers.learned.flat_keywords import keywords
 
-l2e_paper_rule = keywords(l2e_paper_rule, L2ESettings, form="paper")
-l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
+l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
+l2e_residual_rule = keywords(l2e_rule, L2ESettings)
 
 
 def network(feature_set="paper", seed=0, outputs=2, **options):
@@ -118,9 +118,18 @@ def test_the_chain_is_that_of_the_pure_rule(options, rule, extra):
         noise = torch.cat([torch.randn_like(p).flatten() for p in params])
         with torch.no_grad():
             theta, momentum, averages = rule(
-                theta, gradient, noise, momentum, averages,
-                phi=layers_of(module), segments=segments, step=step, **settings, **scales, **extra,
-            )  # fmt: skip
+                theta,
+                gradient,
+                noise,
+                momentum,
+                averages,
+                phi=layers_of(module),
+                segments=segments,
+                step=step,
+                **settings,
+                **scales,
+                **extra,
+            )
             for p, piece in zip(params, theta.split(segments.lengths), strict=True):
                 p.copy_(piece.view_as(p))
     torch.testing.assert_close(ours, flat(model), rtol=1e-12, atol=1e-14)
@@ -147,11 +156,18 @@ def test_each_group_is_updated_with_its_own_settings():
         with torch.no_grad():
             expected.append(
                 l2e_residual_rule(
-                    theta, gradient, noise, torch.zeros_like(theta), torch.zeros(6, len(theta)),
-                    phi=layers_of(network()), segments=Segments(tuple(p.numel() for p in part)), momentum_decay=0.1,
-                    prior_precision=0.0, **settings,
+                    theta,
+                    gradient,
+                    noise,
+                    torch.zeros_like(theta),
+                    torch.zeros(6, len(theta)),
+                    phi=layers_of(network()),
+                    segments=Segments(tuple(p.numel() for p in part)),
+                    momentum_decay=0.1,
+                    prior_precision=0.0,
+                    **settings,
                 )[0]
-            )  # fmt: skip
+            )
     torch.testing.assert_close(ours, torch.cat(expected), rtol=1e-6, atol=1e-7)
     assert sampler.param_groups[1]["num_data"] == 40
 

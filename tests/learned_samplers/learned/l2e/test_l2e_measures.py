@@ -15,7 +15,7 @@ from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.features import TensorScales, update_averages
 from learned_samplers.learned.l2e.measures import assumption_violation, output_grids, term_contributions, term_effects
 from learned_samplers.learned.l2e.report import flat_states
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.law import gaussian_law, l2e_law
 from learned_samplers.learned.network import NetworkOnChain, build_network, layers_of
 from meta_tasks.rules.learned import L2ERule
@@ -25,8 +25,8 @@ from tests.learned_samplers.learned.flat_keywords import keywords
 assumption_violation, term_contributions, term_effects = (
     keywords(each, L2ESettings) for each in (assumption_violation, term_contributions, term_effects)
 )
-l2e_paper_rule = keywords(l2e_paper_rule, L2ESettings, form="paper")
-l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
+l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
+l2e_residual_rule = keywords(l2e_rule, L2ESettings)
 
 SEGMENTS = Segments((30, 12))
 RULES = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
@@ -163,8 +163,14 @@ def test_terms_are_what_the_rule_loses_without_them(form, options):
 
     def momentum_of(noise=None, **changed):
         values = {**s, **HYPER, **MORE, **options, "phi": phi, **changed}
-        return RULES[form](values.pop("parameter"), values.pop("gradient"), noise, values.pop("momentum"),
-                           values.pop("averages"), **values)[1]  # fmt: skip
+        return RULES[form](
+            values.pop("parameter"),
+            values.pop("gradient"),
+            noise,
+            values.pop("momentum"),
+            values.pop("averages"),
+            **values,
+        )[1]
 
     def rms(x):
         return x.square().mean().sqrt()
@@ -248,9 +254,13 @@ def test_the_states_of_an_optimizer_are_what_its_next_step_uses():
         assert term_contributions(**s)["noise"] == 0
         values = {key: value for key, value in s.items() if key != "form"}
         expected.append(
-            l2e_residual_rule(*(values.pop(k) for k in ("parameter", "gradient")), None,
-                              *(values.pop(k) for k in ("momentum", "averages")), **values)[0]
-        )  # fmt: skip
+            l2e_residual_rule(
+                *(values.pop(k) for k in ("parameter", "gradient")),
+                None,
+                *(values.pop(k) for k in ("momentum", "averages")),
+                **values,
+            )[0]
+        )
     sampler.step()
     after = torch.cat([p.detach().flatten() for group in sampler.param_groups for p in group["params"]])
     torch.testing.assert_close(after, torch.cat(expected))

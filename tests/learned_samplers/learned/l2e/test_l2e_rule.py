@@ -12,12 +12,12 @@ from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import network as network_code
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.features import features
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
 from tests.learned_samplers.learned.flat_keywords import keywords
 
-l2e_paper_rule = keywords(l2e_paper_rule, L2ESettings, form="paper")
-l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
+l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
+l2e_residual_rule = keywords(l2e_rule, L2ESettings)
 
 LENGTHS = (40, 3, 25)
 SEGMENTS = Segments(LENGTHS)
