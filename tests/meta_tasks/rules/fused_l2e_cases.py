@@ -14,7 +14,7 @@ from triton.compiler import ASTSource
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import features as l2e_features
-from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
