@@ -12,7 +12,6 @@ The authors state no licence for their weights, so the result is for your own us
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import tyro
+from experiments.common.output import explained
 from experiments.meta_training.array_pickle import as_array, load
 from torch import nn
 
@@ -134,7 +134,5 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with explained():
         main(tyro.cli(Options, description=__doc__))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")

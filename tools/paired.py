@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
+from experiments.common.output import explained
 from experiments.common.tables import markdown
 from experiments.meta_training.cards import blend, check_same_rule
 from torch import Tensor, nn
@@ -229,11 +230,9 @@ def run(options: Options) -> dict[int, np.ndarray]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     one_core()
-    try:
+    with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
         found = run(options)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
     names = [*options.networks, *(f"share {share:g}" for share in options.shares)]
     for gradients, losses in found.items():
         datasets = f" ({', '.join(options.datasets)})" if options.datasets else ""

@@ -150,7 +150,7 @@ class MCLMC(Sampler):
         size: int,
         batch_axes: int,
     ) -> None:
-        """Draw the noise, and work out what `advance` only has to write down."""
+        """Draw the noise and compute the new values, which `advance` then writes into the parameters and the state."""
         members = [
             (g, p) for g, inputs in zip(self.param_groups, evaluation.groups, strict=True) for p in inputs.params
         ]
@@ -186,7 +186,7 @@ class MCLMC(Sampler):
             self.state[p].update(zip(self.state_names, state, strict=True))
 
     def _peek(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
-        """The state tensor, or what it would start with, which is not kept before the step is sure."""
+        """The state tensor, or its initial value, which is stored only once the step has succeeded."""
         known = self.state.get(p, {})
         return known[name] if name in known else self.initial_state(group, p, name)
 

@@ -76,7 +76,7 @@ def badge_of(
 
 
 def _outside(law: dict[str, Any], group: dict[str, Any]) -> str | None:
-    """What of a parameter group lies outside the measurement."""
+    """Why the law that was measured does not cover a parameter group's settings; None where it does."""
     lr, decay, temperature = (float(as_number(group[name])) for name in ("lr", "momentum_decay", "temperature"))
     if lr > max(law["lr"]):
         return f"lr is {lr:g}, and the law was measured up to {max(law['lr']):g}"

@@ -8,6 +8,7 @@ import pytest
 import ship
 import torch
 from experiments.meta_training import law
+from experiments.meta_training.cards import without_infinities
 
 from learned_samplers import KineticL2E
 from learned_samplers.learned import weights
@@ -216,7 +217,8 @@ def test_a_learning_rate_that_is_none_is_not_replaced(tmp_path, capsys, lr):
 
 
 def test_what_is_not_finite_becomes_none():
-    assert ship.finite({"a": [1.0, math.nan], "b": math.inf, "c": "x"}) == {"a": [1.0, None], "b": None, "c": "x"}
+    value = {"a": [1.0, math.nan], "b": math.inf, "c": "x"}
+    assert without_infinities(value) == {"a": [1.0, None], "b": None, "c": "x"}
 
 
 def test_a_missing_file_and_an_unknown_sampler_are_refused(tmp_path):
