@@ -12,7 +12,6 @@ The authors state no licence for their weights, so the result is for your own us
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +20,12 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import tyro
+from experiments.common.output import explained
 from experiments.meta_training.array_pickle import as_array, load
 from torch import nn
 
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.rule import L2ESettings
 
 _LAYER = re.compile(r"((?:.*/)?)linear_(\d+)$")
@@ -134,7 +134,5 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with explained():
         main(tyro.cli(Options, description=__doc__))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")

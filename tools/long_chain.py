@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 import tyro
 from experiments.common.options import at_least_one
+from experiments.common.output import explained
 from experiments.common.tables import markdown
 from experiments.images.log import evaluate
 from experiments.images.settings import Settings
@@ -132,12 +132,10 @@ def table(blocks: Sequence[Block]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     torch.set_num_threads(1)
-    try:
+    with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
         data = Settings(dataset="mnist").load_data(options.data)
         found = table(chain(options, data))
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
     print(found)
     if options.out is not None:
         options.out.write_text(found + "\n")

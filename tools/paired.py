@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import tyro
+from experiments.common.output import explained
 from experiments.common.tables import markdown
 from experiments.meta_training.cards import blend, check_same_rule
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import flatten, layers_of
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.inner_loop.unroll import Unroll
@@ -251,11 +252,9 @@ def run(options: Options) -> dict[int, np.ndarray]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     one_core()
-    try:
+    with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
         found = run(options)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
     names = [*options.networks, *(f"share {share:g}" for share in options.shares)]
     for gradients, losses in found.items():
         datasets = f" ({', '.join(options.datasets)})" if options.datasets else ""

@@ -239,7 +239,7 @@ class ScaleAdaptedSGHMC(Sampler):
 def _sampling_group(
     theirs: dict[str, Any], optimizer: torch.optim.Optimizer, num_data: Any, prior: float | None, settings: Any
 ) -> dict[str, Any]:
-    """A parameter group of the sampler with what an Adam's group says."""
+    """A parameter group of the sampler from one of Adam: its parameters, learning rate, momentum and weight decay."""
     if theirs["maximize"]:
         raise ValueError("optimizer must minimise the loss, got maximize=True")
     decay = theirs["weight_decay"]

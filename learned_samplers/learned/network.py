@@ -6,25 +6,39 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import (
-    FLOOR,
-    FeatureSet,
-    TensorScales,
-    feature_set_named,
-    update_averages,
-)
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.features import FLOOR, TensorScales, update_averages
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
 Phi = Sequence[tuple[Tensor, Tensor]]
 
+
 #: γ is held to this, so that it multiplies β by a factor between 1/400 and 400.
 GATE_BOUND = 6.0
+
+
+class RuleArguments(TypedDict):
+    """What every learned rule takes by keyword beside its settings.
+
+    ``phi`` are the network's layers, with the leading axes of the parameter or none; ``segments`` says where the
+    tensors lie in the flat axis. The others are numbers or zero-dimensional tensors: ``num_data`` is N,
+    ``prior_precision`` λ, ``momentum_decay`` a.
+    """
+
+    phi: Phi
+    segments: Segments
+    lr: Any
+    num_data: Any
+    temperature: Any
+    prior_precision: Any
+    momentum_decay: Any
+
 
 # On a CPU a block's widest activation should stay in the second-level cache: 8 members × 32 units × 512 coordinates
 # × 4 bytes = 512 KiB. Measured at d = 29,000, P = 8, one core: 9.3 ms a pass in such blocks, 17.6 ms unblocked.
@@ -248,22 +262,20 @@ def network_at(
     averages: Tensor,
     segments: Segments,
     *,
-    feature_set: str,
-    output_bound: float | None,
+    settings: Any,
     lr: Any,
     num_data: Any,
     step: Any,
-    total_steps: int | None = None,
     normalised: Any = None,
     in_place: bool = False,
 ) -> tuple[NetworkOnChain, Tensor]:
     """The network at a state of the chain, and the running averages (..., K, d) updated with the gradient.
 
-    ``normalised`` is that of `NetworkOnChain`; ``in_place`` writes into ``averages``.
+    ``settings`` say what it sees and how its outputs are bounded; ``normalised`` is that of `NetworkOnChain`;
+    ``in_place`` writes into ``averages``.
     """
-    named = feature_set_named(feature_set)
+    named = feature_set_named(settings.feature_set)
     averages = update_averages(averages, gradient, named, in_place=in_place)
-    scales = TensorScales(
-        parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step, total_steps=total_steps
-    )
-    return NetworkOnChain(phi, scales, output_bound, normalised), averages
+    at = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps)
+    scales = TensorScales(parameter, gradient, averages, segments, named, **at)
+    return NetworkOnChain(phi, scales, settings.output_bound, normalised), averages

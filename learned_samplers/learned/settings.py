@@ -127,9 +127,12 @@ class LearnedSettings:
     ) -> nn.Sequential:
         """An untrained network, whose last layer is zero where that makes the sampler its hand-designed base."""
         return build_network(
-            len(self.features), self.hidden if hidden is None else hidden, self.outputs,
-            zero_last=self.zero_is_base, generator=generator,
-        )  # fmt: skip
+            len(self.features),
+            self.hidden if hidden is None else hidden,
+            self.outputs,
+            zero_last=self.zero_is_base,
+            generator=generator,
+        )
 
     def check_network(self, phi: Phi) -> None:
         """Raise ValueError unless the network has the inputs and outputs that the update needs."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.step import GroupInputs, blocks
-from learned_samplers.learned.features import FeatureSet, feature_set_named
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_tensors_
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings

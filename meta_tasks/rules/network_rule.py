@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base.validation import fraction
-from learned_samplers.learned.features import feature_set_named
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of, unflatten

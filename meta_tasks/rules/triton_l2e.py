@@ -1,6 +1,6 @@
 """L2E's residual rule on a GPU: five Triton kernels in place of up to some hundreds of torch's operations.
 
-`learned_samplers.learned.l2e.rule.l2e_residual_rule` is the rule; this computes the same function, to rounding. A step
+`learned_samplers.learned.l2e.rule.l2e_rule` is the rule; this computes the same function, to rounding. A step
 reads each coordinate's features into registers, takes them through the network, and writes back the new state:
 
 1. the running averages, with partial sums of squares for each tensor's scales,
@@ -21,8 +21,9 @@ from torch import Tensor
 
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, data_feature, feature_set_named
-from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_residual_rule, velocity_scale
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, feature_set_named
+from learned_samplers.learned.features import data_feature
+from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_rule, velocity_scale
 from learned_samplers.learned.network import Phi
 from meta_tasks.rules.learned import L2ERule
 
@@ -68,7 +69,7 @@ class FusedL2ERule(L2ERule):
             raise ModuleNotFoundError("the fused rule needs Triton, which is not installed", name="triton")
 
     def _updated(self, parameter: Tensor, *tensors: Any, **hyper: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rule = fused_residual_rule if parameter.device.type == "cuda" else l2e_residual_rule
+        rule = fused_residual_rule if parameter.device.type == "cuda" else l2e_rule
         return rule(parameter, *tensors, **hyper)
 
 
@@ -89,7 +90,7 @@ def fused_residual_rule(
     step: Any = 0,
     settings: L2ESettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`l2e_residual_rule` of members (P, d) in single precision, not differentiable; its arguments are that rule's.
+    """`l2e_rule` of members (P, d) in single precision, not differentiable; its arguments are that rule's.
 
     lr, N and the like are numbers, ``step`` a number or a zero-dimensional tensor; ``phi`` has two hidden layers.
 
@@ -182,7 +183,7 @@ def _check(tensors: dict[str, Tensor], segments: Segments, named: FeatureSet) ->
         if tuple(each.shape) != expected[name]:
             raise ValueError(f"{name} must be {expected[name]}, got {tuple(each.shape)}")
         if each.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"{name} requires a gradient, and the fused rule has none; use l2e_residual_rule")
+            raise ValueError(f"{name} requires a gradient, and the fused rule has none; use l2e_rule")
     return shape[0], shape[1]
 
 
@@ -199,7 +200,7 @@ def _layers(phi: Phi, members: int, named: FeatureSet) -> list[tuple[Tensor, Ten
         if weight.dtype != torch.float32 or bias.dtype != torch.float32:
             raise TypeError(f"phi must be in single precision (torch.float32), got {weight.dtype} and {bias.dtype}")
         if torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad):
-            raise ValueError("phi requires a gradient, and the fused rule has none; use l2e_residual_rule")
+            raise ValueError("phi requires a gradient, and the fused rule has none; use l2e_rule")
     return [(weight.expand(members, *weight.shape[-2:]), bias.expand(members, bias.shape[-1])) for weight, bias in phi]
 
 

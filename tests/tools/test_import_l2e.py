@@ -186,10 +186,18 @@ def test_the_canary_sings_without_the_guard(tmp_path):
 def array_pickle(shape=b"K\x02\x85", data=b"C\x08" + bytes(8), code=b"f4", order=b"<", fortran=b"\x89"):
     """One numpy array of two float32 as protocol 4 writes it, with parts to be falsified."""
     return (
-        b"\x80\x04cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85C\x01btR(K\x01" + shape
-        + b"cnumpy\ndtype\n(X" + struct.pack("<I", len(code)) + code + b"\x89\x88tR(K\x03X\x01\x00\x00\x00" + order
-        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb" + fortran + data + b"tb."
-    )  # fmt: skip
+        b"\x80\x04cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85C\x01btR(K\x01"
+        + shape
+        + b"cnumpy\ndtype\n(X"
+        + struct.pack("<I", len(code))
+        + code
+        + b"\x89\x88tR(K\x03X\x01\x00\x00\x00"
+        + order
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        + fortran
+        + data
+        + b"tb."
+    )
 
 
 def test_the_forged_array_is_an_array_where_nothing_is_forged(tmp_path):

@@ -1,4 +1,4 @@
-// One step of L2E on any number of tensors, in place: what `l2e_residual_rule` and its kin compute, to rounding.
+// One step of L2E on any number of tensors, in place: what `l2e_rule` and `l2e_precond_rule` compute, to rounding.
 //
 // A tensor is cut into blocks. Phase by phase, with a reduction over each tensor in between, because every feature is
 // divided by a root mean square over its tensor:

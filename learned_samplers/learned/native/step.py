@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import feature_set_named
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.coefficients import coefficients
 from learned_samplers.learned.native.library import native_library

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 
-from learned_samplers.learned.features import FeatureSet, data_feature, progress_feature
+from learned_samplers.learned.feature_sets import FeatureSet
+from learned_samplers.learned.features import data_feature, progress_feature
 
 _MOST_AVERAGES, _MOST_SECONDS, _MOST_RATIOS, _MOST_CONTEXTS, _MOST_LAYERS = 8, 4, 8, 24, 5
 _MOST_WIDTH = 64

@@ -14,7 +14,7 @@ from learned_samplers.base.operations import FOREACH
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
-from learned_samplers.learned.features import feature_set_named
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.native.step import can_step, step_tensors_
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
 from learned_samplers.learned.scale_adapted.rule import (

@@ -16,8 +16,9 @@ from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.adapted import diagonal_mass_rule
-from learned_samplers.learned.features import FEATURE_SETS, TensorScales, feature_set_named
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_residual_rule
+from learned_samplers.learned.feature_sets import FEATURE_SETS, feature_set_named
+from learned_samplers.learned.features import TensorScales
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.network import GATE_BOUND, Phi, raw_outputs
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 
@@ -129,15 +130,15 @@ def scale_adapted_l2e_rule(
     step: Any,
     settings: ScaleAdaptedL2ESettings,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One step: of `l2e_residual_rule` while ``step`` < ``adaptation_steps``, of `sampling_rule` afterwards.
+    """One step: of `l2e_rule` while ``step`` < ``adaptation_steps``, of `sampling_rule` afterwards.
 
     The last step of the exploration also sets ``root`` to `frozen_root`, and the momentum to zero.
 
     Args:
-        parameter, gradient, noise, momentum, averages: as for `l2e_residual_rule`.
+        parameter, gradient, noise, momentum, averages: as for `l2e_rule`.
         root: √G, (..., d); zeros until it is chosen.
         phi: layers with four outputs α, β, γ (the gate of β) and μ, with the leading axes of ``parameter`` or none.
-        segments, lr, num_data, temperature, prior_precision, momentum_decay, step: as for `l2e_residual_rule`.
+        segments, lr, num_data, temperature, prior_precision, momentum_decay, step: as for `l2e_rule`.
         settings: with ``adaptation_steps``.
 
     Returns:
@@ -148,7 +149,7 @@ def scale_adapted_l2e_rule(
         chain = (parameter, gradient, noise, momentum, root)
         parameter, momentum = sampling_rule(*chain, temperature=temperature, prior_precision=prior_precision, **at)
         return parameter, momentum, averages, root
-    parameter, momentum, averages = l2e_residual_rule(
+    parameter, momentum, averages = l2e_rule(
         parameter, gradient, noise, momentum, averages, phi=explorer(phi), segments=segments, step=step,
         temperature=temperature, prior_precision=prior_precision, settings=settings.exploration, **at,
     )  # fmt: skip

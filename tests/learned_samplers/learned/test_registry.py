@@ -57,10 +57,22 @@ def own_sampler():
         state_names = ("momentum",)
 
         def __init__(
-            self, params, lr=None, num_data=None, *, network="default", temperature=1.0, prior_precision=0.0,
-            momentum_decay=None, gain_scale=None, settings=None, momentum_init="zero", foreach=None, generator=None,
+            self,
+            params,
+            lr=None,
+            num_data=None,
+            *,
+            network="default",
+            temperature=1.0,
+            prior_precision=0.0,
+            momentum_decay=None,
+            gain_scale=None,
+            settings=None,
+            momentum_init="zero",
+            foreach=None,
+            generator=None,
             **options,
-        ):  # fmt: skip
+        ):
             super().__init__(params, arguments(locals()), generator=generator)
 
         def flat_rule(self, parameter, gradient, *rest, phi, segments, settings, **hyper):

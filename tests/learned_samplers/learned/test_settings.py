@@ -59,11 +59,17 @@ def test_a_fresh_network_has_the_shape_that_the_sampler_needs(name):
 def test_the_defaults_of_a_form_are_its_own():
     residual, paper = L2ESettings(), L2ESettings(form="paper")
     assert (residual.alpha_scale, residual.beta_scale, residual.noise_multiplier, residual.friction) == (
-        0.1, 1.0, None, None,
-    )  # fmt: skip
+        0.1,
+        1.0,
+        None,
+        None,
+    )
     assert (paper.alpha_scale, paper.beta_scale, paper.noise_multiplier, paper.friction) == (
-        1e-3, 1e-3, 1.0, "equation6",
-    )  # fmt: skip
+        1e-3,
+        1e-3,
+        1.0,
+        "equation6",
+    )
     assert "friction" not in residual.to_card()["scales"]
     assert "decay_time" not in paper.to_card()["scales"]
     with pytest.raises(FrozenInstanceError):
@@ -84,10 +90,11 @@ def test_the_defaults_of_a_form_are_its_own():
         (lambda: MetaSGMCMCSettings.given(mean_scale=2.0), ValueError, "mean_scale does not belong to MetaSGMCMC"),
         (
             lambda: L2ESettings.from_card({"feature_set": "paper", "scales": {"curl_clip": 1.0}}),
-            ValueError, "curl_clip does not belong to L2E, got 1.0",
+            ValueError,
+            "curl_clip does not belong to L2E, got 1.0",
         ),
     ],
-)  # fmt: skip
+)
 def test_wrong_values_are_named(make_settings, error, message):
     with pytest.raises(error, match=message):
         make_settings()

@@ -15,7 +15,7 @@ from torch import nn
 import pretrained
 from learned_samplers import L2E, KineticL2E, PrecondL2E
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES
 from learned_samplers.learned.network import build_network
 

@@ -223,9 +223,13 @@ def test_npz_without_validation_holds_a_tenth_out_and_takes_grey_floats(tmp_path
     images = np.linspace(0, 1, 30 * 16).reshape(30, 4, 4)
     labels = np.arange(30) % 3
     path = write_npz(
-        tmp_path / "mine.npz", val_images=None, val_labels=None, train_images=images, test_images=images[:9],
+        tmp_path / "mine.npz",
+        val_images=None,
+        val_labels=None,
+        train_images=images,
+        test_images=images[:9],
         train_labels=labels,
-    )  # fmt: skip
+    )
     data = load(f"npz:{path}")
     assert (len(data.train_y), len(data.val_y)) == (27, 3)
     assert torch.equal(data.test_x[:, 0], torch.from_numpy(images[:9]).float())

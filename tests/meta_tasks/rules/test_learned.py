@@ -8,7 +8,8 @@ import torch
 
 import pretrained
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS, features, update_averages
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import features, update_averages
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.weights import save
@@ -181,9 +182,16 @@ def test_the_scales_of_the_preconditioner_are_those_of_its_logarithms():
     gradient = task.loss_and_gradient(before, unroll._indices())[1]
     unroll.advance(weights[None], 1)
     x = features(
-        before, momentum, gradient, update_averages(averages, gradient, "adaptive"), task.segments, "adaptive",
-        lr=0.05, num_data=task.hyperparameters.num_data, step=3,
-    )  # fmt: skip
+        before,
+        momentum,
+        gradient,
+        update_averages(averages, gradient, "adaptive"),
+        task.segments,
+        "adaptive",
+        lr=0.05,
+        num_data=task.hyperparameters.num_data,
+        step=3,
+    )
     q, d = apply_network(rule.prepare(weights[None]), x)
     torch.testing.assert_close(unroll.output_scales["log_curl"], 0.5 * q.square().mean(-1).sqrt())
     torch.testing.assert_close(unroll.output_scales["log_friction"], d.square().mean(-1).sqrt())

@@ -70,10 +70,14 @@ def cost_table(options: CompareOptions, data: ImageData, gradients: int) -> str:
         torch.manual_seed(options.seed)
         seconds = seconds_per_gradient(METHODS[name], settings, data)
         total += seconds * gradients
-        rows.append({
-            "method": name, "gradients": str(gradients), "ms/gradient": f"{1000 * seconds:.2f}",
-            "hours": f"{seconds * gradients / 3600:.2f}",
-        })  # fmt: skip
+        rows.append(
+            {
+                "method": name,
+                "gradients": str(gradients),
+                "ms/gradient": f"{1000 * seconds:.2f}",
+                "hours": f"{seconds * gradients / 3600:.2f}",
+            }
+        )
     count = gradients * len(rows)
     return (
         f"{markdown(rows)}\n\n{count} gradients of {flops / 1e9:.3g} GFLOP, {count * flops / 1e15:.3g} PFLOP together: "

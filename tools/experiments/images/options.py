@@ -140,7 +140,7 @@ class CompareOptions(ImageOptions):
     sampler: tuple[MethodName, ...] = (
         *("SGHMC", "BAOA", "PSGLD", "CyclicalSGMCMC", "ScaleAdaptedSGHMC", "L2EStart", "L2E"),
         *("SGD", "Adam", "AdamEMA", "AdamAverage", "SWAG", "IVON", "DeepEnsemble", "AdamEnsemble"),
-    )  # fmt: skip
+    )
     # Budgets in minibatch gradients, each for every run; by default the one of --steps or --epochs.
     budgets: tuple[int, ...] | None = None
     # Settings that every method tries at the smallest budget, all methods equally many: learning rates of 1, 2, 5, 10,

@@ -101,7 +101,7 @@ class ImageRuns:
         return result
 
     def _train(self, result: Result, settings: Settings, steps: int, bar: Any, test: bool, validations: int) -> None:
-        """Fill in the result."""
+        """Train, collect, score, and write what was found into ``result``."""
         method, data = METHODS[result.method], self.data
         # A stream of its own: a seed's minibatches come in the same order whatever numbers a method draws, and its
         # initial weights, the first of torch's stream, are the same as well.

@@ -1,22 +1,22 @@
-"""The L2E rules against their equations written out tensor by tensor in numpy, and against SGHMC."""
+"""The L2E rule against its equations written out tensor by tensor in numpy, and against SGHMC."""
 
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import network as network_code
-from learned_samplers.learned.features import FEATURE_SETS, features
-from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import features
+from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_rule
 from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
 from tests.learned_samplers.learned.flat_keywords import keywords
 
-l2e_paper_rule = keywords(l2e_paper_rule, L2ESettings, form="paper")
-l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
+l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
+l2e_residual_rule = keywords(l2e_rule, L2ESettings)
 
 LENGTHS = (40, 3, 25)
 SEGMENTS = Segments(LENGTHS)
@@ -209,48 +209,6 @@ def test_inputs_are_left_alone_and_the_rule_is_differentiable(rule):
 
     slope = (value(0.2 + 1e-6) - value(0.2 - 1e-6)) / 2e-6
     assert got[0].item() == pytest.approx(slope, rel=1e-5)
-
-
-# ------------------------------------------------------------------ the network
-
-
-def test_apply_network_is_the_module_on_each_coordinate():
-    module = build_network("paper", zero_last=False, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert sum(p.numel() for p in module.parameters()) == 1442  # Appendix I: 9 → 32 → 32 → 2
-    theta, g, _, r, m = chain_state()
-    x = features(theta, r, g, m, SEGMENTS)
-    alpha, beta = apply_network(layers_of(module), x)
-    expected = module(x.T).T
-    torch.testing.assert_close(torch.stack([alpha, beta]), expected, rtol=1e-12, atol=1e-14)
-    (only,) = apply_network(layers_of(module), x, heads=(1,))
-    torch.testing.assert_close(only, expected[1], rtol=1e-12, atol=1e-14)
-    bounded = apply_network(layers_of(module), x, output_bound=0.01)
-    assert max(y.abs().max() for y in bounded) <= 0.01
-    torch.testing.assert_close(bounded[0], 0.01 * torch.tanh(expected[0] / 0.01), rtol=1e-12, atol=1e-14)
-
-
-def test_flatten_and_unflatten_are_inverse():
-    phi = weights(members=3)
-    vector = flatten(phi)
-    for (w, b), (w2, b2) in zip(phi, unflatten(vector, shapes_of(phi)), strict=True):
-        assert torch.equal(w, w2)
-        assert torch.equal(b, b2)
-    with pytest.raises(ValueError, match="vector must have"):
-        unflatten(vector[:, 1:], shapes_of(phi))
-
-
-@pytest.mark.parametrize(
-    ("network", "error", "message"),
-    [
-        (3, TypeError, "network must be an nn.Module, got int"),
-        (nn.ReLU(), ValueError, "network must have nn.Linear layers"),
-        (nn.Sequential(nn.Linear(9, 4), nn.Linear(5, 2)), ValueError, "layer 1 takes 5 values, layer 0 gives 4"),
-        (nn.Sequential(nn.Linear(9, 2, bias=False)), ValueError, "layer 0 must have a bias"),
-    ],
-)
-def test_modules_that_are_no_such_network(network, error, message):
-    with pytest.raises(error, match=message):
-        layers_of(network)
 
 
 def test_with_a_reference_the_learned_velocity_does_not_depend_on_the_number_of_data():

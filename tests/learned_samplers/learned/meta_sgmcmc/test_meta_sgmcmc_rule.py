@@ -77,10 +77,24 @@ def test_the_rule_is_its_equations(form, correction, hidden, clips):
     q_clip, a_clip = clips
     options = dict(q_clip=q_clip, a_clip=a_clip)
     new = meta_sgmcmc_rule(
-        x, g, xi, r, energy=energy(x), phi=phi, form=form, correction=correction, probe_size=1e-7, curl_scale=0.8,
-        friction_scale=0.6, constant_friction=0.3, energy_scale=1.5, curl_clip=q_clip, friction_clip=a_clip,
-        gradient_variance=0.5, **SETTINGS,
-    )  # fmt: skip
+        x,
+        g,
+        xi,
+        r,
+        energy=energy(x),
+        phi=phi,
+        form=form,
+        correction=correction,
+        probe_size=1e-7,
+        curl_scale=0.8,
+        friction_scale=0.6,
+        constant_friction=0.3,
+        energy_scale=1.5,
+        curl_clip=q_clip,
+        friction_clip=a_clip,
+        gradient_variance=0.5,
+        **SETTINGS,
+    )
     h = 1e-6
 
     def fields(theta, r):
@@ -157,9 +171,15 @@ def test_it_is_differentiable_in_the_weights_through_several_steps(detach):
         x, r = x0, r0
         for _ in range(4):
             x, r = meta_sgmcmc_rule(
-                x, x, xi, r, energy=1.5 * x.square().sum(-1), phi=unflatten(vector, shapes), detach_inputs=detach,
+                x,
+                x,
+                xi,
+                r,
+                energy=1.5 * x.square().sum(-1),
+                phi=unflatten(vector, shapes),
+                detach_inputs=detach,
                 **{**SETTINGS, "prior_precision": 0.0},
-            )  # fmt: skip
+            )
         return (x * r).sum()
 
     slope = torch.func.grad(outcome)(vector)
@@ -217,10 +237,21 @@ def stationary(seed, step_size=0.05, curvatures=(1.0, 2.0), temperature=1.0, pri
     for i in range(steps):
         noise = torch.randn(chains, size, generator=generator)
         theta, r = meta_sgmcmc_rule(
-            theta, theta * (k - prior), noise, r, energy=0.5 * (k * theta.square()).sum(-1), phi=phi, lr=step_size**2,
-            num_data=1.0, temperature=temperature, prior_precision=prior, momentum_decay=step_size, curl_scale=0.5,
-            friction_scale=0.5, **more,
-        )  # fmt: skip
+            theta,
+            theta * (k - prior),
+            noise,
+            r,
+            energy=0.5 * (k * theta.square()).sum(-1),
+            phi=phi,
+            lr=step_size**2,
+            num_data=1.0,
+            temperature=temperature,
+            prior_precision=prior,
+            momentum_decay=step_size,
+            curl_scale=0.5,
+            friction_scale=0.5,
+            **more,
+        )
         if i >= steps // 4:
             z = theta * scale
             total += torch.stack([z.mean(), z.square().mean() - 1]).double()
@@ -292,10 +323,13 @@ def test_the_law_in_other_settings(options):
 
 
 @pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
-@pytest.mark.parametrize(("seed", "options"), [
-    (0, {"curvatures": (1.0, 2.0), "segments": Segments((2,)), "feature_set": "energy_rms"}),
-    (5, {"curvatures": (1.0, 0.5, 2.0, 1.5, 0.7), "segments": Segments((2, 3)), "feature_set": "energy_rms"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [
+        (0, {"curvatures": (1.0, 2.0), "segments": Segments((2,)), "feature_set": "energy_rms"}),
+        (5, {"curvatures": (1.0, 0.5, 2.0, 1.5, 0.7), "segments": Segments((2, 3)), "feature_set": "energy_rms"}),
+    ],
+)
 def test_the_law_with_scaled_inputs(seed, options, correction):
     assert error(seed, correction=correction, **options) < 0.04
 

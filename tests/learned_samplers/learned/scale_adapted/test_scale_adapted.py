@@ -9,7 +9,7 @@ import torch
 
 from learned_samplers import L2E, PosteriorSamples, ScaleAdaptedL2E
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.l2e.rule import l2e_residual_rule
+from learned_samplers.learned.l2e.rule import l2e_rule
 from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.learned.scale_adapted.rule import (
@@ -57,7 +57,7 @@ def test_while_it_explores_it_is_l2e_whose_run_is_as_long_as_the_exploration():
         *moved, root = scale_adapted_l2e_rule(
             state[0], *state[1:], root, phi=phi, segments=SEGMENTS, step=step, settings=settings, **HYPER
         )
-        expected = l2e_residual_rule(
+        expected = l2e_rule(
             *exploring, phi=explorer(phi), segments=SEGMENTS, step=step, settings=settings.exploration, **HYPER
         )
         assert all(torch.equal(a, b) for a, b in zip(moved, expected, strict=True))
