@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base.step import Evaluation, GroupInputs, norms
+from learned_samplers.base.step import Evaluation, GroupInputs, joint_norms
 
 # Norms up to these cannot overflow in one step of any sensible size; beyond them a step is taken with a copy at hand.
 _SAFE = {torch.float16: 1e3, torch.bfloat16: 1e12, torch.float32: 1e12, torch.float64: 1e60}
@@ -27,26 +27,20 @@ def collect(sampler: Any) -> list[GroupInputs]:
         return groups
     slopes = [gradient for inputs in groups for gradient in inputs.gradients]
     params = [p for inputs in groups for p in inputs.params]
-    looked_at = _in_turn(sampler, params)
-    values = norms([*slopes, *looked_at])
-    if not all(map(math.isfinite, values)):
+    found, others = joint_norms(slopes), joint_norms(_in_turn(sampler, params))
+    values = [value for _, value in found]
+    if not all(map(math.isfinite, values)) or not all(math.isfinite(value) for _, value in others):
         _report(sampler, "gradient", lambda p: p.grad)
         _report(sampler, "", lambda p: p)
-    start = 0
+    total = math.hypot(*values)
+    large = _beyond(found) or _beyond(others)
     for inputs in groups:
-        end = start + len(inputs.gradients)
-        inputs.norms = values[start:end]
-        start = end
-    if _beyond(slopes, values[: len(slopes)]) or _beyond(looked_at, values[len(slopes) :]):
-        for inputs in groups:
-            inputs.large = True
+        inputs.total_norm, inputs.large = total, large
     return groups
 
 
-def _beyond(tensors: list[Tensor], values: list[float]) -> bool:
-    if all(value < 1e3 for value in values):
-        return False
-    return not all(value <= _SAFE.get(x.dtype, 1e3) for x, value in zip(tensors, values, strict=True))
+def _beyond(found: list[tuple[torch.dtype, float]]) -> bool:
+    return any(not value <= _SAFE.get(dtype, 1e3) for dtype, value in found)
 
 
 def _in_turn(sampler: Any, params: list[Tensor]) -> list[Tensor]:

@@ -104,10 +104,11 @@ class Sampler(ResumableOptimizer):
         """Check each group whose hyperparameters differ from those checked last; a scheduler may have changed them."""
         known = self.__dict__.setdefault("_validated", {})
         for position, group in enumerate(self.param_groups):
-            values = [validation.comparable(group.get(name)) for name in self.defaults]
-            if known.get(position) != values:
+            found = [*map(group.get, self.defaults)]
+            last = known.setdefault(position, validation.LastValues())
+            if last.differ_from(found):
                 self._validate(group)
-                known[position] = values
+                last.keep(found)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in `torch.optim.Optimizer`, after checking its hyperparameters and tensors."""
@@ -160,7 +161,7 @@ class Sampler(ResumableOptimizer):
         evaluation = self.evaluate(closure)
         if not torch.compiler.is_compiling():
             watch = self.__dict__.setdefault("_watch", ClippingWatch())
-            watch.see([norm for inputs in evaluation.groups for norm in inputs.norms])
+            watch.see([g for inputs in evaluation.groups for g in inputs.gradients], evaluation.groups[0].total_norm)
         swapped = master_weights.swap_in(self, evaluation.groups)
         try:
             if evaluation.large:
@@ -215,7 +216,11 @@ class Sampler(ResumableOptimizer):
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         """Apply the rule to one group, in place."""
         params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)
-        state = [[self.state_of(group, p, name) for p in params] for name in self.state_names]
+        known = [self.state[p] for p in params]
+        state = [
+            [own[name] if name in own else self.state_of(group, p, name) for p, own in zip(params, known)]
+            for name in self.state_names
+        ]
         # One tensor at a time, or lists of tensors; the two have the same arithmetic.
         single = group["foreach"] is False
         for block in [slice(i, i + 1) for i in range(len(params))] if single else blocks(params):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any
@@ -102,3 +103,24 @@ def comparable(value: Any) -> Any:
     if isinstance(value, list) and any(isinstance(one, Tensor) for one in value):
         return [id(one) for one in value]
     return value
+
+
+class LastValues:
+    """Hyperparameters as they were at the last validation."""
+
+    _FIXED = frozenset({int, float, bool, str, type(None)})
+
+    def __init__(self) -> None:
+        self._objects: list[Any] = []
+        self._values: list[Any] | None = None
+
+    def differ_from(self, values: list[Any]) -> bool:
+        """Whether one of these values is another. The same objects, of kinds that cannot change, are a quick no."""
+        if len(self._objects) == len(values) and all(map(operator.is_, values, self._objects)):
+            return False
+        return self._values != [*map(comparable, values)]
+
+    def keep(self, values: list[Any]) -> None:
+        """Remember these values."""
+        self._objects = values if {*map(type, values)} <= self._FIXED else []
+        self._values = [*map(comparable, values)]

@@ -255,6 +255,73 @@ def test_truncated_files_are_refused(tmp_path, cut):
         convert(tmp_path / "a.pkl")
 
 
+def deep(closing):
+    """A tuple of 200,000 levels, and how it is used. Hashing it overflows the interpreter's own stack."""
+    return b"\x80\x04" + closing.replace(b"DEEP", b")" + b"\x85" * 200_000)
+
+
+def laughs(closing):
+    """A tuple that holds one tuple twice, that one another twice, …: 2⁶⁰ places in 120 bytes."""
+    return b"\x80\x04" + closing.replace(b"MANY", b")" + b"2\x86" * 60)
+
+
+def wide():
+    """Dictionaries with 10,000 entries each, which are all one and the same dictionary, four levels deep."""
+
+    def level(entry):
+        return b"}(" + b"".join(b"J" + struct.pack("<i", i) + entry for i in range(10_000)) + b"u"
+
+    return b"\x80\x04" + b"\x940".join([level(b"N"), *(level(b"h" + bytes([i])) for i in range(3))]) + b"."
+
+
+ENCODE, DTYPE, LONG = b"c_codecs\nencode\n", b"cnumpy\ndtype\n", b"\x8b" + struct.pack("<I", 10**5) + b"\x7f" * 10**5
+UNBOUNDED = {
+    "deep key": deep(b"}DEEPNs."),
+    "deep keys": deep(b"}(DEEPNu."),
+    "deep key of a whole dictionary": deep(b"(DEEPNd."),
+    "deep member of a set": deep(b"\x8f(DEEP\x90."),
+    "deep member of a frozen set": deep(b"(DEEP\x91."),
+    "deep key of an OrderedDict": deep(b"ccollections\nOrderedDict\n](](DEEPNee\x85R."),
+    "key that takes forever to hash": laughs(b"}MANYNs."),
+    "type that takes forever to print": laughs(DTYPE + b"MANY\x85R."),
+    "state that takes forever to print": laughs(DTYPE + b"(X\x02\x00\x00\x00f4\x89\x88tRMANYb."),
+    "encoding that takes forever to print": laughs(ENCODE + b"(X\x01\x00\x00\x00aMANYtR."),
+    "text that is encoded 10,000 times": b"\x80\x04X" + struct.pack("<I", 10**6) + b"a" * 10**6 + b"\x940("
+    + (ENCODE + b"h\x00\x85R") * 10**4 + b"l.",
+    "shape of enormous numbers": b"\x80\x04cnumpy.core.numeric\n_frombuffer\n(C\x01a" + DTYPE
+    + b"(X\x02\x00\x00\x00f4\x89\x88tR" + LONG * 8 + b"tX\x01\x00\x00\x00CtR.",
+    "dictionaries that are one": wide(),
+    "name of a million letters": b"\x80\x04c" + b"a" * 10**6 + b"\nb\n.",
+    "number of three million digits": b"L" + b"9" * 3 * 10**6 + b"L\n.",
+}  # fmt: skip
+
+ATTACK = """
+import resource, sys
+from pathlib import Path
+from import_l2e import convert
+resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
+for path in sorted(Path(sys.argv[1]).iterdir(), key=lambda path: path.stem):
+    try:
+        convert(path)
+    except ValueError as error:
+        print(error, flush=True)
+"""
+
+
+def test_small_files_cannot_take_much_time_or_memory_or_end_the_interpreter(tmp_path):
+    for name, data in UNBOUNDED.items():
+        (tmp_path / f"{name}.pkl").write_bytes(data)
+    command = [sys.executable, "-c", ATTACK, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tools")])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    lines = done.stdout.splitlines()
+    for name, line in zip(sorted(UNBOUNDED), lines, strict=False):
+        assert line.startswith(f"{tmp_path / name}.pkl: "), name
+        assert len(line) < 500, name
+    assert len(lines) == len(UNBOUNDED), f"{sorted(UNBOUNDED)[len(lines)]} ended it: {done.stderr}"
+    assert done.returncode == 0
+
+
 def spoil(change):
     content = published()
     change(content)

@@ -235,6 +235,51 @@ def test_cards_that_are_no_cards(file, text):
         weights.load(file)
 
 
+def test_a_card_nested_too_deeply(file):
+    text = weights.card_path(file).read_text().rstrip()[:-1]
+    weights.card_path(file).write_text(f'{text}, "more": {"[" * 100_000}{"]" * 100_000}}}')
+    with pytest.raises(ValueError, match=r"test\.json: not a card, for it is nested too deeply"):
+        weights.load(file)
+
+
+def test_sizes_that_a_card_or_a_file_claims_are_not_believed(file, monkeypatch):
+    def forbidden(*arguments):
+        raise AssertionError("made before the file was compared with the card")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.utils, "skip_init", forbidden)
+        rewrite_card(file, put("layers", [[9999, 9], *[[9999, 9999]] * 500, [2, 9999]]))
+        with pytest.raises(ValueError, match=r"test\.safetensors: holds .* the card's layers need") as error:
+            weights.load(file)
+    assert len(str(error.value)) < 1000
+    with open(file, "r+b") as content:
+        content.truncate(10**12)  # a hole: no such file is on the disk
+    rewrite_card(file, put("layers", [[5, 9], [4, 5], [2, 4]]))
+    with pytest.raises(ValueError, match=r"test\.safetensors: 1000000000000 bytes are too many for the card's layers"):
+        weights.load(file)
+    with open(weights.card_path(file), "r+b") as content:
+        content.truncate(10**12)
+    with pytest.raises(ValueError, match=r"test\.json: 1000000000000 bytes are too many for a card"):
+        weights.load(file)
+
+
+def test_metadata_that_are_null(file):
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.dumps({**json.loads(data[8 : 8 + size]), "__metadata__": None}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+    with pytest.raises(ValueError, match=r"test\.safetensors: not a file of .* \(its format is None\)"):
+        weights.load(file)
+
+
+@pytest.mark.parametrize("form", ["x", None, 3, [], {"a": 1}])
+def test_a_form_that_there_is_not(file, form):
+    rewrite_card(file, put("form", form))
+    with pytest.raises(ValueError, match=r"test\.safetensors: (form must|weights for form)") as error:
+        L2E([parameter()], num_data=10, network=file)
+    assert "\n" not in str(error.value)
+
+
 def test_missing_files_are_named(file, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such weight file: .*nowhere\.safetensors"):
         L2E([parameter()], num_data=10, network=tmp_path / "nowhere.safetensors")

@@ -1,7 +1,9 @@
 """`load`, `match` and `out_of_distribution`, on embedded data and on small files made in the format of each source."""
 
+import io
 import os
 import sys
+import zipfile
 from pathlib import Path
 from urllib.error import URLError
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from meta_tasks import datasets
 from meta_tasks.datasets import ImageData, load, match
+from meta_tasks.datasets.files import read_npy
 from meta_tasks.datasets.image_data import RawSplits
 from meta_tasks.datasets.registry import READERS
 
@@ -252,6 +255,75 @@ def test_npz_without_validation_holds_a_tenth_out_and_takes_grey_floats(tmp_path
 def test_npz_with_a_wrong_array_is_refused_by_name(tmp_path, changes, match):
     with pytest.raises(ValueError, match=match):
         load(f"npz:{write_npz(tmp_path / 'mine.npz', **changes)}")
+
+
+@pytest.mark.parametrize("label", [2**40, 2**16, -1, np.uint64(2**63 + 1)])
+def test_npz_with_labels_that_are_no_classes(tmp_path, label):
+    labels = np.zeros(9, type(label) if isinstance(label, np.generic) else np.int64)
+    labels[3] = label
+    with pytest.raises(ValueError, match=r"test_labels of .*mine\.npz must lie in \[0, 65536\), got .*"):
+        load(f"npz:{write_npz(tmp_path / 'mine.npz', test_labels=labels)}")
+
+
+def npy_header(shape: tuple[int, ...]) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def little_memory():
+    """Two gigabytes more than now: whoever believes a header gets a MemoryError, which no reader may raise."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="knows no sizes of processes")
+@pytest.mark.usefixtures("little_memory")
+def test_npz_that_would_fill_the_memory(tmp_path):
+    path, member = tmp_path / "mine.npz", "train_images.npy"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:  # 300 MB of zeros in 300 kB
+        archive.writestr(member, npy_header((300, 1000, 1000)) + bytes(300 * 10**6))
+    with pytest.raises(ValueError, match=r"mine\.npz says that it unpacks to 300000\d+ bytes, which is more than 100"):
+        load(f"npz:{path}")
+    with zipfile.ZipFile(path, "w") as archive:  # an array that says of itself that it has a terabyte
+        archive.writestr(member, npy_header((10**6, 1000, 1000)) + bytes(100))
+    with pytest.raises(ValueError, match=r"mine\.npz cannot be read .* needs 1000000000000 bytes, there are 100"):
+        load(f"npz:{path}")
+    data = bytearray(path.read_bytes())  # and an archive that says so too
+    for signature, place in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
+        start = data.index(signature) + place
+        data[start : start + 4] = (2**32 - 2).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"mine\.npz says that it unpacks to 4294967294 bytes"):
+        load(f"npz:{path}")
+    nested = b"\x93NUMPY\x01\x00\xff\xff{" + b"(" * 70000
+    for content in (npy_header((10**12,)), npy_header((2**62, 2**62)) + bytes(8), nested):
+        (tmp_path / "one.npy").write_bytes(content)
+        with pytest.raises(ValueError, match=r"one\.npy cannot be read as an npy of numbers"):
+            read_npy(tmp_path / "one.npy")
+
+
+def test_npz_with_any_byte_changed_is_read_or_refused_in_one_line(tmp_path):
+    path = write_npz(tmp_path / "mine.npz", val_images=None, val_labels=None)
+    whole, random = path.read_bytes(), np.random.default_rng(0)
+    headers = [place for place in range(len(whole)) if whole[place : place + 2] == b"PK" or whole[place] == 0x93]
+    refused: list[str] = []
+    for trial in range(300):
+        data = bytearray(whole)
+        near = headers[trial % len(headers)] + int(random.integers(60))
+        data[min(near, len(data) - 1)] = random.integers(256)
+        path.write_bytes(data[: random.integers(len(data))] if trial % 10 == 0 else data)
+        try:
+            load(f"npz:{path}")
+        except ValueError as error:
+            refused.append(str(error))
+    assert 100 < len(refused) < 300
+    assert all("mine.npz" in line and "\n" not in line for line in refused)
 
 
 def test_npz_missing_or_damaged(tmp_path):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import tyro
 
@@ -27,6 +26,7 @@ from experiments.images.presets import PRESETS
 from experiments.images.settings import Settings
 from experiments.images.training import validate_run
 from meta_tasks.datasets import ImageData
+from meta_tasks.datasets.files import read_npy
 
 TUNING_SEEDS = 1000  # the first seed of the tuning, with --seed 0
 
@@ -61,7 +61,7 @@ class ImageOptions(DeviceOptions, DataOptions, RunOptions):
         if self.reference is None:
             return None
         try:
-            found = torch.from_numpy(np.load(self.reference, allow_pickle=False)).double()
+            found = torch.from_numpy(read_npy(self.reference)).double()
         except (ValueError, TypeError) as error:
             raise ValueError(f"reference {self.reference} is no .npy file of numbers: {error}") from error
         wanted = (len(data.test_y), data.num_classes)
