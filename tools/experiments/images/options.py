@@ -93,6 +93,10 @@ class SampleOptions(ImageOptions):
     lr: float | None = None
     # Number of seeds, counted up from --seed; the table gives mean ± standard deviation over them.
     seeds: int = 2
+    # Independent chains of each method, in the place of --seeds: chain k has the seed --seed + k and the folder
+    # chain_<k>. The tables have all chains' samples together, and R̂ over the chains. Under torchrun its processes share
+    # the chains, one or several each.
+    chains: int | None = None
     # Choose each method's learning rate by its validation NLL, all methods over as many values.
     tune: bool = False
     # Number of seeds over which --tune averages the validation NLL of a value, counted up from --seed; a value that
@@ -104,7 +108,7 @@ class SampleOptions(ImageOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         each_once(self, "sampler")
-        at_least_one(self, "tune_seeds")
+        at_least_one(self, "tune_seeds", "chains")
         if self.lr is not None and not self.lr > 0:
             raise ValueError(f"lr must be positive, got {self.lr}")
         if not self.lr_grid or min(self.lr_grid) <= 0:

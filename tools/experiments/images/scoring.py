@@ -54,15 +54,23 @@ def score(
     if len(single) > 1:
         result.pairwise_kld = metrics.pairwise_kld(single)
     if len(single) >= diagnostics.MINIMUM_DRAWS:
-        labels = data.test_y.expand(len(single), -1).unsqueeze(-1)
-        log_probabilities = single.gather(2, labels).squeeze(-1).clamp_min(metrics.FLOOR).log()
-        result.ess = float(np.median(diagnostics.ess(log_probabilities[None])))
+        result.ess = float(np.median(diagnostics.ess(_label_log_probabilities(single, data.test_y)[None])))
     fill_curves(result, single, data.test_y)
     tensors = {"test": test, "test_labels": data.test_y, **{f"ood_{name}": each for name, each in others.items()}}
     save_file(
         {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
         store.path(result.name, "predictions", ".safetensors"),
     )
+
+
+def label_log_probabilities(samples: SampleCollection, data: ImageData) -> Tensor:
+    """Every sample's log-probability of the true label of every test image, (K, n)."""
+    return _label_log_probabilities(samples.predict_samples(data.test_x, batch_size=1024), data.test_y)
+
+
+def _label_log_probabilities(single: Tensor, labels: Tensor) -> Tensor:
+    labels = labels.expand(len(single), -1).unsqueeze(-1)
+    return single.gather(2, labels).squeeze(-1).clamp_min(metrics.FLOOR).log()
 
 
 def mean_entropy(probabilities: Tensor) -> float:
