@@ -3,9 +3,8 @@
     python tools/sample.py                                              # the demo: handwritten digits, a minute
     python tools/sample.py --dataset fashion_mnist --data ~/data --sampler SGD SGHMC --epochs 50 --tune
 
-Every method gets the same number of gradient evaluations. With
---chains 4 it runs four chains of each and averages over all of them; torchrun --nproc_per_node 4 spreads them over processes.
-Prints one table and writes results.json, table.md,
+Every method gets the same number of gradient evaluations. With --chains 4 it runs four chains of each and averages over
+all of them; torchrun --nproc_per_node 4 spreads them over processes. Prints one table and writes results.json, table.md,
 results.png, tensorboard/, samples/ and predictions/ under --out. Finished runs are read back, not repeated.
 """
 
@@ -55,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\n{table}\n\n{over}; ECE in 15 bins; seconds of training alone")
     named = {"table": "table.md", "results": "results.json", "figure": "results.png", "posterior samples": "samples"}
     for what, name in {**named, "predictions": "predictions"}.items():
+        if not (out / name).exists():  # a regression has no figure, chains have folders of samples
+            continue
         print(f"{what + ':':20}{out / name}")
     print(f"{tensorboard_hint(out / 'tensorboard')}\ndone in {time.perf_counter() - start:.0f} s")
 

@@ -1,4 +1,4 @@
-"""Independent chains of every method, one after the other or spread over the processes of torchrun, and their merger."""
+"""Independent chains of every method, one after the other or over the processes of torchrun, and their merger."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 
 from experiments.common.tables import finished, spread
+from experiments.images.likelihood import likelihood_of
 from experiments.images.result import Result, new_result
 from experiments.images.runner import ImageRuns, store_for
 from experiments.images.sampling import Sampling, Trials
-from experiments.images.scoring import label_log_probabilities, score
+from experiments.images.scoring import predicted_numbers, score
 from learned_samplers import diagnostics
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
@@ -78,6 +79,7 @@ class Chains:
     def __init__(self, options: SampleOptions, data: ImageData, ood: Mapping[str, ImageData], group: Processes) -> None:
         assert options.chains is not None
         self.options, self.data, self.ood, self.group = options, data, dict(ood), group
+        self.likelihood = likelihood_of(data, options.settings)
         self.rows: list[dict[str, str]] = []
         self.seeds = range(options.seed, options.seed + options.chains)
         self.runs = {
@@ -137,7 +139,7 @@ class Chains:
         samples, store = self._samples(results), store_for(options.folder(), self.data, self.ood)
         whole.num_samples = len(samples)
         store.begin(whole.name, "predictions")
-        score(whole, samples, self.data, self.ood, store)
+        score(whole, samples, self.data, self.ood, store, self.likelihood)
         return whole
 
     def _row(self, results: Sequence[Result], whole: Result) -> dict[str, str]:
@@ -150,7 +152,7 @@ class Chains:
         if len(good) > 1 and min(result.num_samples for result in good) >= diagnostics.MINIMUM_DRAWS:
             samples = self._samples(results)
             predictions = diagnostics.split_rhat(
-                np.stack([label_log_probabilities(chain, self.data) for chain in samples.split()])
+                np.stack([predicted_numbers(chain, self.data, self.likelihood) for chain in samples.split()])
             )
             weights = diagnostics.split_rhat(np.stack([_some_weights(chain) for chain in samples.split()]))
         return row | {"R̂ of predictions": _quantiles(predictions), "R̂ of weights": _quantiles(weights)}
