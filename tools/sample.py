@@ -4,7 +4,7 @@
     python tools/sample.py --dataset fashion_mnist --data ~/data --sampler SGD SGHMC --epochs 50 --tune
 
 Every method gets the same number of gradient evaluations. With --chains 4 it runs four chains of each and averages over
-all of them; torchrun --nproc_per_node 4 spreads them over processes. Prints one table and writes results.json, table.md,
+all of them; torchrun --nproc_per_node 4 spreads them over processes. Prints a table and writes results.json, table.md,
 results.png, tensorboard/, samples/ and predictions/ under --out. Finished runs are read back, not repeated.
 """
 
