@@ -19,7 +19,7 @@ import tyro
 from experiments.common.options import at_least_one
 from experiments.common.output import explained
 from experiments.common.tables import markdown
-from experiments.images.log import evaluate
+from experiments.images.likelihood import Classification, evaluate
 from experiments.images.settings import Settings
 from experiments.images.training import batches, build_network
 from torch.nn.functional import cross_entropy
@@ -104,7 +104,7 @@ def chain(options: Options, data: ImageData) -> list[Block]:
         sampler.step(loss.detach)  # a closure that has the loss already
         total += loss.item()
         if step % per_block == 0:
-            nll, accuracy = evaluate(model, data.val_x, data.val_y)
+            nll, accuracy = evaluate(model, data.val_x, data.val_y, Classification())
             weight = torch.cat([p.detach().flatten() for p in model.parameters()]).square().mean().sqrt().item()
             means = total / per_block, kinetic / per_block
             blocks.append(Block(step, *means, nll, accuracy, weight, resident_memory()))

@@ -113,6 +113,7 @@ class IVON(Sampler):
     """
 
     badge = "heuristic"
+    not_sharded = "its gradients are taken at weights that it draws"
     state_names = ("gradient_average", "hessian")
     hyperparameters = ("lr", "num_data", "prior_precision", "betas", "hess_init", "clip_radius", "rescale_lr", "step")
     rule = staticmethod(ivon_rule)

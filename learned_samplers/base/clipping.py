@@ -8,6 +8,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from learned_samplers.base.sharding import local
+
 #: Steps with one and the same total norm after which the warning is given.
 PATIENCE = 10
 # Clipping divides by the norm plus 1e-6, in single precision.
@@ -30,7 +32,7 @@ class ClippingWatch:
         """One step's gradients, and the norm of all together."""
         if self.hits < 0 or len(gradients) < 2 or not 0 < total < math.inf or total < self.largest * (1 - _SAME):
             return
-        share = torch.linalg.vector_norm(gradients[0]).item() / total
+        share = torch.linalg.vector_norm(local(gradients[0])).item() / total
         if total > self.largest * (1 + _SAME):
             self.largest, self.share, self.hits = total, share, 1
         else:

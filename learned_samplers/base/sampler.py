@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from learned_samplers.base import distributed, gradients, master_weights, prior_mean, validation
+from learned_samplers.base import distributed, gradients, master_weights, prior_mean, sharding, validation
 from learned_samplers.base.clipping import ClippingWatch
 from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, refuse_unknown
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
@@ -58,6 +58,9 @@ class Sampler(ResumableOptimizer):
     needs_master_in_float16: ClassVar[bool] = False
     #: Whether the update reads the loss beside the gradients.
     reads_loss: ClassVar[bool] = False
+    #: Why parameters must not be sharded over processes, "" where they may be: where the update acts on each weight by
+    #: itself, or takes the statistics of whole tensors from `learned_samplers.base.sharding`.
+    not_sharded: str = "its update may need more of a tensor than one process has"
     #: "auto", "replicated" or "independent"; see `learned_samplers.base.distributed`.
     distributed: str = "auto"
     #: Whether this process has agreed with the others on the noise of a replicated chain.
@@ -72,6 +75,8 @@ class Sampler(ResumableOptimizer):
         self._validate_new(defaults)
         super().__init__(params, defaults)
         self.generator = generator
+        if generator is None and self.mesh is not None:
+            self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
 
     # ---------------------------------------------------------------- arguments
 
@@ -130,11 +135,13 @@ class Sampler(ResumableOptimizer):
         if group["prior_mean"] is not None and not self.takes_prior_mean:
             raise ValueError(f"prior_mean must be None for {type(self).__name__}, whose energy has the prior at zero")
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
+        mesh = sharding.mesh_of(self, listed)
         master_weights.validate(self, group, tensors)
         dtypes = [master_weights.working_dtype(group, p) for p in tensors]
         group["prior_mean"] = prior_mean.resolve(group["prior_mean"], tensors, dtypes)
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         super().add_param_group(group)
+        self.mesh = mesh
 
     # ---------------------------------------------------------------- the step
 
@@ -162,14 +169,15 @@ class Sampler(ResumableOptimizer):
         if not torch.compiler.is_compiling():
             watch = self.__dict__.setdefault("_watch", ClippingWatch())
             watch.see([g for inputs in evaluation.groups for g in inputs.gradients], evaluation.groups[0].total_norm)
-        swapped = master_weights.swap_in(self, evaluation.groups)
-        try:
-            if evaluation.large:
-                gradients.advance_or_restore(self, evaluation, swapped)
-            else:
-                self.advance_all(evaluation)
-        finally:
-            master_weights.swap_out(swapped)
+        with sharding.on_parts(self, evaluation):
+            swapped = master_weights.swap_in(self, evaluation.groups)
+            try:
+                if evaluation.large:
+                    gradients.advance_or_restore(self, evaluation, swapped)
+                else:
+                    self.advance_all(evaluation)
+            finally:
+                master_weights.swap_out(swapped)
         for group in self.param_groups:
             group["step"] += 1
         return evaluation.loss
@@ -249,9 +257,10 @@ class Sampler(ResumableOptimizer):
 
     def noise_like(self, p: Tensor) -> Tensor:
         """Standard normal noise of a parameter's shape, dtype and device, from the sampler's generator."""
-        if self.generator is None:
+        generator = self.generator if self.parts is None else self.parts.generator(p)
+        if generator is None:
             return torch.randn_like(p)
-        return torch.randn(p.shape, generator=self.generator, dtype=p.dtype, device=p.device)
+        return torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
 
     def state_of(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         """The state tensor ``name`` of a parameter, made by `initial_state` at its first step."""

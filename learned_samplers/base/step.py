@@ -89,7 +89,7 @@ def joint_norms(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, float]]:
     third of the time of `norms`.
     """
     if _alike_and_small(tensors):
-        flat = torch._C._nn.flatten_dense_tensors(tensors)
+        flat = torch._C._nn.flatten_dense_tensors(list(tensors))
         value = torch.dot(flat, flat).item()
         return [(flat.dtype, math.sqrt(value) if value >= 0 else value)]
     pools: dict[torch.dtype, list[Tensor]] = {}

@@ -84,11 +84,6 @@ def parameter(name: str, value: Any) -> None:
         raise ValueError(f"{name} is not initialised (a lazy module): run the network on one batch before")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a real floating-point tensor, got dtype {value.dtype}")
-    if type(value).__name__ == "DTensor":
-        raise TypeError(
-            f"{name} is a DTensor: sharded parameters (fully_shard, tensor parallelism) cannot be sampled, for equal "
-            "seeds would give equal noise to different shards; DistributedDataParallel can"
-        )
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}")
 

@@ -115,6 +115,7 @@ class ScaleAdaptedSGHMC(Sampler):
     """
 
     badge = "O(h)"
+    not_sharded = ""
     state_names = ("momentum", "second_moment")
     structural = ("integrator",)
     hyperparameters = (*Sampler.hyperparameters, "momentum_decay", "eps", "integrator")

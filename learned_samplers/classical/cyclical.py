@@ -125,6 +125,7 @@ class CyclicalSGMCMC(Sampler):
     """
 
     badge = "heuristic"
+    not_sharded = ""
     structural = ("base",)
 
     def __init__(

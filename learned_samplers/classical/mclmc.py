@@ -73,6 +73,7 @@ class MCLMC(Sampler):
 
     needs_closure = True
     reads_loss = True
+    not_sharded = "its momentum has one length over all weights"
     half_precision = False
     group_keys = ("tally",)
     takes_prior_mean = False

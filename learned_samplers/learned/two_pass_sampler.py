@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
@@ -38,6 +39,11 @@ class TwoPassSampler(LearnedSampler):
         """The update as two passes of the network; None if these settings need more than that."""
         raise NotImplementedError
 
+    @property
+    def not_sharded(self) -> str:  # type: ignore[override]
+        """Statistics of whole tensors are there, derivatives of the network along a tensor are not."""
+        return "" if self.passes() is not None else "its correction differentiates the network along whole tensors"
+
     def _rows(self) -> dict[str, int]:
         return {"averages": self.feature_set.num_averages}
 
@@ -46,11 +52,21 @@ class TwoPassSampler(LearnedSampler):
         for p in params:  # all of it, before any noise is drawn
             for name in self.state_names:
                 self.state_of(group, p, name)
+        if self.parts is not None:  # tensor by tensor in all processes, which exchange each one's statistics
+            for p, gradient in zip(params, gradients, strict=True):
+                self._advance_part(p, gradient, hyper, self.parts.segments(p))
+            return
         limit = _TOGETHER_ON_CPU if all(p.device.type == "cpu" for p in params) else _TOGETHER_ON_GPU
         for alike in together(params):
             chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
             for block in blocks(chosen, limit):
                 self._advance(chosen[block], slopes[block], hyper)
+
+    def _advance_part(self, p: Tensor, gradient: Tensor, hyper: dict[str, Any], segments: Segments) -> None:
+        noise, passes = self.noise_for([p], hyper), self.passes()
+        assert passes is not None
+        state = [self.state[p][name] for name in self.state_names]
+        _in_place(passes, p, gradient, noise, *state, phi=self._phi(p), segments=segments, **hyper)
 
     def _advance(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
         noise, phi = self.noise_for(params, hyper), self._phi(params[0])

@@ -60,6 +60,7 @@ class ParticleSampler(Sampler):
     """
 
     badge = "heuristic"
+    not_sharded = "particles are compared as whole sets of weights"
     structural = ("task",)
     group_options: ClassVar[dict[str, Any]] = {}
     needs_closure = True

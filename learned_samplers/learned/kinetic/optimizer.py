@@ -65,6 +65,7 @@ class KineticL2E(LearnedSampler):
     """
 
     settings_class = KineticSettings
+    not_sharded = "it evaluates the loss beside the present weights"
     settings: KineticSettings
     claims_law = True
     state_names = ("momentum",)

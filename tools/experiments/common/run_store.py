@@ -68,11 +68,22 @@ class RunStore:
         self._lock = shared_lock(self.folder)
 
     def read(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The finished run of that name; None if there is none, or one made of anything else."""
+        """The finished run of that name; None if there is none, or one made with other settings or another torch.
+
+        Raises:
+            ValueError: it was made of other data with the same settings.
+        """
         if self.fresh and self.path(name) not in self.done:
             return None
-        record = self.record(name)
-        return record["result"] if record is not None and record["made_of"] == self._made_of(settings) else None
+        if (record := self.record(name)) is None:
+            return None
+        theirs, ours = record["made_of"], self._made_of(settings)
+        if theirs != ours and theirs | {"data": self.data} == ours:
+            raise ValueError(
+                f"{self.path(name)} was made with these settings from other data (fingerprint {theirs.get('data')}, "
+                f"these have {self.data}): take another --out, or --fresh to replace it"
+            )
+        return record["result"] if theirs == ours else None
 
     def record(self, name: str) -> dict[str, Any] | None:
         """The run of that name as it is on disk, "made_of" and "result", whatever it was made of."""

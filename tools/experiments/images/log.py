@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from experiments.images.likelihood import Classification, Likelihood, evaluate
 from meta_tasks.datasets import ImageData
 
 LOGS = 100  # points of a training curve
@@ -20,13 +20,6 @@ VALIDATIONS = 20  # of which so many with the validation loss of the current wei
 
 class Diverged(Exception):
     """A run whose loss, gradient or weights are no longer finite."""
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Mean loss in nats and accuracy of the current weights."""
-    logits = torch.cat([model(part) for part in x.split(1024)])
-    return cross_entropy(logits, y).item(), (logits.argmax(1) == y).float().mean().item()
 
 
 class Log:
@@ -42,9 +35,16 @@ class Log:
     """
 
     def __init__(
-        self, writer: SummaryWriter, bar: tqdm, data: ImageData, steps: int, validations: int = VALIDATIONS
+        self,
+        writer: SummaryWriter,
+        bar: tqdm,
+        data: ImageData,
+        steps: int,
+        validations: int = VALIDATIONS,
+        likelihood: Likelihood | None = None,
     ) -> None:
         self.writer, self.bar, self.data = writer, bar, data
+        self.likelihood: Likelihood = likelihood or Classification()
         self.every = max(1, steps // LOGS)
         self.validate_every = self.every * max(1, LOGS // validations)
         self.validation_seconds = 0.0
@@ -61,7 +61,7 @@ class Log:
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Collect one minibatch; nothing is read back from the device."""
         self.loss = self.loss + loss.detach()
-        self.hits = self.hits + (logits.detach().argmax(1) == labels).sum()
+        self.hits = self.hits + self.likelihood.total(logits.detach(), labels)
         self.images += len(labels)
         self.count += 1
 
@@ -71,7 +71,8 @@ class Log:
         if not math.isfinite(loss):
             raise Diverged(f"the training loss is {loss} at step {step}")
         self.writer.add_scalar("train/loss", loss, step)
-        self.writer.add_scalar("train/accuracy", float(self.hits) / self.images, step)
+        curve = self.likelihood.average(float(self.hits), self.images)
+        self.writer.add_scalar(f"train/{self.likelihood.curve}", curve, step)
         self.writer.add_scalar("train/learning_rate", optimizer.param_groups[0]["lr"], step)
         self.reset()
         if not hasattr(optimizer, "temperatures"):
@@ -92,11 +93,11 @@ class Log:
             return
         start = time.perf_counter()
         model.eval()
-        loss, accuracy = evaluate(model, self.data.val_x, self.data.val_y)
+        loss, second = evaluate(model, self.data.val_x, self.data.val_y, self.likelihood)
         model.train()
         self.validation_seconds += time.perf_counter() - start
         if math.isfinite(loss):
-            self.validation_curve.append([step, loss, accuracy])
+            self.validation_curve.append([step, loss, second])
         self.writer.add_scalar("validation/loss", loss, step)
-        self.writer.add_scalar("validation/accuracy", accuracy, step)
+        self.writer.add_scalar(f"validation/{self.likelihood.curve}", second, step)
         self.bar.set_postfix(validation_loss=f"{loss:.3f}", refresh=False)

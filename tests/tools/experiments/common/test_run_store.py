@@ -42,12 +42,16 @@ def test_another_torch_makes_it_again(tmp_path, monkeypatch):
     assert store.run("one", {}, lambda: {"value": 2}) == {"value": 2}
 
 
-def test_other_data_make_it_again(tmp_path):
-    digests = [fingerprint([torch.tensor(values)]) for values in ([1.0, 2.0], [1.0, 2.5])]
-    for value, digest in enumerate(digests):
-        assert RunStore(tmp_path, digest).run("one", {}, lambda value=value: {"value": value}) == {"value": value}
-    assert RunStore(tmp_path, digests[1]).read("one", {}) == {"value": 1}
-    assert RunStore(tmp_path, digests[0]).read("one", {}) is None
+def test_other_data_under_the_same_settings_are_refused(tmp_path):
+    old, new = (fingerprint([torch.tensor(values)]) for values in ([1.0, 2.0], [1.0, 2.5]))
+    RunStore(tmp_path, old).run("one", {"lr": 1}, lambda: {"value": 1})
+    with pytest.raises(ValueError, match=f"from other data .fingerprint {old}, these have {new}.*--fresh"):
+        RunStore(tmp_path, new).run("one", {"lr": 1}, lambda: {"value": 2})
+    assert RunStore(tmp_path, old).read("one", {"lr": 1}) == {"value": 1}, "it is still there"
+    assert RunStore(tmp_path, new).run("one", {"lr": 2}, lambda: {"value": 3}) == {"value": 3}, (
+        "another run of the name"
+    )
+    assert RunStore(tmp_path, old, fresh=True).run("one", {"lr": 2}, lambda: {"value": 4}) == {"value": 4}
 
 
 def test_a_fingerprint_sees_numbers_shapes_types_and_order():
