@@ -67,6 +67,7 @@ class ScaleAdaptedL2E(LearnedSampler):
     """
 
     settings_class = ScaleAdaptedL2ESettings
+    not_sharded = "its network sees statistics of whole tensors"
     claims_law = True
     settings: ScaleAdaptedL2ESettings
     state_names = ("momentum", "averages", "root")
