@@ -4,6 +4,7 @@
     python tools/benchmark.py inner     # member-steps per second of the meta-trainer's inner loop
     python tools/benchmark.py particles # time per step of the particle samplers against particles and tasks
     python tools/benchmark.py memory    # peak memory of a step of the particle samplers
+    python tools/benchmark.py constants # bytes and seconds per weight, the constants of docs/scaling.md
     python tools/benchmark.py lenet     # ways to compute the gradients of multi_task.py's particles
 
 Rounds are interleaved; compare the numbers as ratios, within one run.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experiments.benchmarks.constants import ConstantsBenchmark, benchmark_constants
 from experiments.benchmarks.inner import InnerBenchmark, benchmark_inner
 from experiments.benchmarks.lenet import LeNetBenchmark, benchmark_lenet
 from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
@@ -26,6 +28,7 @@ COMMANDS: dict[str, tuple[type, Action]] = {
     "inner": (InnerBenchmark, benchmark_inner),
     "particles": (ParticleBenchmark, benchmark_particles),
     "memory": (MemoryBenchmark, benchmark_memory),
+    "constants": (ConstantsBenchmark, benchmark_constants),
     "lenet": (LeNetBenchmark, benchmark_lenet),
 }
 
