@@ -49,7 +49,7 @@ class ConstantsBenchmark:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
-def layer(weights: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+def layer(weights: int, dtype: torch.dtype = torch.float32) -> nn.Linear:
     """A linear layer of so many weights, without a bias, with gradients."""
     model = nn.Linear(1000, max(1, weights // 1000), bias=False).to(dtype)
     model.weight.grad = torch.full_like(model.weight, 1e-3)
