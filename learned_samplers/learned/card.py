@@ -41,9 +41,13 @@ def summary(card: dict[str, Any]) -> str:
     lines = [card["name"]]
     for name, text in rows.items():
         lines += textwrap.wrap(
-            text, _WIDTH, initial_indent=f"  {name:<9}", subsequent_indent=" " * 11,
-            break_on_hyphens=False, break_long_words=False,
-        )  # fmt: skip
+            text,
+            _WIDTH,
+            initial_indent=f"  {name:<9}",
+            subsequent_indent=" " * 11,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
     return "\n".join(lines)
 
 

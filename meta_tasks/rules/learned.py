@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from learned_samplers.learned.features import features, update_averages
@@ -16,18 +13,12 @@ from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_mean,
 from learned_samplers.learned.l2e.measures import term_contributions
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
-from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
 from learned_samplers.learned.registry import settings_from_card
-from learned_samplers.learned.scale_adapted.rule import (
-    ScaleAdaptedL2ESettings,
-    explorer,
-    frozen_root,
-    scale_adapted_l2e_rule,
-)
-from meta_tasks.rules.base import State, arguments_of
-from meta_tasks.rules.network_rule import LEARNED_RULES, CoordinateRule, NetworkRule
+from meta_tasks.rules.base import arguments_of
+from meta_tasks.rules.network_rule import LEARNED_RULES, CoordinateRule, NetworkRule, settings_given
+from meta_tasks.rules.scale_adapted import ScaleAdaptedL2ERule
 
 __all__ = [
     "LEARNED_RULES",
@@ -39,19 +30,6 @@ __all__ = [
     "ScaleAdaptedL2ERule",
     "rule_from_card",
 ]
-
-
-def _settings(kind: type[Any], settings: Any, **options: Any) -> Any:
-    """The settings as given, or made of options: None leaves one at its default.
-
-    Raises:
-        ValueError: both were given, or see ``kind``.
-    """
-    if settings is None:
-        return kind.given(**options)
-    if given := {name: value for name, value in options.items() if value is not None}:
-        raise ValueError(f"settings and {', '.join(given)} cannot both be given, got {given}")
-    return settings
 
 
 class L2ERule(CoordinateRule):
@@ -90,7 +68,7 @@ class L2ERule(CoordinateRule):
         settings: L2ESettings | None = None,
         **options: Any,
     ) -> None:
-        chosen = _settings(L2ESettings, settings, form=form, feature_set=feature_set, **options)
+        chosen = settings_given(L2ESettings, settings, form=form, feature_set=feature_set, **options)
         super().__init__(chosen, hidden, start, tell_horizon)
 
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
@@ -109,62 +87,6 @@ class L2ERule(CoordinateRule):
             **arguments_of(at.hyper),
         )
         return {"alpha": terms["alpha"], "beta": terms["learned_velocity"]}
-
-
-class ScaleAdaptedL2ERule(CoordinateRule):
-    """`learned_samplers.ScaleAdaptedL2E`; the first half of a run explores.
-
-    Args:
-        feature_set, hidden, settings, options: as for `L2ERule`.
-        start: as for `L2ERule`; the weight file may also be one of `L2E`.
-    """
-
-    name = "ScaleAdaptedL2E"
-    state_names = ("momentum", "averages", "root")
-    capturable = False  # a captured step cannot turn from one update to the other
-    settings: ScaleAdaptedL2ESettings
-
-    def __init__(
-        self, feature_set: str | None = None, hidden: Sequence[int] | None = None, *,
-        start: tuple[str, float] | Path | None = None, settings: ScaleAdaptedL2ESettings | None = None, **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            _settings(ScaleAdaptedL2ESettings, settings, feature_set=feature_set, **options), hidden, start
-        )
-
-    def for_run(self, steps: int, *keys: int | str) -> Self:
-        other = copy.copy(self)
-        other.settings = replace(self.settings, adaptation_steps=max(steps // 2, 1))
-        return other
-
-    def initial_state(self, parameter: Tensor) -> State:
-        return *super().initial_state(parameter), torch.zeros_like(parameter)
-
-    def update(self, prepared, at):
-        settings, hyper = self.settings, arguments_of(at.hyper)
-        if settings.adaptation_steps is None:
-            raise ValueError("adaptation_steps is not known: take the rule of `for_run`")
-        momentum, averages, root = at.state
-        chain = (at.parameter, at.gradient, at.noise, momentum, averages)
-        phi, exploration = explorer(prepared), settings.exploration
-        if at.step >= settings.adaptation_steps or not can_step(phi, exploration, *chain):
-            parameter, *state = scale_adapted_l2e_rule(
-                *at.tensors, phi=prepared, segments=at.segments, settings=settings, step=at.step, **hyper
-            )
-            return parameter, tuple(state)
-        step_flat_(*chain, phi=phi, segments=at.segments, settings=exploration, step=at.step, **hyper)
-        if at.step + 1 == settings.adaptation_steps:
-            chosen = {name: hyper[name] for name in ("lr", "num_data", "momentum_decay")}
-            root = frozen_root(
-                at.parameter, at.gradient, averages,
-                phi=prepared, segments=at.segments, settings=settings, step=at.step, **chosen,
-            )  # fmt: skip
-            momentum.zero_()
-        return at.parameter, (momentum, averages, root)
-
-    def output_scales(self, prepared, at):
-        """Of √G once it is chosen: where the mass lets the chain move."""
-        return {"root": at.state[2].square().mean(-1).sqrt()}
 
 
 class PrecondL2ERule(CoordinateRule):
@@ -186,7 +108,7 @@ class PrecondL2ERule(CoordinateRule):
     ) -> None:
         if isinstance(start, tuple):
             raise ValueError(f"start={start} is for L2E, whose output β it sets; PrecondL2E has none")
-        chosen = _settings(PreconditionedSettings, settings, feature_set=feature_set, **options)
+        chosen = settings_given(PreconditionedSettings, settings, feature_set=feature_set, **options)
         super().__init__(chosen, hidden, start, tell_horizon)
 
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
@@ -228,7 +150,7 @@ class KineticRule(NetworkRule):
     def __init__(
         self, hidden: Sequence[int] | None = None, *, settings: KineticSettings | None = None, **options: Any
     ) -> None:
-        super().__init__(_settings(KineticSettings, settings, **options), hidden)
+        super().__init__(settings_given(KineticSettings, settings, **options), hidden)
 
     def update(self, prepared, at):
         parameter, momentum = l2e_kinetic_rule(
@@ -281,7 +203,7 @@ class MetaSGMCMCRule(NetworkRule):
         settings: MetaSGMCMCSettings | None = None,
         **options: Any,
     ) -> None:
-        chosen = _settings(MetaSGMCMCSettings, settings, form=form, feature_set=feature_set, **options)
+        chosen = settings_given(MetaSGMCMCSettings, settings, form=form, feature_set=feature_set, **options)
         super().__init__(chosen, hidden)
 
     @staticmethod

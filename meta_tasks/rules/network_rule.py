@@ -74,6 +74,19 @@ class NetworkRule(SamplerRule):
         return {**self.settings.to_card(), "badge": "heuristic", "law": None}
 
 
+def settings_given(kind: type[Any], settings: Any, **options: Any) -> Any:
+    """The settings as given, or made of options: None leaves one at its default.
+
+    Raises:
+        ValueError: both were given, or see ``kind``.
+    """
+    if settings is None:
+        return kind.given(**options)
+    if given := {name: value for name, value in options.items() if value is not None}:
+        raise ValueError(f"settings and {', '.join(given)} cannot both be given, got {given}")
+    return settings
+
+
 class CoordinateRule(NetworkRule):
     """What the rules of L2E and its kin share: features with running averages, two outputs, and ways to start."""
 

@@ -65,10 +65,15 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
         """Those of the `L2E` that explores; the length of its run is that of the exploration."""
         sees = feature_set_named(self.feature_set).sees_progress
         return L2ESettings(
-            feature_set=self.feature_set, alpha_scale=self.alpha_scale, beta_scale=self.beta_scale,
-            friction_scale=self.friction_scale, output_bound=self.output_bound, reference_data=self.reference_data,
-            gated=True, total_steps=self.adaptation_steps if sees else None,
-        )  # fmt: skip
+            feature_set=self.feature_set,
+            alpha_scale=self.alpha_scale,
+            beta_scale=self.beta_scale,
+            friction_scale=self.friction_scale,
+            output_bound=self.output_bound,
+            reference_data=self.reference_data,
+            gated=True,
+            total_steps=self.adaptation_steps if sees else None,
+        )
 
 
 def explorer(phi: Phi) -> Phi:
@@ -104,9 +109,16 @@ def frozen_root(
     mean = averages[..., k - 1, :] / (1 - named.average_decays[_SLOWEST] ** t)
     second = averages[..., _SLOWEST, :] / (1 - named.second_moment_decays[_SLOWEST] ** t)
     scales = TensorScales(
-        parameter, mean, averages, segments, named, lr=lr, num_data=num_data, step=step,
+        parameter,
+        mean,
+        averages,
+        segments,
+        named,
+        lr=lr,
+        num_data=num_data,
+        step=step,
         total_steps=settings.exploration.total_steps,
-    ).with_momentum(torch.zeros_like(parameter))  # fmt: skip
+    ).with_momentum(torch.zeros_like(parameter))
     (mu,) = raw_outputs(phi, scales, slice(3, 4))
     factor = mu.clamp(-GATE_BOUND, GATE_BOUND).exp() * (settings.mass_scale * momentum_decay)
     return (factor / (second.sqrt() + settings.eps)).sqrt()
@@ -150,13 +162,23 @@ def scale_adapted_l2e_rule(
         parameter, momentum = sampling_rule(*chain, temperature=temperature, prior_precision=prior_precision, **at)
         return parameter, momentum, averages, root
     parameter, momentum, averages = l2e_rule(
-        parameter, gradient, noise, momentum, averages, phi=explorer(phi), segments=segments, step=step,
-        temperature=temperature, prior_precision=prior_precision, settings=settings.exploration, **at,
-    )  # fmt: skip
+        parameter,
+        gradient,
+        noise,
+        momentum,
+        averages,
+        phi=explorer(phi),
+        segments=segments,
+        step=step,
+        temperature=temperature,
+        prior_precision=prior_precision,
+        settings=settings.exploration,
+        **at,
+    )
     if step + 1 == settings.adaptation_steps:
         root = frozen_root(
             parameter, gradient, averages, phi=phi, segments=segments, settings=settings, step=step, **at
-        )  # fmt: skip
+        )
         momentum = torch.zeros_like(momentum)
     return parameter, momentum, averages, root
 

@@ -84,11 +84,12 @@ class Chains:
         self.seeds = range(options.seed, options.seed + options.chains)
         self.runs = {
             seed: ImageRuns(
-                data, self.ood,
+                data,
+                self.ood,
                 store_for(options.folder() / f"chain_{k}", data, self.ood, fresh=options.fresh and self._is_ours(k)),
             )
             for k, seed in enumerate(self.seeds)
-        }  # fmt: skip
+        }
 
     def _is_ours(self, chain: int) -> bool:
         return chain % self.group.count == self.group.rank

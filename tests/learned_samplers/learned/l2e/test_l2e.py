@@ -16,29 +16,13 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.optimizer import PUBLISHED_CODE
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
-from learned_samplers.learned.network import build_network, layers_of
+from learned_samplers.learned.network import layers_of
 from tests.harness import flat, small_data, small_network
 from tests.learned_samplers.learned.flat_keywords import keywords
+from tests.learned_samplers.learned.l2e.l2e_cases import chain, network
 
 l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
 l2e_residual_rule = keywords(l2e_rule, L2ESettings)
-
-
-def network(feature_set="paper", seed=0, outputs=2, **options):
-    generator = torch.Generator().manual_seed(seed)
-    return build_network(feature_set, (8, 8), outputs, zero_last=False, generator=generator, **options)
-
-
-def chain(make, steps=15, seed=1, dtype=torch.float32):
-    model = small_network().to(dtype)
-    sampler = make(model.parameters())
-    torch.manual_seed(seed)
-    x, y = small_data()
-    for _ in range(steps):
-        sampler.zero_grad()
-        nn.functional.cross_entropy(model(x.to(dtype)), y).backward()
-        sampler.step()
-    return flat(model), sampler
 
 
 # ------------------------------------------------------------------ untrained

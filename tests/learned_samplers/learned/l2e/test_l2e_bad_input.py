@@ -8,48 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers import L2E, KineticL2E, PrecondL2E
-from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
-from learned_samplers.learned.network import build_network
-from tests.harness import closure_for, flat, small_data, small_network
-from tests.learned_samplers.learned.flat_keywords import keywords
-
-l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
-l2e_residual_rule = keywords(l2e_rule, L2ESettings)
+from tests.harness import closure_for, flat, small_network
+from tests.learned_samplers.learned.l2e.l2e_cases import network
 
 
-def network(feature_set="paper", seed=0, outputs=2, **options):
-    generator = torch.Generator().manual_seed(seed)
-    return build_network(feature_set, (8, 8), outputs, zero_last=False, generator=generator, **options)
-
-
-def chain(make, steps=15, seed=1, dtype=torch.float32):
-    model = small_network().to(dtype)
-    sampler = make(model.parameters())
-    torch.manual_seed(seed)
-    x, y = small_data()
-    for _ in range(steps):
-        sampler.zero_grad()
-        nn.functional.cross_entropy(model(x.to(dtype)), y).backward()
-        sampler.step()
-    return flat(model), sampler
-
-
-# ------------------------------------------------------------------ untrained
-
-
-@pytest.mark.parametrize("feature_set", FEATURE_SETS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"prior_precision": 3.0, "temperature": 0.5, "momentum_decay": 0.4},
-        {"momentum_init": "normal"},
-        {"temperature": 0.0},
-    ],
-)
 def parameter():
     return torch.zeros(3, requires_grad=True)
 
