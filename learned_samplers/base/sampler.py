@@ -110,7 +110,7 @@ class Sampler(ResumableOptimizer):
         known = self.__dict__.setdefault("_validated", {})
         for position, group in enumerate(self.param_groups):
             found = [*map(group.get, self.defaults)]
-            last = known.setdefault(position, validation.LastValues())
+            last = known.get(position) or known.setdefault(position, validation.LastValues())
             if last.differ_from(found):
                 self._validate(group)
                 last.keep(found)
@@ -167,7 +167,7 @@ class Sampler(ResumableOptimizer):
             self._keep_together()
         evaluation = self.evaluate(closure)
         if not torch.compiler.is_compiling():
-            watch = self.__dict__.setdefault("_watch", ClippingWatch())
+            watch = self.__dict__.get("_watch") or self.__dict__.setdefault("_watch", ClippingWatch())
             watch.see([g for inputs in evaluation.groups for g in inputs.gradients], evaluation.groups[0].total_norm)
         with sharding.on_parts(self, evaluation):
             swapped = master_weights.swap_in(self, evaluation.groups)

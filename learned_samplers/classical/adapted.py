@@ -72,7 +72,7 @@ def scale_adapted_rule(
         second_moment = ops.scale(second_moment, 1 - adaptation_rate)
         second_moment = ops.add_product(second_moment, gradient, gradient, adaptation_rate)
     root = ops.map(lambda scale: (momentum_decay / (scale + eps)) ** 0.5, ops.sqrt(second_moment))
-    settings |= {"num_data": num_data, "momentum_decay": momentum_decay, "ops": ops}
+    settings = {**settings, "num_data": num_data, "momentum_decay": momentum_decay, "ops": ops}
     return *diagonal_mass_rule(parameter, gradient, noise, momentum, root, **settings), second_moment
 
 
