@@ -68,7 +68,8 @@ def swap_in(sampler: Any, groups: list[GroupInputs]) -> list[tuple[Tensor, Tenso
             if has_master(group, p):
                 if torch.compiler.is_compiling():
                     raise NotImplementedError(
-                        "a step of half-precision parameters cannot be compiled: compile the network"
+                        "master_weights: a step of half-precision parameters cannot be compiled; compile the network, "
+                        "or keep float32 parameters"
                     )
                 state = sampler.state[p]
                 state[MASTER] = _follow(p, state.get(MASTER))

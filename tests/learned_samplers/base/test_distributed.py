@@ -105,10 +105,16 @@ for _ in range(3):
 a, b = everywhere()
 assert torch.equal(a, b)
 """,
-    "hmc_reads_the_loss_and_refuses": """
+    "samplers_that_read_the_loss_refuse": """
+from learned_samplers import MCLMC, MetaSGMCMC
 network = DistributedDataParallel(model)
-sampler = HMC(model.parameters(), 0.01, 100)
-assert "reads the loss" in refused(ValueError, lambda: sampler.step(lambda: network(torch.ones(1, 3)).sum()))
+before = [p.detach().clone() for p in model.parameters()]
+for sampler in (HMC(model.parameters(), 0.01, 100), MCLMC(model.parameters(), 0.01, 100),
+                MetaSGMCMC(model.parameters(), num_data=100)):
+    message = refused(ValueError, lambda: sampler.step(lambda: network(torch.ones(1, 3)).sum()))
+    assert message.startswith(f"{type(sampler).__name__} reads the loss") and "distributed='independent'" in message
+    assert "\\n" not in message
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
 """,
     "drift_raises_everywhere": """
 from learned_samplers.base import distributed
