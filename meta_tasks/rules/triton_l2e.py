@@ -12,6 +12,7 @@ reads each coordinate's features into registers, takes them through the network,
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from functools import lru_cache
 from typing import Any
@@ -40,8 +41,14 @@ _CLOCK_DECAYS, _CLOCK_TIMES = (0.9, 0.99, 0.999), (10, 100, 1000)
 
 
 def triton_installed() -> bool:
-    """Whether Triton can be imported; nothing else of the package needs it."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether a Triton is installed that the kernels were tested with, 3.4 or later (torch 2.8 comes with it)."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        major, minor, *_ = importlib.metadata.version("triton").split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) >= (3, 4)
 
 
 class FusedL2ERule(L2ERule):
@@ -66,7 +73,7 @@ class FusedL2ERule(L2ERule):
                 f"hidden must be two widths in [1, {_GREATEST_WIDTH}] for the fused rule, got {self.hidden}"
             )
         if not triton_installed():
-            raise ModuleNotFoundError("the fused rule needs Triton, which is not installed", name="triton")
+            raise ModuleNotFoundError("the fused rule needs Triton 3.4 or later, which is not installed", name="triton")
 
     def _updated(self, parameter: Tensor, *tensors: Any, **hyper: Any) -> tuple[Tensor, Tensor, Tensor]:
         rule = fused_residual_rule if parameter.device.type == "cuda" else l2e_rule

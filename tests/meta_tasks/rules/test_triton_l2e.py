@@ -103,7 +103,7 @@ def test_without_triton_the_module_imports_and_the_rule_says_what_is_missing():
         "import sys; sys.modules['triton'] = None; from meta_tasks.rules.triton_l2e import FusedL2ERule; FusedL2ERule()"
     )
     done = run(["-c", script])
-    assert "ModuleNotFoundError: the fused rule needs Triton, which is not installed" in done.stderr
+    assert "ModuleNotFoundError: the fused rule needs Triton 3.4 or later, which is not installed" in done.stderr
 
 
 @needs_triton

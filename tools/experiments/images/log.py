@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from experiments.images.likelihood import Classification, Likelihood, evaluate
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.integrations.tensorboard import gradient_norm, rates
 from meta_tasks.datasets import ImageData
 
 LOGS = 100  # points of a training curve
@@ -50,7 +53,15 @@ class Log:
         self.validation_seconds = 0.0
         self.temperatures: list[dict[str, Any]] = []
         self.validation_curve: list[list[float]] = []
+        self._collection: Sized = ()
+        self._optimizer: Any = None
+        self._mean: Tensor | float = 0.0
+        self._averaged = 0
         self.reset()
+
+    def follow(self, samples: Sized, optimizer: Any) -> None:
+        """From the first of these samples on, follow a classifier's model average wherever the chain is sampling."""
+        self._collection, self._optimizer = samples, optimizer
 
     def reset(self) -> None:
         """Begin a new mean."""
@@ -75,6 +86,11 @@ class Log:
         self.writer.add_scalar(f"train/{self.likelihood.curve}", curve, step)
         self.writer.add_scalar("train/learning_rate", optimizer.param_groups[0]["lr"], step)
         self.reset()
+        if isinstance(optimizer, Sampler):
+            sampling = float(optimizer.is_sampling)
+            chain = {**rates(optimizer), "chain/sampling": sampling, "gradient/norm": gradient_norm(optimizer)}
+            for tag, value in chain.items():
+                self.writer.add_scalar(tag, value, step)
         if not hasattr(optimizer, "temperatures"):
             return
         groups: dict[str, dict[str, Any]] = {}
@@ -93,7 +109,15 @@ class Log:
             return
         start = time.perf_counter()
         model.eval()
-        loss, second = evaluate(model, self.data.val_x, self.data.val_y, self.likelihood)
+        outputs: list[Any] = []
+
+        def call(x: Tensor) -> Any:
+            outputs.append(model(x))
+            return outputs[-1]
+
+        loss, second = evaluate(call, self.data.val_x, self.data.val_y, self.likelihood)
+        if len(self._collection) and getattr(self._optimizer, "is_sampling", True):
+            self._average(outputs, step)
         model.train()
         self.validation_seconds += time.perf_counter() - start
         if math.isfinite(loss):
@@ -101,3 +125,15 @@ class Log:
         self.writer.add_scalar("validation/loss", loss, step)
         self.writer.add_scalar(f"validation/{self.likelihood.curve}", second, step)
         self.bar.set_postfix(validation_loss=f"{loss:.3f}", refresh=False)
+
+    def _average(self, outputs: list[Any], step: int) -> None:
+        """The mean prediction of the weights at the looks since the first sample; it costs no further evaluation."""
+        if not isinstance(self.likelihood, Classification):
+            return
+        probabilities = torch.cat(outputs).double().softmax(1)
+        self._averaged += 1
+        self._mean = self._mean + (probabilities - self._mean) / self._averaged
+        loss = torch.nn.functional.nll_loss(self._mean.log(), self.data.val_y).item()
+        accuracy = float(self.likelihood.total(self._mean, self.data.val_y)) / len(self.data.val_y)
+        self.writer.add_scalar("model_average/validation_loss_so_far", loss, step)
+        self.writer.add_scalar("model_average/validation_accuracy_so_far", accuracy, step)

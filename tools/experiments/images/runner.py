@@ -24,6 +24,7 @@ from experiments.images.result import Result, new_result
 from experiments.images.scoring import score, validate, write_curves
 from experiments.images.settings import Settings
 from experiments.images.training import MINIBATCH_RUNS, batches, build_network, hmc_run
+from learned_samplers.integrations.tensorboard import write_settings
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
 from meta_tasks.progress import progress
@@ -132,6 +133,11 @@ class ImageRuns:
                 if test and result.diverged is None:
                     score(result, samples, data, self.ood, self.store, log.likelihood)
                     write_curves(result, writer)
+            outcome = {"validation_nll": result.validation_nll, **result.scores, "seconds": result.seconds}
+            numbers = {f"result/{key}": value for key, value in outcome.items() if value is not None}
+            made_of = {**result.settings, **result.made_of}
+            del made_of["settings"]
+            write_settings(writer, made_of, numbers)
 
     def _write(self, result: Result) -> None:
         own = {key: value for key, value in asdict(result).items() if key not in result.made_of}

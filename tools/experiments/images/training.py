@@ -172,6 +172,7 @@ def sampler_run(
     schedule = method.schedule(sampler, settings, steps)
     kept = cyclical_collection(settings, steps) if method.cyclical else collection(settings, steps)
     with PosteriorSamples(model, sampler, **kept) as samples:
+        log.follow(samples, sampler)
         try:
             minibatch_run(model, sampler, data, steps, order, log, schedule=schedule, gradients_per_step=cost)
         except ValueError as error:  # the collection refuses weights that are not finite
