@@ -4,16 +4,22 @@ PYTHON ?= python3
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint types wheel benchmark clean help
+.PHONY: demo test test-oldest lint types wheel benchmark clean help
 
 help:            ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
 
 demo: $(READY)   ## sample a convolutional network's posterior on real handwritten digits (about a minute)
 	$(PY) tools/sample.py
 
 test: $(READY)   ## run the whole test suite (no network, no GPU needed)
 	$(PY) -m pytest -q -n auto
+
+OLDEST := .venv-oldest
+test-oldest:     ## run the core of the suite with the oldest torch that pyproject.toml allows (6 GB, some 20 minutes of a core)
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet 'torch==2.6.*' 'torchvision==0.21.*' -e '.[dev]'
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -q -n auto tests/learned_samplers tests/meta_tasks
 
 lint: $(READY)   ## ruff
 	$(PY) -m ruff check .

@@ -24,6 +24,7 @@ from learned_samplers.learned.kinetic.optimizer import KineticL2E
 from learned_samplers.learned.l2e.optimizer import L2E
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
 from learned_samplers.learned.preconditioned.optimizer import PrecondL2E
+from learned_samplers.learned.scale_adapted.optimizer import ScaleAdaptedL2E
 from learned_samplers.particles import FSVGD, MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
 from learned_samplers.posterior import PosteriorSamples, SampleCollection, to_arviz
 
@@ -56,6 +57,7 @@ __all__ = [
     "SampleCollection",
     "Sampler",
     "SamplerReport",
+    "ScaleAdaptedL2E",
     "ScaleAdaptedSGHMC",
     "StepSizeReport",
     "check_sampler",

@@ -59,7 +59,7 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
             group["step"] += 1
 
     def _inputs(self, index: int) -> dict[str, Any]:
-        """What else the rule of group ``index`` takes."""
+        """Further keyword arguments of the rule, for the group of that index."""
         return {}
 
 

@@ -8,11 +8,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from learned_samplers.learned import weights
+from learned_samplers.learned.card import Card
 from learned_samplers.learned.weights import shipped_names as names
 from learned_samplers.learned.weights import shipped_path as path
 
@@ -28,10 +27,12 @@ def load(name: str) -> nn.Sequential:
     return weights.load(path(name))[0]
 
 
-def card(name: str) -> dict[str, Any]:
+def card(name: str) -> Card:
     """The card of that name: architecture, features, meta-training, curve, metrics, measured law, licence.
+
+    A dict whose ``print`` is a summary of some lines.
 
     Raises:
         ValueError: no shipped weights have that name, or the card is damaged.
     """
-    return weights.load_card(path(name))
+    return Card(weights.load_card(path(name)))

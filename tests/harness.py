@@ -23,6 +23,7 @@ from learned_samplers import (
     MetaSGMCMC,
     PrecondL2E,
     Sampler,
+    ScaleAdaptedL2E,
     ScaleAdaptedSGHMC,
 )
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
@@ -71,6 +72,7 @@ _CHOSEN: dict[str, Make] = {
     "L2E-adaptive": _maker(L2E, network=_network("adaptive"), feature_set="adaptive", beta_scale=0.3),
     "L2E-paper": _maker(L2E, network=_network("scaled"), feature_set="scaled", form="paper", beta_scale=0.3),
     "KineticL2E": _maker(KineticL2E, network=_network(2, outputs=1)),
+    "ScaleAdaptedL2E": _maker(ScaleAdaptedL2E, network=_network("lean", outputs=4), adaptation_steps=4, eps=0.1),
     "PrecondL2E": _maker(PrecondL2E, network=_network("paper"), correction="network"),
     "MetaSGMCMC": _maker(MetaSGMCMC, network=_meta_network()),
     "MetaSGMCMC-difference": _maker(MetaSGMCMC, network=_meta_network(), correction="finite_difference"),

@@ -24,7 +24,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("learned_samplers.learned", "learned_samplers.particles", "learned_samplers.approximations"),
     ("learned_samplers.metrics", "learned_samplers.diagnostics", "learned_samplers.plots",
      "learned_samplers.conventions", "learned_samplers.differentiable", "learned_samplers.integrations"),
-    ("learned_samplers",),
+    ("learned_samplers", "learned_samplers.__main__"),
     ("pretrained",),
     ("meta_tasks.random_streams", "meta_tasks.progress"),
     ("meta_tasks.datasets",),

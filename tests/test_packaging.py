@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,3 +50,11 @@ def test_the_wheel_is_complete(tmp_path, native):
     # For any Python 3, of this platform only where it holds compiled code.
     assert wheel.name.endswith("-py3-none-any.whl") != native
     assert "-py3-none-" in wheel.name
+
+
+def test_the_oldest_torch_is_the_one_that_make_tests():
+    project, makefile = (ROOT / "pyproject.toml").read_text(), (ROOT / "Makefile").read_text()
+    for package in ("torch", "torchvision"):
+        allowed = re.search(rf'"{package}>=([\d.]+)"', project)
+        tested = re.search(rf"'{package}==([\d.]+)\.\*'", makefile)
+        assert allowed[1] == tested[1]

@@ -5,6 +5,7 @@
     python tools/benchmark.py update    # the same with and without the compiled update, and in another checkout
     python tools/benchmark.py particles # time per step of the particle samplers against particles and tasks
     python tools/benchmark.py memory    # state and peak memory of a step of every sampler
+    python tools/benchmark.py constants # bytes and seconds per weight, the constants of docs/scaling.md
     python tools/benchmark.py lenet     # ways to compute the gradients of multi_task.py's particles
 
 Rounds are interleaved; compare the numbers as ratios, within one run.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experiments.benchmarks.constants import ConstantsBenchmark, benchmark_constants
 from experiments.benchmarks.inner import InnerBenchmark, benchmark_inner
 from experiments.benchmarks.lenet import LeNetBenchmark, benchmark_lenet
 from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
@@ -29,6 +31,7 @@ COMMANDS: dict[str, tuple[type, Action]] = {
     "update": (UpdateBenchmark, benchmark_update),
     "particles": (ParticleBenchmark, benchmark_particles),
     "memory": (MemoryBenchmark, benchmark_memory),
+    "constants": (ConstantsBenchmark, benchmark_constants),
     "lenet": (LeNetBenchmark, benchmark_lenet),
 }
 

@@ -9,12 +9,12 @@ over energy, momentum and gradient.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+from experiments.common.output import explained
 from matplotlib.figure import Figure
 
 from learned_samplers.learned import weights
@@ -66,12 +66,9 @@ def draw(options: Options) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
-    try:
+    with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
-        figure = draw(options)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
-    figure.savefig(options.out, dpi=110)
+        draw(options).savefig(options.out, dpi=110)
     print(options.out)
 
 

@@ -15,7 +15,6 @@ and no gradient of any task. The folder gets weights.safetensors and its card, a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from experiments.common.output import command_line
+from experiments.common.output import command_line, explained
 from experiments.meta_training.cards import check_same_rule, commit, with_reproduction
 from torch import Tensor, nn
 from tqdm import tqdm, trange
@@ -241,12 +240,8 @@ def run(options: Options, command: str) -> Path:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     one_core()
-    try:
-        options = tyro.cli(Options, args=arguments, description=__doc__)
-        path = run(options, command_line("distill", arguments))
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
-    print(path)
+    with explained():
+        print(run(tyro.cli(Options, args=arguments, description=__doc__), command_line("distill", arguments)))
 
 
 if __name__ == "__main__":

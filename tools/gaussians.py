@@ -11,14 +11,14 @@ networks learned) under --out.
 from __future__ import annotations
 
 import itertools
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import tyro
 from experiments.common.figures import new_figure
-from experiments.common.output import command_line, settings_of, write_outputs
+from experiments.common.options import at_least_one
+from experiments.common.output import command_line, explained, settings_of, write_outputs
 from experiments.common.tables import markdown
 from torch import Tensor
 
@@ -175,16 +175,12 @@ def figure(
 
 @torch.no_grad()
 def main(options: Options) -> None:
-    for argument in ("dimension", "steps", "tasks"):
-        if getattr(options, argument) < 1:
-            sys.exit(f"error: {argument} must be at least 1, got {getattr(options, argument)}")
-    if options.chains <= options.dimension:
-        sys.exit(f"error: chains must exceed dimension={options.dimension}, got {options.chains}")
-    torch.set_num_threads(1)
-    try:
+    with explained():
+        at_least_one(options, "dimension", "steps", "tasks")
+        if options.chains <= options.dimension:
+            raise ValueError(f"chains must exceed dimension={options.dimension}, got {options.chains}")
         meta = learned(options)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+    torch.set_num_threads(1)
     family = GaussianFamily(dimensions=(options.dimension,), noise=options.noise, correlated=True)
     other = [family.task("tuning", i) for i in range(options.tasks)]
     test = [family.task("test", i) for i in range(options.tasks)]

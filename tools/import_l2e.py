@@ -12,7 +12,7 @@ The authors state no licence for their weights, so the result is for your own us
 from __future__ import annotations
 
 import re
-import sys
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +21,15 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import tyro
+from experiments.common.output import explained
 from experiments.meta_training.array_pickle import as_array, load
 from torch import nn
 
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.rule import L2ESettings
 
-_LAYER = re.compile(r"((?:.*/)?)linear_(\d+)$")
+_LAYER = re.compile(r"((?:.{0,200}/)?)linear_(\d{1,9})")
 _DEPTH = 4
 
 
@@ -50,20 +51,21 @@ def convert(file: Path) -> nn.Sequential:
     Raises:
         FileNotFoundError, ValueError: the file cannot be read or holds no such network; the message says why.
     """
-    found = list(_networks(load(file), _DEPTH))
+    found = list(_networks(load(file), _DEPTH, set()))
     if len(found) != 1:
-        names = f" ({', '.join(repr(prefix) for prefix, _ in found)})" if found else ""
+        names = f" ({', '.join(reprlib.repr(prefix) for prefix, _ in found[:3])})" if found else ""
         raise ValueError(f"{file}: holds {len(found)} networks of layers linear_0, linear_1, …{names}; one is needed")
     ((prefix, numbered),) = found
     numbers = [number for number, _, _ in numbered]
     if numbers != list(range(len(numbers))):
-        raise ValueError(f"{file}: the layers of {prefix!r} are numbered {numbers}, not from 0 without a gap")
+        listed = reprlib.repr(numbers)
+        raise ValueError(f"{file}: the layers of {prefix!r} are numbered {listed}, not from 0 without a gap")
     layers = [_layer(file, name, entry) for _, name, entry in numbered]
     named = FEATURE_SETS["paper"]
     sizes = [layers[0][0].shape[1], *(w.shape[0] for w, _ in layers)]
     fits = all(w.shape[1] == size for (w, _), size in zip(layers, sizes, strict=False))
     if not fits or (sizes[0], sizes[-1]) != (named.size, 2):
-        shapes = [tuple(w.T.shape) for w, _ in layers]
+        shapes = reprlib.repr([tuple(w.T.shape) for w, _ in layers])
         raise ValueError(f"{file}: layers of shapes {shapes} are no network of {named.size} features and two outputs")
     modules: list[nn.Module] = []
     for weight, bias in layers:
@@ -75,18 +77,22 @@ def convert(file: Path) -> nn.Sequential:
     return nn.Sequential(*modules[:-1])
 
 
-def _networks(content: Any, depth: int) -> Iterator[tuple[str, list[tuple[int, str, Any]]]]:
-    """What may be networks in ``content``: the prefix of the layers' names, and (number, name, entry) in order."""
-    if not isinstance(content, dict) or depth == 0:
+def _networks(content: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, list[tuple[int, str, Any]]]]:
+    """What may be networks in ``content``: the prefix of the layers' names, and (number, name, entry) in order.
+
+    ``seen`` are the dictionaries visited before, by identity: a small pickle may hold one of them many times.
+    """
+    if not isinstance(content, dict) or depth == 0 or id(content) in seen:
         return
+    seen.add(id(content))
     networks: dict[str, list[tuple[int, str, Any]]] = {}
     for key, entry in content.items():
-        if match := _LAYER.match(str(key)):
-            networks.setdefault(match[1], []).append((int(match[2]), str(key), entry))
+        if isinstance(key, str) and (match := _LAYER.fullmatch(key)):
+            networks.setdefault(match[1], []).append((int(match[2]), key, entry))
     for prefix, layers in networks.items():
         yield prefix, sorted(layers, key=lambda layer: layer[0])
     for value in content.values():
-        yield from _networks(value, depth - 1)
+        yield from _networks(value, depth - 1, seen)
 
 
 def _layer(file: Path, name: str, entry: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -134,7 +140,5 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with explained():
         main(tyro.cli(Options, description=__doc__))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ from pathlib import Path
 import torch
 import tyro
 from experiments.common.options import at_least_one
+from experiments.common.output import explained
 from experiments.common.tables import markdown
-from experiments.images.log import evaluate
+from experiments.images.likelihood import Classification, evaluate
 from experiments.images.settings import Settings
 from experiments.images.training import batches, build_network
 from torch.nn.functional import cross_entropy
@@ -104,7 +104,7 @@ def chain(options: Options, data: ImageData) -> list[Block]:
         sampler.step(loss.detach)  # a closure that has the loss already
         total += loss.item()
         if step % per_block == 0:
-            nll, accuracy = evaluate(model, data.val_x, data.val_y)
+            nll, accuracy = evaluate(model, data.val_x, data.val_y, Classification())
             weight = torch.cat([p.detach().flatten() for p in model.parameters()]).square().mean().sqrt().item()
             means = total / per_block, kinetic / per_block
             blocks.append(Block(step, *means, nll, accuracy, weight, resident_memory()))
@@ -132,12 +132,10 @@ def table(blocks: Sequence[Block]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     torch.set_num_threads(1)
-    try:
+    with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
         data = Settings(dataset="mnist").load_data(options.data)
         found = table(chain(options, data))
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
     print(found)
     if options.out is not None:
         options.out.write_text(found + "\n")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 import tyro
-from experiments.common.output import command_line
+from experiments.common.output import command_line, terminated_as_exit
 from experiments.meta_training.cards import commit, reproducing, without_infinities
 from experiments.meta_training.checks import check_sampler, check_tasks
 from experiments.meta_training.options import ExecutionOptions, Options, check_positive
@@ -150,9 +150,16 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
 
 def main(options: Options) -> None:
     one_core()
+    # While iterations run, SIGTERM is only noted, and they are saved; at other times it ends the process.
+    with terminated_as_exit(f"terminated; the same command goes on from the checkpoints in {options.folder}"):
+        train(options)
+
+
+def train(options: Options) -> None:
+    """Make the trainer, run it, and write the weights; a user's error ends the process with one line."""
     try:
         trainer = make_trainer(options)
-    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, ModuleNotFoundError, RuntimeError) as error:
         raise SystemExit(f"error: {error}") from error
     if trainer.iteration:
         print(f"continuing {options.folder} after {trainer.iteration} iterations", flush=True)

@@ -21,16 +21,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import tyro
+from experiments.common.output import explained
 from experiments.common.tables import markdown
 from experiments.meta_training.cards import blend, check_same_rule
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from learned_samplers.learned import weights
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import flatten, layers_of
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.inner_loop.unroll import Unroll
@@ -38,8 +40,13 @@ from meta_tasks.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
 from meta_tasks.rules.base import steps_for
 from meta_tasks.rules.learned import MetaSGMCMCRule, NetworkRule, rule_from_card
-from meta_tasks.tasks import ImageTaskFamily, family_named
+from meta_tasks.tasks import FAMILIES, ImageTaskFamily, family_named
 from meta_tasks.training.process import one_core
+
+if TYPE_CHECKING:
+    FamilyName: TypeAlias = str
+else:
+    FamilyName = Literal[*FAMILIES]
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Options:
     # With exactly two networks: also try these points on the line between them, 0 being the first and 1 the second.
     shares: tuple[float, ...] = ()
     # Task family.
-    family: Literal["paper", "full", "cpu", "small", "digits"] = "cpu"
+    family: FamilyName = "cpu"
     # Data sets of its tasks, equally likely; by default the family's own.
     datasets: tuple[str, ...] | None = None
     # Number of tasks, at least 2.
@@ -61,6 +68,8 @@ class Options:
     steps: tuple[int, ...] = (500,)
     # States collected in the second half of a run.
     samples: int = 10
+    # Whether networks that see the progress of a run are told how long it is.
+    tell_horizon: bool = False
     # Learning rate of every run; by default the one that the task was drawn with.
     lr: float | None = None
     # Seed of the tasks: another one gives fresh tasks.
@@ -110,7 +119,9 @@ def rule_of(card: dict[str, Any]) -> NetworkRule:
 def candidates(options: Options) -> list[Candidate]:
     """Those named, then the points between them."""
     loaded = [weights.load(weights.find(name)) for name in options.networks]
-    found = [_candidate(name, *each) for name, each in zip(options.networks, loaded)]
+    found = [_candidate(name, *each, tell_horizon=options.tell_horizon) for name, each in zip(options.networks, loaded)]
+    if options.tell_horizon and not any(map(_is_told, found)):
+        raise ValueError("tell_horizon: none of the networks sees the progress of a run")
     for share in options.shares:
         (_, card), (second, other) = loaded
         check_same_rule((f"shares: {options.networks[0]}", options.networks[1]), card, other)
@@ -120,8 +131,18 @@ def candidates(options: Options) -> list[Candidate]:
     return found
 
 
-def _candidate(name: str, network: nn.Module, card: dict[str, Any], key: str | None = None) -> Candidate:
-    return Candidate(name, key or weights.fingerprint(card), rule_of(card), flatten(layers_of(network)).detach())
+def _is_told(candidate: Candidate) -> bool:
+    return getattr(candidate.rule, "tell_horizon", 0.0) > 0
+
+
+def _candidate(
+    name: str, network: nn.Module, card: dict[str, Any], key: str | None = None, *, tell_horizon: bool = False
+) -> Candidate:
+    rule: Any = rule_of(card)
+    feature_set = FEATURE_SETS.get(rule.settings.feature_set)
+    if tell_horizon and feature_set is not None and feature_set.sees_progress:
+        rule.tell_horizon = 1.0
+    return Candidate(name, key or weights.fingerprint(card), rule, flatten(layers_of(network)).detach())
 
 
 class Losses:
@@ -169,7 +190,8 @@ def loss_of(candidate: Candidate, family: ImageTaskFamily, number: int, gradient
     task = family.make(config, "paired", options.seed, number)
     schedule = schedule_of(candidate, gradients, options.samples)
     seed = derive_seed("paired", options.seed, number, gradients)
-    unroll = Unroll(task, candidate.rule, BMALoss, schedule, [seed], members_per_group=1)
+    rule = candidate.rule.for_run(schedule.steps, seed)
+    unroll = Unroll(task, rule, BMALoss, schedule, [seed], members_per_group=1)
     unroll.advance(candidate.weights[None])
     loss = unroll.losses().item()
     return math.inf if math.isnan(loss) else loss
@@ -199,6 +221,7 @@ def key_of(candidate: Candidate, number: int, gradients: int, options: Options) 
     key: tuple[Any, ...]
     key = (candidate.key, options.family, options.seed, number, gradients, options.samples, options.lr)
     key = key if options.datasets is None else (*key, *options.datasets)
+    key = (*key, "told") if _is_told(candidate) else key
     steps = steps_for(candidate.rule, gradients)
     return key if steps == gradients else (*key, steps)
 
@@ -229,11 +252,9 @@ def run(options: Options) -> dict[int, np.ndarray]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     one_core()
-    try:
+    with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
         found = run(options)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
     names = [*options.networks, *(f"share {share:g}" for share in options.shares)]
     for gradients, losses in found.items():
         datasets = f" ({', '.join(options.datasets)})" if options.datasets else ""

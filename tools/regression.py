@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import torch
 import tyro
 from experiments.common.figures import new_figure
 from experiments.common.options import at_least_one
-from experiments.common.output import command_line
+from experiments.common.output import command_line, explained, settings_of
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -204,11 +203,9 @@ def figure(path: Path, functions: dict[str, Tensor], grid: Tensor, data: tuple[T
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
-    try:
+    with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
         runs = Runs(options)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
     torch.set_num_threads(1)
     grid = torch.linspace(*GRID, 261)[:, None]
     functions: dict[str, Tensor] = {}
@@ -227,8 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     figure(options.out / "regression.png", functions, grid, (runs.x, runs.y))
     command = command_line("regression", arguments)
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
-    content = {"command": command, "options": settings, "hmc_acceptance_rate": acceptance, "methods": table}
+    content = {"command": command, "options": settings_of(options), "hmc_acceptance_rate": acceptance, "methods": table}
     (options.out / "regression.json").write_text(json.dumps(content, indent=1))
     print(f"HMC accepts {acceptance:.2f} of its proposals. Standard deviation of the function:")
     for name, row in table.items():

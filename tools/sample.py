@@ -3,7 +3,8 @@
     python tools/sample.py                                              # the demo: handwritten digits, a minute
     python tools/sample.py --dataset fashion_mnist --data ~/data --sampler SGD SGHMC --epochs 50 --tune
 
-Every method gets the same number of gradient evaluations. Prints one table and writes results.json, table.md,
+Every method gets the same number of gradient evaluations. With --chains 4 it runs four chains of each and averages over
+all of them; torchrun --nproc_per_node 4 spreads them over processes. Prints a table and writes results.json, table.md,
 results.png, tensorboard/, samples/ and predictions/ under --out. Finished runs are read back, not repeated.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 import tyro
 from experiments.common.output import command_line, counted, explained, tensorboard_hint, write_outputs
 from experiments.common.tables import markdown
+from experiments.images.chains import Chains, processes
 from experiments.images.options import SampleOptions
 from experiments.images.report import content, figure, rows
 from experiments.images.sampling import Sampling
@@ -34,16 +36,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{', '.join(each.name for each in ood.values())}"
     )
     with explained(out):
-        runs, tuning = Sampling(options, data, ood).all()
-    table = markdown(rows(runs, out, reference))
+        if options.chains is None:
+            runs, tuning = Sampling(options, data, ood).all()
+            table = markdown(rows(runs, out, reference))
+        else:
+            with processes() as group:
+                chains = Chains(options, data, ood, group)
+                runs, tuning = chains.all()
+            if group.rank:
+                return
+            table = f"{markdown(rows(runs, out, reference))}\n\n{markdown(chains.rows)}"
     write_outputs(out, command_line("sample", arguments), table, content(runs, tuning))
     figure(out / "results.png", runs, f"{settings.dataset}, {settings.model}, {steps} gradients", out)
-    print(
-        f"\n{table}\n\nmean ± standard deviation over {counted(options.seeds, 'seed')}; ECE in 15 bins; seconds of "
-        f"training alone"
-    )
+    over = f"mean ± standard deviation over {counted(options.seeds, 'seed')}"
+    if options.chains is not None:
+        over = f"{counted(options.chains, 'chain')} together; R̂ of the true labels' log-probabilities and of weights"
+    print(f"\n{table}\n\n{over}; ECE in 15 bins; seconds of training alone")
     named = {"table": "table.md", "results": "results.json", "figure": "results.png", "posterior samples": "samples"}
     for what, name in {**named, "predictions": "predictions"}.items():
+        if not (out / name).exists():  # a regression has no figure, chains have folders of samples
+            continue
         print(f"{what + ':':20}{out / name}")
     print(f"{tensorboard_hint(out / 'tensorboard')}\ndone in {time.perf_counter() - start:.0f} s")
 

@@ -13,7 +13,6 @@ of the training, and "blend" has the other network's training and the command of
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,8 @@ from typing import Any
 
 import torch
 import tyro
-from experiments.common.output import command_line
-from experiments.meta_training.cards import blend, check_same_rule, with_reproduction
+from experiments.common.output import command_line, explained
+from experiments.meta_training.cards import blend, check_same_rule, with_reproduction, without_infinities
 from experiments.meta_training.law import law_of
 from torch import nn
 
@@ -98,20 +97,11 @@ def blended(
     return blend(network, other, options.share), {**card, **changed}
 
 
-def finite(value: Any) -> Any:
-    """The same with None for numbers that are not finite, which JSON cannot hold (a chain that ran away)."""
-    if isinstance(value, list):
-        return [finite(each) for each in value]
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     one_core()
     options = tyro.cli(Options, args=arguments, description=__doc__)
-    try:
+    with explained():
         network: nn.Module
         network, card = weights.load(options.source)
         lr = card["defaults"]["lr"] if options.lr is None else options.lr
@@ -123,9 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stage = {**with_reproduction(first["meta_training"]), "curve": first["curve"]}
             card = {**card, "meta_training": {**card["meta_training"], "first_stage": stage}}
         options.out.mkdir(parents=True, exist_ok=True)
-        found = finite(law(options, network, card, lr))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        found = without_infinities(law(options, network, card, lr))
     measured = {**found, "torch": torch.__version__}
     changed = {"name": options.name, "defaults": {**card["defaults"], "lr": lr}, "law": measured}
     path = options.out / f"{options.name}.safetensors"

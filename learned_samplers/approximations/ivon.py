@@ -59,7 +59,7 @@ def ivon_rule(
 
 @dataclass
 class _Draws:
-    """What the draws since the last step have left: their number, the sum of their ĥ and their mean gradients."""
+    """The draws since the last step: their number, the sum of their estimates ĥ, and their mean gradients."""
 
     count: int = 0
     hessians: dict[Tensor, Tensor] = field(default_factory=dict)
@@ -113,6 +113,7 @@ class IVON(Sampler):
     """
 
     badge = "heuristic"
+    not_sharded = "its gradients are taken at weights that it draws"
     state_names = ("gradient_average", "hessian")
     hyperparameters = ("lr", "num_data", "prior_precision", "betas", "hess_init", "clip_radius", "rescale_lr", "step")
     rule = staticmethod(ivon_rule)
@@ -201,7 +202,7 @@ class IVON(Sampler):
 
     @torch.no_grad()
     def _record(self, groups: Any, means: Any, before: dict[Tensor, Tensor | None]) -> dict[Tensor, Tensor | None]:
-        """Add a draw's ĥ = g·(θ−m)/σ² to those before it; returns the mean of the gradients, ``before`` among them."""
+        """Add a draw's ĥ = g·(θ−m)/σ² to the sum; returns the mean gradients; those before were ``before``."""
         if all(gradient is None for gradient in before.values()):
             self._pending = _Draws()  # the user has cleared the gradients: earlier draws do not count
         pending = self._pending

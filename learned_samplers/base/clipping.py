@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 
+import torch
+from torch import Tensor
+
+from learned_samplers.base.sharding import local
+
 #: Steps with one and the same total norm after which the warning is given.
 PATIENCE = 10
 # Clipping divides by the norm plus 1e-6, in single precision.
@@ -23,17 +28,14 @@ class ClippingWatch:
         self.largest = self.share = 0.0
         self.hits = 0
 
-    def see(self, norms: list[float]) -> None:
-        """One step's norms, a number for each gradient."""
-        if self.hits < 0 or len(norms) < 2:
+    def see(self, gradients: list[Tensor], total: float) -> None:
+        """One step's gradients, and the norm of all together."""
+        if self.hits < 0 or len(gradients) < 2 or not 0 < total < math.inf or total < self.largest * (1 - _SAME):
             return
-        total = math.hypot(*norms)
-        if not 0 < total < math.inf:
-            return
-        share = norms[0] / total
+        share = torch.linalg.vector_norm(local(gradients[0])).item() / total
         if total > self.largest * (1 + _SAME):
             self.largest, self.share, self.hits = total, share, 1
-        elif total >= self.largest * (1 - _SAME):
+        else:
             changed = abs(share - self.share) > 1e-3 * max(share, self.share)
             self.share, self.hits = share, self.hits + changed
         if self.hits >= PATIENCE:

@@ -17,12 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learned_samplers.base import sharding
 from learned_samplers.base.step import norms
 
 #: Steps between two comparisons of the copies; the first is before the first step.
 CHECK_EVERY = 100
 # Copies that draw other noise differ by far more; equal hardware gives no difference at all.
 _TOLERANCE = 1e-5
+_BEFORE = "before the first step; load the same weights in every process"
+_MOVED = "something else than the sampler moved one of them"
 
 
 def in_process_group() -> bool:
@@ -35,7 +38,13 @@ def keep_together(sampler: Any) -> None:
     params = [p for group in sampler.param_groups for p in group["params"] if p.requires_grad]
     if sampler.agreed:
         if sampler.step_count % CHECK_EVERY == 0:
-            _compare(params, f"after {sampler.step_count} steps; something else than the sampler moved one of them")
+            _compare_all(sampler, params, f"after {sampler.step_count} steps; {_MOVED}")
+    elif sampler.mesh is not None:
+        _compare_all(sampler, params, _BEFORE)
+        for axis in range(sampler.mesh.ndim):
+            group = sampler.mesh.get_group(axis)
+            sampler.generator.set_state(_from_first(sampler.generator.get_state(), sampler.mesh.device_type, group))
+        sampler.replicated = sampler.agreed = True
     elif are_replicas(sampler.distributed, params):
         _agree(sampler, params)
         sampler.replicated = sampler.agreed = True
@@ -60,6 +69,17 @@ def are_replicas(mode: str, params: list[Tensor]) -> bool:
     )
 
 
+def writes(sampler: Any) -> bool:
+    """Whether this process is the one that writes the samples of the chain it takes part in."""
+    if not in_process_group():
+        return True
+    mesh = getattr(sampler, "mesh", None)
+    if mesh is not None:
+        return not any(mesh.get_coordinate())
+    params = [p for group in sampler.param_groups for p in group["params"] if p.requires_grad]
+    return dist.get_rank() == 0 or not are_replicas(getattr(sampler, "distributed", "auto"), params)
+
+
 def _agree(sampler: Any, params: list[Tensor]) -> None:
     """Give the sampler the generator of its copies: that of process 0, or a new one with a seed of process 0's.
 
@@ -80,7 +100,7 @@ def _agree(sampler: Any, params: list[Tensor]) -> None:
             f"distributed='replicated' needs all parameters on one device, got {sorted(map(str, devices))}"
         )
     (device,) = devices
-    _compare(params, "before the first step; load the same weights in every process")
+    _compare(params, _BEFORE)
     if sampler.generator is None:
         seed = torch.randint(2**62, ())
         sampler.generator = torch.Generator(device).manual_seed(int(_from_first(seed, device)))
@@ -88,19 +108,30 @@ def _agree(sampler: Any, params: list[Tensor]) -> None:
         sampler.generator.set_state(_from_first(sampler.generator.get_state(), device))
 
 
-def _from_first(value: Tensor, device: torch.device) -> Tensor:
-    """The tensor of process 0, on the CPU."""
-    carrier = value.to(device) if "nccl" in dist.get_backend() else value.clone()
-    dist.broadcast(carrier, src=0)
+def _from_first(value: Tensor, device: torch.device | str, group: Any = None) -> Tensor:
+    """The tensor of the first process (of a group), on the CPU."""
+    carrier = value.to(device) if "nccl" in dist.get_backend(group) else value.clone()
+    dist.broadcast(carrier, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
     return carrier.cpu()
 
 
-def _compare(params: list[Tensor], when: str) -> None:
+def _compare_all(sampler: Any, params: list[Tensor], when: str) -> None:
+    """Compare the copies: in all processes, or along each axis of a mesh those that it has copies of."""
+    if sampler.mesh is None:
+        _compare(params, when)
+        return
+    for axis in range(sampler.mesh.ndim):
+        copied = [p for p in params if not sharding.is_sharded(p) or p.placements[axis].is_replicate()]  # type: ignore
+        if copied:
+            _compare([sharding.local(p) for p in copied], when, sampler.mesh.get_group(axis))
+
+
+def _compare(params: list[Tensor], when: str, group: Any = None) -> None:
     own = torch.tensor(norms([p.detach() for p in params]), dtype=torch.float64)
     both = torch.cat([own, -own])
-    if "nccl" in dist.get_backend():
+    if "nccl" in dist.get_backend(group):
         both = both.to(params[0].device)
-    dist.all_reduce(both, dist.ReduceOp.MAX)
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
     largest, smallest = both.cpu().chunk(2)
     smallest = -smallest
     apart = ~((largest - smallest) <= _TOLERANCE * largest)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learned_samplers.base.step import Evaluation, GroupInputs, norms
+from learned_samplers.base import sharding
+from learned_samplers.base.step import Evaluation, GroupInputs, joint_norms
 
 # Norms up to these cannot overflow in one step of any sensible size; beyond them a step is taken with a copy at hand.
 _SAFE = {torch.float16: 1e3, torch.bfloat16: 1e12, torch.float32: 1e12, torch.float64: 1e60}
@@ -27,26 +29,27 @@ def collect(sampler: Any) -> list[GroupInputs]:
         return groups
     slopes = [gradient for inputs in groups for gradient in inputs.gradients]
     params = [p for inputs in groups for p in inputs.params]
-    looked_at = _in_turn(sampler, params)
-    values = norms([*slopes, *looked_at])
-    if not all(map(math.isfinite, values)):
+    found, others = _norms(slopes, sampler.mesh), _norms(_in_turn(sampler, params), sampler.mesh)
+    values = [value for _, value in found]
+    if not all(map(math.isfinite, values)) or not all(math.isfinite(value) for _, value in others):
         _report(sampler, "gradient", lambda p: p.grad)
         _report(sampler, "", lambda p: p)
-    start = 0
+    total = math.hypot(*values)
+    large = _beyond(found) or _beyond(others)
     for inputs in groups:
-        end = start + len(inputs.gradients)
-        inputs.norms = values[start:end]
-        start = end
-    if _beyond(slopes, values[: len(slopes)]) or _beyond(looked_at, values[len(slopes) :]):
-        for inputs in groups:
-            inputs.large = True
+        inputs.total_norm, inputs.large = total, large
     return groups
 
 
-def _beyond(tensors: list[Tensor], values: list[float]) -> bool:
-    if all(value < 1e3 for value in values):
-        return False
-    return not all(value <= _SAFE.get(x.dtype, 1e3) for x, value in zip(tensors, values, strict=True))
+def _norms(tensors: list[Tensor], mesh: Any) -> list[tuple[torch.dtype, float]]:
+    """Norms that say of every tensor whether it is finite and small, each with its dtype."""
+    if mesh is None:
+        return joint_norms(tensors)
+    return list(zip((x.dtype for x in tensors), sharding.norms_of(tensors, mesh), strict=True))
+
+
+def _beyond(found: list[tuple[torch.dtype, float]]) -> bool:
+    return any(not value <= _SAFE.get(dtype, 1e3) for dtype, value in found)
 
 
 def _in_turn(sampler: Any, params: list[Tensor]) -> list[Tensor]:
@@ -85,7 +88,7 @@ def _report(sampler: Any, what: str, of: Any) -> None:
     for group in sampler.param_groups:
         for i, p in enumerate(group["params"]):
             value = of(p)
-            if p.requires_grad and value is not None and not value.isfinite().all():
+            if p.requires_grad and value is not None and not sharding.all_finite(value):
                 subject = f"the {what} of parameter" if what else "parameter"
                 raise FloatingPointError(f"{subject} {sampler.name_of(group, i)} is not finite; nothing was changed")
 
@@ -114,13 +117,17 @@ def advance_or_restore(sampler: Any, evaluation: Evaluation, swapped: list[tuple
 
 
 def _validate_result(sampler: Any, moved: set[Tensor], rounded: dict[Tensor, torch.dtype]) -> None:
+    subject = next(_not_finite(sampler, moved, rounded), "")
+    if sharding.anywhere(subject, sampler.mesh):
+        subject = subject or "a part in another process"
+        raise FloatingPointError(f"{subject} would not be finite after this step; nothing was changed")
+
+
+def _not_finite(sampler: Any, moved: set[Tensor], rounded: dict[Tensor, torch.dtype]) -> Iterator[str]:
     for group in sampler.param_groups:
         for i, p in enumerate(group["params"]):
             if p in moved:
                 results = {"": p.to(rounded.get(p, p.dtype)), **sampler.state.get(p, {})}
                 for name, x in results.items():
                     if not x.isfinite().all():
-                        raise FloatingPointError(
-                            f"{name and f'{name} of '}parameter {sampler.name_of(group, i)} would not be finite after "
-                            "this step; nothing was changed"
-                        )
+                        yield f"{name and f'{name} of '}parameter {sampler.name_of(group, i)}"

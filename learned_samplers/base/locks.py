@@ -142,7 +142,8 @@ class FolderLock:
     @property
     def held(self) -> bool:
         """Whether the lock file is (still) this one's."""
-        return self._finalizer.alive and _is_ours(self.path, self._content)
+        own = self._finalizer.alive and self._owner.pid == os.getpid()  # a forked child has a copy, and no lock
+        return own and _is_ours(self.path, self._content)
 
     def require_held(self) -> None:
         """Raise RuntimeError unless the lock is held: it was released, or its file was removed or replaced."""
@@ -159,6 +160,27 @@ class FolderLock:
 
     def __exit__(self, *details: object) -> None:
         self.release()
+
+
+_of_this_process: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()
+
+
+def shared_lock(folder: str | os.PathLike[str]) -> FolderLock | None:
+    """This process's lock on a folder, one for all objects that ask for it; the last one to let go of it releases it.
+
+    The processes that ``torchrun`` starts are one owner: the first of them (``RANK`` 0) holds the lock, and the others
+    get None.
+
+    Raises:
+        RuntimeError, OSError: as `FolderLock`.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return None
+    path = Path(folder).resolve()
+    lock = _of_this_process.get(path)
+    if lock is None or not lock.held:
+        _of_this_process[path] = lock = FolderLock(path)
+    return lock
 
 
 def _release(path: Path, content: bytes, pid: int) -> None:

@@ -62,11 +62,14 @@ def swap_in(sampler: Any, groups: list[GroupInputs]) -> list[tuple[Tensor, Tenso
     """Put the masters in the place of half-precision parameters, and float32 gradients beside them, for `swap_out`."""
     swapped: list[tuple[Tensor, Tensor]] = []
     for group, inputs in zip(sampler.param_groups, groups, strict=True):
+        if not any(p.dtype in HALF for p in inputs.params):
+            continue
         for i, p in enumerate(inputs.params):
             if has_master(group, p):
                 if torch.compiler.is_compiling():
                     raise NotImplementedError(
-                        "a step of half-precision parameters cannot be compiled: compile the network"
+                        "master_weights: a step of half-precision parameters cannot be compiled; compile the network, "
+                        "or keep float32 parameters"
                     )
                 state = sampler.state[p]
                 state[MASTER] = _follow(p, state.get(MASTER))

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base import sharding
+
 PriorMean = str | Sequence[Tensor] | None
 
 
@@ -30,10 +32,11 @@ def resolve(prior_mean: Any, params: list[Tensor], dtypes: list[torch.dtype]) ->
     shapes, expected = [tuple(mean.shape) for mean in prior_mean], [tuple(p.shape) for p in params]
     if shapes != expected:
         raise ValueError(f"prior_mean must have the shapes {expected} of the group's parameters, got {shapes}")
-    if not all(mean.isfinite().all() for mean in prior_mean):
+    if not all(map(sharding.all_finite, prior_mean)):
         raise ValueError("prior_mean must be finite")
     return [
-        mean.detach().to(p.device, dtype, copy=True) for mean, p, dtype in zip(prior_mean, params, dtypes, strict=True)
+        sharding.placed_like(mean.detach().to(p.device, dtype, copy=True), p)
+        for mean, p, dtype in zip(prior_mean, params, dtypes, strict=True)
     ]
 
 

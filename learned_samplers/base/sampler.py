@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from learned_samplers.base import distributed, gradients, master_weights, prior_mean, validation
+from learned_samplers.base import distributed, gradients, master_weights, prior_mean, sharding, validation
 from learned_samplers.base.clipping import ClippingWatch
 from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, refuse_unknown
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
 from learned_samplers.base.parameters import validate_parameters
 from learned_samplers.base.saved_state import ResumableOptimizer
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
+from learned_samplers.base.temperatures import temperatures_of
 
 
 class Sampler(ResumableOptimizer):
@@ -57,6 +58,9 @@ class Sampler(ResumableOptimizer):
     needs_master_in_float16: ClassVar[bool] = False
     #: Whether the update reads the loss beside the gradients.
     reads_loss: ClassVar[bool] = False
+    #: Why parameters must not be sharded over processes, "" where they may be: where the update acts on each weight by
+    #: itself, or takes the statistics of whole tensors from `learned_samplers.base.sharding`.
+    not_sharded: str = "its update may need more of a tensor than one process has"
     #: "auto", "replicated" or "independent"; see `learned_samplers.base.distributed`.
     distributed: str = "auto"
     #: Whether this process has agreed with the others on the noise of a replicated chain.
@@ -71,6 +75,8 @@ class Sampler(ResumableOptimizer):
         self._validate_new(defaults)
         super().__init__(params, defaults)
         self.generator = generator
+        if generator is None and self.mesh is not None:
+            self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
 
     # ---------------------------------------------------------------- arguments
 
@@ -103,10 +109,11 @@ class Sampler(ResumableOptimizer):
         """Check each group whose hyperparameters differ from those checked last; a scheduler may have changed them."""
         known = self.__dict__.setdefault("_validated", {})
         for position, group in enumerate(self.param_groups):
-            values = [_comparable(group.get(name)) for name in self.defaults]
-            if known.get(position) != values:
+            found = [*map(group.get, self.defaults)]
+            last = known.get(position) or known.setdefault(position, validation.LastValues())
+            if last.differ_from(found):
                 self._validate(group)
-                known[position] = values
+                last.keep(found)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in `torch.optim.Optimizer`, after checking its hyperparameters and tensors."""
@@ -128,11 +135,13 @@ class Sampler(ResumableOptimizer):
         if group["prior_mean"] is not None and not self.takes_prior_mean:
             raise ValueError(f"prior_mean must be None for {type(self).__name__}, whose energy has the prior at zero")
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
+        mesh = sharding.mesh_of(self, listed)
         master_weights.validate(self, group, tensors)
         dtypes = [master_weights.working_dtype(group, p) for p in tensors]
         group["prior_mean"] = prior_mean.resolve(group["prior_mean"], tensors, dtypes)
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         super().add_param_group(group)
+        self.mesh = mesh
 
     # ---------------------------------------------------------------- the step
 
@@ -158,16 +167,17 @@ class Sampler(ResumableOptimizer):
             self._keep_together()
         evaluation = self.evaluate(closure)
         if not torch.compiler.is_compiling():
-            watch = self.__dict__.setdefault("_watch", ClippingWatch())
-            watch.see([norm for inputs in evaluation.groups for norm in inputs.norms])
-        swapped = master_weights.swap_in(self, evaluation.groups)
-        try:
-            if evaluation.large:
-                gradients.advance_or_restore(self, evaluation, swapped)
-            else:
-                self.advance_all(evaluation)
-        finally:
-            master_weights.swap_out(swapped)
+            watch = self.__dict__.get("_watch") or self.__dict__.setdefault("_watch", ClippingWatch())
+            watch.see([g for inputs in evaluation.groups for g in inputs.gradients], evaluation.groups[0].total_norm)
+        with sharding.on_parts(self, evaluation):
+            swapped = master_weights.swap_in(self, evaluation.groups)
+            try:
+                if evaluation.large:
+                    gradients.advance_or_restore(self, evaluation, swapped)
+                else:
+                    self.advance_all(evaluation)
+            finally:
+                master_weights.swap_out(swapped)
         for group in self.param_groups:
             group["step"] += 1
         return evaluation.loss
@@ -214,7 +224,11 @@ class Sampler(ResumableOptimizer):
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         """Apply the rule to one group, in place."""
         params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)
-        state = [[self.state_of(group, p, name) for p in params] for name in self.state_names]
+        known = [self.state[p] for p in params]
+        state = [
+            [own[name] if name in own else self.state_of(group, p, name) for p, own in zip(params, known)]
+            for name in self.state_names
+        ]
         # One tensor at a time, or lists of tensors; the two have the same arithmetic.
         single = group["foreach"] is False
         for block in [slice(i, i + 1) for i in range(len(params))] if single else blocks(params):
@@ -243,9 +257,10 @@ class Sampler(ResumableOptimizer):
 
     def noise_like(self, p: Tensor) -> Tensor:
         """Standard normal noise of a parameter's shape, dtype and device, from the sampler's generator."""
-        if self.generator is None:
+        generator = self.generator if self.parts is None else self.parts.generator(p)
+        if generator is None:
             return torch.randn_like(p)
-        return torch.randn(p.shape, generator=self.generator, dtype=p.dtype, device=p.device)
+        return torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
 
     def state_of(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         """The state tensor ``name`` of a parameter, made by `initial_state` at its first step."""
@@ -288,17 +303,7 @@ class Sampler(ResumableOptimizer):
         Returns:
             One dict ``{"kinetic": …, "configurational": …}`` a group; nan where there is no momentum or no gradient.
         """
-        reports = []
-        for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
-            size = sum(p.numel() for p in moved)
-            momenta = [self.state[p]["momentum"] for p in moved if "momentum" in self.state.get(p, {})]
-            kinetic = sum(r.square().sum().item() for r in momenta) / size if momenta else float("nan")
-            num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
-            offsets = zip(moved, prior_mean.centred(group, moved), strict=True)
-            virial = sum((x * (num_data * p.grad + prior * x)).sum().item() for p, x in offsets)
-            reports.append({"kinetic": kinetic, "configurational": virial / size if size else float("nan")})
-        return reports
+        return [temperatures_of(group, self.state) for group in self.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("generator", "schedule", "distributed", "replicated")}
@@ -309,12 +314,3 @@ def arguments(local: dict[str, Any]) -> dict[str, Any]:
     """A constructor's ``locals()`` without what is no hyperparameter: the defaults of its parameter groups."""
     named = {k: v for k, v in local.items() if k not in ("self", "params", "generator", "options", "__class__")}
     return {**named, **known_options(type(local["self"]).__name__, local.get("options", {}), named)}
-
-
-def _comparable(value: Any) -> Any:
-    """A number for a zero-dimensional tensor, which may have been changed in place; other tensors equal nothing."""
-    if isinstance(value, Tensor):
-        return value.item() if value.dim() == 0 else object()
-    if isinstance(value, list) and any(isinstance(one, Tensor) for one in value):
-        return [id(one) for one in value]
-    return value

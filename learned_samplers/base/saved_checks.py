@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation
+from learned_samplers.base import sharding, validation
 
 
 def validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
@@ -52,7 +52,13 @@ def validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:
             if set(entry) != expected and (entry or not may_lack):
                 raise ValueError(f"state_dict holds {sorted(entry)} for {parameter}, {own} needs {sorted(expected)}")
             for key, value in entry.items():
-                _validate_tensor(f"state_dict's {key} of {parameter}", value, tuple(sampler.state_shape(key, p)))
+                name = f"state_dict's {key} of {parameter}"
+                _validate_tensor(name, value, tuple(sampler.state_shape(key, p)))
+                if not sharding.same_layout(value, p):
+                    raise ValueError(
+                        f"{name} is not laid out over processes as the parameter is: load it by "
+                        "torch.distributed.checkpoint into the state_dict of this sampler"
+                    )
 
 
 def _validate_tensor(name: str, value: Any, shape: tuple[int, ...]) -> None:
@@ -61,7 +67,7 @@ def _validate_tensor(name: str, value: Any, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must be a real floating-point tensor, got {kind}")
     if tuple(value.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
-    if not value.isfinite().all():
+    if not sharding.all_finite(value):
         raise ValueError(f"{name} is not finite")
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from learned_samplers.base import master_weights
+from learned_samplers.base import master_weights, sharding
 from learned_samplers.base.saved_checks import validate_groups, validate_noise, validate_tensors
 
 
@@ -27,6 +27,9 @@ class ResumableOptimizer(torch.optim.Optimizer):
     hyperparameters: ClassVar[tuple[str, ...]] = ()
     #: Whether this chain is held by several processes (None: not known before the first step).
     replicated: bool | None = None
+    #: The device mesh that the parameters are sharded over, and within a step this process's parts of them.
+    mesh: Any = None
+    parts: sharding.Parts | None = None
 
     def name_of(self, group: dict[str, Any], index: int) -> str:
         """The name of a parameter for messages: its own, or its number and shape."""
@@ -42,8 +45,12 @@ class ResumableOptimizer(torch.optim.Optimizer):
         """As in `torch.optim.Optimizer`, with the sampler's name and the state of its random number generator.
 
         Without ``generator=`` that is torch's global generator (of the CPU and of every GPU that holds parameters),
-        which `load_state_dict` sets. Loads with ``torch.load(..., weights_only=True)``.
+        which `load_state_dict` sets. Loads with ``torch.load(..., weights_only=True)``. That of sharded parameters
+        holds DTensors, for ``torch.distributed.checkpoint``; all processes call it, which before the first step makes
+        the state that a checkpoint is read into.
         """
+        if self.mesh is not None and not self.state:
+            sharding.make_state(self)
         saved = super().state_dict()
         saved["sampler"] = {"name": type(self).__name__, "rng": self.rng_state()}
         if self.replicated:
@@ -102,7 +109,13 @@ class ResumableOptimizer(torch.optim.Optimizer):
         header = saved.get("sampler") if isinstance(saved, dict) else None
         name = header.get("name") if isinstance(header, dict) else None
         if name != own:
-            raise ValueError(f"state_dict is of {name or 'another optimizer'}, this sampler is {own}")
+            message = f"state_dict is of {name or 'another optimizer'}, this sampler is {own}"
+            if self.mesh is not None and header is None:
+                message += (
+                    ". The helpers of torch.distributed.checkpoint.state_dict drop the noise: save the sampler itself, "
+                    "by dcp.save({'sampler': sampler})"
+                )
+            raise ValueError(message)
         validate_noise(saved, own_generator=self.generator is not None)
         validate_groups(self, saved)
         validate_tensors(self, saved)

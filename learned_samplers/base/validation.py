@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any
@@ -83,10 +84,38 @@ def parameter(name: str, value: Any) -> None:
         raise ValueError(f"{name} is not initialised (a lazy module): run the network on one batch before")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a real floating-point tensor, got dtype {value.dtype}")
-    if type(value).__name__ == "DTensor":
-        raise TypeError(
-            f"{name} is a DTensor: sharded parameters (fully_shard, tensor parallelism) cannot be sampled, for equal "
-            "seeds would give equal noise to different shards; DistributedDataParallel can"
-        )
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}")
+
+
+def comparable(value: Any) -> Any:
+    """What to compare a hyperparameter by later: the number in a tensor, which may be changed in place meanwhile.
+
+    A tensor of more numbers than one equals nothing; a list of tensors equals a list of the same objects.
+    """
+    if isinstance(value, Tensor):
+        return value.item() if value.dim() == 0 else object()
+    if isinstance(value, list) and any(isinstance(one, Tensor) for one in value):
+        return [id(one) for one in value]
+    return value
+
+
+class LastValues:
+    """Hyperparameters as they were at the last validation."""
+
+    _FIXED = frozenset({int, float, bool, str, type(None)})
+
+    def __init__(self) -> None:
+        self._objects: list[Any] = []
+        self._values: list[Any] | None = None
+
+    def differ_from(self, values: list[Any]) -> bool:
+        """Whether one of these values is another. The same objects, of kinds that cannot change, are a quick no."""
+        if len(self._objects) == len(values) and all(map(operator.is_, values, self._objects)):
+            return False
+        return self._values != [*map(comparable, values)]
+
+    def keep(self, values: list[Any]) -> None:
+        """Remember these values."""
+        self._objects = values if {*map(type, values)} <= self._FIXED else []
+        self._values = [*map(comparable, values)]

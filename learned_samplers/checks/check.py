@@ -188,8 +188,7 @@ def check_sampler(
         steps = _default_steps(softest, 1.0 if linear else 1 + refine, coordinates * len(curvatures))
     if without_replacement:  # whole epochs, for the law depends on the position within one
         steps = math.ceil(steps / without_replacement) * without_replacement
-    run = Simulation(factory, curvatures, targets, n, t, push, coordinates, per_chain, dtype, seed,
-                     without_replacement)  # fmt: skip
+    run = Simulation(factory, curvatures, targets, n, t, push, coordinates, per_chain, dtype, seed, without_replacement)
     measured = run(steps, 1.0, maps[0] if linear else None)
     refined = None if linear else run(math.ceil(steps * refine), 1 / refine, None)
 
@@ -206,9 +205,19 @@ def check_sampler(
             fine = refined[i]["variance"]
         bias = (expected if linear else m["variance"]) / target - 1
         results.append(
-            CurvatureResult(k, target, expected, m["variance"], m["error"], m["mean"], m["kinetic"],
-                            m["configurational"], bias, fine / target - 1)
-        )  # fmt: skip
+            CurvatureResult(
+                k,
+                target,
+                expected,
+                m["variance"],
+                m["error"],
+                m["mean"],
+                m["kinetic"],
+                m["configurational"],
+                bias,
+                fine / target - 1,
+            )
+        )
     metropolis = getattr(probe, "badge", "") == "exact"
     verdict, passed, reason = _judge(results, linear, unstable, tolerance, refine, metropolis)
     name = type(probe).__name__

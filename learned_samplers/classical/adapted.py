@@ -72,7 +72,7 @@ def scale_adapted_rule(
         second_moment = ops.scale(second_moment, 1 - adaptation_rate)
         second_moment = ops.add_product(second_moment, gradient, gradient, adaptation_rate)
     root = ops.map(lambda scale: (momentum_decay / (scale + eps)) ** 0.5, ops.sqrt(second_moment))
-    settings |= {"num_data": num_data, "momentum_decay": momentum_decay, "ops": ops}
+    settings = {**settings, "num_data": num_data, "momentum_decay": momentum_decay, "ops": ops}
     return *diagonal_mass_rule(parameter, gradient, noise, momentum, root, **settings), second_moment
 
 
@@ -115,6 +115,7 @@ class ScaleAdaptedSGHMC(Sampler):
     """
 
     badge = "O(h)"
+    not_sharded = ""
     state_names = ("momentum", "second_moment")
     structural = ("integrator",)
     hyperparameters = (*Sampler.hyperparameters, "momentum_decay", "eps", "integrator")
@@ -239,7 +240,7 @@ class ScaleAdaptedSGHMC(Sampler):
 def _sampling_group(
     theirs: dict[str, Any], optimizer: torch.optim.Optimizer, num_data: Any, prior: float | None, settings: Any
 ) -> dict[str, Any]:
-    """A parameter group of the sampler with what an Adam's group says."""
+    """A parameter group of the sampler from one of Adam: its parameters, learning rate, momentum and weight decay."""
     if theirs["maximize"]:
         raise ValueError("optimizer must minimise the loss, got maximize=True")
     decay = theirs["weight_decay"]

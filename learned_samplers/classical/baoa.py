@@ -69,6 +69,7 @@ class BAOA(Sampler):
     """
 
     badge = "O(h)"
+    not_sharded = ""
     state_names = ("momentum",)
     hyperparameters = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay")
     rule = staticmethod(baoa_rule)

@@ -6,6 +6,7 @@ import math
 from typing import Any, Unpack
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
@@ -46,8 +47,11 @@ def _validate_schedule(cycle_length: Any, exploration_ratio: Any) -> None:
         )
 
 
-class CyclicalSchedule:
+class CyclicalSchedule(LRScheduler):
     """The cyclical schedule for any `Sampler`: call ``schedule.step()`` after every ``sampler.step()``.
+
+    It is a ``torch.optim.lr_scheduler.LRScheduler``, to be given to any training loop that takes one; each of its steps
+    is one of the sampler, not an epoch.
 
     In step k of the chain, with K = ``cycle_length``:
 
@@ -71,12 +75,26 @@ class CyclicalSchedule:
         if not isinstance(sampler, Sampler):
             raise TypeError(f"sampler must be a Sampler, got {type(sampler).__name__}")
         _validate_schedule(cycle_length, exploration_ratio)
-        self.sampler, self.cycle_length, self.exploration_ratio = sampler, cycle_length, exploration_ratio
+        # What LRScheduler's constructor sets; it would also wrap the sampler's step, which then compiles no longer.
+        self.optimizer, self.cycle_length, self.exploration_ratio = sampler, cycle_length, exploration_ratio
+        self.base_lrs: list[Any] = [group["lr"] for group in sampler.param_groups]
+        self._step_count, self.last_epoch = 0, -1
         sampler.schedule = self
         self.step()
 
-    def step(self) -> None:
+    @property
+    def sampler(self) -> Any:
+        """Whose learning rate and temperature it writes."""
+        return self.optimizer
+
+    def get_lr(self) -> list[Any]:
+        """The learning rates of the sampler's next step."""
+        return [group["lr"] for group in self.sampler.param_groups]
+
+    def step(self, epoch: int | None = None) -> None:
         """Write the learning rate and the temperature of the sampler's next step."""
+        if epoch is not None:
+            raise ValueError(f"epoch={epoch}: the position in the cycle is that of the sampler, whose steps count")
         factor, sampling = cyclical_phase(self.sampler.step_count + 1, self.cycle_length, self.exploration_ratio)
         for group in self.sampler.param_groups:
             peak, temperature = (
@@ -84,6 +102,8 @@ class CyclicalSchedule:
                 for kept, name in (("peak_lr", "lr"), ("sampling_temperature", "temperature"))
             )
             group["lr"], group["temperature"] = peak * factor, temperature if sampling else 0.0
+        self._step_count, self.last_epoch = self._step_count + 1, self.sampler.step_count
+        self._last_lr = self.get_lr()
 
     @property
     def is_sampling(self) -> bool:
@@ -125,6 +145,7 @@ class CyclicalSGMCMC(Sampler):
     """
 
     badge = "heuristic"
+    not_sharded = ""
     structural = ("base",)
 
     def __init__(

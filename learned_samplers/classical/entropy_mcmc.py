@@ -72,6 +72,7 @@ class EntropyMCMC(Sampler):
     """
 
     badge = "O(h)"
+    not_sharded = ""
     takes_prior_mean = False
     state_names = ("guide",)
     hyperparameters = (*Sampler.hyperparameters, "guide_variance")

@@ -57,6 +57,7 @@ class HMC(Sampler):
     badge = "exact"
     needs_closure = True
     reads_loss = True
+    not_sharded = "it accepts or refuses whole trajectories by the energy of all data and weights"
     half_precision = False
     group_keys = ("tally",)
     takes_prior_mean = False

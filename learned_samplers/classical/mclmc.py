@@ -73,6 +73,7 @@ class MCLMC(Sampler):
 
     needs_closure = True
     reads_loss = True
+    not_sharded = "its momentum has one length over all weights"
     half_precision = False
     group_keys = ("tally",)
     takes_prior_mean = False
@@ -142,10 +143,15 @@ class MCLMC(Sampler):
         return evaluation
 
     def _prepare(
-        self, again: Callable[[], Any], evaluation: Evaluation, loss: Tensor, params: list[Tensor], size: int,
+        self,
+        again: Callable[[], Any],
+        evaluation: Evaluation,
+        loss: Tensor,
+        params: list[Tensor],
+        size: int,
         batch_axes: int,
-    ) -> None:  # fmt: skip
-        """Draw the noise, and work out what `advance` only has to write down."""
+    ) -> None:
+        """Draw the noise and compute the new values, which `advance` then writes into the parameters and the state."""
         members = [
             (g, p) for g, inputs in zip(self.param_groups, evaluation.groups, strict=True) for p in inputs.params
         ]
@@ -181,7 +187,7 @@ class MCLMC(Sampler):
             self.state[p].update(zip(self.state_names, state, strict=True))
 
     def _peek(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
-        """The state tensor, or what it would start with, which is not kept before the step is sure."""
+        """The state tensor, or its initial value, which is stored only once the step has succeeded."""
         known = self.state.get(p, {})
         return known[name] if name in known else self.initial_state(group, p, name)
 
@@ -200,9 +206,16 @@ class MCLMC(Sampler):
         return repeated
 
     def _closed_step(
-        self, closure: Callable[[], Any], loss: Tensor, params: list[Tensor], gradients: list[Tensor],
-        noise: list[Tensor], direction: list[Tensor], step_size: list[Any], hyper: dict[str, Any],
-    ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+        self,
+        closure: Callable[[], Any],
+        loss: Tensor,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        noise: list[Tensor],
+        direction: list[Tensor],
+        step_size: list[Any],
+        hyper: dict[str, Any],
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Refresh, half a turn, move, half a turn with the new gradient; undone where the energy error is too large."""
         axes, size = hyper["batch_axes"], hyper["size"]
         target = {name: hyper[name] for name in ("num_data", "temperature", "prior_precision")}

@@ -48,9 +48,7 @@ def turn(
     delta = time * norm / (size - 1)
     zeta = (-delta.clamp(max=80)).exp()  # beyond, the direction is e to the last bit
     along, across = (1 - zeta) * (1 + zeta + cosine * (1 - zeta)), 2 * zeta
-    turned = [
-        per_chain(along, e) * e + per_chain(across, u) * u for e, u in zip(unit, direction, strict=True)
-    ]  # fmt: skip
+    turned = [per_chain(along, e) * e + per_chain(across, u) * u for e, u in zip(unit, direction, strict=True)]
     growth = delta - math.log(2) + torch.log(1 + cosine + (1 - cosine) * zeta**2)
     return normalise(turned, batch_axes), (size - 1) * growth
 

@@ -128,6 +128,13 @@ class PSGLD(Sampler):
         return any(group["correction"] == "probe" for group in self.param_groups)
 
     @property
+    def not_sharded(self) -> str:  # type: ignore[override]
+        """The probe writes beside the present weights."""
+        return (
+            "" if self.defaults["correction"] != "probe" else "correction='probe' evaluates the loss at moved weights"
+        )
+
+    @property
     def half_precision(self) -> bool:  # type: ignore[override]
         """The probe is a step of 10⁻³, which half precision rounds away."""
         return self.defaults["correction"] != "probe"

@@ -64,6 +64,7 @@ class SGHMC(Sampler):
     """
 
     badge = "O(h)"
+    not_sharded = ""
     state_names = ("momentum",)
     hyperparameters = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay")
     rule = staticmethod(sghmc_rule)

@@ -65,6 +65,7 @@ class SGLD(Sampler):
     """
 
     badge = "O(h)"
+    not_sharded = ""
     rule = staticmethod(sgld_rule)
 
     def __init__(

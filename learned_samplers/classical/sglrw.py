@@ -82,6 +82,7 @@ class SGLRW(Sampler):
     """
 
     badge = "O(h)"
+    not_sharded = ""
     rule = staticmethod(sglrw_rule)
 
     def __init__(

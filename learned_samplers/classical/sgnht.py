@@ -78,6 +78,7 @@ class SGNHT(Sampler):
     """
 
     badge = "O(h)"
+    not_sharded = "its thermostat follows the mean of r² over a whole tensor"
     state_names = ("momentum", "thermostat")
     hyperparameters = (
         "lr",

@@ -1,6 +1,6 @@
-"""Callbacks that collect posterior samples inside other people's training loops.
+"""Callbacks that collect posterior samples inside other people's training loops, and a log for TensorBoard.
 
 ``from learned_samplers.integrations.lightning import CollectPosterior`` for Lightning,
 ``from learned_samplers.integrations.huggingface import CollectPosterior`` for the Hugging Face Trainer. Each needs its
-package; this one does not import it.
+package; this one does not import it. ``learned_samplers.integrations.tensorboard`` has a `ChainLog` for TensorBoard.
 """

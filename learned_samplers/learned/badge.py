@@ -18,8 +18,17 @@ HEURISTIC, BIASED_BY_STEP = "heuristic", "O(h)"
 EARNING = ("exact", "no bias seen", "O(h)")
 #: The largest relative error of a variance at the smallest step size that still counts as an invariant law.
 LARGEST_BIAS = 0.05
-_NEEDED = {"verdict": str, "reason": str, "largest_bias": list, "error": list, "lr": list, "momentum_decay": list,
-           "temperature": float, "settings": dict, "sha256": str}  # fmt: skip
+_NEEDED = {
+    "verdict": str,
+    "reason": str,
+    "largest_bias": list,
+    "error": list,
+    "lr": list,
+    "momentum_decay": list,
+    "temperature": float,
+    "settings": dict,
+    "sha256": str,
+}
 
 
 def badge_of(
@@ -67,7 +76,7 @@ def badge_of(
 
 
 def _outside(law: dict[str, Any], group: dict[str, Any]) -> str | None:
-    """What of a parameter group lies outside the measurement."""
+    """Why the law that was measured does not cover a parameter group's settings; None where it does."""
     lr, decay, temperature = (float(as_number(group[name])) for name in ("lr", "momentum_decay", "temperature"))
     if lr > max(law["lr"]):
         return f"lr is {lr:g}, and the law was measured up to {max(law['lr']):g}"

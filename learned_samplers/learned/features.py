@@ -1,4 +1,4 @@
-"""What L2E's network sees of each coordinate: named feature sets over flat buffers with any leading batch axes.
+"""What L2E's network sees of each coordinate, computed over flat buffers with any leading batch axes.
 
 Feature-major layout, (..., F, d): a tensor's mean square is a reduction along the last axis, and a layer of the network
 is one batched product W·X without a transpose.
@@ -7,7 +7,6 @@ is one batched product W·X without a transpose.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +14,8 @@ from torch import Tensor
 
 from learned_samplers.base.operations import scalar_log10
 from learned_samplers.base.segments import Segments, constant
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.narrow import narrow_update_
-
-#: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
-AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 
 #: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
 FLOOR = 1e-5
@@ -29,97 +26,6 @@ _TINY, _SMALL = 1e-16, 1e-8
 _LOG_SCALE = 0.25
 _RATIO_BOUND = 8.0
 _LOG_RATIO_FLOOR = 1e-10
-
-
-@dataclass(frozen=True)
-class FeatureSet:
-    """A named choice of features; weights are bound to the name, so a name's meaning never changes.
-
-    The rows are: g, θ, r, the running averages of g, each divided by its root mean square over the tensor; then
-    ``adaptive`` (one value a coordinate); then ``context`` (one value a tensor).
-    """
-
-    name: str
-    context: tuple[str, ...] = ()
-    #: d of the running averages v ← d·v + (1−d)·g², kept after the averages of g; with any there are adaptive rows.
-    second_moment_decays: tuple[float, ...] = ()
-    #: d of the running averages m ← d·m + (1−d)·g.
-    average_decays: tuple[float, ...] = AVERAGE_DECAYS
-    #: d of those averages whose ratios to √v̂ are adaptive rows.
-    ratio_decays: tuple[float, ...] = (0.9, 0.99)
-
-    @property
-    def adaptive(self) -> tuple[str, ...]:
-        """Names of the adaptive rows: ratios to √v̂ at the first of ``second_moment_decays``, then logarithms of √v̂."""
-        if not self.second_moment_decays:
-            return ()
-        ratios = (f"average_{d:g}_to_rms" for d in self.ratio_decays)
-        return ("gradient_to_rms", *ratios, *(f"log_rms_{d:g}" for d in self.second_moment_decays))
-
-    @property
-    def size(self) -> int:
-        """F, the number of features."""
-        return 3 + len(self.average_decays) + len(self.adaptive) + len(self.context)
-
-    @property
-    def num_averages(self) -> int:
-        """Running averages that the rule keeps for each coordinate."""
-        return len(self.average_decays) + len(self.second_moment_decays)
-
-    @property
-    def sees_progress(self) -> bool:
-        """Whether the network is told how much of the run is over, where that is known."""
-        return "progress" in self.context
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """A name for each feature, in order."""
-        averages = (f"average_{decay:g}" for decay in self.average_decays)
-        return ("gradient", "parameter", "momentum", *averages, *self.adaptive, *self.context)
-
-
-_SECOND_MOMENT_DECAYS = (0.99, 0.999)
-_MAGNITUDES = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
-_COHERENCES = ("log_coherence_0.9", "log_coherence_0.99", "log_coherence_0.999")
-_CONTEXT = (*_MAGNITUDES, *_COHERENCES, "log_size", "time_10", "time_100", "time_1000")
-_LEAN_CONTEXT = (
-    *(*_MAGNITUDES, *_COHERENCES, "log_size"),
-    *("time_10", "time_100", "time_1000", "time_10000", "log_data", "progress", "has_total"),
-)
-
-FEATURE_SETS: dict[str, FeatureSet] = {
-    each.name: each
-    for each in (
-        FeatureSet("paper"),
-        FeatureSet("scaled", context=_CONTEXT),
-        FeatureSet("adaptive", _CONTEXT, _SECOND_MOMENT_DECAYS),
-        FeatureSet("adaptive_data", (*_CONTEXT, "log_data"), _SECOND_MOMENT_DECAYS),
-        FeatureSet("lean", _LEAN_CONTEXT, (0.99,), (0.9, 0.99, 0.999), ratio_decays=(0.9, 0.99, 0.999)),
-    )
-}
-
-
-def feature_set_named(name: str | FeatureSet) -> FeatureSet:
-    """The feature set of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if isinstance(name, FeatureSet):
-        return name
-    if name not in FEATURE_SETS:
-        raise ValueError(f"feature_set must be one of {', '.join(map(repr, FEATURE_SETS))}, got {name!r}")
-    return FEATURE_SETS[name]
-
-
-def check_total_steps(total_steps: int | None, feature_set: str) -> None:
-    """Raise ValueError where a run's length is given to a network that cannot see it."""
-    if total_steps is not None and not feature_set_named(feature_set).sees_progress:
-        serving = ", ".join(repr(name) for name, each in FEATURE_SETS.items() if each.sees_progress)
-        raise ValueError(
-            f"total_steps is for a feature set with the progress of the run ({serving}), got {total_steps} with "
-            f"feature_set={feature_set!r}"
-        )
 
 
 def features(

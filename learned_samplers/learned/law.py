@@ -53,7 +53,7 @@ def gaussian_law(
     """
     report = check_sampler(
         make, stiffness=stiffness, coordinates=coordinates, refinement=4.0, tolerance=0.05, seed=seed
-    )  # fmt: skip
+    )
     probe = make([torch.zeros(1, requires_grad=True)])
     decay = float(as_number(probe.param_groups[0]["momentum_decay"]))
     worst = max(report.results, key=lambda r: abs(r.bias))

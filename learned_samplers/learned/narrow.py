@@ -7,6 +7,7 @@ turn as the steps go by: up as often as the remainder is large, and right in the
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,21 +19,19 @@ from learned_samplers.base.segments import Segments
 _COORDINATE, _AVERAGE, STEP = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 _WHOLE = 1 << 32
 # Coordinates that are rounded at a time.
-_PIECE = 1 << 18
+_PIECE = 1 << 16
 
 
 def narrow_update_(
     row: Tensor, gradient: Tensor, share: float, *, square: bool, number: int, step: Any, segments: Segments
 ) -> None:
     """row ← row + share·(g − row), or of g², rounded to bfloat16, in place; ``row`` is the average of that number."""
-    start = 0
-    for length in segments.lengths:
-        for first in range(0, length, _PIECE):
-            part = slice(start + first, start + min(first + _PIECE, length))
+    for start, stop in pairwise(segments.edges):
+        for first in range(0, stop - start, _PIECE):
+            part = slice(start + first, min(start + first + _PIECE, stop))
             g = gradient[..., part]
             new = torch.lerp(row[..., part].to(g.dtype), g * g if square else g, share)
             row[..., part] = _rounded(new.float(), first, number, step)
-        start += length
 
 
 def _rounded(x: Tensor, first: int, number: int, step: Any) -> Tensor:

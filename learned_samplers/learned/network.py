@@ -6,22 +6,39 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import (
-    FLOOR,
-    FeatureSet,
-    TensorScales,
-    feature_set_named,
-    update_averages,
-)
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.features import FLOOR, TensorScales, update_averages
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
 Phi = Sequence[tuple[Tensor, Tensor]]
+
+
+#: γ is held to this, so that it multiplies β by a factor between 1/400 and 400.
+GATE_BOUND = 6.0
+
+
+class RuleArguments(TypedDict):
+    """What every learned rule takes by keyword beside its settings.
+
+    ``phi`` are the network's layers, with the leading axes of the parameter or none; ``segments`` says where the
+    tensors lie in the flat axis. The others are numbers or zero-dimensional tensors: ``num_data`` is N,
+    ``prior_precision`` λ, ``momentum_decay`` a.
+    """
+
+    phi: Phi
+    segments: Segments
+    lr: Any
+    num_data: Any
+    temperature: Any
+    prior_precision: Any
+    momentum_decay: Any
+
 
 # On a CPU a block's widest activation should stay in the second-level cache: 8 members × 32 units × 512 coordinates
 # × 4 bytes = 512 KiB. Measured at d = 29,000, P = 8, one core: 9.3 ms a pass in such blocks, 17.6 ms unblocked.
@@ -116,7 +133,7 @@ def apply_network(
     """The network on every coordinate: ReLU between the layers, x ↦ (α, β).
 
     Args:
-        phi: layers; the last one has two outputs, α and β.
+        phi: layers; the last one has two outputs, α and β, or also γ, and then β·exp(γ) is given, γ held to ±6.
         x: features, (..., F, d). ``phi`` has x's leading axes, or none and is then shared.
         output_bound: B > 0 replaces an output y by B·tanh(y/B); None leaves it as it is.
         heads: the outputs to compute, (0, 1) for (α, β).
@@ -128,18 +145,36 @@ def apply_network(
     return _outputs(phi, x.split(size, -1), output_bound, heads)
 
 
+def raw_outputs(phi: Phi, scales: TensorScales, rows: slice) -> tuple[Tensor, ...]:
+    """Some of the network's outputs on every coordinate, (..., d) each, with neither bound nor gate."""
+    *hidden, (weight, bias) = phi
+    layers = [*hidden, (weight[..., rows, :], bias[..., rows])]
+    y = torch.cat([_through(layers, block) for block in _blocks(phi, scales)], -1)
+    return y.unbind(-2)
+
+
+def _blocks(phi: Phi, scales: TensorScales) -> Iterator[Tensor]:
+    """The features of all coordinates, as many at a time as fit the cache."""
+    total, size = scales.parameter.shape[-1], _block_size(phi, scales.parameter)
+    return (scales.window(start, min(start + size, total)) for start in range(0, total, size))
+
+
 def _outputs(
     phi: Phi, blocks: Iterable[Tensor], output_bound: float | None, heads: tuple[int, ...]
 ) -> tuple[Tensor, ...]:
     *hidden, (weight, bias) = phi
-    if len(heads) < weight.shape[-2]:
-        weight, bias = weight[..., heads[0] : heads[-1] + 1, :], bias[..., heads[0] : heads[-1] + 1]
-    layers = [*hidden, (weight, bias)]
+    gated = weight.shape[-2] == 3 and 1 in heads
+    rows = slice(heads[0], 3 if gated else heads[-1] + 1)
+    layers = [*hidden, (weight[..., rows, :], bias[..., rows])]
     outputs = [_through(layers, block) for block in blocks]
     y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+    main = y[..., :-1, :] if gated else y
     if output_bound is not None:
-        y = output_bound * torch.tanh(y / output_bound)
-    return y.unbind(-2)
+        main = output_bound * torch.tanh(main / output_bound)
+    *others, last = main.unbind(-2)
+    if gated:
+        last = last * y[..., -1, :].clamp(-GATE_BOUND, GATE_BOUND).exp()
+    return (*others, last)
 
 
 def _through(layers: Phi, x: Tensor) -> Tensor:
@@ -202,8 +237,10 @@ class NetworkOnChain:
         parts = [slice(start, min(start + size, total)) for start in range(0, total, size)]
         factor: Any = None
         if self.normalised is not None and 1 in heads:
-            seconds = [self._of(scales.part(part), (1,))[0].square().sum(dtype=torch.float64) for part in parts]
-            factor = (torch.rsqrt(torch.stack(seconds).sum() / total + FLOOR) * self.normalised).to(momentum.dtype)
+            norms = [torch.linalg.vector_norm(self._of(scales.part(part), (1,))[0]) for part in parts]
+            # (A process may hold nothing of a tensor that is sharded, and takes part in its statistics.)
+            norm = torch.linalg.vector_norm(torch.stack([momentum.new_zeros(()), *norms]), keepdim=True)
+            factor = torch.rsqrt(scales.segments.from_norms(norm) + FLOOR) * self.normalised
         for part in parts:
             outputs = self._of(scales.part(part), heads)
             yield part, outputs if factor is None else (*outputs[:-1], outputs[-1] * factor)
@@ -214,9 +251,7 @@ class NetworkOnChain:
         return outputs if self.normalised is None else (outputs[0], outputs[1] * self._factor)
 
     def _of(self, scales: TensorScales, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
-        total, size = scales.parameter.shape[-1], _block_size(self.phi, scales.parameter)
-        blocks = (scales.window(start, min(start + size, total)) for start in range(0, total, size))
-        return _outputs(self.phi, blocks, self.output_bound, heads)
+        return _outputs(self.phi, _blocks(self.phi, scales), self.output_bound, heads)
 
 
 def network_at(
@@ -226,22 +261,20 @@ def network_at(
     averages: Tensor,
     segments: Segments,
     *,
-    feature_set: str,
-    output_bound: float | None,
+    settings: Any,
     lr: Any,
     num_data: Any,
     step: Any,
-    total_steps: int | None = None,
     normalised: Any = None,
     in_place: bool = False,
 ) -> tuple[NetworkOnChain, Tensor]:
     """The network at a state of the chain, and the running averages (..., K, d) updated with the gradient.
 
-    ``normalised`` is that of `NetworkOnChain`; ``in_place`` writes into ``averages``.
+    ``settings`` say what it sees and how its outputs are bounded; ``normalised`` is that of `NetworkOnChain`;
+    ``in_place`` writes into ``averages``.
     """
-    named = feature_set_named(feature_set)
+    named = feature_set_named(settings.feature_set)
     averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
-    scales = TensorScales(
-        parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step, total_steps=total_steps
-    )
-    return NetworkOnChain(phi, scales, output_bound, normalised), averages
+    at = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps)
+    scales = TensorScales(parameter, gradient, averages, segments, named, **at)
+    return NetworkOnChain(phi, scales, settings.output_bound, normalised), averages

@@ -14,18 +14,23 @@ from learned_samplers.base import validation as check
 from learned_samplers.base.master_weights import working_dtype
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.step import GroupInputs
 from learned_samplers.learned.badge import HEURISTIC, badge_of
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings, differences
 from learned_samplers.learned.weights import resolve
 
+#: The learned samplers by the name of their class, which is their name in cards and on the command line too. A subclass
+#: of `LearnedSampler` with a `settings_class` of its own is here as soon as its module is imported.
+REGISTRY: dict[str, type[LearnedSampler]] = {}
+
 
 class LearnedSampler(Sampler):
     """Base class of samplers whose update holds a small network, applied to each weight by itself.
 
-    Subclasses set `settings_class`, `flat_rule` and `advance`. The network is in the parameters' dtype, is never part
-    of ``param_groups``, and a state dict names it by a fingerprint: a chain is never resumed with other weights or
-    settings than its own.
+    Subclasses set `settings_class`, which makes them known under their name, and `flat_rule`. The network is in the
+    parameters' dtype, is never part of ``param_groups``, and a state dict names it by a fingerprint: a chain is never
+    resumed with other weights or settings than its own.
     """
 
     #: The dataclass of its settings.
@@ -42,6 +47,18 @@ class LearnedSampler(Sampler):
     network: nn.Module
     #: The card of the weights, {} if they came without one.
     card: dict[str, Any]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "settings_class" not in cls.__dict__:
+            return
+        name, known = getattr(cls.settings_class, "sampler", None), REGISTRY.get(cls.__name__)
+        if name != cls.__name__:
+            raise TypeError(f"{cls.settings_class.__name__}.sampler must be {cls.__name__!r}, got {name!r}")
+        # A class may be defined anew where it stood before, as in a notebook.
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"there is a learned sampler {name} already, in {known.__module__}")
+        REGISTRY[cls.__name__] = cls
 
     def __init__(self, params: Any, given: dict[str, Any], *, generator: torch.Generator | None = None):
         """``given`` are a subclass's arguments: the network, the settings (None: by default), the groups' defaults."""
@@ -155,11 +172,42 @@ class LearnedSampler(Sampler):
             )
             return HEURISTIC, f"the invariant law of this network has not been measured; it {came}{base}"
         return badge_of(
-            self.card["law"], self.settings, self.param_groups, claims_law=self.claims_law,
+            self.card["law"],
+            self.settings,
+            self.param_groups,
+            claims_law=self.claims_law,
             sha256=self.fingerprint()["sha256"],
-        )  # fmt: skip
+        )
 
     # ---------------------------------------------------------------- the step
+
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        """Apply `flat_rule` to all tensors of a group that can share a buffer at once."""
+        params, hyper = inputs.params, self.hyper(group)
+        for p in params:  # all of it, before any noise is drawn
+            for name in self.state_names:
+                self.state_of(group, p, name)
+        for alike in together(params):
+            chosen = [params[i] for i in alike]
+            self.advance_flat(chosen, [inputs.gradients[i] for i in alike], self.noise_for(chosen, hyper), hyper)
+
+    def advance_flat(
+        self, params: list[Tensor], gradients: list[Tensor], noise: list[Tensor] | None, hyper: dict[str, Any]
+    ) -> None:
+        """Apply `flat_rule` to some tensors of one dtype and device, laid end to end, and write the results back."""
+        segments = Segments(tuple(p.numel() for p in params))
+        states = [[self.state[p][name] for p in params] for name in self.state_names]
+        after = self.flat_rule(
+            gather(params),
+            gather(gradients),
+            None if noise is None else gather(noise),
+            *(self._flat_state(name, tensors) for name, tensors in zip(self.state_names, states, strict=True)),
+            phi=self._phi(params[0]),
+            segments=segments,
+            **hyper,
+        )
+        for tensors, buffer in zip((params, *states), after, strict=True):
+            scatter(buffer, tensors, segments)
 
     def _flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
         lead = (self.rows[name],) if name in self.rows else ()

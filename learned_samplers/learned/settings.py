@@ -52,8 +52,6 @@ class LearnedSettings:
 
     #: Name of the sampler's class.
     sampler: ClassVar[str]
-    #: Outputs of the network.
-    outputs: ClassVar[int] = 2
     #: Widths of the hidden layers of a fresh network.
     hidden: ClassVar[tuple[int, ...]] = (32, 32)
 
@@ -121,14 +119,22 @@ class LearnedSettings:
         """Names of the network's inputs, in order."""
         raise NotImplementedError
 
+    @property
+    def outputs(self) -> int:
+        """How many outputs the network has."""
+        return 2
+
     def fresh_network(
         self, hidden: Sequence[int] | None = None, *, generator: torch.Generator | None = None
     ) -> nn.Sequential:
         """An untrained network, whose last layer is zero where that makes the sampler its hand-designed base."""
         return build_network(
-            len(self.features), self.hidden if hidden is None else hidden, self.outputs,
-            zero_last=self.zero_is_base, generator=generator,
-        )  # fmt: skip
+            len(self.features),
+            self.hidden if hidden is None else hidden,
+            self.outputs,
+            zero_last=self.zero_is_base,
+            generator=generator,
+        )
 
     def check_network(self, phi: Phi) -> None:
         """Raise ValueError unless the network has the inputs and outputs that the update needs."""

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import GroupInputs, blocks
-from learned_samplers.learned.features import FeatureSet, feature_set_named
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_tensors_
 from learned_samplers.learned.network import Phi
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
-from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
+from learned_samplers.learned.sampler import LearnedSampler, together
 from learned_samplers.learned.two_passes import TwoPasses
 
 # Small tensors are updated together, up to so many coordinates: their noise, and copies of their state where the update
@@ -39,6 +39,13 @@ class TwoPassSampler(LearnedSampler):
     def passes(self) -> TwoPasses | None:
         """The update as two passes of the network; None if these settings need more than that."""
         raise NotImplementedError
+
+    @property
+    def not_sharded(self) -> str:  # type: ignore[override]
+        """Statistics of whole tensors are there, derivatives of the network along a tensor are not."""
+        if self._narrow:
+            return "averages in bfloat16 are rounded by a coordinate's place in a whole tensor"
+        return "" if self.passes() is not None else "its correction differentiates the network along whole tensors"
 
     @property
     def _narrow(self) -> bool:
@@ -65,12 +72,22 @@ class TwoPassSampler(LearnedSampler):
         for p in params:  # all of it, before any noise is drawn
             for name in self.state_names:
                 self.state_of(group, p, name)
+        if self.parts is not None:  # tensor by tensor in all processes, which exchange each one's statistics
+            for p, gradient in zip(params, gradients, strict=True):
+                self._advance_part(p, gradient, hyper, self.parts.segments(p))
+            return
         limit = _TOGETHER_ON_CPU if all(p.device.type == "cpu" for p in params) else _TOGETHER_ON_GPU
         for alike in together(params):
             chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
             phi = self._phi(chosen[0])
             for block in blocks(chosen, limit):
                 self._advance(chosen[block], slopes[block], phi, hyper)
+
+    def _advance_part(self, p: Tensor, gradient: Tensor, hyper: dict[str, Any], segments: Segments) -> None:
+        noise, passes = self.noise_for([p], hyper), self.passes()
+        assert passes is not None
+        state = [self.state[p][name] for name in self.state_names]
+        _in_place(passes, p, gradient, noise, *state, phi=self._phi(p), segments=segments, **hyper)
 
     def _advance(self, params: list[Tensor], gradients: list[Tensor], phi: Phi, hyper: dict[str, Any]) -> None:
         noise = self.noise_for(params, hyper)
@@ -82,17 +99,18 @@ class TwoPassSampler(LearnedSampler):
         elif passes is not None and len(params) == 1 and not torch.compiler.is_compiling():
             _in_place(passes, params[0], gradients[0], noise, momenta[0], averages[0], phi=phi, **hyper)
         else:
-            segments = Segments(tuple(p.numel() for p in params))
-            flat = [gather(params), gather(gradients), None if noise is None else gather(noise), gather(momenta)]
-            after = self.flat_rule(*flat, self._flat_state("averages", averages), phi=phi, segments=segments, **hyper)
-            for tensors, buffer in zip((params, momenta, averages), after, strict=True):
-                scatter(buffer, tensors, segments)
+            self.advance_flat(params, gradients, noise, hyper)
 
 
 def _in_place(
-    passes: TwoPasses, parameter: Tensor, gradient: Tensor, noise: Sequence[Tensor] | None, momentum: Tensor,
-    averages: Tensor, **hyper: Any,
-) -> None:  # fmt: skip
+    passes: TwoPasses,
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Sequence[Tensor] | None,
+    momentum: Tensor,
+    averages: Tensor,
+    **hyper: Any,
+) -> None:
     # A view where the layout allows it, else a copy (channels_last), which is written back.
     theta, r, kept = parameter.reshape(-1), momentum.reshape(-1), averages.reshape(len(averages), -1)
     passes.step_(theta, gradient.reshape(-1), None if noise is None else noise[0].reshape(-1), r, kept, **hyper)

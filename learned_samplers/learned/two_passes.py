@@ -46,11 +46,14 @@ class TwoPasses:
 
     def step_(
         self, parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, averages: Tensor, *,
-        phi: Phi, settings: Any, lr: Any, num_data: Any, step: Any, **hyper: Any,
+        phi: Phi, settings: Any, lr: Any, num_data: Any, step: Any, segments: Segments | None = None, **hyper: Any,
     ) -> None:  # fmt: skip
-        """The same for one tensor (d,), in place: besides the state it needs memory for a piece of it only."""
+        """The same for one tensor (d,), in place: besides the state it needs memory for a piece of it only.
+
+        ``segments``: where its statistics come from, if not from these values alone.
+        """
         at = dict(settings=settings, lr=lr, num_data=num_data, step=step)
-        segments = Segments((len(parameter),))
+        segments = segments or Segments((len(parameter),))
         network, _ = self.network(phi, parameter, gradient, averages, segments, **at, in_place=True)
         size = _PIECE_ON_CPU if parameter.device.type == "cpu" else _PIECE_ON_GPU
         for part, outputs in network.in_pieces(momentum, size):

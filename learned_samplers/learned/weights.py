@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import reprlib
 from collections import OrderedDict
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +53,8 @@ CARD_FIELDS: dict[str, type | tuple[type, ...]] = {
 META_TRAINING_FIELDS = ("tasks", "horizon", "estimator", "seed", "commit", "command")
 _VERSION_MARK = ", version "
 _FILLED_IN = ("format", "version", "layers", "sha256")
+# Bytes that a card, and a weight file beside its weights, may have.
+_LARGEST_CARD, _LARGEST_HEADER = 2**26, 2**20
 
 
 def card_path(path: str | os.PathLike[str]) -> Path:
@@ -110,6 +113,9 @@ def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
     card = load_card(path)
     if not path.is_file():
         raise FileNotFoundError(f"no such weight file: {path}")
+    most, size = 4 * sum(out * (into + 1) for out, into in card["layers"]) + _LARGEST_HEADER, path.stat().st_size
+    if size > most:
+        raise ValueError(f"{path}: {size} bytes are too many for the card's layers (at most {most})")
     data = path.read_bytes()
     tensors = _tensors(path, data)
     digest = hashlib.sha256(data).hexdigest()
@@ -118,19 +124,20 @@ def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
             f"{path}: not the weights that {card_path(path).name} describes "
             f"(their SHA-256 is {digest[:12]}…, the card's {card['sha256'][:12]}…)"
         )
+    expected: dict[str, tuple[int, ...]] = {}
+    for i, (out, into) in enumerate(card["layers"]):
+        expected |= {f"linear_{i}.weight": (out, into), f"linear_{i}.bias": (out,)}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != expected:
+        raise ValueError(f"{path}: holds {reprlib.repr(shapes)}, the card's layers need {reprlib.repr(expected)}")
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32 or not tensor.isfinite().all():
+            raise ValueError(f"{path}: {name} must be finite and float32, got {tensor.dtype}")
     modules: OrderedDict[str, nn.Module] = OrderedDict()
-    expected = {}
     for i, (out, into) in enumerate(card["layers"]):
         if i:
             modules[f"relu_{i - 1}"] = nn.ReLU()
         modules[f"linear_{i}"] = nn.utils.skip_init(nn.Linear, into, out)
-        expected.update({f"linear_{i}.weight": (out, into), f"linear_{i}.bias": (out,)})
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if found != expected:
-        raise ValueError(f"{path}: holds {found}, the card's layers need {expected}")
-    for name, tensor in tensors.items():
-        if tensor.dtype != torch.float32 or not tensor.isfinite().all():
-            raise ValueError(f"{path}: {name} must be finite and float32, got {tensor.dtype}")
     network = nn.Sequential(modules)
     network.load_state_dict(tensors)
     return network, card
@@ -147,9 +154,14 @@ def load_card(path: str | os.PathLike[str]) -> dict[str, Any]:
         if not Path(path).is_file():
             raise FileNotFoundError(f"no such weight file: {path}")
         raise FileNotFoundError(f"no such card: {file} (it belongs beside {Path(path).name})")
+    size = file.stat().st_size
+    if size > _LARGEST_CARD:
+        raise ValueError(f"{file}: {size} bytes are too many for a card (at most {_LARGEST_CARD})")
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ValueError(f"{file}: not a card, for it is nested too deeply") from error
+    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise ValueError(f"{file}: truncated or not JSON ({error})") from error
     card = _brought_up_to_date(card)
     try:
@@ -222,6 +234,8 @@ def resolve(
     for key, value in {"sampler": settings.sampler, **asked}.items():
         if value is not None and card.get(key) != value:
             raise ValueError(f"{path}: weights for {key} {card.get(key)!r}, asked for {value!r}")
+    if "form" in settings.names() and card.get("form") is None:
+        raise ValueError(f"{path}: form must be named in the card of weights for {settings.sampler}")
     try:
         meaning = list(settings.from_card(card).features)
     except (ValueError, TypeError) as error:
@@ -240,7 +254,7 @@ def _tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
     size = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+    metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
     name, _, version = metadata.get("format", "").partition(_VERSION_MARK)
     version = version or metadata.get("version")  # an entry of its own in older files
     if name != FORMAT:

@@ -60,6 +60,7 @@ class ParticleSampler(Sampler):
     """
 
     badge = "heuristic"
+    not_sharded = "particles are compared as whole sets of weights"
     structural = ("task",)
     group_options: ClassVar[dict[str, Any]] = {}
     needs_closure = True
@@ -212,7 +213,7 @@ class ParticleSampler(Sampler):
         return parts
 
     def _named(self, task: int | None) -> list[tuple[str, Tensor]]:
-        """Names and parameters of a role, without those that are frozen."""
+        """Names and parameters of a task's head, or of the shared part (None), without those that are frozen."""
         return [
             (self.name_of(group, i), p)
             for group in self.param_groups
@@ -222,7 +223,7 @@ class ParticleSampler(Sampler):
         ]
 
     def _begin(self, parts: list[Part]) -> None:
-        """Whatever a subclass needs before the directions of a step; it changes nothing that a state dict holds."""
+        """Called before the directions of a step are computed; changes nothing that a state dict holds."""
 
     def _trunk(self, part: Part) -> Tensor:
         """φ of the shared parameters, (M, d)."""
@@ -233,7 +234,7 @@ class ParticleSampler(Sampler):
         raise NotImplementedError
 
     def _end(self, parts: list[Part]) -> None:
-        """Keep what a step that succeeded has found."""
+        """Called after a step that succeeded: keeps the weights that it computed."""
         self.weights = self._new_weights
 
     def _move(self, moves: dict[Tensor, Tensor]) -> None:

@@ -49,7 +49,7 @@ def coordinate_blocks(points: Tensor) -> tuple[Tensor, ...]:
 
 
 def _blocks(points: Tensor) -> Iterator[Tensor]:
-    """Those blocks in double precision."""
+    """`coordinate_blocks` in double precision, one at a time."""
     return (block.double() for block in coordinate_blocks(points.detach()))
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation
-from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
+from learned_samplers.particles.base import BaseOptimizer, Part
 from learned_samplers.particles.directions import repulsion, svgd_direction, weighted
-from learned_samplers.particles.kernels import RBF, Kernel, KernelMatrix, check_kernel
+from learned_samplers.particles.kernels import Kernel, KernelMatrix
 from learned_samplers.particles.multi_gradient import mgda_weights
+from learned_samplers.particles.svgd import SteinSampler
 
 
-class MOOSVGD(ParticleSampler):
+class MOOSVGD(SteinSampler):
     """Spreads M networks over the trade-offs between several tasks (the Pareto front).
 
     Multi-objective SVGD (Liu, Tong and Liu, NeurIPS 2021): MGDA at each particle, a kernel between them.
@@ -41,7 +41,7 @@ class MOOSVGD(ParticleSampler):
         ValueError, TypeError: as for `SVGD`.
     """
 
-    _kept = (*ParticleSampler._kept, "kernel", "kernel_on")
+    _spaces = ("losses", "parameters")
 
     def __init__(
         self,
@@ -56,18 +56,22 @@ class MOOSVGD(ParticleSampler):
         base_optimizer: BaseOptimizer | None = None,
         generator: torch.Generator | None = None,
     ):
-        self.kernel = RBF() if kernel is None else kernel
-        check_kernel("kernel", self.kernel)
-        validation.one_of("kernel_on", kernel_on, ("losses", "parameters"))
-        self.kernel_on = kernel_on
-        defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=prior_precision)
-        super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)
+        super().__init__(
+            params,
+            lr,
+            num_data,
+            kernel=kernel,
+            kernel_on=kernel_on,
+            temperature=temperature,
+            prior_precision=prior_precision,
+            base_optimizer=base_optimizer,
+            generator=generator,
+        )
 
     def _kernel(self, part: Part) -> tuple[KernelMatrix, Tensor]:
         """The kernel's matrices and the repulsion of the parameters, (M, d)."""
         if self.kernel_on == "parameters":
-            matrix = self.kernel(part.points)
-            return matrix, repulsion(part.points, matrix)
+            return super()._kernel(part)
         objectives = part.losses.T.to(part.points.dtype)
         matrix = self.kernel(objectives)
         push = repulsion(objectives, matrix)
@@ -80,7 +84,3 @@ class MOOSVGD(ParticleSampler):
         matrix, repelled = self._kernel(part)
         self._new_weights = mgda_weights(part.gradients)
         return svgd_direction(-weighted(part.gradients, self._new_weights), repelled, matrix, part.temperature)
-
-    def _head(self, part: Part) -> Tensor:
-        matrix, repelled = self._kernel(part)
-        return svgd_direction(-part.gradients[0], repelled, matrix, part.temperature)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,27 +23,34 @@ from learned_samplers.particles.target_weights import check_weights, fixed_weigh
 
 
 class SteinSampler(ParticleSampler):
-    """What SVGD and MT-SGD share: a kernel on the parameters or on features, and SVGD on each head."""
+    """Base class of the samplers with a kernel between the particles; each head is moved as by `SVGD`."""
 
     _kept = (*ParticleSampler._kept, "kernel", "kernel_on")
 
     kernel: Kernel
     kernel_on: str
 
+    #: What the kernel may be of.
+    _spaces: ClassVar[tuple[str, ...]] = ("parameters", "features")
+
     def __init__(
         self,
         params: Any,
-        defaults: dict[str, Any],
+        lr: float,
+        num_data: float = 1.0,
         *,
-        kernel: Kernel | None,
-        kernel_on: str,
-        base_optimizer: BaseOptimizer | None,
-        generator: torch.Generator | None,
+        kernel: Kernel | None = None,
+        kernel_on: str = "parameters",
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        base_optimizer: BaseOptimizer | None = None,
+        generator: torch.Generator | None = None,
     ):
         self.kernel = RBF() if kernel is None else kernel
         check_kernel("kernel", self.kernel)
-        validation.one_of("kernel_on", kernel_on, ("parameters", "features"))
+        validation.one_of("kernel_on", kernel_on, self._spaces)
         self.kernel_on = kernel_on
+        defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=prior_precision)
         super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)
 
     def _kernel(self, part: Part) -> tuple[KernelMatrix, Tensor]:
@@ -109,25 +116,6 @@ class SVGD(SteinSampler):
 
     several_targets = False
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float = 1.0,
-        *,
-        kernel: Kernel | None = None,
-        kernel_on: str = "parameters",
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        base_optimizer: BaseOptimizer | None = None,
-        generator: torch.Generator | None = None,
-    ):
-        defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=prior_precision)
-        more: dict[str, Any] = dict(
-            kernel=kernel, kernel_on=kernel_on, base_optimizer=base_optimizer, generator=generator
-        )
-        super().__init__(params, defaults, **more)
-
     def _trunk(self, part: Part) -> Tensor:
         return self._head(part)
 
@@ -190,11 +178,17 @@ class MTSGD(SteinSampler):
                 "target_weights='exact' needs kernel_on='parameters': with features the directions are pulled back, "
                 "and U has no closed form; take 'gradients' or 'equal'"
             )
-        defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=prior_precision)
-        more: dict[str, Any] = dict(
-            kernel=kernel, kernel_on=kernel_on, base_optimizer=base_optimizer, generator=generator
+        super().__init__(
+            params,
+            lr,
+            num_data,
+            kernel=kernel,
+            kernel_on=kernel_on,
+            temperature=temperature,
+            prior_precision=prior_precision,
+            base_optimizer=base_optimizer,
+            generator=generator,
         )
-        super().__init__(params, defaults, **more)
 
     def _trunk(self, part: Part) -> Tensor:
         matrix, repelled = self._kernel(part)

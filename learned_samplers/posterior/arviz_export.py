@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.optional import require
-
-if TYPE_CHECKING:
-    import arviz
 
 
 class Chain(Protocol):
@@ -40,8 +37,8 @@ def to_arviz(
     *,
     parameters: Sequence[str] | None = None,
     max_parameters: int | None = 1000,
-) -> arviz.InferenceData:
-    """Several chains of weights as one ArviZ ``InferenceData``.
+) -> Any:
+    """Several chains of weights as one ArviZ ``InferenceData`` (with ArviZ 1 a ``DataTree``, which reads alike).
 
     Group ``posterior`` holds one float64 variable, ``weights``, with dimensions (chain, draw, parameter); the
     coordinate ``parameter`` says which, as in ``"0.weight[3,1]"``. Group ``sample_stats`` holds ``step`` and ``cycle``.
@@ -90,12 +87,15 @@ def to_arviz(
         for k, sample in enumerate(chain):
             parts = [sample[name].double().cpu().numpy().ravel()[inside] for name, inside in picks]
             values[c, k] = np.concatenate(parts)
-    return import_arviz().from_dict(
-        posterior={"weights": values},
-        sample_stats={
+    groups = {
+        "posterior": {"weights": values},
+        "sample_stats": {
             "step": np.array([chain.steps for chain in chains]),
             "cycle": np.array([chain.cycles for chain in chains]),
         },
-        coords={"parameter": coordinates},
-        dims={"weights": ["parameter"]},
-    )
+    }
+    arviz = import_arviz()
+    labels: dict[str, Any] = {"coords": {"parameter": coordinates}, "dims": {"weights": ["parameter"]}}
+    # ArviZ 1 takes the groups in a dictionary, earlier ones by keyword.
+    one = int(arviz.__version__.partition(".")[0]) >= 1
+    return arviz.from_dict(groups, **labels) if one else arviz.from_dict(**groups, **labels)

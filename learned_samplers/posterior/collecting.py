@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from learned_samplers.base import validation
+from learned_samplers.base.distributed import writes
 from learned_samplers.posterior import compiled, resuming
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.folder import FolderStore
 from learned_samplers.posterior.given import validate_policy
 from learned_samplers.posterior.names import tensors_of
 from learned_samplers.posterior.snapshot import Snapshots, sampled_parameters, unwrapped
-from learned_samplers.posterior.storage import Entry, MemoryStore, Progress
+from learned_samplers.posterior.storage import ElsewhereStore, Entry, MemoryStore, Progress
 from learned_samplers.posterior.tensor_files import Tensors
 
 
@@ -72,7 +73,8 @@ class PosteriorSamples(SampleCollection):
         max_samples: bound on the number of samples held, ≥ 1; None for no bound.
         dtype: floating-point dtype of storage, such as ``torch.bfloat16``; None for each tensor's own.
         device: where samples are stored (or read to, with ``path``).
-        path: folder to stream to; None keeps the samples in memory.
+        path: folder to stream to; None keeps the samples in memory. Of a chain that several processes hold (replicas,
+            sharded parameters) the first one writes, and the others count.
         buffers: see above.
         store_frozen: False leaves parameters with ``requires_grad=False`` (a base model under LoRA, a frozen backbone)
             out of what is stored.
@@ -123,7 +125,9 @@ class PosteriorSamples(SampleCollection):
             "buffers": buffers,
             "shapes": {name: list(parameter.shape) for name, parameter in sampled.items()},
         }
-        store = MemoryStore() if path is None else FolderStore(path, settings, self.device)
+        store: MemoryStore | FolderStore = MemoryStore()
+        if path is not None:
+            store = FolderStore(path, settings, self.device) if writes(sampler) else ElsewhereStore(str(path))
         super().__init__(model, store, settings)
         self._store: MemoryStore | FolderStore = store
         self._snapshots = Snapshots(
@@ -255,7 +259,7 @@ class PosteriorSamples(SampleCollection):
             "settings": dict(self._settings),
             "progress": asdict(self._progress),
             "entries": [asdict(entry) for entry in self._store.entries],
-            "samples": None if isinstance(self._store, FolderStore) else list(map(self._store.read, range(len(self)))),
+            "samples": None if resuming.is_on_disk(self._store) else list(map(self._store.read, range(len(self)))),
             "fixed": self._store.fixed,
             "frozen": dict(self._store.frozen),
         }

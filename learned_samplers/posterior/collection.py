@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,6 @@ from learned_samplers.posterior.predictive import Predictive
 from learned_samplers.posterior.saved import read_collection, save_collection, validate_network
 from learned_samplers.posterior.storage import MergedStore, Part, compare_settings
 from learned_samplers.posterior.tensor_files import Tensors
-
-if TYPE_CHECKING:
-    import arviz
 
 
 class SampleCollection(Predictive):
@@ -208,7 +205,7 @@ class SampleCollection(Predictive):
         *other_chains: SampleCollection,
         parameters: Sequence[str] | None = None,
         max_parameters: int | None = 1000,
-    ) -> arviz.InferenceData:
-        """The samples as an ArviZ ``InferenceData``, this collection's chains first. See :func:`to_arviz`."""
+    ) -> Any:
+        """The samples for ArviZ, this collection's chains first. See :func:`to_arviz`."""
         chains = [chain for collection in (self, *other_chains) for chain in (collection.split() or [collection])]
         return to_arviz(chains, parameters=parameters, max_parameters=max_parameters)

@@ -29,7 +29,11 @@ def register(method: Collect) -> int:
     return key
 
 
-@torch.library.custom_op("learned_samplers::collect", mutates_args=("token",))
+# Written out: older torch cannot read it off annotations that are not evaluated.
+_SCHEMA = "(Tensor(a!) token, Tensor[] tensors, SymInt key, SymInt step, bool sampling, SymInt cycle) -> ()"
+
+
+@torch.library.custom_op("learned_samplers::collect", mutates_args=("token",), schema=_SCHEMA)
 def collect(token: Tensor, tensors: list[Tensor], key: int, step: int, sampling: bool, cycle: int) -> None:
     """Call the method registered under ``key``."""
     method = _methods[key]() if key in _methods else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from learned_samplers.base.sharding import whole
 from learned_samplers.posterior.names import tensors_of
 from learned_samplers.posterior.tensor_files import fingerprint
 
@@ -33,7 +34,7 @@ class Fingerprints:
         """The fingerprint of one tensor of the model."""
         current = mark(tensor)
         if name not in self._known or self._known[name][0] != current:
-            self._known[name] = current, fingerprint(tensor)
+            self._known[name] = current, fingerprint(whole(tensor))
         return self._known[name][1]
 
     def validate(self, expected: Mapping[str, str], source: str) -> None:

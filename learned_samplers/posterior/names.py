@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from learned_samplers.base.sharding import is_sharded
+
 T = TypeVar("T")
 
 
@@ -72,10 +74,19 @@ def normalisation_buffers(model: nn.Module) -> list[str]:
 
 
 class Caller:
-    """Runs a model with other tensors in the place of its own, given by plain name; the model's own are not touched."""
+    """Runs a model with other tensors in the place of its own, given by plain name; the model's own are not touched.
+
+    Raises:
+        ValueError: the model is sharded: its hooks would put its own weights back.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.network = network_of(model)
+        if any(map(is_sharded, self.network.parameters())):
+            raise ValueError(
+                "model is sharded over processes and runs with its own weights only: save the samples, and load them "
+                "with the plain network"
+            )
         self._actual = {short: name for name, short in _plain(self.network).items()}
 
     def __call__(self, state: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -10,7 +10,19 @@ import torch
 
 from learned_samplers.posterior.folder import FolderStore
 from learned_samplers.posterior.snapshot import on_device
-from learned_samplers.posterior.storage import Entry, MemoryStore, Progress, compare_settings, validate_counts
+from learned_samplers.posterior.storage import (
+    ElsewhereStore,
+    Entry,
+    MemoryStore,
+    Progress,
+    compare_settings,
+    validate_counts,
+)
+
+
+def is_on_disk(store: MemoryStore | FolderStore) -> bool:
+    """Whether a checkpoint names the samples of this store without holding them."""
+    return isinstance(store, FolderStore | ElsewhereStore)
 
 
 def load_state(
@@ -27,7 +39,7 @@ def load_state(
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a state dict of PosteriorSamples ({type(error).__name__}: {error})") from error
     validate_counts("the state dict", progress, *entries)
-    in_folder = isinstance(store, FolderStore)
+    in_folder = is_on_disk(store)
     if (samples is None) != in_folder:
         kinds = ("on disk", "in memory")
         raise ValueError(f"the state dict's samples are {kinds[not in_folder]}, this collection's {kinds[in_folder]}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from learned_samplers.base import sharding
 from learned_samplers.posterior.frozen import Fingerprints, mark
 from learned_samplers.posterior.names import buffers_of, normalisation_buffers, parameters_of
 from learned_samplers.posterior.storage import Store
@@ -124,7 +125,7 @@ class Snapshots:
             if is_parameter and self._marks.get(name) == current:
                 continue
             if name in fixed:
-                same = torch.equal(fixed[name], tensor.detach().to(self.device))
+                same = torch.equal(fixed[name], sharding.whole(tensor.detach()).to(self.device))
             else:
                 same = store.frozen.get(name) == self._fingerprints.of(name, tensor)
             if not same:
@@ -137,7 +138,7 @@ class Snapshots:
     def stored(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
         """A copy on the device of storage, a floating-point tensor in ``dtype`` if that is given."""
         chosen = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        return tensor.detach().to(self.device, chosen, copy=True)
+        return sharding.whole(tensor.detach()).to(self.device, chosen, copy=True)
 
 
 def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:

@@ -107,6 +107,26 @@ class MemoryStore:
         """Do nothing: no file is held open."""
 
 
+class ElsewhereStore(MemoryStore):
+    """The records of samples that the first process of a replicated or sharded chain writes to a folder.
+
+    Args:
+        folder: where they are.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def read(self, index: int) -> Tensors:
+        raise RuntimeError(f"the first process writes the samples of this chain: load them from {self.folder} there")
+
+    def commit(
+        self, entries: Sequence[Entry], added: Mapping[int, Tensors], progress: Progress, *, delete: bool = True
+    ) -> None:
+        super().commit(entries, {entry.step: {} for entry in entries}, progress)
+
+
 class MergedStore:
     """The samples of several stores, one after the other, each with the number of its chain. It only reads.
 

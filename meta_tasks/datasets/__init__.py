@@ -11,6 +11,7 @@ LEARNED_SAMPLERS_DATA, else in ~/.cache/learned_samplers. torchvision and medmni
 scikit-learn and Pillow are imported when a data set needs them.
 """
 
+from meta_tasks.datasets.array_data import ArrayData, array_data
 from meta_tasks.datasets.celeba import load_celeba
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.image_data import ImageData, divide_anew, keep_labels, match
@@ -20,8 +21,10 @@ from meta_tasks.datasets.overlaid import load_overlaid
 from meta_tasks.datasets.registry import check_name, names, out_of_distribution
 
 __all__ = [
+    "ArrayData",
     "ImageData",
     "MultiTaskData",
+    "array_data",
     "check_name",
     "data_root",
     "divide_anew",

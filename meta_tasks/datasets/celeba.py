@@ -39,6 +39,8 @@ FIRST_TEN = (
     "Blond_Hair",
 )
 _ATTRIBUTES, _PARTITION, _IMAGES = "list_attr_celeba.txt", "list_eval_partition.txt", "img_align_celeba"
+# Bytes and pixels of an image; CelebA's have about 10,000 and 218×178.
+_LARGEST, _MOST_PIXELS = 2**24, 2**24
 
 
 def load_celeba(
@@ -158,6 +160,9 @@ def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes]:
 
     def read(file: str) -> bytes:
         try:
+            size = opened.getinfo(f"{_IMAGES}/{file}").file_size
+            if size > _LARGEST:
+                raise ValueError(f"{_IMAGES}/{file} in {archive} has {size} bytes, an image at most {_LARGEST}")
             return opened.read(f"{_IMAGES}/{file}")
         except KeyError as error:
             raise FileNotFoundError(f"{archive} lacks {_IMAGES}/{file}") from error
@@ -172,8 +177,11 @@ def _decode(file: str, read: Callable[[str], bytes]) -> Tensor:
     image_module = require("PIL.Image", "meta")
     try:
         with image_module.open(BytesIO(content)) as image:
+            if image.width * image.height > _MOST_PIXELS:  # known from its header; nothing is decoded yet
+                raise ValueError(f"it has {image.width}×{image.height} pixels")
             pixels = np.array(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for files that are damaged
+    # What Pillow raises for files that are damaged, or too large for itself.
+    except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
         raise ValueError(f"celeba: {file} cannot be decoded as an image: {error}") from error
     return torch.from_numpy(pixels).permute(2, 0, 1)
 

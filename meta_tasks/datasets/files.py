@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from torch import Tensor
 
 ENVIRONMENT_VARIABLE = "LEARNED_SAMPLERS_DATA"
 DEFAULT_ROOT = Path("~/.cache/learned_samplers")
+# A compressed file may unpack to so many bytes, or so many times its size: images come to 30 times at most.
+_ALWAYS_FINE, _LARGEST_RATIO = 2**28, 100
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
@@ -63,32 +67,86 @@ def read_idx(path: Path) -> Tensor:
     """The uint8 array of an idx file, unpacked or .gz, in the shape that its header states.
 
     Raises:
-        ValueError: the file is truncated or is not an idx file of unsigned bytes.
+        ValueError: the file is truncated, is not an idx file of unsigned bytes, or unpacks to far more than it is.
     """
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (EOFError, gzip.BadGzipFile) as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            start = file.read(4)
+            if len(start) < 4 or start[:3] != b"\0\0\x08" or start[3] > 8:
+                raise ValueError(f"{path} is not an idx file of unsigned bytes: it starts with {start!r}")
+            header = file.read(4 * start[3])
+            shape = tuple(int.from_bytes(header[i : i + 4]) for i in range(0, 4 * start[3], 4))
+            size = math.prod(shape)
+            _refuse_bomb(path, size)
+            content = file.read(size + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a whole gzip file: {error}") from error
-    if len(content) < 8 or content[:3] != b"\0\0\x08":
-        raise ValueError(f"{path} is not an idx file of unsigned bytes: it starts with {content[:4]!r}")
-    dimensions = content[3]
-    shape = np.frombuffer(content, ">u4", dimensions, offset=4).astype(int)
-    if len(content) != 4 + 4 * dimensions + int(shape.prod()):
-        raise ValueError(
-            f"{path} is truncated or too long: {len(content)} bytes for an array of {tuple(shape.tolist())}"
-        )
-    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy())
+    if len(content) != size:
+        found = f"more than {size}" if len(content) > size else len(content)
+        raise ValueError(f"{path} is truncated or too long: {found} bytes for an array of {shape}")
+    return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape).copy())
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz file; nothing is unpickled.
 
     Raises:
-        ValueError: the file is damaged, is no npz, or holds pickled objects.
+        ValueError: the file is damaged, is no npz, holds pickled objects, or unpacks to far more than it is.
     """
     try:
-        # numpy leaves the file open when it fails on a damaged one, so it is opened here.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read as an npz of plain arrays: {error}") from error
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _refuse_bomb(path, sum(member.file_size for member in members))
+            arrays = {}
+            for member in members:
+                with archive.open(member) as file:
+                    arrays[member.filename.removesuffix(".npy")] = _read_npy(file, member.file_size)
+            return arrays
+    # What a damaged archive can raise is open-ended: of zip, of zlib, of an unknown compression, of numpy's header.
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        own = reason.startswith(str(path))
+        raise ValueError(
+            reason if own else f"{path} cannot be read as an npz of plain arrays: {reason:.300}"
+        ) from error
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """The array of an npy file; nothing is unpickled.
+
+    Raises:
+        ValueError: the file is damaged, is no npy, or holds pickled objects.
+    """
+    try:
+        with path.open("rb") as file:
+            return _read_npy(file, path.stat().st_size)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as an npy of numbers: {error!s:.300}") from error
+
+
+def _read_npy(file: Any, size: int) -> np.ndarray:
+    """An array from a stream of ``size`` bytes; nothing is made of the size that its header says before they agree."""
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded: they are pickled")
+    needed, there = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if needed != there:
+        raise ValueError(f"an array of shape {shape} and type {dtype} needs {needed} bytes, there are {there}")
+    content = bytearray(needed)
+    if file.readinto(content) != needed:
+        raise ValueError("it ends before its arrays do")
+    return np.ndarray(shape, dtype, content, order="F" if fortran else "C")
+
+
+def _refuse_bomb(path: Path, size: int) -> None:
+    """Raise ValueError where a file says that it unpacks to ``size`` bytes and is far too small for that."""
+    most = max(_ALWAYS_FINE, _LARGEST_RATIO * path.stat().st_size)
+    if size > most:
+        raise ValueError(
+            f"{path} says that it unpacks to {size} bytes, which is more than {_LARGEST_RATIO} times what it is "
+            f"({path.stat().st_size}): it is damaged, or made to fill the memory"
+        )

@@ -25,7 +25,7 @@ class ImageSplits:
     test_x: Tensor
 
     def _validate(self, dtype: torch.dtype, label_shape: tuple[int, ...]) -> None:
-        """Raise what the two classes say, for images of ``dtype`` and labels of ``label_shape`` an image."""
+        """Check the three splits: images of ``dtype``, and int64 labels of ``label_shape`` an image, in their range."""
         kind, labels = str(dtype).removeprefix("torch."), ", ".join(map(str, ("n", *label_shape)))
         for split in SPLITS:
             x, y = getattr(self, f"{split}_x"), getattr(self, f"{split}_y")

@@ -13,6 +13,9 @@ from learned_samplers.base.optional import require
 from meta_tasks.datasets.files import fetch, find, read_npz
 from meta_tasks.datasets.image_data import RawSplits
 
+#: A network has an output for each class: larger labels are something else than classes.
+MOST_CLASSES = 2**16
+
 
 def medmnist_info() -> dict[str, dict[str, Any]]:
     """MedMNIST's own table of data sets, by flag."""
@@ -115,5 +118,9 @@ def _pixels_and_labels(path: Path, split: str, arrays: dict[str, np.ndarray]) ->
         )
     if not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"{split}_labels of {path} must be integers, got {labels.dtype}")
+    if not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
+        raise ValueError(
+            f"{split}_labels of {path} must lie in [0, {MOST_CLASSES}), got {labels.min()} to {labels.max()}"
+        )
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     return pixels, torch.from_numpy(labels.reshape(-1).astype(np.int64))

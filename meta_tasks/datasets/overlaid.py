@@ -97,7 +97,7 @@ Indices = tuple[Tensor, Tensor]
 
 
 def _held_out(first: RawSplits, second: RawSplits, count: int, stream: torch.Generator) -> tuple[Indices, Indices]:
-    """Indices of the source images for validation, and of those for training; the same where the sources are."""
+    """Indices into the two sources for validation, and for training; one source used twice is divided in one way."""
     assert first.train is not None
     assert second.train is not None
     total, other = len(first.train[1]), len(second.train[1])
@@ -109,7 +109,7 @@ def _held_out(first: RawSplits, second: RawSplits, count: int, stream: torch.Gen
 
 
 def _pairs(sources: Indices, partners: int, limit: int | None, argument: str, stream: torch.Generator) -> Indices:
-    """Which images lie together: each first one with `partners` second ones, in random order."""
+    """Indices of the pairs: each image of the first source with `partners` of the second, in random order."""
     first, second = sources
     total = partners * len(first)
     if limit is not None and limit > total:

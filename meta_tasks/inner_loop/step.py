@@ -212,7 +212,7 @@ def _tensors(nested: Any) -> Iterator[Tensor]:
 
 
 def _copied(nested: Any) -> Any:
-    """The same with tensors of its own."""
+    """A copy of nested lists and tuples, with clones of their tensors."""
     if isinstance(nested, Tensor):
         return nested.clone()
     return type(nested)(_copied(each) for each in nested) if isinstance(nested, list | tuple) else nested

@@ -11,12 +11,14 @@ from meta_tasks.networks.batched import BatchedModule, batched_network_for
 from meta_tasks.networks.batched_base import BatchedNetwork
 from meta_tasks.networks.batched_convolution import BatchedConvolution
 from meta_tasks.networks.batched_mlp import BatchedMLP, batched_mlp
+from meta_tasks.networks.batched_residual import BatchedResidual
 
 __all__ = [
     "BatchedConvolution",
     "BatchedMLP",
     "BatchedModule",
     "BatchedNetwork",
+    "BatchedResidual",
     "batched_mlp",
     "batched_network_for",
     "build",

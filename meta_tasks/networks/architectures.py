@@ -73,7 +73,7 @@ class FilterResponseNorm(nn.Module):
         return x * scale + self.bias[:, None, None]
 
 
-class _ResidualBlock(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3×3 convolutions, with a normalised 1×1 convolution as shortcut where the shape changes."""
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
@@ -110,7 +110,7 @@ class ResNetFRN(nn.Module):
         for stage, count in enumerate(blocks):
             for block in range(count):
                 out = width * 2**stage
-                layers.append(_ResidualBlock(channels, out, stride=2 if stage > 0 and block == 0 else 1))
+                layers.append(ResidualBlock(channels, out, stride=2 if stage > 0 and block == 0 else 1))
                 channels = out
         self.blocks = nn.Sequential(*layers)
         self.linear = nn.Linear(channels, num_classes)

@@ -2,8 +2,9 @@
 
 `BatchedConvolution` and `BatchedMLP` are written out by hand, forward and backward, because the inner loop of
 meta-training spends its time here: the first layer needs no gradient with respect to its input, ReLU commutes with
-max-pooling and is done after it on a quarter of the numbers, and no graph is built. `BatchedModule` runs any other
-network through autograd, one member at a time; the tests hold the first two to it.
+max-pooling and is done after it on a quarter of the numbers, and no graph is built. `BatchedResidual` puts all members
+into one graph. `BatchedModule` runs any other network through autograd, one member at a time; the tests hold the other
+three to it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from meta_tasks.networks import architectures
 from meta_tasks.networks.batched_base import BatchedNetwork
 from meta_tasks.networks.batched_convolution import BatchedConvolution
 from meta_tasks.networks.batched_mlp import BatchedMLP
+from meta_tasks.networks.batched_residual import BatchedResidual
 
 __all__ = ["BatchedModule", "batched_network_for"]
 
@@ -60,5 +62,8 @@ def batched_network_for(name: str, input_shape: Sequence[int], num_classes: int,
     def build() -> nn.Module:
         return architectures.build(name, input_shape, num_classes, **options)
 
-    by_hand: dict[str, type[BatchedNetwork]] = {"cnn": BatchedConvolution, "mlp": BatchedMLP}
+    by_hand: dict[str, type[BatchedNetwork]] = {
+        **{"cnn": BatchedConvolution, "mlp": BatchedMLP},
+        **{"resnet_frn": BatchedResidual, "resnet20_frn": BatchedResidual},
+    }
     return by_hand.get(name, BatchedModule)(build)

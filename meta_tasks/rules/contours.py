@@ -21,9 +21,13 @@ _HELD = (-1.0, 0.0, 1.0)
 
 
 def output_contours(
-    phi: Phi, feature_set: str, output_bound: float | None = None, *, extent: float = 3.0,
+    phi: Phi,
+    feature_set: str,
+    output_bound: float | None = None,
+    *,
+    extent: float = 3.0,
     names: tuple[str, str] = ("α", "β"),
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Contours of the sizes of L2E's two outputs (Figure 4 of the L2E paper), over and at normalised inputs.
 
     |α| over gradient and parameter at three values of the momentum, |β| over gradient and momentum at three of the
@@ -38,9 +42,7 @@ def output_contours(
         names: of the outputs.
     """
     layers = [(weight.reshape(weight.shape[-2:]), bias.reshape(-1)) for weight, bias in phi]
-    grids = output_grids(
-        layers, feature_set, extent=extent, points=_GRID, fixed=_HELD, output_bound=output_bound,
-    )  # fmt: skip
+    grids = output_grids(layers, feature_set, extent=extent, points=_GRID, fixed=_HELD, output_bound=output_bound)
     figure = Figure(figsize=(10, 6), layout="constrained")
     axis, panels = grids["axis"].numpy(), figure.subplots(2, 3, sharex=True, sharey="row")
     rows = (("alpha", "parameter", "momentum"), ("beta", "momentum", "parameter"))

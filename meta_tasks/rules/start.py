@@ -78,6 +78,8 @@ class WeightStart:
 
     def __init__(self, path: Path, settings: LearnedSettings, shapes: Sequence[tuple[int, int]]) -> None:
         network, card = load_weights(path)
+        # Scale-adapted L2E explores as L2E does: it may begin with a network of L2E.
+        settings = getattr(settings, "exploration", settings) if card["sampler"] == "L2E" else settings
         for name in ("sampler", "form"):
             if card.get(name) != (ours := getattr(settings, name, None)):
                 raise ValueError(f"start: {path} has {name} {card.get(name)}, here it is {ours}")

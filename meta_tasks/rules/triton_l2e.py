@@ -2,7 +2,7 @@
 
 Experimental: they have run under Triton's interpreter only, never on a GPU, and are used on request alone.
 
-`learned_samplers.learned.l2e.rule.l2e_residual_rule` is the rule; this computes the same function, to rounding. A step
+`learned_samplers.learned.l2e.rule.l2e_rule` is the rule; this computes the same function, to rounding. A step
 reads each coordinate's features into registers, takes them through the network, and writes back the new state:
 
 1. the running averages, with partial sums of squares for each tensor's scales,
@@ -14,6 +14,7 @@ reads each coordinate's features into registers, takes them through the network,
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from functools import lru_cache
 from typing import Any
@@ -23,8 +24,9 @@ from torch import Tensor
 
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, data_feature, feature_set_named
-from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_residual_rule, velocity_scale
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, feature_set_named
+from learned_samplers.learned.features import data_feature
+from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_rule, velocity_scale
 from learned_samplers.learned.network import Phi
 from meta_tasks.rules.learned import L2ERule
 
@@ -41,8 +43,14 @@ _CLOCK_DECAYS, _CLOCK_TIMES = (0.9, 0.99, 0.999), (10, 100, 1000)
 
 
 def triton_installed() -> bool:
-    """Whether Triton can be imported; nothing else of the package needs it."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether a Triton is installed that the kernels were tested with, 3.4 or later (torch 2.8 comes with it)."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        major, minor, *_ = importlib.metadata.version("triton").split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) >= (3, 4)
 
 
 class FusedL2ERule(L2ERule):
@@ -60,15 +68,17 @@ class FusedL2ERule(L2ERule):
         super().__init__(*args, **options)
         if self.settings.form != "residual":
             raise ValueError(f"form must be 'residual' for the fused rule, got {self.settings.form!r}")
+        if self.settings.gated:
+            raise ValueError("gated must be False for the fused rule, got True")
         if len(self.hidden) != 2 or not all(1 <= width <= _GREATEST_WIDTH for width in self.hidden):
             raise ValueError(
                 f"hidden must be two widths in [1, {_GREATEST_WIDTH}] for the fused rule, got {self.hidden}"
             )
         if not triton_installed():
-            raise ModuleNotFoundError("the fused rule needs Triton, which is not installed", name="triton")
+            raise ModuleNotFoundError("the fused rule needs Triton 3.4 or later, which is not installed", name="triton")
 
     def _updated(self, parameter: Tensor, *tensors: Any, **hyper: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rule = fused_residual_rule if parameter.device.type == "cuda" else l2e_residual_rule
+        rule = fused_residual_rule if parameter.device.type == "cuda" else l2e_rule
         return rule(parameter, *tensors, **hyper)
 
 
@@ -89,7 +99,7 @@ def fused_residual_rule(
     step: Any = 0,
     settings: L2ESettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`l2e_residual_rule` of members (P, d) in single precision, not differentiable; its arguments are that rule's.
+    """`l2e_rule` of members (P, d) in single precision, not differentiable; its arguments are that rule's.
 
     lr, N and the like are numbers, ``step`` a number or a zero-dimensional tensor; ``phi`` has two hidden layers.
 
@@ -182,7 +192,7 @@ def _check(tensors: dict[str, Tensor], segments: Segments, named: FeatureSet) ->
         if tuple(each.shape) != expected[name]:
             raise ValueError(f"{name} must be {expected[name]}, got {tuple(each.shape)}")
         if each.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"{name} requires a gradient, and the fused rule has none; use l2e_residual_rule")
+            raise ValueError(f"{name} requires a gradient, and the fused rule has none; use l2e_rule")
     return shape[0], shape[1]
 
 
@@ -199,7 +209,7 @@ def _layers(phi: Phi, members: int, named: FeatureSet) -> list[tuple[Tensor, Ten
         if weight.dtype != torch.float32 or bias.dtype != torch.float32:
             raise TypeError(f"phi must be in single precision (torch.float32), got {weight.dtype} and {bias.dtype}")
         if torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad):
-            raise ValueError("phi requires a gradient, and the fused rule has none; use l2e_residual_rule")
+            raise ValueError("phi requires a gradient, and the fused rule has none; use l2e_rule")
     return [(weight.expand(members, *weight.shape[-2:]), bias.expand(members, bias.shape[-1])) for weight, bias in phi]
 
 

@@ -13,6 +13,7 @@ import torch
 
 from learned_samplers.base import validation
 from learned_samplers.base.files import write_atomically
+from learned_samplers.base.locks import FolderLock
 
 __all__ = ["Checkpoints", "check_same", "differences"]
 
@@ -33,6 +34,20 @@ class Checkpoints:
         validation.whole("keep", keep)
         self.folder, self.keep = Path(folder), keep
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock: FolderLock | None = None
+
+    def lock(self) -> None:
+        """Keep other writers out of the folder until :meth:`release` or the end of the process.
+
+        Raises:
+            RuntimeError: another run is writing to it; says which process on which host.
+        """
+        self._lock = FolderLock(self.folder)
+
+    def release(self) -> None:
+        """Let others write to the folder."""
+        if self._lock is not None:
+            self._lock.release()
 
     def paths(self) -> list[Path]:
         """The checkpoints there are, oldest first."""
@@ -44,7 +59,12 @@ class Checkpoints:
         The file is complete on the disk before it takes its name, and older ones go only after that: a run killed at
         any moment finds its last checkpoint whole. Files of later iterations, which `load` passed over, are renamed to
         ``*.damaged`` with a warning, lest the next `load` meets them first again.
+
+        Raises:
+            RuntimeError: the lock was taken away, so that another may be writing there; nothing was written.
         """
+        if self._lock is not None:
+            self._lock.require_held()
         buffer = io.BytesIO()
         torch.save({"format": _FORMAT, "version": _VERSION, "iteration": iteration, **payload}, buffer)
         path = self.folder / f"checkpoint-{iteration:08d}.pt"

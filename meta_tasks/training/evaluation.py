@@ -169,7 +169,7 @@ class HeldOutEvaluation:
         return unroll.losses(), objective.accuracy().cpu()
 
     def _mean(self, nll: Tensor, accuracy: Tensor) -> tuple[float, float]:
-        """Mean NLL and error of the chains; a failed chain makes the run the worst there is."""
+        """Mean NLL and error of the chains; infinity and 1 if one of them failed."""
         if nll.isnan().any():
             return float("inf"), 1.0
         return nll.mean().item(), 1 - accuracy.mean().item()

@@ -42,9 +42,11 @@ class Trainer:
             of several ranks, all continue from what the first one finds, for another machine's folder may be its own.
         make_executor: makes what evaluates the jobs; one after the other in this process by default.
         evaluation: on held-out tasks; None leaves it out.
-        main: whether this process writes checkpoints and logs (of several ranks, one does).
+        main: whether this process writes checkpoints and logs (of several ranks, one does). It locks the folder until
+            `close`, or the end of the process.
 
     Raises:
+        RuntimeError: another run is writing to the folder; says which process on which host.
         ValueError: the folder's checkpoints are of another sampler, family, estimator or setting (says which and how
             they differ), or the held-out runs are too short for their states.
     """
@@ -77,14 +79,33 @@ class Trainer:
             evaluation.check(rule)
         checkpoints = Checkpoints(folder, settings.keep_checkpoints) if folder is not None else None
         self.checkpoints = checkpoints
-        saved = of_first_rank(lambda: checkpoints.load() if checkpoints is not None else None)
-        evaluator = estimator.evaluator(family, rule, settings.objective, settings.seed)
-        if saved is not None:
-            self._restore(saved)  # before any process is started, so that a wrong folder costs nothing
-        self.executor = make_executor(evaluator)
-        if saved is not None:
-            self.executor.load_state_dict(saved["unrolls"], self._jobs())
-        self.monitor = Monitor(folder, self.iteration) if folder is not None and main else None
+        saved = of_first_rank(self._open)
+        try:
+            if saved is not None:
+                self._restore(saved)  # before any process is started, so that a wrong folder costs nothing
+            self.executor = make_executor(estimator.evaluator(family, rule, settings.objective, settings.seed))
+            if saved is not None:
+                self.executor.load_state_dict(saved["unrolls"], self._jobs())
+            self.monitor = Monitor(folder, self.iteration) if folder is not None and main else None
+        except BaseException:
+            self._release()
+            raise
+
+    def _open(self) -> dict[str, Any] | None:
+        """Lock the folder, where this process writes to it, and read its newest checkpoint."""
+        if self.checkpoints is None:
+            return None
+        if self.main:
+            self.checkpoints.lock()
+        try:
+            return self.checkpoints.load()
+        except BaseException:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.release()
 
     def specification(self) -> dict[str, Any]:
         """Plain values that fix the result of the run: sampler, family, estimator, outer loop."""
@@ -202,10 +223,11 @@ class Trainer:
             self.monitor.figures(self.iteration, self.rule.figures(self.averaged))
 
     def close(self) -> None:
-        """End worker processes and the log."""
+        """End worker processes and the log, and let others write to the folder."""
         self.executor.close()
         if self.monitor is not None:
             self.monitor.close()
+        self._release()
 
     # ---------------------------------------------------------------- checkpoints
 

@@ -187,7 +187,7 @@ class ProcessExecutor(Executor):
 
 
 def _serve(connection: Any, evaluator: Evaluator) -> None:
-    """A worker's life: answer until the other end is closed."""
+    """The loop of a worker: answers requests until the connection is closed."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the trainer decides what they mean
         signal.signal(number, signal.SIG_IGN)
     one_core()

@@ -100,15 +100,17 @@ def test_dead_units_do_not_poison_the_gradient():
 
 def test_a_sampler_that_needs_a_closure_says_so():
     model = small_network()
-    with pytest.raises(ValueError, match="HMC needs a closure"), higher.innerloop_ctx(
-        model, HMC(model.parameters(), 0.1, 10)
-    ):  # fmt: skip
+    with (
+        pytest.raises(ValueError, match="HMC needs a closure"),
+        higher.innerloop_ctx(model, HMC(model.parameters(), 0.1, 10)),
+    ):
         pass
     from learned_samplers import PSGLD
 
-    with pytest.raises(ValueError, match="PSGLD needs a closure"), higher.innerloop_ctx(
-        model, PSGLD(model.parameters(), 0.1, 10, correction="probe")
-    ):  # fmt: skip
+    with (
+        pytest.raises(ValueError, match="PSGLD needs a closure"),
+        higher.innerloop_ctx(model, PSGLD(model.parameters(), 0.1, 10, correction="probe")),
+    ):
         pass
 
 

@@ -101,9 +101,17 @@ def test_a_rank_deficient_product_of_matrices_has_the_closed_form():
     model = deep_linear([5, 3, 5], 1)
     x = torch.eye(5, dtype=torch.float64) * 5**0.5
     found = local_learning_coefficient(
-        model, squared, (x, model(x).detach()), num_data=1e7, localization=1.0, sampler=BAOA, lr=0.3,
-        num_chains=3, burn_in=1000, steps=5000,
-    )  # fmt: skip
+        model,
+        squared,
+        (x, model(x).detach()),
+        num_data=1e7,
+        localization=1.0,
+        sampler=BAOA,
+        lr=0.3,
+        num_chains=3,
+        burn_in=1000,
+        steps=5000,
+    )
     assert float(found) == pytest.approx(deep_linear_coefficient([5, 3, 5], 1), rel=0.1)
 
 
@@ -137,8 +145,9 @@ def test_the_standard_error_is_that_of_the_chains_and_the_seed_fixes_them():
     assert torch.equal(state, torch.get_rng_state())
     assert torch.equal(model.weight, before)
     assert model.weight.grad is None
-    assert "more than the 50 of burn-in" in str(local_learning_coefficient(
-        model, squared, (x, y), **{**arguments, "localization": 1e-4}))  # fmt: skip
+    assert "more than the 50 of burn-in" in str(
+        local_learning_coefficient(model, squared, (x, y), **{**arguments, "localization": 1e-4})
+    )
     assert math.isnan(
         local_learning_coefficient(model, squared, (x, y), **{**arguments, "num_chains": 1}).standard_error
     )

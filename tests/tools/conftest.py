@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES
 from learned_samplers.learned.meta_sgmcmc.network import META_FEATURES, build_meta_network
 from learned_samplers.learned.network import build_network
@@ -17,10 +17,11 @@ def learned_weights(tmp_path_factory):
     folder, files = tmp_path_factory.mktemp("weights"), {}
     paper, kinetic = ("paper", FEATURE_SETS["paper"].names), ("kinetic", KINETIC_FEATURES)
     forms = {
-        "l2e": ("L2E", "residual", paper, 2), "l2e_paper": ("L2E", "paper", paper, 2),
+        "l2e": ("L2E", "residual", paper, 2),
+        "l2e_paper": ("L2E", "paper", paper, 2),
         "kinetic_l2e": ("KineticL2E", "kinetic", kinetic, 1),
         "meta_sgmcmc": ("MetaSGMCMC", "signed", ("energy", META_FEATURES), 2),
-    }  # fmt: skip
+    }
     for name, (sampler, form, (feature_set, features), outputs) in forms.items():
         stream = torch.Generator().manual_seed(0)
         if sampler == "MetaSGMCMC":
@@ -28,10 +29,19 @@ def learned_weights(tmp_path_factory):
         else:
             network = build_network(len(features), (4,), outputs, zero_last=False, generator=stream)
         card = {
-            "name": name, "sampler": sampler, "form": form, "features": list(features), "scales": {}, "defaults": {},
-            "feature_set": feature_set, "badge": "heuristic", "curve": [],
-            "meta_training": dict.fromkeys(weights.META_TRAINING_FIELDS), "metrics": {}, "licence": "MIT",
-        }  # fmt: skip
+            "name": name,
+            "sampler": sampler,
+            "form": form,
+            "features": list(features),
+            "scales": {},
+            "defaults": {},
+            "feature_set": feature_set,
+            "badge": "heuristic",
+            "curve": [],
+            "meta_training": dict.fromkeys(weights.META_TRAINING_FIELDS),
+            "metrics": {},
+            "licence": "MIT",
+        }
         weights.save(folder / f"{name}.safetensors", network, card)
         files[f"{name}_network"] = str(folder / f"{name}.safetensors")
     return files

@@ -9,7 +9,8 @@ import torch
 import pretrained
 from learned_samplers import L2E
 from learned_samplers.learned import weights
-from learned_samplers.learned.features import FEATURE_SETS, data_feature
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import data_feature
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.network import apply_network
 from meta_tasks.rules.learned import L2ERule

@@ -8,6 +8,7 @@ import pytest
 import ship
 import torch
 from experiments.meta_training import law
+from experiments.meta_training.cards import without_infinities
 
 from learned_samplers import KineticL2E
 from learned_samplers.learned import weights
@@ -166,10 +167,13 @@ def test_a_blend_lies_between_its_ends(tmp_path):
     blend = card["meta_training"].pop("blend")
     assert card["meta_training"] == source["meta_training"]
     assert blend == {
-        "share": 0.25, "from": source["sha256"], "toward": other["sha256"], "curve": "the source's, not the blend's",
+        "share": 0.25,
+        "from": source["sha256"],
+        "toward": other["sha256"],
+        "curve": "the source's, not the blend's",
         "toward_meta_training": other["meta_training"],
         "command": shlex.join(["python", "tools/ship.py", *arguments]),
-    }  # fmt: skip
+    }
     # A blend of a blend keeps how the first was made.
     ship.main([str(tmp_path / "new.safetensors"), "next", "--toward", str(ends[1]), *small])
     again = weights.load_card(tmp_path / "next.safetensors")["meta_training"]["blend"]
@@ -192,9 +196,12 @@ def test_networks_of_different_rules_are_not_blended(tmp_path):
     with pytest.raises(SystemExit):
         ship.main([str(ends[0]), "bad", "--toward", str(ends[0]), "--share", "1.5", *small])
     others = {
-        "layers is": ("--hidden", "8"), "scales is": ("--beta-scale", "10"), "form is": ("--form", "paper"),
-        "sampler is": ("--sampler", "PrecondL2E"), "feature_set is": ("--feature-set", "scaled"),
-    }  # fmt: skip
+        "layers is": ("--hidden", "8"),
+        "scales is": ("--beta-scale", "10"),
+        "form is": ("--form", "paper"),
+        "sampler is": ("--sampler", "PrecondL2E"),
+        "feature_set is": ("--feature-set", "scaled"),
+    }
     for reason, more in others.items():
         other = trained(tmp_path / reason, *flags, *more)
         with pytest.raises(SystemExit, match=rf"toward: .*are networks of different rules: {reason}"):
@@ -210,7 +217,8 @@ def test_a_learning_rate_that_is_none_is_not_replaced(tmp_path, capsys, lr):
 
 
 def test_what_is_not_finite_becomes_none():
-    assert ship.finite({"a": [1.0, math.nan], "b": math.inf, "c": "x"}) == {"a": [1.0, None], "b": None, "c": "x"}
+    value = {"a": [1.0, math.nan], "b": math.inf, "c": "x"}
+    assert without_infinities(value) == {"a": [1.0, None], "b": None, "c": "x"}
 
 
 def test_a_missing_file_and_an_unknown_sampler_are_refused(tmp_path):

@@ -59,6 +59,12 @@ def test_what_a_sampler_refuses_is_one_line(tmp_path, option, message):
 def test_it_does_not_load_the_image_engine():
     code = "import sys, toy; print([m for m in sys.modules if m.startswith(('experiments.images', 'meta_tasks.'))])"
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root / "tools", capture_output=True, text=True, check=True,
-                          env={"PYTHONPATH": str(root)})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root / "tools",
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(root)},
+    )
     assert done.stdout.strip() == "['meta_tasks.progress']"

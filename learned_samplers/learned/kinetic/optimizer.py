@@ -67,6 +67,7 @@ class KineticL2E(LearnedSampler):
     """
 
     settings_class = KineticSettings
+    not_sharded = "it evaluates the loss beside the present weights"
     settings: KineticSettings
     claims_law = True
     state_names = ("momentum",)
@@ -125,7 +126,7 @@ class KineticL2E(LearnedSampler):
         return evaluation
 
     def _prepare(self, closure: Callable[[], Any] | None, evaluation: Evaluation, slopes: dict[Tensor, Tensor]) -> None:
-        """Draw the noise, and work out what `advance` only has to write down."""
+        """Draw the noise and compute the new values, which `advance` then writes into the parameters and the state."""
         halves: list[_HalfStep] = []
         for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
             inputs.prepared = self._half_steps(group, inputs)

@@ -37,7 +37,6 @@ class KineticSettings(LearnedSettings):
     """The settings of `learned_samplers.KineticL2E`, where each is explained."""
 
     sampler: ClassVar[str] = "KineticL2E"
-    outputs: ClassVar[int] = 1
 
     feature_set: str = choice("kinetic", "kinetic")
     mean_scale: float = setting(1.0, check.non_negative, doc="Factor on the learned mean of the momentum.")
@@ -48,6 +47,10 @@ class KineticSettings(LearnedSettings):
     @property
     def features(self) -> tuple[str, ...]:
         return KINETIC_FEATURES
+
+    @property
+    def outputs(self) -> int:
+        return 1
 
 
 def kinetic_mean(

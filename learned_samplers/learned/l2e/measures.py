@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FeatureSet, feature_set_named
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_network, l2e_rule, velocity_scale
-from learned_samplers.learned.network import Phi, apply_network
+from learned_samplers.learned.network import Phi, RuleArguments, apply_network
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,9 @@ def term_contributions(
     momentum: Tensor,
     averages: Tensor,
     *,
-    phi: Phi,
-    segments: Segments,
-    lr: Any,
-    num_data: Any,
-    temperature: Any,
-    prior_precision: Any,
-    momentum_decay: Any,
-    step: Any = 0,
     settings: L2ESettings,
+    step: Any = 0,
+    **at: Unpack[RuleArguments],
 ) -> dict[str, Tensor]:
     """Root mean square over the coordinates, (...), of every term of one step, in units of the momentum.
 
@@ -112,14 +106,13 @@ def term_contributions(
     and "noise" (its standard deviation). Those that change θ, over ε: "momentum" r (residual form) and
     "learned_velocity", both at the new r without its noise.
 
-    Arguments are those of the rules.
+    Arguments are those of `l2e_rule`, without the noise.
     """
-    at = dict(lr=lr, num_data=num_data, step=step)
-    _, moved, _ = l2e_rule(
-        parameter, gradient, None, momentum, averages, phi=phi, segments=segments, settings=settings,
-        temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay, **at,
-    )  # fmt: skip
-    network, _ = l2e_network(phi, parameter, gradient, averages, segments, settings=settings, **at)
+    lr, num_data, momentum_decay = at["lr"], at["num_data"], at["momentum_decay"]
+    _, moved, _ = l2e_rule(parameter, gradient, None, momentum, averages, settings=settings, step=step, **at)
+    network, _ = l2e_network(
+        at["phi"], parameter, gradient, averages, at["segments"], settings=settings, lr=lr, num_data=num_data, step=step
+    )
     alpha, beta = network(momentum)
     beta_scale = velocity_scale(settings, num_data)
     step_size = scalar_sqrt(lr / num_data)
@@ -127,7 +120,7 @@ def term_contributions(
     damping = _damping(settings, momentum_decay, step_size) * settings.friction_scale
     terms = {
         "gradient": gradient * (step_size * num_data),
-        "prior": parameter * (step_size * prior_precision),
+        "prior": parameter * (step_size * at["prior_precision"]),
         "alpha": alpha * (settings.alpha_scale if residual else step_size * settings.alpha_scale),
         "learned_friction": beta * (damping * beta_scale),
         "learned_velocity": network(moved)[1] * beta_scale,
@@ -135,7 +128,7 @@ def term_contributions(
     if residual:
         terms |= {"friction": momentum * momentum_decay, "momentum": moved}
     report = {name: term.square().mean(-1).sqrt() for name, term in terms.items()}
-    spread = scalar_sqrt(2 * momentum_decay * temperature * (1.0 if residual else settings.noise_multiplier))
+    spread = scalar_sqrt(2 * momentum_decay * at["temperature"] * (1.0 if residual else settings.noise_multiplier))
     report["noise"] = torch.ones_like(report["alpha"]) * spread
     return report
 
@@ -175,9 +168,16 @@ def term_effects(
         for step in range(steps):
             noise = torch.randn(theta.shape, generator=generator, dtype=theta.dtype, device=theta.device)
             theta, momentum, averages = l2e_rule(
-                theta, gradient_of(theta), noise if noisy else None, momentum, averages, segments=segments, step=step,
-                settings=own, **hyper,
-            )  # fmt: skip
+                theta,
+                gradient_of(theta),
+                noise if noisy else None,
+                momentum,
+                averages,
+                segments=segments,
+                step=step,
+                settings=own,
+                **hyper,
+            )
         return theta
 
     whole = end()

@@ -62,7 +62,7 @@ class L2E(TwoPassSampler):
             network, or None for fresh weights (last layer zero in the residual form). "default" is the shipped "l2e",
             or "l2e-paper" with ``form="paper"``.
         form: "residual" or "paper"; by default the card's, else "residual".
-        feature_set: name of the features the network sees (`learned_samplers.learned.features.FEATURE_SETS`); by
+        feature_set: name of the features the network sees (`learned_samplers.learned.feature_sets.FEATURE_SETS`); by
             default the card's, else "paper".
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         alpha_scale, beta_scale: s_α and s_β; by default the card's, else 0.1 and 1 (residual) or 10⁻³ (paper).
@@ -83,7 +83,7 @@ class L2E(TwoPassSampler):
             of this run, not of the weights' card, and a resumed chain must have the same.
         averages_dtype: "bfloat16" keeps the running averages in half the memory, rounded so that the error averages out
             (`learned_samplers.learned.narrow`), and the momentum as it is; by default "float32", the parameters' dtype.
-        noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_paper_rule`; by
+        noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_rule`; by
             default the card's, else 1 and "equation6".
         settings: a `learned_samplers.learned.l2e.rule.L2ESettings` in the place of ``form``, ``feature_set`` and the
             keywords from ``alpha_scale`` to ``friction``.

@@ -1,26 +1,24 @@
-"""The L2E update rules: pure functions of flat buffers, with any leading batch axes.
+"""The L2E update: a pure function of flat buffers, with any leading batch axes.
 
 A model's tensors lie end to end in one axis of length d (`Segments` says where each begins). The optimizer `L2E`, the
-meta-trainer (a leading axis of P perturbed networks) and the tests all call these functions.
+meta-trainer (a leading axis of P perturbed networks) and the tests all call `l2e_rule`.
 
 Source: Kim, Jung, Kim and Lee, "Learning to Explore for Stochastic Gradient MCMC", ICML 2024 (Eq. 6, Appendix I).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
-from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.features import FEATURE_SETS, check_total_steps, feature_set_named
-from learned_samplers.learned.network import NetworkOnChain, Phi, network_at
+from learned_samplers.learned.feature_sets import FEATURE_SETS, check_total_steps, feature_set_named
+from learned_samplers.learned.network import NetworkOnChain, Phi, RuleArguments, network_at
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 from learned_samplers.learned.two_passes import TwoPasses
 
@@ -58,6 +56,9 @@ class L2ESettings(LearnedSettings):
     normalise_output: bool = setting(
         False, check.truth, doc="Divide β by its root mean square over the tensor, after the bound."
     )
+    gated: bool = setting(
+        False, check.truth, doc="Whether a third output γ multiplies β by exp(γ), γ held to ±6 (residual form)."
+    )
     reference_data: float | None = setting(
         None, check.positive, optional=True, doc="N₀ at which the factor on β holds; it grows with the root of N/N₀."
     )
@@ -86,6 +87,11 @@ class L2ESettings(LearnedSettings):
                     f"{name} does not belong to this form of L2E, form={self.form!r}, got {getattr(self, name)!r}"
                 )
         super().__post_init__()
+        if self.gated and (self.form != "residual" or self.normalise_output):
+            raise ValueError(
+                f"gated=True needs form='residual' and normalise_output=False, got {self.form!r} and "
+                f"{self.normalise_output}"
+            )
         check_total_steps(self.total_steps, self.feature_set)
 
     def to_card(self) -> dict[str, Any]:
@@ -96,6 +102,10 @@ class L2ESettings(LearnedSettings):
     @property
     def features(self) -> tuple[str, ...]:
         return feature_set_named(self.feature_set).names
+
+    @property
+    def outputs(self) -> int:
+        return 3 if self.gated else 2
 
     @property
     def zero_is_base(self) -> bool:
@@ -123,105 +133,40 @@ def decay_factor(settings: L2ESettings, step: Any, num_data: Any) -> Any:
 
 
 def decayed(phi: Phi, settings: L2ESettings, step: Any, num_data: Any) -> Phi:
-    """The network with `decay_factor` times the outputs; times α alone where normalising β would lose the factor."""
+    """The network with `decay_factor` times α and β; times α alone where normalising β would lose the factor."""
     if settings.decay_time is None:
         return phi
-    factor = decay_factor(settings, step, num_data)
     *hidden, (weight, bias) = phi
-    if not settings.normalise_output:
-        return [*hidden, (weight * factor, bias * factor)]
-    weight = torch.cat([weight[..., :1, :] * factor, weight[..., 1:, :]], -2)
-    return [*hidden, (weight, torch.cat([bias[..., :1] * factor, bias[..., 1:]], -1))]
+    scaled = 1 if settings.normalise_output else 2
+    factor = torch.ones_like(bias)
+    factor[..., :scaled] = decay_factor(settings, step, num_data)
+    return [*hidden, (weight * factor.unsqueeze(-1), bias * factor)]
 
 
 def l2e_network(
-    phi: Phi,
-    parameter: Tensor,
-    gradient: Tensor,
-    averages: Tensor,
-    segments: Segments,
-    *,
-    settings: L2ESettings,
-    lr: Any,
-    num_data: Any,
-    step: Any,
-    in_place: bool = False,
+    phi: Phi, *tensors: Any, settings: L2ESettings, num_data: Any, step: Any, **at: Any
 ) -> tuple[NetworkOnChain, Tensor]:
-    """The network at a state of the chain, with `decayed` and normalised outputs, and the running averages (..., K, d)
-    updated with the gradient: new ones, or ``in_place``."""
-    return network_at(
-        decayed(phi, settings, step, num_data), parameter, gradient, averages, segments, lr=lr, num_data=num_data,
-        step=step, feature_set=settings.feature_set, output_bound=settings.output_bound, in_place=in_place,
-        total_steps=settings.total_steps,
-        normalised=decay_factor(settings, step, num_data) if settings.normalise_output else None,
-    )  # fmt: skip
+    """As `network_at`, with `decayed` and normalised outputs."""
+    factor = decay_factor(settings, step, num_data) if settings.normalise_output else None
+    phi = decayed(phi, settings, step, num_data)
+    return network_at(phi, *tensors, settings=settings, num_data=num_data, step=step, normalised=factor, **at)
 
 
-def l2e_residual_rule(
+def _residual_kick(
     parameter: Tensor,
     gradient: Tensor,
     noise: Tensor | None,
     momentum: Tensor,
-    averages: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
     *,
-    phi: Phi,
-    segments: Segments,
-    lr: Any,
-    num_data: Any,
-    temperature: Any,
-    prior_precision: Any,
-    momentum_decay: Any,
-    step: Any = 0,
     settings: L2ESettings,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """SGHMC plus learned terms; with a last layer of zeros it is `sghmc_rule`, bit for bit.
-
-    With ε = √(lr/N), momentum decay a and (α, β) = network(features(θ, r)):
-
-        m ← running averages of g
-        r ← (1−a)·r − ε·(N·g + λθ) + √(2aT)·ξ − s_α·α(θ, r) − a·s_β·β(θ, r)
-        θ ← θ + ε·(r + s_β·β(θ, r_new))
-
-    that is, Eq. 6 of the paper with ∂g/∂r = r + s_β·β and ∂g/∂θ = (s_α/ε)·α.
-
-    Args:
-        parameter, gradient, noise, momentum: (..., d); gradient of the *mean* minibatch loss, noise standard normal or
-            None at temperature 0.
-        averages: (..., `FeatureSet.num_averages`, d), zeros at the start.
-        phi: the network's layers, with the leading axes of ``parameter`` or none.
-        segments: where the tensors lie in the flat axis.
-        step: updates done so far (0 at the first), a number or a zero-dimensional tensor.
-        settings: with s_α = ``alpha_scale`` and s_β = ``beta_scale`` in units of the momentum, whose equilibrium scale
-            is √T;
-
-            - ``friction_scale``, a further factor on β in the friction alone; with 0 the friction acts on r only (the
-              same rule with another α, easier to learn: at 1 a lasting β is cancelled by the momentum it builds up);
-            - ``reference_data`` N₀ multiplies s_β by √(N/N₀), so that the learned velocity moves θ by √(lr/N₀)·s_β·β
-              whatever N is, as an adaptive optimizer's step does;
-            - ``decay_time`` τ in steps divides (α, β) by √(1 + t/τ), t the updates done before, so that the rule tends
-              to `sghmc_rule` and its law to that of SGHMC. With ``reference_data`` it holds at N = N₀ and is τ·N₀/N at
-              another N: the fewer the data, the longer the noise keeps a chain from memorising them;
-            - ``output_bound`` and ``feature_set`` of the network, see `apply_network` and `features`.
-
-    Returns:
-        The new (parameter, momentum, averages). Nothing is changed in place; differentiable in every tensor.
-    """
-    return L2E_PASSES["residual"](
-        parameter, gradient, noise, momentum, averages, phi=phi, segments=segments, settings=settings, lr=lr,
-        num_data=num_data, temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay,
-        step=step,
-    )  # fmt: skip
-
-
-def _residual_kick(
-    parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, alpha: Tensor, beta: Tensor, *,
-    settings: L2ESettings, momentum_decay: Any, num_data: Any, step: Any, **hyper: Any,
-) -> Tensor:  # fmt: skip
-    _, momentum = sghmc_rule(
-        parameter, gradient, noise, momentum, momentum_decay=momentum_decay, num_data=num_data, **hyper
-    )
+    step: Any,
+    **hyper: Any,
+) -> Tensor:
+    _, momentum = sghmc_rule(parameter, gradient, noise, momentum, **hyper)
     momentum = FUNCTIONAL.add(momentum, alpha, -settings.alpha_scale)
-    by_beta = momentum_decay * velocity_scale(settings, num_data) * settings.friction_scale
+    by_beta = hyper["momentum_decay"] * velocity_scale(settings, hyper["num_data"]) * settings.friction_scale
     return FUNCTIONAL.add(momentum, beta, -by_beta)
 
 
@@ -232,57 +177,27 @@ def _residual_move(
     return FUNCTIONAL.add(parameter, velocity, scalar_sqrt(lr / num_data))
 
 
-def l2e_paper_rule(
+def _paper_kick(
     parameter: Tensor,
     gradient: Tensor,
     noise: Tensor | None,
     momentum: Tensor,
-    averages: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
     *,
-    phi: Phi,
-    segments: Segments,
-    lr: Any,
-    num_data: Any,
-    temperature: Any,
-    prior_precision: Any,
-    momentum_decay: Any,
-    step: Any = 0,
     settings: L2ESettings,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The paper's Eq. 6, with ε = √(lr/N), (α, β) = 10⁻³ · network(features(θ, r)) and ν = ``noise_multiplier``:
-
-        m ← running averages of g
-        r ← r − ε·[N·g + λθ + α(θ, r) + C·β(θ, r)] + √(2aνT)·ξ
-        θ ← θ + ε·β(θ, r_new)
-
-    The friction is C = a/ε with ``friction="equation6"`` (so that the noise has variance 2Cε·T = 2aT, as Eq. 6 has it),
-    or C = a with ``friction="algorithm2"`` (Algorithm 2 of the paper, noise of variance 2a). The published code is
-    ``friction="algorithm2", noise_multiplier=1e-3`` at ``num_data=50_000``, T = 1, momentum starting at zero.
-
-    Arguments and returns are those of `l2e_residual_rule`, with settings of the paper's form: ``alpha_scale`` and
-    ``beta_scale`` multiply the network's outputs, 10⁻³ in the published code.
-    """
-    return L2E_PASSES["paper"](
-        parameter, gradient, noise, momentum, averages, phi=phi, segments=segments, settings=settings, lr=lr,
-        num_data=num_data, temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay,
-        step=step,
-    )  # fmt: skip
-
-
-def _paper_kick(
-    parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, alpha: Tensor, beta: Tensor, *,
-    settings: L2ESettings, lr: Any, num_data: Any, temperature: Any, prior_precision: Any, momentum_decay: Any,
-    step: Any,
-) -> Tensor:  # fmt: skip
-    step_size = scalar_sqrt(lr / num_data)
-    momentum = FUNCTIONAL.add(momentum, gradient, -step_size * num_data)
-    momentum = FUNCTIONAL.add(momentum, parameter, -step_size * prior_precision)
+    momentum_decay: Any,
+    **hyper: Any,
+) -> Tensor:
+    step_size = scalar_sqrt(hyper["lr"] / hyper["num_data"])
+    momentum = FUNCTIONAL.add(momentum, gradient, -step_size * hyper["num_data"])
+    momentum = FUNCTIONAL.add(momentum, parameter, -step_size * hyper["prior_precision"])
     momentum = FUNCTIONAL.add(momentum, alpha, -step_size * settings.alpha_scale)
     damping = momentum_decay if settings.friction == "equation6" else step_size * momentum_decay
     momentum = FUNCTIONAL.add(momentum, beta, -damping * settings.beta_scale * settings.friction_scale)
     if noise is None:
         return momentum
-    spread = scalar_sqrt(2 * momentum_decay * settings.noise_multiplier * temperature)
+    spread = scalar_sqrt(2 * momentum_decay * settings.noise_multiplier * hyper["temperature"])
     return FUNCTIONAL.add(momentum, noise, spread)
 
 
@@ -297,13 +212,59 @@ L2E_PASSES: dict[str, TwoPasses] = {
     "residual": TwoPasses(l2e_network, _residual_kick, _residual_move, second=1),
     "paper": TwoPasses(l2e_network, _paper_kick, _paper_move, second=1),
 }
-#: The two rules by form.
-L2E_RULES: dict[str, Callable[..., tuple[Tensor, Tensor, Tensor]]] = {
-    "residual": l2e_residual_rule,
-    "paper": l2e_paper_rule,
-}
 
 
-def l2e_rule(*tensors: Any, settings: L2ESettings, **hyper: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The rule of ``settings.form``; arguments and returns are those of `l2e_residual_rule`."""
-    return L2E_RULES[settings.form](*tensors, settings=settings, **hyper)
+def l2e_rule(
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Tensor | None,
+    momentum: Tensor,
+    averages: Tensor,
+    *,
+    settings: L2ESettings,
+    step: Any = 0,
+    **at: Unpack[RuleArguments],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of L2E: a pure function of flat buffers, in the residual form or in the paper's, as the settings say.
+
+    With ε = √(lr/N), momentum decay a and (α, β) = network(features(θ, r)), after m ← running averages of g, the
+    residual form is SGHMC plus learned terms, and with a last layer of zeros it is `sghmc_rule`, bit for bit:
+
+        r ← (1−a)·r − ε·(N·g + λθ) + √(2aT)·ξ − s_α·α(θ, r) − a·s_β·β(θ, r)
+        θ ← θ + ε·(r + s_β·β(θ, r_new))
+
+    that is, Eq. 6 of the paper with ∂g/∂r = r + s_β·β and ∂g/∂θ = (s_α/ε)·α. The paper's form is Eq. 6 as it stands,
+    with s_α = s_β = 10⁻³ and ν = ``noise_multiplier``:
+
+        r ← r − ε·[N·g + λθ + s_α·α(θ, r) + C·s_β·β(θ, r)] + √(2aνT)·ξ
+        θ ← θ + ε·s_β·β(θ, r_new)
+
+    The friction is C = a/ε with ``friction="equation6"`` (so that the noise has variance 2Cε·T = 2aT, as Eq. 6 has it),
+    or C = a with ``friction="algorithm2"`` (Algorithm 2 of the paper, noise of variance 2a). The published code is
+    ``friction="algorithm2", noise_multiplier=1e-3`` at ``num_data=50_000``, T = 1, momentum starting at zero.
+
+    Args:
+        parameter, gradient, noise, momentum: (..., d); gradient of the *mean* minibatch loss, noise standard normal or
+            None at temperature 0.
+        averages: (..., `FeatureSet.num_averages`, d), zeros at the start.
+        settings: with s_α = ``alpha_scale`` and s_β = ``beta_scale``, in the residual form in units of the momentum,
+            whose equilibrium scale is √T;
+
+            - ``friction_scale``, a further factor on β in the friction alone; with 0 the friction acts on r only (the
+              same rule with another α, easier to learn: at 1 a lasting β is cancelled by the momentum it builds up);
+            - ``reference_data`` N₀ multiplies s_β by √(N/N₀), so that the learned velocity moves θ by √(lr/N₀)·s_β·β
+              whatever N is, as an adaptive optimizer's step does;
+            - ``decay_time`` τ in steps divides (α, β) by √(1 + t/τ), t the updates done before, so that the rule tends
+              to `sghmc_rule` and its law to that of SGHMC. With ``reference_data`` it holds at N = N₀ and is τ·N₀/N at
+              another N: the fewer the data, the longer the noise keeps a chain from memorising them;
+            - ``gated`` (residual form): the network has a third output γ, and β·exp(γ) stands in β's place, so that it
+              can learn how far to move apart from where to;
+            - ``output_bound`` and ``feature_set`` of the network, see `apply_network` and `features`.
+        step: updates done so far (0 at the first), a number or a zero-dimensional tensor.
+        at: see `RuleArguments`.
+
+    Returns:
+        The new (parameter, momentum, averages). Nothing is changed in place; differentiable in every tensor.
+    """
+    passes = L2E_PASSES[settings.form]
+    return passes(parameter, gradient, noise, momentum, averages, settings=settings, step=step, **at)

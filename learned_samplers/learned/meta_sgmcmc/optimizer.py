@@ -80,6 +80,7 @@ class MetaSGMCMC(LearnedSampler):
     needs_closure = True
     reads_loss = True
     settings_class = MetaSGMCMCSettings
+    not_sharded = "its network sees the energy of all weights"
     settings: MetaSGMCMCSettings
     claims_law = True
     state_names = ("momentum",)

@@ -1,10 +1,10 @@
-// One step of L2E on any number of tensors, in place: what `l2e_residual_rule` and its kin compute, to rounding.
+// One step of L2E on any number of tensors, in place: what `l2e_rule` and `l2e_precond_rule` compute, to rounding.
 //
 // A tensor is cut into blocks. Phase by phase, with a reduction over each tensor in between, because every feature is
 // divided by a root mean square over its tensor:
 //
 //   AVERAGES   running averages in place; sums of squares of all that the features are divided by
-//   FIRST      features → (α, β) → new momentum; its sum of squares
+//   FIRST      features → (α, β, or β·exp γ) → new momentum; its sum of squares
 //   FRICTION   only with normalised outputs that also act through the friction: −a·s_β·f·β, divided by β's scale
 //   SECOND     features with the new momentum → β → new parameters
 //   MOVE       only with normalised outputs: the new parameters, from β divided by its scale
@@ -20,7 +20,7 @@
 
 namespace {
 
-constexpr float RATIO_BOUND = 8.0f, LOG_RATIO_FLOOR = 1e-10f;
+constexpr float GATE_BOUND = 6.0f, RATIO_BOUND = 8.0f, LOG_RATIO_FLOOR = 1e-10f;
 
 class Step {
     const Settings &s;
@@ -171,6 +171,11 @@ class Step {
         const Layer &last = layers[hidden];
         if (with_alpha) bounded<WIDTH>(last.weight.data(), last.bias[0], last.inputs, *in, alpha);
         if (with_beta) bounded<WIDTH>(last.weight.data() + last.inputs, last.bias[1], last.inputs, *in, beta);
+        if (with_beta && last.units == 3) {
+            Vector gate[WIDTH];
+            output<WIDTH>(last.weight.data() + 2 * last.inputs, last.bias[2], last.inputs, *in, gate);
+            for (int v = 0; v < WIDTH; v++) beta[v] *= exponential(clamp(gate[v], -GATE_BOUND, GATE_BOUND));
+        }
     }
 
     template <int WIDTH>

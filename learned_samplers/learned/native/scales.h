@@ -9,15 +9,15 @@
 // Features are x·rsqrt(FLOOR + mean x²); logarithms are flat below TINY and SMALL: as in learned_samplers.learned.features.
 constexpr double FLOOR = 1e-5, TINY = 1e-16, SMALL = 1e-8, LOG_SCALE = 0.25;
 
-// A layer of a member as it is read; the outputs' factor goes into the last one, but β's is lost and
-// comes later where β is normalised.
+// A layer of a member as it is read; the factor on α and β goes into the last one, but β's is lost and
+// comes later where β is normalised. A third output, the gate, has none.
 inline void pack(const Settings &s, Layer &layer, const Network &from, int member, int index) {
     const int inputs = s.widths[index], units = s.widths[index + 1];
     const float *weight = from.weight + member * from.weight_stride, *bias = from.bias + member * from.bias_stride;
     if (index == s.layers - 1) {  // the last layer is read unit by unit
         layer.inputs = inputs, layer.units = units;
         layer.weight.assign(weight, weight + inputs * units), layer.bias.assign(bias, bias + units);
-        for (int u = 0; u < (s.normalise ? 1 : units); u++) {
+        for (int u = 0; u < (s.normalise ? 1 : 2); u++) {
             for (int k = 0; k < inputs; k++) layer.weight[u * inputs + k] *= s.output_factor;
             layer.bias[u] *= s.output_factor;
         }

@@ -12,7 +12,7 @@ struct Settings {
     int32_t averages, seconds, ratios, logs, contexts;
     int32_t layers, normalise, preconditioned, threads, narrow;  // narrow: the averages are kept in bfloat16
     uint32_t dither;                         // of the step, for their rounding
-    int32_t widths[8];                       // inputs, units of the hidden layers, 2
+    int32_t widths[8];                       // inputs, units of the hidden layers, 2 outputs or 3
     int32_t ratio_average[MOST_RATIOS];      // which average; −1: the gradient itself
     int32_t context_kind[MOST_CONTEXTS];     // of `Context`
     int32_t context_average[MOST_CONTEXTS];  // of a coherence: which average

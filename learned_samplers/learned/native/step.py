@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import feature_set_named
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.narrow import STEP
 from learned_samplers.learned.native.calls import are_plain, call_with_network, widths_of
@@ -33,7 +33,7 @@ def can_step(
     """Whether the compiled code can take the step.
 
     It needs single precision on a CPU, no gradient required, a network of one to four hidden layers of at most 64
-    units with two outputs, no correction (of Precond-L2E), and the library. ``tensors`` are those of the step;
+    units with two or three outputs, no correction (of Precond-L2E), and the library. ``tensors`` are those of the step;
     ``averages``, which may be in bfloat16, stand apart.
     """
     if isinstance(settings, PreconditionedSettings) and settings.correction != "none":

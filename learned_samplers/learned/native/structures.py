@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 
-from learned_samplers.learned.features import FeatureSet, data_feature, progress_feature
+from learned_samplers.learned.feature_sets import FeatureSet
+from learned_samplers.learned.features import data_feature, progress_feature
 
 _MOST_AVERAGES, _MOST_SECONDS, _MOST_RATIOS, _MOST_CONTEXTS, _MOST_LAYERS = 8, 4, 8, 24, 5
 _MOST_WIDTH = 64
@@ -54,7 +55,7 @@ def fits(named: FeatureSet, widths: tuple[int, ...]) -> bool:
     """Whether the structures have room for the feature set and for a network of these widths."""
     return (
         widths[0] == named.size
-        and widths[-1] == 2
+        and widths[-1] in (2, 3)
         and has_room(widths)
         and len(named.average_decays) <= _MOST_AVERAGES
         and len(named.second_moment_decays) <= _MOST_SECONDS

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation as check
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
-from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS, check_total_steps, feature_set_named
-from learned_samplers.learned.network import NetworkOnChain, Phi, network_at
+from learned_samplers.learned.feature_sets import FEATURE_SETS, check_total_steps, feature_set_named
+from learned_samplers.learned.network import RuleArguments, network_at
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 from learned_samplers.learned.two_passes import TwoPasses
 
@@ -56,15 +55,9 @@ def l2e_precond_rule(
     momentum: Tensor,
     averages: Tensor,
     *,
-    phi: Phi,
-    segments: Segments,
-    lr: Any,
-    num_data: Any,
-    temperature: Any,
-    prior_precision: Any,
-    momentum_decay: Any,
-    step: Any = 0,
     settings: PreconditionedSettings,
+    step: Any = 0,
+    **at: Unpack[RuleArguments],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """SGHMC with a learned preconditioner Q and friction D, both diagonal and positive, in place of 1.
 
@@ -79,16 +72,15 @@ def l2e_precond_rule(
     through the network's inputs θ and r, with the gradient, its averages and the scales of the tensors held fixed: that
     is all of Γ only where the network looks at θ and r alone. ``"none"``, the ablation of the paper, leaves them out.
 
-    Arguments and returns are those of `learned_samplers.learned.l2e.rule.l2e_residual_rule`; with a last layer of
+    Arguments and returns are those of `learned_samplers.learned.l2e.rule.l2e_rule`; with a last layer of
     zeros it is `sghmc_rule` to rounding.
     """
-    common: dict[str, Any] = dict(lr=lr, num_data=num_data, step=step, settings=settings)
-    heating = dict(temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay)
     if settings.correction == "none" or noise is None:
-        return PRECOND_PASSES(
-            parameter, gradient, noise, momentum, averages, phi=phi, segments=segments, **common, **heating
-        )
-    network, averages = precond_network(phi, parameter, gradient, averages, segments, **common)
+        return PRECOND_PASSES(parameter, gradient, noise, momentum, averages, settings=settings, step=step, **at)
+    momentum_decay, temperature = at["momentum_decay"], at["temperature"]
+    common: dict[str, Any] = dict(lr=at["lr"], num_data=at["num_data"], step=step, settings=settings)
+    heating = dict(temperature=temperature, prior_precision=at["prior_precision"], momentum_decay=momentum_decay)
+    network, averages = network_at(at["phi"], parameter, gradient, averages, at["segments"], **common)
 
     def derivatives(r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """∂Q/∂θ, ∂Q/∂r and ∂D/∂r of each coordinate, at the scales of the last call."""
@@ -101,7 +93,7 @@ def l2e_precond_rule(
         ones, zeros = torch.ones_like(curl), torch.zeros_like(friction)
         return (*pull((ones, zeros)), pull((zeros, ones))[1])
 
-    step_size = scalar_sqrt(lr / num_data)
+    step_size = scalar_sqrt(at["lr"] / at["num_data"])
     q, d = network(momentum)
     moved = _precond_kick(parameter, gradient, noise, momentum, q, d, **common, **heating)
     by_theta, _, by_momentum = derivatives(momentum)
@@ -109,18 +101,6 @@ def l2e_precond_rule(
     (q,) = network(moved, heads=(0,))
     new = _precond_move(parameter, moved, q, **common)
     return FUNCTIONAL.add(new, derivatives(moved)[1], -step_size * temperature), moved, averages
-
-
-def precond_network(
-    phi: Phi, parameter: Tensor, gradient: Tensor, averages: Tensor, segments: Segments, *,
-    settings: PreconditionedSettings, lr: Any, num_data: Any, step: Any, in_place: bool = False,
-) -> tuple[NetworkOnChain, Tensor]:  # fmt: skip
-    """The network at a state of the chain, and the running averages (..., K, d) updated with the gradient."""
-    return network_at(
-        phi, parameter, gradient, averages, segments, lr=lr, num_data=num_data, step=step,
-        feature_set=settings.feature_set, output_bound=settings.output_bound, in_place=in_place,
-        total_steps=settings.total_steps,
-    )  # fmt: skip
 
 
 def _curl(q: Tensor, settings: PreconditionedSettings) -> Tensor:
@@ -134,24 +114,31 @@ def _friction(d: Tensor, settings: PreconditionedSettings, momentum_decay: Any) 
 
 
 def _precond_kick(
-    parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, q: Tensor, d: Tensor, *,
-    settings: PreconditionedSettings, lr: Any, num_data: Any, temperature: Any, prior_precision: Any,
-    momentum_decay: Any, step: Any,
-) -> Tensor:  # fmt: skip
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Tensor | None,
+    momentum: Tensor,
+    q: Tensor,
+    d: Tensor,
+    *,
+    settings: PreconditionedSettings,
+    momentum_decay: Any,
+    **hyper: Any,
+) -> Tensor:
     curl, friction = _curl(q, settings), _friction(d, settings, momentum_decay)
-    slope = gradient * num_data + parameter * prior_precision
-    moved = momentum - momentum_decay * friction * momentum - scalar_sqrt(lr / num_data) * curl * slope
+    slope = gradient * hyper["num_data"] + parameter * hyper["prior_precision"]
+    step_size = scalar_sqrt(hyper["lr"] / hyper["num_data"])
+    moved = momentum - momentum_decay * friction * momentum - step_size * curl * slope
     if noise is None:
         return moved
-    return moved + torch.sqrt(friction * (2 * momentum_decay * temperature)) * noise
+    return moved + torch.sqrt(friction * (2 * momentum_decay * hyper["temperature"])) * noise
 
 
 def _precond_move(
-    parameter: Tensor, momentum: Tensor, q: Tensor, *, settings: PreconditionedSettings, lr: Any, num_data: Any,
-    **_: Any,
-) -> Tensor:  # fmt: skip
-    return FUNCTIONAL.add(parameter, _curl(q, settings) * momentum, scalar_sqrt(lr / num_data))
+    parameter: Tensor, momentum: Tensor, q: Tensor, *, settings: PreconditionedSettings, **hyper: Any
+) -> Tensor:
+    return FUNCTIONAL.add(parameter, _curl(q, settings) * momentum, scalar_sqrt(hyper["lr"] / hyper["num_data"]))
 
 
 #: The update without the correction, as `TwoPasses` of the network.
-PRECOND_PASSES = TwoPasses(precond_network, _precond_kick, _precond_move, second=0)
+PRECOND_PASSES = TwoPasses(network_at, _precond_kick, _precond_move, second=0)

@@ -53,9 +53,21 @@ def test_the_rule_is_the_papers():
     theta, g, average, h, estimate = (torch.rand(5, dtype=torch.float64) for _ in range(5))
     lr, beta, gamma, n, prior, start = 0.2, 0.9, 0.99, 50.0, 10.0, 0.7
     found = ivon_rule(
-        theta, g, None, average, h, hessian_estimate=estimate, lr=lr, num_data=n, prior_precision=prior,
-        betas=(beta, gamma), hess_init=start, clip_radius=None, rescale_lr=True, step=3,
-    )  # fmt: skip
+        theta,
+        g,
+        None,
+        average,
+        h,
+        hessian_estimate=estimate,
+        lr=lr,
+        num_data=n,
+        prior_precision=prior,
+        betas=(beta, gamma),
+        hess_init=start,
+        clip_radius=None,
+        rescale_lr=True,
+        step=3,
+    )
     delta = prior / n
     mean_gradient = beta * average + (1 - beta) * g
     hessian = gamma * h + (1 - gamma) * estimate + 0.5 * (1 - gamma) ** 2 * (h - estimate) ** 2 / (h + delta)
@@ -70,10 +82,21 @@ def test_the_precision_stays_positive_whatever_curvature_is_measured(estimate):
     h = torch.full((3,), 0.1)
     for step in range(200):
         _, _, h = ivon_rule(
-            torch.zeros(3), torch.zeros(3), None, torch.zeros(3), h, hessian_estimate=torch.full((3,), estimate),
-            lr=0.1, num_data=N, prior_precision=1.0, betas=(0.9, 0.9), hess_init=0.1, clip_radius=None, rescale_lr=True,
+            torch.zeros(3),
+            torch.zeros(3),
+            None,
+            torch.zeros(3),
+            h,
+            hessian_estimate=torch.full((3,), estimate),
+            lr=0.1,
+            num_data=N,
+            prior_precision=1.0,
+            betas=(0.9, 0.9),
+            hess_init=0.1,
+            clip_radius=None,
+            rescale_lr=True,
             step=step,
-        )  # fmt: skip
+        )
         assert (h + 1.0 / N > 0).all()
 
 

@@ -7,7 +7,7 @@ import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
-from learned_samplers import SGLD
+from learned_samplers import SGHMC, SGLD
 from tests.harness import LEARNED, STOCHASTIC
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # inductor and its threads warn of their own affairs
@@ -72,3 +72,35 @@ def test_compiled_noise_has_the_right_spread():
     step = torch.compile(sampler.step, fullgraph=True)
     step()
     assert p.var().item() == pytest.approx(2 * 0.5 * 0.3 / 100, rel=0.03)
+
+
+@pytest.mark.parametrize("cls", [SGLD, SGHMC])
+def test_a_prior_mean_is_compiled_with_the_step(cls):
+    torch._dynamo.reset()
+    eager, compiled = _params(), _params()
+    means = [torch.full_like(p, 2.0) for p in eager]
+    settings = dict(temperature=0.0, prior_precision=40.0, prior_mean=means)
+    a, b = cls(eager, torch.tensor(0.1), 100, **settings), cls(compiled, torch.tensor(0.1), 100, **settings)
+    step = torch.compile(b.step, fullgraph=True, backend="aot_eager")
+    for _ in range(4):
+        a.step()
+        step()
+    plain = cls(_params(), torch.tensor(0.1), 100, temperature=0.0, prior_precision=40.0)
+    for _ in range(4):
+        plain.step()
+    for x, y, without in zip(eager, compiled, plain.param_groups[0]["params"], strict=True):
+        assert torch.allclose(x, y, atol=1e-6)
+        assert not torch.allclose(x, without, atol=0.01), "the mean has no effect"
+
+
+def test_a_step_of_half_precision_is_not_compiled_and_names_the_option():
+    torch._dynamo.reset()
+    p = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
+    p.grad = torch.ones_like(p)
+    sampler = SGLD([p], torch.tensor(0.1), 100)
+    step = torch.compile(sampler.step, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="master_weights: a step of half-precision parameters cannot be compiled"):
+        step()
+    assert torch.equal(p, torch.ones_like(p))
+    sampler.step()  # not compiled, it goes on
+    assert sampler.state[p]["master"].dtype == torch.float32

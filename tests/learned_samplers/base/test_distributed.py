@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import pytest
 import torch
 
 from learned_samplers.base import distributed
+from tests.two_processes import outcomes
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 
 # Each process has its own seed and its own data, and dropout uses its global generator.
 _PREAMBLE = """
-import sys, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from learned_samplers import HMC, SGHMC, SGLD
-rank, folder = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+from learned_samplers import HMC, SGHMC, SGLD, PosteriorSamples
 
 def new_model():
     torch.manual_seed(0)
@@ -41,13 +34,6 @@ def everywhere():
     both = [torch.empty_like(own) for _ in range(2)]
     dist.all_gather(both, own)
     return both
-
-def refused(error, call):
-    try:
-        call()
-    except error as caught:
-        return str(caught)
-    raise AssertionError("nothing was raised")
 """
 
 _SCRIPTS = {
@@ -67,6 +53,27 @@ assert torch.equal(resumed.noise_like(torch.zeros(3)), draws)
 run(network, resumed, 5)
 a, b = everywhere()
 assert torch.equal(a, b)
+""",
+    "the_first_process_writes_the_samples": """
+network = DistributedDataParallel(model)
+sampler = SGHMC(model.parameters(), 0.01, 100)
+posterior = PosteriorSamples(network, sampler, burn_in=2, thinning=2, path=f"{folder}/samples")
+run(network, sampler, 6)
+assert len(posterior) == 2
+state = posterior.state_dict()
+posterior.detach()
+dist.barrier()
+if rank:
+    assert "samples" in refused(RuntimeError, lambda: posterior[0])
+else:
+    assert torch.equal(posterior[1]["0.weight"], model[0].weight)
+again = PosteriorSamples(network, sampler, burn_in=2, thinning=2, path=f"{folder}/samples")
+again.load_state_dict(state)
+run(network, sampler, 2)
+assert again.steps == [4, 6, 8]
+again.detach()
+dist.barrier()
+assert len(PosteriorSamples.load(f"{folder}/samples", model)) == 3
 """,
     "without_it_they_would_drift": """
 network = DistributedDataParallel(model)
@@ -98,17 +105,16 @@ for _ in range(3):
 a, b = everywhere()
 assert torch.equal(a, b)
 """,
-    "sharded_parameters_are_refused": """
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-for sampler in (SGLD, SGHMC):
-    assert "'0.weight' is a DTensor" in refused(TypeError, lambda: sampler(model.named_parameters(), 0.1, 100))
-""",
-    "hmc_reads_the_loss_and_refuses": """
+    "samplers_that_read_the_loss_refuse": """
+from learned_samplers import MCLMC, MetaSGMCMC
 network = DistributedDataParallel(model)
-sampler = HMC(model.parameters(), 0.01, 100)
-assert "reads the loss" in refused(ValueError, lambda: sampler.step(lambda: network(torch.ones(1, 3)).sum()))
+before = [p.detach().clone() for p in model.parameters()]
+for sampler in (HMC(model.parameters(), 0.01, 100), MCLMC(model.parameters(), 0.01, 100),
+                MetaSGMCMC(model.parameters(), num_data=100)):
+    message = refused(ValueError, lambda: sampler.step(lambda: network(torch.ones(1, 3)).sum()))
+    assert message.startswith(f"{type(sampler).__name__} reads the loss") and "distributed='independent'" in message
+    assert "\\n" not in message
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
 """,
     "drift_raises_everywhere": """
 from learned_samplers.base import distributed
@@ -134,26 +140,8 @@ assert "before the first step" in refused(RuntimeError, fresh.step)
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
-    """The error of each scenario by its name, "" for none: all in one pair of processes, which is slow to start."""
-    folder = tmp_path_factory.mktemp("two")
-    code = _PREAMBLE + "import traceback\n"
-    for name, script in _SCRIPTS.items():
-        code += f"model, error = new_model(), ''\ntry:\n{textwrap.indent(script, '    ')}"
-        code += "\nexcept BaseException:\n    error = traceback.format_exc()\n"
-        code += f"open(f'{{folder}}/{name}.{{rank}}.txt', 'w').write(error)\n"
-    code += "dist.destroy_process_group()\n"
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(folder)], cwd=Path(__file__).parents[3]) for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            process.wait(timeout=120)
-    finally:
-        for process in processes:
-            process.kill()
-    files = {name: [folder / f"{name}.{rank}.txt" for rank in range(2)] for name in _SCRIPTS}
-    return {n: "".join(f.read_text() if f.exists() else "it never ended\n" for f in fs) for n, fs in files.items()}
+    """The error of each scenario by its name, "" for none."""
+    return outcomes(tmp_path_factory.mktemp("two"), _PREAMBLE, _SCRIPTS, each="model = new_model()\n")
 
 
 @pytest.mark.parametrize("name", _SCRIPTS)

@@ -68,8 +68,11 @@ def test_sgnht_has_the_target_variance_whatever_the_gradient_noise(lr, temperatu
 def test_hmc_has_the_target_variance_at_any_step_size(lr, temperature):
     report = check_sampler(
         lambda p: HMC(p, lr, N, temperature=temperature, leapfrog_steps=5),
-        stiffness=(0.3, 1.0), per_chain=True, steps=100, refinement=2,
-    )  # fmt: skip
+        stiffness=(0.3, 1.0),
+        per_chain=True,
+        steps=100,
+        refinement=2,
+    )
     assert report.verdict == "exact", report
     for r in report.results:
         assert r.measured_variance == pytest.approx(temperature / r.curvature, rel=0.02)

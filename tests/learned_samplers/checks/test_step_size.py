@@ -111,9 +111,13 @@ def test_the_heat_is_that_of_the_minibatches():
         variance = N**2 / 20
         assert row.heat == pytest.approx(row.lr / N * variance / (2 * 0.1), rel=0.1)
     bounded = suggest_lr(
-        Mean(), lambda output, _: output.mean(), (x, torch.zeros(4000)), lambda p: SGHMC(p, 0.1, N), batch_size=20,
+        Mean(),
+        lambda output, _: output.mean(),
+        (x, torch.zeros(4000)),
+        lambda p: SGHMC(p, 0.1, N),
+        batch_size=20,
         allowed_heat=0.02,
-    )  # fmt: skip
+    )
     assert bounded.suggested == pytest.approx(0.02 * 2 * 0.1 * 20 / N, rel=0.1)
     assert bounded.suggested < report.suggested / 5
     assert "heat at most 2%" in str(bounded)

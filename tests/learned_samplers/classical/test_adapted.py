@@ -45,8 +45,11 @@ def test_any_frozen_mass_and_friction_leaves_the_law(integrator, temperature):
     lr = 0.2 * N
     covariance = stationary(
         lambda *args, **kw: diagonal_mass_rule(*args, root, integrator=integrator, **kw),
-        CURVATURES, lr=lr, temperature=temperature, momentum_decay=friction,
-    )  # fmt: skip
+        CURVATURES,
+        lr=lr,
+        temperature=temperature,
+        momentum_decay=friction,
+    )
     step_squared = lr / N * root.square()
     for k, h, a, sigma in zip(CURVATURES, step_squared, friction, covariance, strict=True):
         closed = temperature / k if integrator == "baoa" else sghmc_variance(k, h, a, temperature)
@@ -54,8 +57,11 @@ def test_any_frozen_mass_and_friction_leaves_the_law(integrator, temperature):
     if integrator == "semi_implicit":  # and the bias vanishes with lr
         fine = stationary(
             lambda *args, **kw: diagonal_mass_rule(*args, root, integrator=integrator, **kw),
-            CURVATURES, lr=lr / 1000, temperature=temperature, momentum_decay=friction,
-        )  # fmt: skip
+            CURVATURES,
+            lr=lr / 1000,
+            temperature=temperature,
+            momentum_decay=friction,
+        )
         assert np.allclose(fine[:, 0, 0] * CURVATURES.numpy(), temperature, rtol=2e-3)
 
 
@@ -86,8 +92,11 @@ def test_planted_faults_are_found(fault):
     root = 1 / CURVATURES.sqrt()
     covariance = stationary(
         lambda *args, **kw: fault(*args, root, integrator="baoa", **kw),
-        CURVATURES, lr=0.02, temperature=1.0, momentum_decay=0.1,
-    )  # fmt: skip
+        CURVATURES,
+        lr=0.02,
+        temperature=1.0,
+        momentum_decay=0.1,
+    )
     assert np.abs(covariance[:, 0, 0] * CURVATURES.numpy() - 1).max() > 0.1
 
 
@@ -116,8 +125,9 @@ def test_after_adaptation_every_scale_has_its_law(integrator):
         lambda p: ScaleAdaptedSGHMC(
             p, 0.2, N, adaptation_steps=200, momentum_init="normal", integrator=integrator, decay=0.99
         ),
-        steps=1200, skip=600,
-    )  # fmt: skip
+        steps=1200,
+        skip=600,
+    )
     assert sampler.is_sampling
     for p, k, r in zip(sampler.param_groups[0]["params"], CURVATURES, ratio, strict=True):
         mass = 0.1 / (sampler.state[p]["second_moment"].sqrt() + 1e-5)
@@ -131,8 +141,9 @@ def test_a_mass_that_never_stands_still_is_biased():
     """The planted fault behind the freeze: a mass that follows the present gradient has no law without a correction."""
     moving, sampler = gaussians(
         lambda p: ScaleAdaptedSGHMC(p, 0.05, N, adaptation_steps=10**6, decay=0.0, momentum_init="normal"),
-        steps=1200, skip=600,
-    )  # fmt: skip
+        steps=1200,
+        skip=600,
+    )
     assert not sampler.is_sampling
     assert (moving - 1).abs().max() > 0.1, moving
 

@@ -51,8 +51,9 @@ def test_the_prior_is_weight_decay_over_num_data(cls):
 
 
 def test_sghmc_without_memory_is_sgld():
-    ours, theirs = _beside(lambda p: SGLD(p, 0.1, 50, temperature=0), lambda p: SGHMC(p, 0.1, 50, momentum_decay=1.0,
-                                                                                      temperature=0))  # fmt: skip
+    ours, theirs = _beside(
+        lambda p: SGLD(p, 0.1, 50, temperature=0), lambda p: SGHMC(p, 0.1, 50, momentum_decay=1.0, temperature=0)
+    )
     assert torch.allclose(ours, theirs, atol=1e-6)
     one = flat(_noisy(lambda p: SGLD(p, 0.1, 50)))
     other = flat(_noisy(lambda p: SGHMC(p, 0.1, 50, momentum_decay=1.0)))

@@ -77,6 +77,22 @@ def test_the_schedule_resumes_from_the_sampler():
     assert second.param_groups[0]["peak_lr"] == 0.3
 
 
+def test_the_schedule_is_an_lr_scheduler():
+    sampler = SGLD([torch.zeros(1, requires_grad=True)], 0.3, 10)
+    schedule = CyclicalSchedule(sampler, 10, 0.5)
+    assert isinstance(schedule, torch.optim.lr_scheduler.LRScheduler)
+    _track(sampler, 7, schedule.step)
+    assert schedule.get_last_lr() == [sampler.param_groups[0]["lr"]]
+    assert schedule.last_epoch == 7
+    assert "step" not in vars(sampler), "it still compiles"
+    saved = schedule.state_dict()
+    again = CyclicalSchedule(sampler, 5, 0.2)
+    again.load_state_dict(saved)
+    assert (again.cycle_length, again.exploration_ratio, again.sampler) == (10, 0.5, sampler)
+    with pytest.raises(ValueError, match="epoch=3"):
+        schedule.step(3)
+
+
 def test_it_composes_with_a_scheduler_on_the_peak():
     sampler = CyclicalSGMCMC([torch.zeros(1, requires_grad=True)], 0.4, 100, cycle_length=4, exploration_ratio=0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(sampler, step_size=4, gamma=0.5)

@@ -38,8 +38,9 @@ def test_weights_and_guide_have_the_joint_law(k, lr, eta, temperature):
 
 
 def test_the_weights_keep_the_posterior():
-    report = check_sampler(lambda p: EntropyMCMC(p, 0.1, N, guide_variance=0.1, prior_precision=5.0), coordinates=5000,
-                           tolerance=0.03)  # fmt: skip
+    report = check_sampler(
+        lambda p: EntropyMCMC(p, 0.1, N, guide_variance=0.1, prior_precision=5.0), coordinates=5000, tolerance=0.03
+    )
     assert report.linear
     assert report.verdict == "O(h)", report
     assert report.passed, report
@@ -55,9 +56,14 @@ class _TheGuideDoesNotPull(EntropyMCMC):
     def rule(x, g, noise, guide, *, guide_variance, ops, **settings):
         back = ops.map(lambda a, b: a - (b - a) / (guide_variance * settings["num_data"]) * 0 + 0 * b, g, x)
         x_only, _ = entropy_mcmc_rule(
-            ops.map(torch.clone, x), back, noise, ops.map(torch.clone, x), guide_variance=guide_variance, ops=ops,
+            ops.map(torch.clone, x),
+            back,
+            noise,
+            ops.map(torch.clone, x),
+            guide_variance=guide_variance,
+            ops=ops,
             **settings,
-        )  # fmt: skip
+        )
         _, guide = entropy_mcmc_rule(
             ops.map(torch.clone, x), g, noise, guide, guide_variance=guide_variance, ops=ops, **settings
         )

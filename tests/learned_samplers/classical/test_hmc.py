@@ -107,9 +107,14 @@ def test_the_step_size_is_adapted_to_the_wanted_acceptance(target):
     torch.manual_seed(3)
     for first in (1e-4, 1e4):
         draws, sampler = run_chains(
-            lambda x: 0.5 * x.square().sum(1), torch.randn(50, 20, dtype=torch.float64), 400,
-            lr=first, leapfrog_steps=5, adapt_steps=200, target_acceptance=target,
-        )  # fmt: skip
+            lambda x: 0.5 * x.square().sum(1),
+            torch.randn(50, 20, dtype=torch.float64),
+            400,
+            lr=first,
+            leapfrog_steps=5,
+            adapt_steps=200,
+            target_acceptance=target,
+        )
         assert sampler.acceptance_rate == pytest.approx(target, abs=0.12)
         assert draws[250:].var().item() == pytest.approx(1, rel=0.05)
 

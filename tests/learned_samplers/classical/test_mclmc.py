@@ -260,8 +260,9 @@ def test_the_preconditioner_is_the_gradients_spread():
 
 def test_minibatches_with_both_heuristics_stay_sane():
     model = small_network()
-    sampler = MCLMC(model.parameters(), 0.05, 16, preconditioner="gradient_noise", energy_target=1e-3,
-                    prior_precision=1.0)  # fmt: skip
+    sampler = MCLMC(
+        model.parameters(), 0.05, 16, preconditioner="gradient_noise", energy_target=1e-3, prior_precision=1.0
+    )
     ordinary = closure_for(model, sampler)
     for _ in range(200):
         sampler.step(ordinary)

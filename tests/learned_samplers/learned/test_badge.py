@@ -26,9 +26,15 @@ def kinetic(path, seed=3, **law):
     weights.save(path, module, card)
     sampler = KineticL2E([parameter()], num_data=10, network=path)
     earned = {
-        "verdict": "O(h)", "reason": "bias 4% at lr, 1% at lr/4", "largest_bias": [0.04, 0.01], "error": [0.004] * 2,
-        "lr": [0.1, 0.025], "momentum_decay": [0.25, 0.25], "temperature": 1.0, **sampler.fingerprint(),
-    }  # fmt: skip
+        "verdict": "O(h)",
+        "reason": "bias 4% at lr, 1% at lr/4",
+        "largest_bias": [0.04, 0.01],
+        "error": [0.004] * 2,
+        "lr": [0.1, 0.025],
+        "momentum_decay": [0.25, 0.25],
+        "temperature": 1.0,
+        **sampler.fingerprint(),
+    }
     wanted = {key: value for key, value in {**earned, **law}.items() if value is not None}
     weights.save(path, module, {**card, "law": wanted})
     return path
@@ -129,9 +135,15 @@ def test_a_law_is_not_enough_for_a_sampler_that_claims_none(tmp_path):
     weights.save(path, make_network(), make_card())
     sampler = L2E([parameter()], num_data=10, network=path)
     law = {
-        "verdict": "exact", "reason": "bias 0%", "largest_bias": [0.0, 0.0], "error": [0.0] * 2, "lr": [0.1, 0.025],
-        "momentum_decay": [0.25] * 2, "temperature": 1.0, **sampler.fingerprint(),
-    }  # fmt: skip
+        "verdict": "exact",
+        "reason": "bias 0%",
+        "largest_bias": [0.0, 0.0],
+        "error": [0.0] * 2,
+        "lr": [0.1, 0.025],
+        "momentum_decay": [0.25] * 2,
+        "temperature": 1.0,
+        **sampler.fingerprint(),
+    }
     weights.save(path, make_network(), make_card(badge="O(h)", law=law))
     sampler = L2E([parameter()], num_data=10, network=path)
     assert sampler.badge == "heuristic"

@@ -6,15 +6,8 @@ import pytest
 import torch
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import (
-    AVERAGE_DECAYS,
-    FEATURE_SETS,
-    FeatureSet,
-    TensorScales,
-    feature_set_named,
-    features,
-    update_averages,
-)
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, feature_set_named
+from learned_samplers.learned.features import TensorScales, features, update_averages
 
 LENGTHS = (12, 1, 30, 7)
 SEGMENTS = Segments(LENGTHS)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
 
 import learned_samplers
 import pretrained
-from learned_samplers import L2E, KineticL2E
+from learned_samplers import L2E, SGHMC, KineticL2E
+from learned_samplers.base import validation
+from learned_samplers.base.sampler import arguments
+from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import weights
-from learned_samplers.learned.registry import REGISTRY, registered, sampler_from_card, settings_from_card
+from learned_samplers.learned.network import apply_network
+from learned_samplers.learned.registry import registered, sampler_from_card, settings_from_card
+from learned_samplers.learned.sampler import REGISTRY, LearnedSampler
+from learned_samplers.learned.settings import LearnedSettings, choice, setting
 from meta_tasks.rules.learned import LEARNED_RULES, rule_from_card
 from tests.learned_samplers.learned.test_weights import make_card, make_network
 
@@ -21,16 +29,99 @@ def parameter():
 
 
 def test_every_learned_sampler_is_registered_under_the_name_of_its_class():
-    from learned_samplers.learned.sampler import LearnedSampler
-
-    public = {
-        name for name in learned_samplers.__all__
-        if inspect.isclass(each := getattr(learned_samplers, name)) and issubclass(each, LearnedSampler)
-    }  # fmt: skip
+    exported = (getattr(learned_samplers, name) for name in learned_samplers.__all__)
+    public = {each.__name__ for each in exported if inspect.isclass(each) and issubclass(each, LearnedSampler)}
     assert set(REGISTRY) == set(LEARNED_RULES) == public
     for name, each in REGISTRY.items():
-        assert each.sampler.__name__ == each.settings.sampler == LEARNED_RULES[name].name == name
-        assert "settings" in inspect.signature(each.rule).parameters
+        assert each.__name__ == each.settings_class.sampler == name
+    assert all(rule.name == name for name, rule in LEARNED_RULES.items())
+
+
+@pytest.fixture
+def own_sampler():
+    """A sampler that this package does not know, known from here on: SGHMC, with a learned gain of the gradient."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class OwnSettings(LearnedSettings):
+        sampler: ClassVar[str] = "OwnSampler"
+        outputs: ClassVar[int] = 1
+        feature_set: str = choice("own", "own")
+        gain_scale: float = setting(1.0, validation.non_negative)
+
+        @property
+        def features(self):
+            return ("gradient",)
+
+    class OwnSampler(LearnedSampler):
+        settings_class = OwnSettings
+        state_names = ("momentum",)
+
+        def __init__(
+            self,
+            params,
+            lr=None,
+            num_data=None,
+            *,
+            network="default",
+            temperature=1.0,
+            prior_precision=0.0,
+            momentum_decay=None,
+            gain_scale=None,
+            settings=None,
+            momentum_init="zero",
+            foreach=None,
+            generator=None,
+            **options,
+        ):
+            super().__init__(params, arguments(locals()), generator=generator)
+
+        def flat_rule(self, parameter, gradient, *rest, phi, segments, settings, **hyper):
+            (gain,) = apply_network(phi, gradient.unsqueeze(-2), heads=(0,))
+            return sghmc_rule(parameter, gradient * torch.exp(settings.gain_scale * gain), *rest, **hyper)
+
+    yield OwnSampler
+    del REGISTRY["OwnSampler"]
+
+
+def test_a_sampler_from_outside_the_package_is_made_from_its_card(own_sampler, tmp_path):
+    def trained(make):
+        torch.manual_seed(0)
+        p = torch.ones(3, requires_grad=True)
+        sampler = make([p, torch.ones(2, 2, requires_grad=True)])
+        for _ in range(5):
+            sampler.zero_grad()
+            sum(q.square().sum() for q in sampler.param_groups[0]["params"]).backward()
+            sampler.step()
+        return p.detach()
+
+    untrained = trained(lambda params: own_sampler(params, 0.1, 50))
+    torch.testing.assert_close(untrained, trained(lambda params: SGHMC(params, 0.1, 50)))
+    settings = own_sampler.settings_class(gain_scale=0.5)
+    network = settings.fresh_network((4,), generator=torch.Generator().manual_seed(1))
+    torch.nn.init.ones_(network[-1].weight)
+    card = {key: value for key, value in make_card().items() if key != "form"}
+    path = tmp_path / "own.safetensors"
+    weights.save(path, network, {**card, **settings.to_card()})
+    assert settings_from_card(weights.load_card(path)) == settings
+    own = trained(lambda params: sampler_from_card(path, params, 0.1, 50))
+    torch.testing.assert_close(
+        own, trained(lambda params: own_sampler(params, 0.1, 50, network=network, gain_scale=0.5, momentum_decay=0.25))
+    )  # the card recommends that momentum decay
+    assert not torch.equal(own, untrained)
+    with pytest.raises(ValueError, match=r"sampler must have a rule for the inner loop .* got 'OwnSampler'"):
+        rule_from_card(weights.load_card(path))
+
+
+def test_names_of_learned_samplers_are_theirs_alone(own_sampler):
+    with pytest.raises(TypeError, match=r"OwnSettings\.sampler must be 'Other', got 'OwnSampler'"):
+        type("Other", (LearnedSampler,), {"settings_class": own_sampler.settings_class})
+    with pytest.raises(TypeError, match=r"there is a learned sampler OwnSampler already, in .*test_registry"):
+        type("OwnSampler", (LearnedSampler,), {"settings_class": own_sampler.settings_class, "__module__": "elsewhere"})
+    place = {"__module__": __name__, "__qualname__": own_sampler.__qualname__}
+    again = type("OwnSampler", (own_sampler,), {"settings_class": own_sampler.settings_class, **place})
+    assert registered("OwnSampler") is again  # as when a notebook's cell is run twice
+    type("Variant", (own_sampler,), {})  # one that only changes how it is used is no sampler of its own
+    assert "Variant" not in REGISTRY
 
 
 @pytest.mark.parametrize("name", pretrained.names())
@@ -52,7 +143,7 @@ def test_keywords_reach_the_sampler():
 
 
 def test_unknown_samplers_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"sampler must be one of 'L2E', .* got 'SGHMC'"):
+    with pytest.raises(ValueError, match=r"sampler must be one of .*'L2E', .* got 'SGHMC'"):
         registered("SGHMC")
     path = tmp_path / "other.safetensors"
     weights.save(path, make_network(), make_card(sampler="SGHMC"))

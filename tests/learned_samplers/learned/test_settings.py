@@ -13,9 +13,12 @@ from learned_samplers import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
-from learned_samplers.learned.registry import REGISTRY
+from learned_samplers.learned.sampler import REGISTRY
 
-CLASSES = {name: each.settings for name, each in REGISTRY.items()}
+CLASSES = {name: each.settings_class for name, each in REGISTRY.items()}
+
+#: Of the run, not of the weights, and without a default.
+NEEDED = {"ScaleAdaptedL2E": {"adaptation_steps": 4}}
 
 
 def parameter():
@@ -23,13 +26,15 @@ def parameter():
 
 
 def make(name, **keywords):
-    return REGISTRY[name].sampler([parameter()], 0.1, 10, network=None, **keywords)
+    if "settings" not in keywords:
+        keywords = {**NEEDED.get(name, {}), **keywords}
+    return REGISTRY[name]([parameter()], 0.1, 10, network=None, **keywords)
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_keywords_settings_and_card_are_three_ways_to_the_same(name):
     """Every number setting, at another value than its default: nothing is lost on any of the ways."""
-    default = CLASSES[name]()
+    default = CLASSES[name](**NEEDED.get(name, {}))
     numbers = [each.name for each in fields(default) if isinstance(getattr(default, each.name), float)]
     assert numbers
     # 0.75 is within every range but that of clips, which may have to be at least 1.
@@ -54,11 +59,17 @@ def test_a_fresh_network_has_the_shape_that_the_sampler_needs(name):
 def test_the_defaults_of_a_form_are_its_own():
     residual, paper = L2ESettings(), L2ESettings(form="paper")
     assert (residual.alpha_scale, residual.beta_scale, residual.noise_multiplier, residual.friction) == (
-        0.1, 1.0, None, None,
-    )  # fmt: skip
+        0.1,
+        1.0,
+        None,
+        None,
+    )
     assert (paper.alpha_scale, paper.beta_scale, paper.noise_multiplier, paper.friction) == (
-        1e-3, 1e-3, 1.0, "equation6",
-    )  # fmt: skip
+        1e-3,
+        1e-3,
+        1.0,
+        "equation6",
+    )
     assert "friction" not in residual.to_card()["scales"]
     assert "decay_time" not in paper.to_card()["scales"]
     with pytest.raises(FrozenInstanceError):
@@ -79,10 +90,11 @@ def test_the_defaults_of_a_form_are_its_own():
         (lambda: MetaSGMCMCSettings.given(mean_scale=2.0), ValueError, "mean_scale does not belong to MetaSGMCMC"),
         (
             lambda: L2ESettings.from_card({"feature_set": "paper", "scales": {"curl_clip": 1.0}}),
-            ValueError, "curl_clip does not belong to L2E, got 1.0",
+            ValueError,
+            "curl_clip does not belong to L2E, got 1.0",
         ),
     ],
-)  # fmt: skip
+)
 def test_wrong_values_are_named(make_settings, error, message):
     with pytest.raises(error, match=message):
         make_settings()
@@ -103,16 +115,17 @@ def test_settings_belong_to_the_sampler_and_not_to_its_groups():
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_state_dict_has_the_settings_as_plain_values_and_is_refused_by_others(name):
-    scale = {"L2E": "beta_scale", "PrecondL2E": "curl_scale", "KineticL2E": "mean_scale", "MetaSGMCMC": "curl_scale"}
-    sampler = make(name, **{scale[name]: torch.tensor(0.5)})  # a tensor becomes a number, or nothing could load it
+    default = CLASSES[name](**NEEDED.get(name, {}))
+    scale = next(each.name for each in fields(default) if isinstance(getattr(default, each.name), float))
+    sampler = make(name, **{scale: torch.tensor(0.5)})  # a tensor becomes a number, or nothing could load it
     buffer = io.BytesIO()
     torch.save(sampler.state_dict(), buffer)
     saved = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
-    assert saved["sampler"]["network"]["settings"][scale[name]] == 0.5
-    make(name, **{scale[name]: 0.5}).load_state_dict(saved)
+    assert saved["sampler"]["network"]["settings"][scale] == 0.5
+    make(name, **{scale: 0.5}).load_state_dict(saved)
     other = make(name)
     before = copy.deepcopy(other.state_dict())
-    with pytest.raises(ValueError, match=rf"other settings: {scale[name]} is 0\.5 there, 1\.0 here"):
+    with pytest.raises(ValueError, match=rf"other settings: {scale} is 0\.5 there, {getattr(default, scale)} here"):
         other.load_state_dict(saved)
     assert other.state_dict()["param_groups"] == before["param_groups"]
 

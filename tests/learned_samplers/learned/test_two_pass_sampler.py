@@ -35,10 +35,16 @@ def sampler_of(settings, dtype=torch.float32, temperature=1.0, layout=torch.cont
         bias.data.normal_(0, 0.3, generator=generator)
     kind = PrecondL2E if isinstance(settings, PreconditionedSettings) else L2E
     return kind(
-        [torch.nn.Parameter(p) for p in params], lr=1e-3, num_data=1000, network=network, settings=settings,
-        temperature=temperature, prior_precision=3.0, momentum_init="normal",
+        [torch.nn.Parameter(p) for p in params],
+        lr=1e-3,
+        num_data=1000,
+        network=network,
+        settings=settings,
+        temperature=temperature,
+        prior_precision=3.0,
+        momentum_init="normal",
         generator=torch.Generator().manual_seed(1),
-    )  # fmt: skip
+    )
 
 
 def run(sampler, steps):

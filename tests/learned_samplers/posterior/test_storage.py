@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from learned_samplers.posterior import PosteriorSamples, SampleCollection, to_arviz
+from learned_samplers.posterior import PosteriorSamples, SampleCollection, arviz_export, to_arviz
 
 
 def model_of(hidden=8, norm=False, seed=0):
@@ -314,6 +315,28 @@ def test_to_arviz_has_every_coordinate_in_its_place():
             np.testing.assert_array_equal(row.values, flat.numpy().astype(np.float64))
     assert data.sample_stats["step"].values.tolist() == [[2, 3, 4, 5, 6]] * 2
     assert data.sample_stats["cycle"].values.tolist() == [[0] * 5] * 2
+
+
+def test_to_arviz_of_the_other_kind(monkeypatch):
+    """ArviZ 1 takes the groups in one dictionary; these tests have been run with 1.3 as well."""
+    _, _, posterior = run()
+    for module in (
+        SimpleNamespace(__version__="1.3.0", from_dict=lambda data, coords, dims: (data, coords, dims)),
+        SimpleNamespace(
+            __version__="0.23.4",
+            from_dict=lambda posterior, sample_stats, coords, dims: (
+                {"posterior": posterior, "sample_stats": sample_stats},
+                coords,
+                dims,
+            ),
+        ),
+    ):
+        monkeypatch.setattr(arviz_export, "import_arviz", lambda module=module: module)
+        groups, coordinates, dimensions = posterior.to_arviz(max_parameters=2)
+        assert groups["posterior"]["weights"].shape == (1, len(posterior), 2)
+        assert groups["sample_stats"]["step"].tolist() == [posterior.steps]
+        assert len(coordinates["parameter"]) == 2
+        assert dimensions == {"weights": ["parameter"]}
 
 
 def test_to_arviz_takes_some_of_the_parameters():

@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 import torch
+from PIL import Image
 
 from meta_tasks.datasets import load_celeba
 from meta_tasks.datasets.celeba import FIRST_TEN
@@ -123,6 +124,20 @@ def test_a_damaged_member_of_the_archive(root, tmp_path):
     content[60:400] = b"\xff" * 340  # within the first image's compressed bytes
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"img_align_celeba/000001.jpg in .* is damaged"):
+        load_celeba(tmp_path, size=4)
+
+
+def test_images_that_would_fill_the_memory(root, tmp_path):
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    image = tmp_path / "celeba" / "img_align_celeba" / "000002.jpg"
+    for side in (5000, 20000):  # a megabyte; Pillow itself warns of the one and refuses the other
+        Image.new("1", (side, side)).save(image, format="PNG")
+        with pytest.raises(ValueError, match=r"000002.jpg cannot be decoded as an image: (it has 5000×5000|.*pixels)"):
+            load_celeba(tmp_path, size=4)
+    shutil.rmtree(image.parent)
+    with zipfile.ZipFile(tmp_path / "celeba" / "img_align_celeba.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("img_align_celeba/000001.jpg", bytes(2**24 + 1))
+    with pytest.raises(ValueError, match=r"000001.jpg in .*zip has 16777217 bytes, an image at most 16777216"):
         load_celeba(tmp_path, size=4)
 
 

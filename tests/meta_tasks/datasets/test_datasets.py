@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from urllib.error import URLError
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -189,91 +188,6 @@ def test_to_moves_every_tensor():
     moved = SMALL_COLOUR.to("cuda")
     splits = [getattr(moved, f"{split}_{kind}") for split in ("train", "val", "test") for kind in "xy"]
     assert all(tensor.is_cuda for tensor in splits)
-
-
-# --- files in MedMNIST layout -------------------------------------------------------------------------------------
-
-
-def write_npz(path: Path, **changes) -> Path:
-    random = np.random.default_rng(0)
-    arrays = {}
-    for split, n in (("train", 30), ("val", 6), ("test", 9)):
-        arrays[f"{split}_images"] = random.integers(0, 256, (n, 10, 10, 3), dtype=np.uint8)
-        arrays[f"{split}_labels"] = np.arange(n, dtype=np.uint8)[:, None] % 3
-    arrays = {key: value for key, value in {**arrays, **changes}.items() if value is not None}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **arrays)
-    return path
-
-
-def test_npz_in_medmnist_layout(tmp_path):
-    path = write_npz(tmp_path / "mine.npz")
-    data = load(f"npz:{path}")
-    assert (data.num_classes, data.input_shape) == (3, (3, 10, 10))
-    assert (len(data.train_y), len(data.val_y), len(data.test_y)) == (30, 6, 9)
-    pixels = np.load(path)["test_images"]
-    assert np.array_equal((data.test_x * 255).round().numpy(), pixels.transpose(0, 3, 1, 2))
-    grey = load(f"npz:{path}", grayscale=True, size=5)
-    assert grey.input_shape == (1, 5, 5)
-    with pytest.raises(ValueError, match=r"validation=0.2 cannot be applied.*6 validation images of its own"):
-        load(f"npz:{path}", validation=0.2)
-
-
-def test_npz_without_validation_holds_a_tenth_out_and_takes_grey_floats(tmp_path):
-    images = np.linspace(0, 1, 30 * 16).reshape(30, 4, 4)
-    labels = np.arange(30) % 3
-    path = write_npz(
-        tmp_path / "mine.npz", val_images=None, val_labels=None, train_images=images, test_images=images[:9],
-        train_labels=labels,
-    )  # fmt: skip
-    data = load(f"npz:{path}")
-    assert (len(data.train_y), len(data.val_y)) == (27, 3)
-    assert torch.equal(data.test_x[:, 0], torch.from_numpy(images[:9]).float())
-
-
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"test_labels": None}, "lacks test_labels"),
-        ({"val_labels": None}, "one of val_images and val_labels without the other"),
-        ({"train_labels": np.zeros((30, 2), np.uint8)}, r"train_labels.*one label per image, got \(30, 2\)"),
-        ({"train_labels": np.zeros(30)}, "train_labels.*must be integers, got float64"),
-        ({"train_images": np.zeros((30, 10, 10, 2), np.uint8)}, r"train_images.*got \(30, 10, 10, 2\)"),
-        ({"train_images": np.zeros((30, 10, 10), np.int32)}, "train_images.*uint8 or floats.*got int32"),
-        ({"train_images": np.full((30, 10, 10, 3), 2.0)}, r"train_images.*must lie in \[0, 1\], got 2.0 to 2.0"),
-        ({"train_images": np.zeros((30, 10, 10, 3))}, "mixes uint8 and floating-point"),
-        ({"test_images": np.array([None] * 9, dtype=object)}, "cannot be read as an npz of plain arrays"),
-    ],
-)
-def test_npz_with_a_wrong_array_is_refused_by_name(tmp_path, changes, match):
-    with pytest.raises(ValueError, match=match):
-        load(f"npz:{write_npz(tmp_path / 'mine.npz', **changes)}")
-
-
-def test_npz_missing_or_damaged(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*absent.npz"):
-        load(f"npz:{tmp_path / 'absent.npz'}")
-    path = write_npz(tmp_path / "mine.npz")
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"mine.npz cannot be read"):
-        load(f"npz:{path}")
-
-
-@pytest.mark.parametrize("folder", ["medmnist", "."])
-def test_medmnist_flags_are_found_in_both_places(tmp_path, monkeypatch, folder):
-    write_npz(tmp_path / folder / "bloodmnist.npz")
-    assert load("bloodmnist", tmp_path).num_classes == 8, "the class count is MedMNIST's, not the largest label seen"
-    monkeypatch.setenv("LEARNED_SAMPLERS_DATA", str(tmp_path))
-    assert len(load("bloodmnist").test_y) == 9
-
-
-def test_medmnist_tasks_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="name='chestmnist' is a multi-label"):
-        load("chestmnist")
-    with pytest.raises(ValueError, match="name='organmnist3d' is volumes"):
-        load("organmnist3d")
-    assert "chestmnist" not in datasets.names()
-    assert {"bloodmnist", "retinamnist", "npz:FILE", "emnist"} <= set(datasets.names())
 
 
 # --- missing files ------------------------------------------------------------------------------------------------

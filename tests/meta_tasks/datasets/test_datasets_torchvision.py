@@ -3,6 +3,8 @@
 import gzip
 import hashlib
 import pickle
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 import torchvision
 
 from meta_tasks.datasets import load
+from meta_tasks.datasets.files import read_idx
 
 
 def write_idx(path: Path, array: np.ndarray, compress: bool = False) -> None:
@@ -166,3 +169,38 @@ def test_svhn_mat_files(tmp_path, monkeypatch, folder):
     assert data.input_shape == (3, 32, 32)
     assert data.test_y[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0], "SVHN writes the digit 0 as label 10"
     assert np.array_equal((data.test_x * 255).round().numpy(), pixels.transpose(3, 2, 0, 1))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ((2**32 - 1,) * 3, r"says that it unpacks to 792281624\d+ bytes"),
+        ((10**6, 28, 28), "says that it unpacks to 784000000 bytes"),
+        ((100, 28, 28), r"is truncated or too long: 784 bytes for an array of \(100, 28, 28\)"),
+        ((1,), "is truncated or too long: more than 1 bytes"),
+        ((1,) * 200, "is not an idx file of unsigned bytes"),
+    ],
+)
+def test_an_idx_file_whose_header_lies(tmp_path, compress, shape, reason):
+    content = bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4) for n in shape) + bytes(784)
+    path = tmp_path / ("images.gz" if compress else "images")
+    path.write_bytes(gzip.compress(content) if compress else content)
+    with pytest.raises(ValueError, match=rf"images(\.gz)? {reason}"):
+        read_idx(path)
+
+
+def test_a_gzip_bomb_is_not_unpacked(tmp_path):
+    """Two gigabytes of zeros in 2 MB, behind a header of one image: only as much is unpacked as that announces."""
+    path = tmp_path / "images.gz"
+    packer = zlib.compressobj(9, wbits=31)
+    parts = [packer.compress(bytes([0, 0, 8, 1, 0, 0, 0, 9]))]
+    parts += [packer.compress(bytes(2**20)) for _ in range(2048)]
+    path.write_bytes(b"".join([*parts, packer.flush()]))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"images\.gz is truncated or too long: more than 9 bytes"):
+            read_idx(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()

@@ -72,9 +72,14 @@ def by_higher(problem, rule, weights, start, seeds, steps, every, schedule):
     hyper, model = problem.hyperparameters, Chains(problem, start)
     network = rule.network(weights).to(start.dtype)
     sampler = MetaSGMCMC(
-        model.parameters(), hyper.lr, N, network=network, momentum_decay=hyper.momentum_decay, prior_precision=2.0,
+        model.parameters(),
+        hyper.lr,
+        N,
+        network=network,
+        momentum_decay=hyper.momentum_decay,
+        prior_precision=2.0,
         **SCALES,
-    )  # fmt: skip
+    )
     streams = [generator(seed, "noise") for seed in seeds]
     sampler.noise_like = lambda p: torch.stack([torch.randn(p.shape[-1], generator=s) for s in streams]).to(p.dtype)
 

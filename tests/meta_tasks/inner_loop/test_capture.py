@@ -84,6 +84,19 @@ class HostCopy(SGHMCRule):
         return super().update(prepared, replace(at, gradient=at.gradient * factors))
 
 
+def _can_pretend() -> bool:
+    """Whether torch can index tensors that pretend to be on a GPU without one; 2.6 asks the driver."""
+    try:
+        with FakeTensorMode():
+            torch.empty(4, device="cuda")[torch.empty(2, dtype=torch.long, device="cuda")]
+    except RuntimeError:
+        return False
+    return True
+
+
+PRETENDING = pytest.mark.skipif(not _can_pretend(), reason="this torch cannot pretend to have a GPU")
+
+
 def pretend_step(rule, network=NETWORKS[0]):
     """A static step on tensors that say they are on a GPU and hold nothing; call it inside a `FakeTensorMode`."""
     task = image_task(*network, prior_precision=2.0)
@@ -98,6 +111,7 @@ def pretend_step(rule, network=NETWORKS[0]):
     return step
 
 
+@PRETENDING
 @pytest.mark.parametrize("network", NETWORKS, ids=["cnn", "mlp"])
 @pytest.mark.parametrize("name", [name for name in RULES if name not in WITH_AUTOGRAD])
 def test_on_a_gpu_a_static_step_never_touches_the_host(name, network, monkeypatch):
@@ -112,6 +126,7 @@ def test_on_a_gpu_a_static_step_never_touches_the_host(name, network, monkeypatc
     assert watch.count > 20
 
 
+@PRETENDING
 @pytest.mark.parametrize("rule", [HostReader(), HostCopy()], ids=["reads", "copies"])
 def test_what_a_graph_could_not_hold_is_noticed(rule):
     with torch.no_grad():

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import L2E, PSGLD, SGHMC, CyclicalSGMCMC, KineticL2E
+from learned_samplers import L2E, PSGLD, SGHMC, CyclicalSGMCMC, KineticL2E, ScaleAdaptedL2E
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss, CELoss
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules.classical import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
-from meta_tasks.rules.learned import KineticRule, L2ERule
+from meta_tasks.rules.learned import KineticRule, L2ERule, ScaleAdaptedL2ERule
 from tests.meta_tasks.toy_tasks import QuadraticTask, image_task
 
 SCHEDULE = Schedule(12, 6, 2)
@@ -59,7 +59,9 @@ class Replay(nn.Module):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["sghmc", "psgld", "cyclical", "l2e", "l2e-paper", "l2e-adaptive", "kinetic"])
+@pytest.mark.parametrize(
+    "name", ["sghmc", "psgld", "cyclical", "l2e", "l2e-paper", "l2e-adaptive", "kinetic", "scale-adapted"]
+)
 def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatch):
     task = image_task(lr=0.5, temperature=temperature, prior_precision=3.0, momentum_decay=0.2)
     num_data = task.hyperparameters.num_data
@@ -73,6 +75,9 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
         "psgld": PSGLDRule(),
         "cyclical": CyclicalRule(4, 0.5),
         "kinetic": KineticRule(),
+        "scale-adapted": ScaleAdaptedL2ERule(reference_data=None, beta_scale=1.0, eps=0.01).for_run(
+            8
+        ),  # 4 steps explore
     }.get(name) or L2ERule(form, feature_set, **scales)
     weights = l2e_weights(rule) if rule.num_weights else torch.zeros(4, 0)
     seed = 2  # the second group: members 2 and 3
@@ -99,6 +104,10 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
                 sampler = CyclicalSGMCMC(params, cycle_length=4, exploration_ratio=0.5, **common)
             elif name == "kinetic":
                 sampler = KineticL2E(params, network=rule.network(weights[member]), **common)
+            elif name == "scale-adapted":
+                sampler = ScaleAdaptedL2E(
+                    params, network=rule.network(weights[member]), settings=rule.settings, **common
+                )
             else:
                 network = rule.network(weights[member])
                 sampler = L2E(params, network=network, form=form, feature_set=feature_set, **scales, **common)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from meta_tasks.networks import BatchedConvolution, BatchedModule, batched_mlp, batched_network_for
+from meta_tasks.networks import BatchedConvolution, BatchedModule, BatchedResidual, batched_mlp, batched_network_for
 
 NETWORKS = [
     ("cnn", (1, 14, 14), {"channels": 4, "depth": 1}),
@@ -14,6 +14,11 @@ NETWORKS = [
     ("cnn", (3, 8, 8), {"channels": 4, "depth": 1, "residual": True}),
     *(("mlp", (1, 6, 6), {"hidden": (7, 5), "activation": a}) for a in ("relu", "tanh", "sigmoid", "silu", "gelu")),
     ("mlp", (1, 6, 6), {"hidden": ()}),
+]
+RESIDUAL = [
+    ("resnet_frn", (1, 9, 9), {"width": 4, "blocks": (1, 2)}),
+    ("resnet_frn", (3, 8, 8), {"width": 8, "blocks": (2,)}),
+    ("resnet20_frn", (3, 8, 8), {"width": 2}),
 ]
 
 
@@ -25,12 +30,15 @@ def batch(shape, groups, n=5, classes=4):
     return torch.rand(groups, n, *shape), torch.randint(classes, (groups, n))
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), NETWORKS)
+@pytest.mark.parametrize(("name", "shape", "options"), [*NETWORKS, *RESIDUAL])
 @pytest.mark.parametrize(("count", "groups"), [(4, 2), (1, 1), (6, 3)])
 def test_loss_gradient_and_logits_equal_autograd(name, shape, options, count, groups):
     network = batched_network_for(name, shape, 4, **options)
     reference = BatchedModule(network.build)
     weights, (x, y) = members(network, count), batch(shape, groups)
+    if name.startswith("resnet"):
+        weights += 0.1 * torch.randn(weights.shape)  # the scales and shifts of a fresh normalisation are all equal
+        weights, x = weights.double(), x.double()  # many normalised layers make much of rounding
     loss, gradient = network.loss_and_gradient(weights, x, y)
     expected_loss, expected_gradient = reference.loss_and_gradient(weights, x, y)
     # single precision, sums over at most a few thousand products
@@ -62,7 +70,7 @@ def test_ties_in_a_pooling_window_go_where_autograd_sends_them():
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), [*NETWORKS[:4], NETWORKS[4]])
+@pytest.mark.parametrize(("name", "shape", "options"), [*NETWORKS[:5], *RESIDUAL])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
 def test_a_member_that_is_not_finite_leaves_the_others_bit_for_bit(name, shape, options, bad):
     network = batched_network_for(name, shape, 4, **options)
@@ -105,6 +113,11 @@ def test_a_network_with_buffers_and_pieces_of_no_size_are_refused():
         BatchedConvolution(build, members_per_call=0)
     with pytest.raises(ValueError, match="images_per_call must be at least 1, got -1"):
         BatchedConvolution(build, images_per_call=-1)
+
+
+def test_a_network_of_another_kind_is_not_taken_for_a_residual_one():
+    with pytest.raises(TypeError, match="build must make a ResNetFRN, got ConvNet"):
+        BatchedResidual(batched_network_for("cnn", (1, 8, 8), 4).build)
 
 
 def test_other_networks_go_through_autograd():

@@ -14,8 +14,8 @@ from triton.compiler import ASTSource
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import features as l2e_features
-from learned_samplers.learned.features import feature_set_named
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_residual_rule
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, feature_set_named
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
@@ -28,7 +28,7 @@ from tests.meta_tasks.inner_loop.test_capture import OneDevice
 from tests.meta_tasks.toy_tasks import image_task
 
 fused_residual_rule = keywords(fused_residual_rule, L2ESettings)
-l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
+l2e_residual_rule = keywords(l2e_rule, L2ESettings)
 
 DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
 # Tensors of one coordinate, of a block and two, and of no whole number of blocks.
@@ -121,7 +121,7 @@ def test_parity_of_a_member_that_is_not_finite_with_one_alone(broken):
 def test_parity_over_an_inner_loop(monkeypatch):
     settings = dict(feature_set="adaptive", hidden=(8, 8), beta_scale=2.0)
     pure, fused = L2ERule("residual", **settings), FusedL2ERule("residual", **settings)
-    monkeypatch.setattr(fused_l2e, "l2e_residual_rule", None)  # it must not be what runs
+    monkeypatch.setattr(fused_l2e, "l2e_rule", None)  # it must not be what runs
     if kernels.INTERPRETED:
         monkeypatch.setattr(
             FusedL2ERule, "_updated", lambda self, *given, **more: fused_l2e.fused_residual_rule(*given, **more)
@@ -154,14 +154,17 @@ def test_parity_of_the_bound():
 
 def test_parity_of_the_constants():
     expected = dict(
-        _TINY=l2e_features._TINY, _SMALL=l2e_features._SMALL, _HALF_LOG_SCALE=0.5 * l2e_features._LOG_SCALE,
-        _RATIO_BOUND=l2e_features._RATIO_BOUND, _LOG_RATIO_FLOOR=l2e_features._LOG_RATIO_FLOOR,
-        _AVERAGES=len(l2e_features.AVERAGE_DECAYS),
-    )  # fmt: skip
+        _TINY=l2e_features._TINY,
+        _SMALL=l2e_features._SMALL,
+        _HALF_LOG_SCALE=0.5 * l2e_features._LOG_SCALE,
+        _RATIO_BOUND=l2e_features._RATIO_BOUND,
+        _LOG_RATIO_FLOOR=l2e_features._LOG_RATIO_FLOOR,
+        _AVERAGES=len(AVERAGE_DECAYS),
+    )
     assert {name: getattr(kernels, name).value for name in expected} == expected
     clock = [f"log_coherence_{d:g}" for d in fused_l2e._CLOCK_DECAYS], [f"time_{tau}" for tau in fused_l2e._CLOCK_TIMES]
     for names, kind in zip(clock, ("log_coherence", "time")):
-        assert [each for each in l2e_features.FEATURE_SETS["adaptive"].context if each.startswith(kind)] == names
+        assert [each for each in FEATURE_SETS["adaptive"].context if each.startswith(kind)] == names
 
 
 # One for all: the rule keeps its tables, here tensors that only say that they are on a GPU.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import apply_network
 from meta_tasks.rules.contours import output_contours
 from meta_tasks.rules.learned import L2ERule, PrecondL2ERule
@@ -20,8 +20,9 @@ def test_contours_show_what_the_network_puts_out(feature_set):
     trained = rule.prepare(rule.initial_weights(0) + 0.1 * torch.randn(rule.num_weights))
     figure = output_contours(trained, feature_set)
     assert titles(figure) == [
-        *(f"|α| at momentum {at}" for at in ("−1", "0", "1")), *(f"|β| at parameter {at}" for at in ("−1", "0", "1"))
-    ]  # fmt: skip
+        *(f"|α| at momentum {at}" for at in ("−1", "0", "1")),
+        *(f"|β| at parameter {at}" for at in ("−1", "0", "1")),
+    ]
     assert len(figure.axes) == 8  # with a colour bar in each row
     # the largest value of β by hand, at the corners of the axes
     names, largest = FEATURE_SETS[feature_set].names, 0.0

@@ -52,9 +52,15 @@ def tensors(members=2, d=6, averages=6):
 def call(given=None, rule=None, **changes):
     rule = rule or L2ERule("residual")
     settings = dict(
-        phi=rule.prepare(rule.initial_weights(0).expand(2, -1)), segments=Segments((4, 2)), lr=0.1, num_data=10,
-        temperature=1.0, prior_precision=0.0, momentum_decay=0.1, settings=L2ESettings(),
-    )  # fmt: skip
+        phi=rule.prepare(rule.initial_weights(0).expand(2, -1)),
+        segments=Segments((4, 2)),
+        lr=0.1,
+        num_data=10,
+        temperature=1.0,
+        prior_precision=0.0,
+        momentum_decay=0.1,
+        settings=L2ESettings(),
+    )
     return fused_residual_rule(*(given or tensors()), **{**settings, **changes})
 
 
@@ -97,7 +103,7 @@ def test_without_triton_the_module_imports_and_the_rule_says_what_is_missing():
         "import sys; sys.modules['triton'] = None; from meta_tasks.rules.triton_l2e import FusedL2ERule; FusedL2ERule()"
     )
     done = run(["-c", script])
-    assert "ModuleNotFoundError: the fused rule needs Triton, which is not installed" in done.stderr
+    assert "ModuleNotFoundError: the fused rule needs Triton 3.4 or later, which is not installed" in done.stderr
 
 
 @needs_triton

@@ -36,9 +36,12 @@ def test_the_keys_fix_the_task(family):
 def test_every_choice_turns_up_about_as_often_as_it_should(family):
     configs = [family.config(0, i) for i in range(600)]
     drawn = {
-        "lr": family.lrs, "batch_size": family.batch_sizes, "size": family.sizes, "dataset": family.dataset_names,
+        "lr": family.lrs,
+        "batch_size": family.batch_sizes,
+        "size": family.sizes,
+        "dataset": family.dataset_names,
         "weight_scale_spread": family.weight_scale_spreads,
-    }  # fmt: skip
+    }
     for field, choices in drawn.items():
         share = Counter(choices)
         found = Counter(getattr(config, field) for config in configs)

@@ -80,11 +80,20 @@ def test_everything_is_logged(tmp_path, evaluation, capsys):
     log = logged(tmp_path)
     scalars, images = set(log.Tags()["scalars"]), set(log.Tags()["images"])
     assert scalars >= {
-        "meta_loss/all", "gradient/norm", "gradient/mean_loss_difference", "gradient/rms_loss_difference",
-        "inner_loop/failed_members", "inner_loop/member_steps_per_second", "output_scale/alpha", "output_scale/beta",
-        "held_out_nll/sampler", "held_out_nll/SGHMC", "held_out_nll/CyclicalSGMCMC", "held_out_nll/PSGLD",
+        "meta_loss/all",
+        "gradient/norm",
+        "gradient/mean_loss_difference",
+        "gradient/rms_loss_difference",
+        "inner_loop/failed_members",
+        "inner_loop/member_steps_per_second",
+        "output_scale/alpha",
+        "output_scale/beta",
+        "held_out_nll/sampler",
+        "held_out_nll/SGHMC",
+        "held_out_nll/CyclicalSGMCMC",
+        "held_out_nll/PSGLD",
         "held_out_accuracy/sampler",
-    }  # fmt: skip
+    }
     assert any(tag.startswith("meta_loss/digits-") for tag in scalars)
     assert images == {"network/contours", "inner_loop/curves"}
     losses = [event.value for event in log.Scalars("meta_loss/all")]

@@ -1,5 +1,7 @@
 """Two real processes of torch.distributed that run one trainer."""
 
+import os
+
 import torch
 import torch.distributed
 import torch.multiprocessing
@@ -19,16 +21,24 @@ def trainer(folder, iterations, **arguments):
     return Trainer(QuadraticFamily(), LearnableSGD(), estimator, settings, folder=folder, **arguments)
 
 
+def run(folder, iterations):
+    made = trainer(folder, iterations)
+    made.run()
+    made.close()
+    return made
+
+
 def one_rank(rank, folder):
     """Join the group, continue from a folder of this rank's own, and write what came of it."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     try:
-        made = trainer(folder / f"rank{rank}", 5, make_executor=RankExecutor, main=rank == 0)
+        own = folder / "rank0" if (folder / "shared").exists() else folder / f"rank{rank}"
+        made = trainer(own, 5, make_executor=RankExecutor, main=rank == 0)
         found = {"started": made.iteration, "ended": made.run(), "weights": made.weights.detach()}
         found["losses"] = made.history["loss"]
         made.close()
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         found = {"error": str(error)}
     torch.save(found, folder / f"found{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -50,9 +60,8 @@ def both_ranks(folder):
 
 
 def test_ranks_go_on_from_the_checkpoint_of_the_first_where_the_second_has_none(tmp_path):
-    trainer(tmp_path / "rank0", 3).run()
-    whole = trainer(None, 5)
-    whole.run()
+    run(tmp_path / "rank0", 3)
+    whole = run(None, 5)
     for found in both_ranks(tmp_path):
         assert found["started"] == 3
         assert found["ended"] == "finished"
@@ -61,9 +70,19 @@ def test_ranks_go_on_from_the_checkpoint_of_the_first_where_the_second_has_none(
 
 
 def test_what_is_wrong_with_the_checkpoints_of_the_first_rank_is_told_on_both(tmp_path):
-    trainer(tmp_path / "rank0", 3).run()
-    trainer(tmp_path / "rank1", 2).run()
+    run(tmp_path / "rank0", 3)
+    run(tmp_path / "rank1", 2)
     for path in (tmp_path / "rank0").glob("checkpoint*"):
         path.write_bytes(b"")
     for found in both_ranks(tmp_path):
         assert found == {"error": f"none of the 1 checkpoints in {tmp_path / 'rank0'} can be read"}
+
+
+def test_the_ranks_of_a_trainer_share_a_folder_that_is_locked_against_others(tmp_path):
+    (tmp_path / "shared").touch()
+    assert [found["ended"] for found in both_ranks(tmp_path)] == ["finished", "finished"]
+    assert not (tmp_path / "rank0" / ".lock").exists()
+    other = trainer(tmp_path / "rank0", 9)  # of this process
+    for found in both_ranks(tmp_path):
+        assert f"{tmp_path / 'rank0'} is being written by process {os.getpid()} on host" in found["error"]
+    other.close()

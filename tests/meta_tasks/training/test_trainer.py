@@ -3,12 +3,16 @@
 import math
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import torch
 
+from learned_samplers.base.locks import LOCK
 from meta_tasks.estimators import AntitheticES, NoiseReuseES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
@@ -177,6 +181,9 @@ def test_time_and_signals_end_a_run_and_save_it(tmp_path):
     assert 0.5 < time.monotonic() - started < 20
     done = slow.iteration
     assert slow.checkpoints.load()["iteration"] == done > 0
+    with pytest.raises(RuntimeError, match="is being written by another object of this process"):
+        trainer(tmp_path, iterations=10**6)
+    slow.close()
     resumed = trainer(tmp_path, iterations=10**6)
     assert resumed.iteration == done
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -238,6 +245,7 @@ def test_a_failure_between_iterations_saves_the_unrolls_too(tmp_path, monkeypatc
     with pytest.raises(OSError, match="No space left") as failure:
         failing.run()
     assert failure.value.__notes__ == ["saved after iteration 4"]
+    failing.close()
     resumed = run(folder=tmp_path, iterations=6, estimator=nres())
     assert torch.equal(resumed.weights, run(iterations=6, estimator=nres()).weights)
 
@@ -298,3 +306,20 @@ def test_the_log_of_an_iteration_is_what_its_pairs_say():
     assert done.member_steps_per_second > 0
     assert sum(result.member_steps for result in done.results) == 8 * 12
     assert all(math.isfinite(point) for result in done.results for point in result.curve)
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path):
+    first = trainer(tmp_path, iterations=2)
+    code = (
+        "import sys; from tests.meta_tasks.training.test_trainer import trainer; from pathlib import Path\n"
+        "try: trainer(Path(sys.argv[1]), iterations=2)\n"
+        "except RuntimeError as error: print(error)"
+    )
+    second = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert f"is being written by process {os.getpid()} on host {socket.gethostname()}: two writers" in second.stdout
+    assert second.stdout.count("\n") == 1, second.stderr
+    (tmp_path / LOCK).unlink()
+    with pytest.raises(RuntimeError, match="has been removed or replaced: nothing is written"):
+        first.run()
+    assert first.checkpoints.paths() == []
+    first.close()

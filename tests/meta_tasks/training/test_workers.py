@@ -47,10 +47,14 @@ def group(tmp_path):
     """The script in a process group of its own, once its workers are at work."""
     (tmp_path / "script.py").write_text(SCRIPT)
     process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")], cwd=ROOT, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")],
+        cwd=ROOT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         start_new_session=True,
-    )  # fmt: skip
+    )
     assert process.stdout.readline() == "ready\n", process.communicate(timeout=60)[1]
     time.sleep(0.5)  # well within the run
     yield process

@@ -17,16 +17,16 @@ import torch
 import torch.multiprocessing
 import tyro
 
-from experiments.benchmarks.forms import (
-    FORMS,
-    VARIANTS,
+from experiments.benchmarks.protocol import Protocol, measure_protocol
+from experiments.benchmarks.timing import write_table
+from experiments.benchmarks.variants import (
+    NETWORK_VARIANTS,
+    STEP_VARIANTS,
     make_network,
     variant_rule,
     variant_stepping,
     variants_on,
 )
-from experiments.benchmarks.protocol import Protocol, measure_protocol
-from experiments.benchmarks.timing import write_table
 from experiments.common.devices import device_name, synchronize
 from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop.schedule import Schedule
@@ -61,9 +61,9 @@ class InnerBenchmark:
     # Command of a peer program: it gets --members --channels --depth --size --batch and prints member-steps/s=NUMBER.
     peer: str | None = None
     # Also time these ways of computing the gradient, or "all": the table behind the choice.
-    forms: tuple[str, ...] = ()
+    network_variants: tuple[str, ...] = ()
     # Also time these ways of taking a step, or "all" that the device has: loop, static, graph, fused-loop, fused-graph.
-    variants: tuple[str, ...] = ()
+    step_variants: tuple[str, ...] = ()
     # Measure the paper's protocol instead of the table, extrapolated from this many of its outer iterations.
     protocol: int = 0
     # Settings of the paper's protocol.
@@ -87,7 +87,7 @@ def gflop(channels: int, depth: int, size: int, batch: int, features: int) -> fl
     return 2e-9 * (network + passes)
 
 
-def make_unroll(configuration: Configuration, options: InnerBenchmark, form: str) -> tuple[Unroll, torch.Tensor]:
+def make_unroll(configuration: Configuration, options: InnerBenchmark, variant: str) -> tuple[Unroll, torch.Tensor]:
     """Members on random images, at their first step."""
     channels, depth, size, batch = configuration
     x = torch.rand(4 * batch, 1, size, size)
@@ -95,14 +95,14 @@ def make_unroll(configuration: Configuration, options: InnerBenchmark, form: str
     data = ImageData("random", CLASSES, x, y, x, y, x, y)
     settings = TaskConfig("random", "cnn", {"channels": channels, "depth": depth}, batch_size=batch, lr=0.1)
     task = ImageTask(settings, data, 0, options.device)
-    if form in FORMS:
-        task.network = make_network(form, task.network, options.members, batch)
-    rule = variant_rule(form)("residual", options.feature_set)
+    if variant in NETWORK_VARIANTS:
+        task.network = make_network(variant, task.network, options.members, batch)
+    rule = variant_rule(variant)("residual", options.feature_set)
     weights = torch.stack([rule.initial_weights(i) for i in range(options.members)])
     group = 2 if options.members % 2 == 0 else 1
     groups = range(options.members // group)
     schedule = Schedule(10**6, 10**6 - 1, 1)  # nothing is collected: the peer does not evaluate either
-    stepping = variant_stepping(form)
+    stepping = variant_stepping(variant)
     return Unroll(task, rule, BMALoss, schedule, groups, members_per_group=group, stepping=stepping), weights
 
 
@@ -125,8 +125,8 @@ def _serve(connection: Any, options: InnerBenchmark) -> None:
 
             work: Callable[[], None] = multiply
         else:
-            configuration, form = request
-            unroll, weights = make_unroll(configuration, options, form)
+            configuration, variant = request
+            unroll, weights = make_unroll(configuration, options, variant)
 
             def advance(unroll: Unroll = unroll, weights: torch.Tensor = weights) -> None:
                 unroll.advance(weights, options.steps)
@@ -208,10 +208,10 @@ def chosen(kind: str, given: tuple[str, ...], known: tuple[str, ...]) -> tuple[s
 def benchmark_inner(options: InnerBenchmark, command: str = "python tools/benchmark.py inner") -> None:
     if options.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit(f"error: device={options.device!r}: torch finds no GPU")
-    forms = chosen("forms", options.forms, tuple(FORMS))
-    variants = chosen("variants", options.variants, variants_on(options.device))
+    networks = chosen("network_variants", options.network_variants, tuple(NETWORK_VARIANTS))
+    steps = chosen("step_variants", options.step_variants, variants_on(options.device))
     if options.protocol:
-        names = variants or (("loop",) if options.device == "cpu" else ("graph",))
+        names = steps or (("loop",) if options.device == "cpu" else ("graph",))
         given = options.protocol_of, options.protocol, options.device, options.feature_set, names
         write_table(options.out, command, measure_protocol(*given))
         return
@@ -221,10 +221,10 @@ def benchmark_inner(options: InnerBenchmark, command: str = "python tools/benchm
     for _ in range(options.rounds):
         peaks.append(sum(20 * 2 * matmul_side(options) ** 3 / s / 1e9 for s in processes.seconds("peak")))
         for configuration in CONFIGURATIONS:
-            for form in ("chosen", *(form for form in (*forms, *variants) if form != "chosen")):
-                seconds = processes.seconds((configuration, form))
+            for variant in ("chosen", *(name for name in (*networks, *steps) if name != "chosen")):
+                seconds = processes.seconds((configuration, variant))
                 speed = sum(options.members * options.steps / s for s in seconds)
-                speeds.setdefault((configuration, form), []).append(speed)
+                speeds.setdefault((configuration, variant), []).append(speed)
             if options.peer is not None:
                 speeds.setdefault((configuration, "peer"), []).append(peer_speed(options.peer, configuration))
     processes.close()
@@ -237,10 +237,10 @@ def benchmark_inner(options: InnerBenchmark, command: str = "python tools/benchm
         f"{peak:.0f} GFLOP/s ({side}×{side}, float32, all processes together)"
     )
     tables = [_speed_table(medians, peak, options)]
-    if forms:
-        tables.append(_form_table(medians, {form: FORMS[form] for form in ("chosen", *forms)}))
-    if variants:
-        tables.append(_form_table(medians, {variant: VARIANTS[variant] for variant in variants}))
+    if networks:
+        tables.append(_variant_table(medians, {name: NETWORK_VARIANTS[name] for name in ("chosen", *networks)}))
+    if steps:
+        tables.append(_variant_table(medians, {name: STEP_VARIANTS[name] for name in steps}))
     write_table(options.out, command, "\n\n".join([head, *tables]))
 
 
@@ -262,10 +262,10 @@ def _speed_table(medians: dict[Any, float], peak: float, options: InnerBenchmark
     return "\n".join(lines)
 
 
-def _form_table(medians: dict[Any, float], titles: dict[str, str]) -> str:
+def _variant_table(medians: dict[Any, float], titles: dict[str, str]) -> str:
     columns = [str(configuration)[1:-1] for configuration in CONFIGURATIONS]
     lines = ["| member-steps/s | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
-    for form, title in titles.items():
-        cells = [f"{medians[configuration, form]:.0f}" for configuration in CONFIGURATIONS]
+    for variant, title in titles.items():
+        cells = [f"{medians[configuration, variant]:.0f}" for configuration in CONFIGURATIONS]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)

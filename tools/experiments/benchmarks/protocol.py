@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.benchmarks.forms import variant_rule, variant_stepping
+from experiments.benchmarks.variants import variant_rule, variant_stepping
 from experiments.common.devices import device_name, synchronize
 from meta_tasks.datasets import ImageData
 from meta_tasks.estimators import AntitheticES, Evaluator
@@ -45,7 +45,7 @@ PAPER_MINUTES = 360
 
 
 def make_trainer(protocol: Protocol, family: ImageTaskFamily, feature_set: str, variant: str) -> Trainer:
-    """The protocol's trainer, with steps taken as a variant of `experiments.benchmarks.forms.VARIANTS` says.
+    """The protocol's trainer, with steps taken as a variant of `experiments.benchmarks.variants.STEP_VARIANTS` says.
 
     L2E has its residual form, whose arithmetic is the paper form's and for which there are fused kernels.
     """

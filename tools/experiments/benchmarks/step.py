@@ -238,7 +238,7 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
 def _milliseconds(
     steps: dict[str, Callable[[], object]], rounds: int, options: StepBenchmark, title: str
 ) -> dict[str, float]:
-    """Milliseconds of each, the tenth percentile of interleaved rounds: what other processes cost falls out."""
+    """Milliseconds of each, the tenth percentile of interleaved rounds, to which other processes add little."""
     times = interleaved(steps, rounds, title, warm_up=3, device=options.device)
     return {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
 

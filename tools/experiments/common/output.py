@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learned_samplers.base.files import write_atomically
+from learned_samplers.base.locks import shared_lock
 
 
 def command_line(tool: str, arguments: Sequence[str] | None) -> str:
@@ -48,15 +50,42 @@ def tensorboard_hint(folder: Path) -> str:
 
 @contextmanager
 def explained(out: Path | None = None) -> Iterator[None]:
-    """End the process with one line instead of a traceback after a user's error or interrupt.
+    """End the process with one line instead of a traceback after a user's error, an interrupt or SIGTERM.
 
     Args:
-        out: folder of the results, where finished runs are kept.
+        out: folder of the results, where finished runs are kept. It is locked against other processes meanwhile.
     """
+    kept = "" if out is None else f"; finished runs are kept in {out}, the same command goes on from there"
+    try:
+        with terminated_as_exit(f"terminated{kept}"):
+            lock = None
+            if out is not None:
+                out.mkdir(parents=True, exist_ok=True)
+                lock = shared_lock(out)
+            yield
+            del lock
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted{kept}")
+    except (ValueError, TypeError, OSError, FloatingPointError, RuntimeError) as error:
+        sys.exit(f"error: {error}")
+
+
+@contextmanager
+def terminated_as_exit(message: str) -> Iterator[None]:
+    """Within the context SIGTERM ends the process as an error does: what is open is closed, and locks are released.
+
+    Outside the main thread, which alone may have handlers, nothing changes.
+    """
+
+    def leave(number: int, frame: Any) -> None:
+        sys.exit(message)
+
+    try:
+        old = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not the main thread
+        yield
+        return
     try:
         yield
-    except KeyboardInterrupt:
-        kept = "" if out is None else f"; finished runs are kept in {out}, the same command goes on from there"
-        sys.exit(f"interrupted{kept}")
-    except (ValueError, TypeError, FileNotFoundError, FloatingPointError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+    finally:
+        signal.signal(signal.SIGTERM, old)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.files import write_atomically
+from learned_samplers.base.locks import FolderLock, shared_lock
 
 
 class RunStore:
@@ -19,6 +20,9 @@ class RunStore:
 
     A file holds the settings that a run depends on, its result, torch's version and the fingerprint of its data. It is
     written whole or not at all, as strict JSON, and read again only where all of these agree.
+
+    Before the first run is made the folder is locked against other processes, until the last store of this process on
+    that folder is gone; reading takes no lock.
 
     Args:
         folder: of the results.
@@ -29,6 +33,7 @@ class RunStore:
     def __init__(self, folder: Path, data: str | None = None, *, fresh: bool = False) -> None:
         self.folder, self.data, self.fresh = folder, data, fresh
         self.done: set[Path] = set()
+        self._lock: FolderLock | None = None
 
     def below(self, name: str) -> RunStore:
         """A store of the same data for a folder inside this one."""
@@ -49,16 +54,36 @@ class RunStore:
 
         Raises:
             ValueError: the file is there and is no run, or the result does not survive JSON (NaN, for one).
+            RuntimeError: another process is writing to the folder; nothing was made.
         """
         found = self.read(name, settings)
-        return self.write(name, settings, make()) if found is None else found
+        if found is not None:
+            return found
+        self._take()
+        return self.write(name, settings, make())
+
+    def _take(self) -> None:
+        """Lock the folder; RuntimeError, naming the other process, if it is another's."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = shared_lock(self.folder)
 
     def read(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The finished run of that name; None if there is none, or one made of anything else."""
+        """The finished run of that name; None if there is none, or one made with other settings or another torch.
+
+        Raises:
+            ValueError: it was made of other data with the same settings.
+        """
         if self.fresh and self.path(name) not in self.done:
             return None
-        record = self.record(name)
-        return record["result"] if record is not None and record["made_of"] == self._made_of(settings) else None
+        if (record := self.record(name)) is None:
+            return None
+        theirs, ours = record["made_of"], self._made_of(settings)
+        if theirs != ours and theirs | {"data": self.data} == ours:
+            raise ValueError(
+                f"{self.path(name)} was made with these settings from other data (fingerprint {theirs.get('data')}, "
+                f"these have {self.data}): take another --out, or --fresh to replace it"
+            )
+        return record["result"] if theirs == ours else None
 
     def record(self, name: str) -> dict[str, Any] | None:
         """The run of that name as it is on disk, "made_of" and "result", whatever it was made of."""
@@ -68,11 +93,12 @@ class RunStore:
         try:
             record = json.loads(path.read_text())
             return {"made_of": record["made_of"], "result": record["result"]}
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not the result of a run ({error}); delete it or use --fresh") from error
 
     def write(self, name: str, settings: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-        """Put a result on disk; the same as JSON gives it back."""
+        """Put a result on disk; the same as JSON gives it back. RuntimeError if the folder is another process's."""
+        self._take()
         content = json.dumps({"made_of": self._made_of(settings), "result": result}, indent=1, allow_nan=False)
         self.path(name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path(name), content.encode())
@@ -84,7 +110,11 @@ class RunStore:
 
         Args:
             kinds: of files that the run will write beside its result; their folders are made.
+
+        Raises:
+            RuntimeError: another process is writing to the folder; nothing was removed.
         """
+        self._take()
         self.path(name).unlink(missing_ok=True)
         for curves in (self.folder / "tensorboard" / name).glob("events.out.tfevents.*"):
             curves.unlink()

@@ -17,9 +17,10 @@ class StackedMLP:
     A layer is one tensor (P, out, in + 1) whose last column holds the biases, and gives W·(h, 1)/√(in + 1): with
     weights from N(0, 1) its outputs are of a unit's size whatever the widths. So the prior N(0, I) suits every layer.
 
-    It is not the batched network of `meta_tasks.networks`, whose layers are W·h + b with weights and biases apart: the
-    priors here are on W of this scale, and the networks of a group share one product with inputs that are not copied.
-    `torch.func.functional_call` under vmap says the same; for networks this small it takes several times as long.
+    `meta_tasks.networks.batched_mlp` keeps weights and biases apart, while the priors here are on one W of this scale,
+    and it copies the inputs for every network of a group. Computed by it from W, outputs agree to rounding and their
+    gradients take 1.6 times as long for one network of 50 by 50 units, 1.2 times for five of 784-400-400-10, and as
+    long for the 400 of the UCI runs (one core).
 
     Args:
         sizes: numbers of inputs, of hidden units layer by layer, and of outputs.

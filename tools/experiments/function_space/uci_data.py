@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from meta_tasks.datasets import data_root
+from meta_tasks.datasets.files import read_npz
 
 #: Smallest first.
 NAMES = (
@@ -75,11 +75,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> RegressionDat
             f"{path} is missing; put the UCI sets there as npz files with x, y and test_index, or name another data "
             "root by LEARNED_SAMPLERS_DATA"
         )
-    try:
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-            found = {key: file[key] for key in file.files}
-    except (zipfile.BadZipFile, ValueError, TypeError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is not a whole npz file of plain arrays: {error}") from error
+    found = read_npz(path)
     for key, dimensions, kind in (("x", 2, "f"), ("y", 1, "f"), ("test_index", 2, "iu")):
         if key not in found:
             raise ValueError(f"{path} has no key {key!r}, only {', '.join(sorted(found)) or 'none at all'}")

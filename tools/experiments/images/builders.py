@@ -156,8 +156,15 @@ def ivon(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> t
 def l2e_start(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
     # What `l2e` was before its meta-training began (docs/meta_training_log.md): β = −2·m/√v̂, α = 0.
     settings = L2ESettings(feature_set="adaptive", beta_scale=10.0, friction_scale=0.0, reference_data=50_000.0)
-    return L2E(groups, lr, num_data, network=started_network(settings, "average_0.9_to_rms", 2.0), settings=settings,
-               momentum_decay=0.1, **posterior(s))  # fmt: skip
+    return L2E(
+        groups,
+        lr,
+        num_data,
+        network=started_network(settings, "average_0.9_to_rms", 2.0),
+        settings=settings,
+        momentum_decay=0.1,
+        **posterior(s),
+    )
 
 
 def started_network(settings: L2ESettings, feature: str, gain: float) -> nn.Sequential:

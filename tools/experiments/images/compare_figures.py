@@ -41,7 +41,7 @@ def draw(ax: Any, x: np.ndarray, values: Any, style: dict[str, Any], **more: Any
 
 
 def draw_all(report: BudgetReport, out: Path) -> None:
-    """The figures of one budget."""
+    """The figures of one budget; of a regression the temperatures alone."""
     title = f"{report.settings.dataset}, {report.settings.model}, {report.budget} gradients"
     figures = {
         "figure1": figure_1,
@@ -49,6 +49,8 @@ def draw_all(report: BudgetReport, out: Path) -> None:
         "temperatures": temperature_figure,
         "validation": validation_figure,
     }
+    if not report.num_classes:
+        figures = {"temperatures": temperature_figure}  # the others are of classes
     for name, figure in figures.items():
         figure(out / f"{name}_{report.budget}.png", report, title)
 

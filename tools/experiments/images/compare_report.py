@@ -23,7 +23,7 @@ from experiments.images.compare_statistics import (
 )
 from experiments.images.methods import METHODS, Setting
 from experiments.images.report import label
-from experiments.images.result import CURVES, Result
+from experiments.images.result import CURVES, Result, score_columns
 from experiments.images.runner import predictions
 from experiments.images.settings import Settings
 from learned_samplers import metrics
@@ -36,6 +36,9 @@ SCORE_COLUMNS = (
     ("nll", "NLL", 4),
     ("ece", "ECE", 4),
     ("brier", "Brier", 4),
+    ("rmse", "RMSE", 4),
+    ("crps", "CRPS", 4),
+    ("coverage", "90 % coverage", 3),
     ("kld", "KLD", 4),
     ("ess_per_second", "ESS/s", 2),
     ("seconds", "seconds", 1),
@@ -86,9 +89,12 @@ def summary(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
 
 
 def pooled(results: Sequence[Result], folder: Path) -> dict[str, float] | None:
-    """Scores of the average over all seeds' predictions, as parallel chains give it; None for fewer than two chains."""
+    """Scores of the average over all seeds' predictions, as parallel chains give it.
+
+    None for fewer than two chains, and for a regression.
+    """
     ended = [predictions(result, folder) for result in finished(results)]
-    if len(ended) < 2:
+    if len(ended) < 2 or "test_variance" in ended[0]:
         return None
     average = sum(each["test"] for each in ended) / len(ended)
     return {**metrics.summary(average, ended[0]["test_labels"]), "chains": len(ended)}
@@ -103,7 +109,7 @@ def against_baselines(report: BudgetReport) -> dict[str, dict[str, Any]]:
     """
     sums = {name: summary(results) for name, results in report.runs.items() if finished(results)}
     rivals = [name for name in BASELINES if name in sums]
-    if not rivals:
+    if not rivals or not report.num_classes:  # a density's NLL has no zero that it could be relative to
         return {}
     best = min(rivals, key=lambda name: sums[name]["mean"]["nll"])
     found = {}
@@ -192,12 +198,14 @@ def health(result: Result) -> dict[str, Any]:
 def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
     """The budget's tables and the sentences below them, as Markdown; `numbers` is its `content`."""
     scores, robust, others, healths, chains = [], [], [], [], list[dict[str, str]]()
+    known = {key for key, *_ in score_columns(report.runs.values())} | {"kld", "ess_per_second", "seconds"}
+    columns = [column for column in SCORE_COLUMNS if column[0] in known]
     for name, results in report.runs.items():
         rows = [measured(result) for result in finished(results)]
         chosen = report.tuning[name].chosen
         row = {"method": label(results), "lr": f"{chosen.lr:g}", "also tuned": chosen.text(report.num_data) or "–"}
-        for key, heading, decimals in SCORE_COLUMNS:
-            row[heading] = spread([value for each in rows if (value := each[key]) is not None], decimals)
+        for key, heading, decimals in columns:
+            row[heading] = spread([value for each in rows if (value := each.get(key)) is not None], decimals)
         row["samples"] = spread([each["num_samples"] for each in rows], 0, with_std=False)
         row["gradients"] = spread([result.gradient_evaluations for result in results], 0, with_std=False)
         scores.append(row)

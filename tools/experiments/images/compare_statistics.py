@@ -21,6 +21,8 @@ COLLAPSED = 1.5  # times the median NLL of a method's runs, from which one of th
 def losses(results: Sequence[Result], folder: Path) -> torch.Tensor:
     """Negative log-probability of each test image's label, the mean over a method's seeds, in nats."""
     ended = [predictions(result, folder) for result in finished(results)]
+    if ended and "test_nll" in ended[0]:
+        return torch.stack([each["test_nll"].double() for each in ended]).mean(0)
     true = [each["test"].gather(1, each["test_labels"].long().unsqueeze(1))[:, 0].double() for each in ended]
     return -torch.stack(true).clamp(min=1e-300).log().mean(0)
 
@@ -48,8 +50,13 @@ def paired(ours: Sequence[Result], theirs: Sequence[Result]) -> tuple[float, flo
 
 
 def collapsed(results: Sequence[Result], num_classes: int) -> int:
-    """Runs that diverged, or whose test NLL is above that of uniform predictions or 1.5 times the method's median."""
+    """Runs that diverged, or whose test NLL is above that of uniform predictions or 1.5 times the method's median.
+
+    Of a regression (``num_classes`` 0), whose NLL has no zero, those that diverged.
+    """
     good = [result.scores["nll"] for result in finished(results)]
+    if not num_classes:
+        return len(results) - len(good)
     bound = min(math.log(num_classes), COLLAPSED * statistics.median(good)) if good else 0.0
     return len(results) - sum(nll <= bound for nll in good)
 
@@ -80,7 +87,7 @@ def equal_time(results: Sequence[Result]) -> dict[str, Any] | None:
         "gradients": results[0].gradient_evaluations,
         "seconds": statistics.fmean(result.seconds for result in results),
         "nll": [result.scores["nll"] for result in finished(results)],
-        "accuracy": [result.scores["accuracy"] for result in finished(results)],
+        "accuracy": [result.scores.get("accuracy") for result in finished(results)],
     }
 
 

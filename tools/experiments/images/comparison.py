@@ -69,9 +69,16 @@ class Comparison:
         steps = budget if steps is None else steps
         title = f"{steps} gradients, {method}, {self.describe(setting)}, seed {seed}"
         return self.runs[budget].run(
-            self.settings(steps, setting), method, setting.lr, seed,
-            title=title, bar=self.bar, test=test, validations=self.options.validations, variant=variant.strip("_"),
-        )  # fmt: skip
+            self.settings(steps, setting),
+            method,
+            setting.lr,
+            seed,
+            title=title,
+            bar=self.bar,
+            test=test,
+            validations=self.options.validations,
+            variant=variant.strip("_"),
+        )
 
     def settings(self, budget: int, setting: Setting) -> Settings:
         """Of a run: those of the comparison, with the budget and what is tuned."""
@@ -94,10 +101,13 @@ class Comparison:
 
         try:
             tuning = tune(
-                self.candidates[method], attempt, lambda result: result.validation_nll,
-                seeds=options.tuning_seeds(), tries=tries_at(budget, options, self.data),
+                self.candidates[method],
+                attempt,
+                lambda result: result.validation_nll,
+                seeds=options.tuning_seeds(),
+                tries=tries_at(budget, options, self.data),
                 propose=lambda tuning: proposal(tuning, self.alternatives),
-            )  # fmt: skip
+            )
         except RuntimeError as error:
             raise RuntimeError(f"{method}, {budget} gradients: {error}") from error
         self.candidates[method] = tuning.ranked()[: options.keep]

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from experiments.common.devices import synchronize
 from experiments.common.tables import markdown
+from experiments.images.likelihood import likelihood_of
 from experiments.images.log import Log
 from experiments.images.methods import METHODS, ImageMethod
 from experiments.images.options import CompareOptions
@@ -30,7 +30,7 @@ def gradient_flops(settings: Settings, data: ImageData) -> int:
     model = build_network(settings, data)
     with FlopCounterMode(display=False) as counter:
         size = settings.batch_size
-        cross_entropy(model(data.train_x[:size]), data.train_y[:size]).backward()
+        likelihood_of(data, settings).loss(model(data.train_x[:size]), data.train_y[:size]).backward()
     return counter.get_total_flops()
 
 
@@ -42,7 +42,7 @@ def seconds_per_gradient(method: ImageMethod, settings: Settings, data: ImageDat
     order = batches(data.num_data, settings.batch_size, data.train_x.device)
     with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer, tqdm(disable=True) as bar:
         # A budget of its own that is never reached: nothing is written, and no validation is timed.
-        log = Log(writer, bar, data, 1_000_000)
+        log = Log(writer, bar, data, 1_000_000, likelihood=likelihood_of(data, settings))
         minibatch_run(model, optimizer, data, 1, order, log)
         synchronize(data.train_x.device)
         start = time.perf_counter()
@@ -70,10 +70,14 @@ def cost_table(options: CompareOptions, data: ImageData, gradients: int) -> str:
         torch.manual_seed(options.seed)
         seconds = seconds_per_gradient(METHODS[name], settings, data)
         total += seconds * gradients
-        rows.append({
-            "method": name, "gradients": str(gradients), "ms/gradient": f"{1000 * seconds:.2f}",
-            "hours": f"{seconds * gradients / 3600:.2f}",
-        })  # fmt: skip
+        rows.append(
+            {
+                "method": name,
+                "gradients": str(gradients),
+                "ms/gradient": f"{1000 * seconds:.2f}",
+                "hours": f"{seconds * gradients / 3600:.2f}",
+            }
+        )
     count = gradients * len(rows)
     return (
         f"{markdown(rows)}\n\n{count} gradients of {flops / 1e9:.3g} GFLOP, {count * flops / 1e15:.3g} PFLOP together: "

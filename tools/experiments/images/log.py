@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sized
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from experiments.images.likelihood import Classification, Likelihood, evaluate
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.integrations.tensorboard import gradient_norm, rates
 from meta_tasks.datasets import ImageData
 
 LOGS = 100  # points of a training curve
@@ -20,13 +23,6 @@ VALIDATIONS = 20  # of which so many with the validation loss of the current wei
 
 class Diverged(Exception):
     """A run whose loss, gradient or weights are no longer finite."""
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Mean loss in nats and accuracy of the current weights."""
-    logits = torch.cat([model(part) for part in x.split(1024)])
-    return cross_entropy(logits, y).item(), (logits.argmax(1) == y).float().mean().item()
 
 
 class Log:
@@ -42,15 +38,30 @@ class Log:
     """
 
     def __init__(
-        self, writer: SummaryWriter, bar: tqdm, data: ImageData, steps: int, validations: int = VALIDATIONS
+        self,
+        writer: SummaryWriter,
+        bar: tqdm,
+        data: ImageData,
+        steps: int,
+        validations: int = VALIDATIONS,
+        likelihood: Likelihood | None = None,
     ) -> None:
         self.writer, self.bar, self.data = writer, bar, data
+        self.likelihood: Likelihood = likelihood or Classification()
         self.every = max(1, steps // LOGS)
         self.validate_every = self.every * max(1, LOGS // validations)
         self.validation_seconds = 0.0
         self.temperatures: list[dict[str, Any]] = []
         self.validation_curve: list[list[float]] = []
+        self._collection: Sized = ()
+        self._optimizer: Any = None
+        self._mean: Tensor | float = 0.0
+        self._averaged = 0
         self.reset()
+
+    def follow(self, samples: Sized, optimizer: Any) -> None:
+        """From the first of these samples on, follow a classifier's model average wherever the chain is sampling."""
+        self._collection, self._optimizer = samples, optimizer
 
     def reset(self) -> None:
         """Begin a new mean."""
@@ -61,7 +72,7 @@ class Log:
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Collect one minibatch; nothing is read back from the device."""
         self.loss = self.loss + loss.detach()
-        self.hits = self.hits + (logits.detach().argmax(1) == labels).sum()
+        self.hits = self.hits + self.likelihood.total(logits.detach(), labels)
         self.images += len(labels)
         self.count += 1
 
@@ -71,9 +82,15 @@ class Log:
         if not math.isfinite(loss):
             raise Diverged(f"the training loss is {loss} at step {step}")
         self.writer.add_scalar("train/loss", loss, step)
-        self.writer.add_scalar("train/accuracy", float(self.hits) / self.images, step)
+        curve = self.likelihood.average(float(self.hits), self.images)
+        self.writer.add_scalar(f"train/{self.likelihood.curve}", curve, step)
         self.writer.add_scalar("train/learning_rate", optimizer.param_groups[0]["lr"], step)
         self.reset()
+        if isinstance(optimizer, Sampler):
+            sampling = float(optimizer.is_sampling)
+            chain = {**rates(optimizer), "chain/sampling": sampling, "gradient/norm": gradient_norm(optimizer)}
+            for tag, value in chain.items():
+                self.writer.add_scalar(tag, value, step)
         if not hasattr(optimizer, "temperatures"):
             return
         groups: dict[str, dict[str, Any]] = {}
@@ -92,11 +109,31 @@ class Log:
             return
         start = time.perf_counter()
         model.eval()
-        loss, accuracy = evaluate(model, self.data.val_x, self.data.val_y)
+        outputs: list[Any] = []
+
+        def call(x: Tensor) -> Any:
+            outputs.append(model(x))
+            return outputs[-1]
+
+        loss, second = evaluate(call, self.data.val_x, self.data.val_y, self.likelihood)
+        if len(self._collection) and getattr(self._optimizer, "is_sampling", True):
+            self._average(outputs, step)
         model.train()
         self.validation_seconds += time.perf_counter() - start
         if math.isfinite(loss):
-            self.validation_curve.append([step, loss, accuracy])
+            self.validation_curve.append([step, loss, second])
         self.writer.add_scalar("validation/loss", loss, step)
-        self.writer.add_scalar("validation/accuracy", accuracy, step)
+        self.writer.add_scalar(f"validation/{self.likelihood.curve}", second, step)
         self.bar.set_postfix(validation_loss=f"{loss:.3f}", refresh=False)
+
+    def _average(self, outputs: list[Any], step: int) -> None:
+        """The mean prediction of the weights at the looks since the first sample; it costs no further evaluation."""
+        if not isinstance(self.likelihood, Classification):
+            return
+        probabilities = torch.cat(outputs).double().softmax(1)
+        self._averaged += 1
+        self._mean = self._mean + (probabilities - self._mean) / self._averaged
+        loss = torch.nn.functional.nll_loss(self._mean.log(), self.data.val_y).item()
+        accuracy = float(self.likelihood.total(self._mean, self.data.val_y)) / len(self.data.val_y)
+        self.writer.add_scalar("model_average/validation_loss_so_far", loss, step)
+        self.writer.add_scalar("model_average/validation_accuracy_so_far", accuracy, step)

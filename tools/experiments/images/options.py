@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import tyro
 
@@ -27,6 +26,7 @@ from experiments.images.presets import PRESETS
 from experiments.images.settings import Settings
 from experiments.images.training import validate_run
 from meta_tasks.datasets import ImageData
+from meta_tasks.datasets.files import read_npy
 
 TUNING_SEEDS = 1000  # the first seed of the tuning, with --seed 0
 
@@ -50,7 +50,8 @@ class ImageOptions(DeviceOptions, DataOptions, RunOptions):
     def folder(self) -> Path:
         """Where the results go."""
         dataset = Path(self.settings.dataset.removeprefix("npz:")).stem
-        return self.out or Path("runs") / f"{dataset}_{self.settings.model}"
+        model = self.settings.model.rpartition(":")[2]
+        return self.out or Path("runs") / f"{dataset}_{model}"
 
     def load_reference(self, data: ImageData) -> torch.Tensor | None:
         """The probabilities of --reference, in double precision; None without it.
@@ -60,8 +61,10 @@ class ImageOptions(DeviceOptions, DataOptions, RunOptions):
         """
         if self.reference is None:
             return None
+        if not data.num_classes:
+            raise ValueError(f"reference={str(self.reference)!r} holds probabilities, and this is a regression")
         try:
-            found = torch.from_numpy(np.load(self.reference, allow_pickle=False)).double()
+            found = torch.from_numpy(read_npy(self.reference)).double()
         except (ValueError, TypeError) as error:
             raise ValueError(f"reference {self.reference} is no .npy file of numbers: {error}") from error
         wanted = (len(data.test_y), data.num_classes)
@@ -75,9 +78,10 @@ class ImageOptions(DeviceOptions, DataOptions, RunOptions):
     def describe(self, data: ImageData) -> str:
         """What is run, for the terminal."""
         settings = self.settings
+        targets = f"{data.num_classes} classes" if data.num_classes else f"regression of {data.test_y.shape[1]}"
         return (
             f"{settings.dataset}: {data.num_data} training, {len(data.val_y)} validation, {len(data.test_y)} test "
-            f"images of {'×'.join(map(str, data.input_shape))}, {data.num_classes} classes\n{settings.model}, "
+            f"examples of {'×'.join(map(str, data.input_shape))}, {targets}\n{settings.model}, "
             f"T={settings.temperature:g}, prior precision {settings.prior_precision:g}, {data.train_x.device}"
         )
 
@@ -93,6 +97,10 @@ class SampleOptions(ImageOptions):
     lr: float | None = None
     # Number of seeds, counted up from --seed; the table gives mean ± standard deviation over them.
     seeds: int = 2
+    # Independent chains of each method, in the place of --seeds: chain k has the seed --seed + k and the folder
+    # chain_<k>. The tables have all chains' samples together, and R̂ over the chains. Under torchrun its processes share
+    # the chains, one or several each.
+    chains: int | None = None
     # Choose each method's learning rate by its validation NLL, all methods over as many values.
     tune: bool = False
     # Number of seeds over which --tune averages the validation NLL of a value, counted up from --seed; a value that
@@ -104,7 +112,7 @@ class SampleOptions(ImageOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         each_once(self, "sampler")
-        at_least_one(self, "tune_seeds")
+        at_least_one(self, "tune_seeds", "chains")
         if self.lr is not None and not self.lr > 0:
             raise ValueError(f"lr must be positive, got {self.lr}")
         if not self.lr_grid or min(self.lr_grid) <= 0:
@@ -140,7 +148,7 @@ class CompareOptions(ImageOptions):
     sampler: tuple[MethodName, ...] = (
         *("SGHMC", "BAOA", "PSGLD", "CyclicalSGMCMC", "ScaleAdaptedSGHMC", "L2EStart", "L2E"),
         *("SGD", "Adam", "AdamEMA", "AdamAverage", "SWAG", "IVON", "DeepEnsemble", "AdamEnsemble"),
-    )  # fmt: skip
+    )
     # Budgets in minibatch gradients, each for every run; by default the one of --steps or --epochs.
     budgets: tuple[int, ...] | None = None
     # Settings that every method tries at the smallest budget, all methods equally many: learning rates of 1, 2, 5, 10,
@@ -217,11 +225,14 @@ class CompareOptions(ImageOptions):
         return range(TUNING_SEEDS + self.seed, TUNING_SEEDS + self.seed + self.tune_seeds)
 
     def load(self) -> tuple[ImageData, dict[str, ImageData]]:
-        """The data on their device; raises whatever is wrong with the options before anything is trained."""
+        """The data on their device, `validated`."""
         device = prepare_torch(self.device, self.threads)
         data = self.settings.load_data(self.data)
         ood = self.settings.load_ood(self.data, data, self.settings.ood)
-        data, ood = data.to(device), {name: each.to(device) for name, each in ood.items()}
+        return self.validated(data.to(device)), {name: each.to(device) for name, each in ood.items()}
+
+    def validated(self, data: ImageData) -> ImageData:
+        """The same data; raises whatever is wrong with the options before anything is trained."""
         if not len(data.val_y):
             raise ValueError(f"tuning needs validation images, which {self.settings.dataset} lacks")
         for budget in self.all_budgets(data):
@@ -230,7 +241,7 @@ class CompareOptions(ImageOptions):
                     own: dict[str, Any] = dict(also)
                     settings = replace(self.settings, steps=budget, **own)
                     validate_run(METHODS[method], settings, METHODS[method].lr, data)
-        return data, ood
+        return data
 
 
 def parse_compare(arguments: Sequence[str] | None, description: str | None = None) -> CompareOptions:

@@ -14,7 +14,7 @@ from experiments.common.figures import new_figure
 from experiments.common.tables import finished, mean_and_std, spread, with_failures
 from experiments.common.tuning import Choice, Tuning
 from experiments.images.methods import METHODS
-from experiments.images.result import SCORES, Result
+from experiments.images.result import Result, score_columns
 from experiments.images.runner import predictions
 from experiments.images.settings import Settings
 from learned_samplers import metrics, plots
@@ -36,7 +36,7 @@ def rows(runs: Runs, out: Path, reference: torch.Tensor | None = None) -> list[d
     for results in runs.values():
         good = finished(results)
         row = {"method": label(results), "lr": f"{results[0].lr:g}"}
-        for key, heading, decimals in SCORES:
+        for key, heading, decimals in score_columns(runs.values()):
             row[heading] = spread([result.scores[key] for result in good], decimals)
         if reference is not None:
             probabilities = [predictions(result, out)["test"] for result in good]
@@ -61,7 +61,7 @@ def label(results: Sequence[Result]) -> str:
 def hmc_reference(runs: Runs, out: Path) -> torch.Tensor | None:
     """HMC's predictive probabilities on the test images, averaged over its seeds; None without HMC."""
     good = finished(runs.get("HMC", ()))
-    if not good:
+    if not good or "accuracy" not in good[0].scores:
         return None
     return torch.stack([predictions(result, out)["test"] for result in good]).mean(0)
 
@@ -71,7 +71,8 @@ def content(runs: Runs, tuning: Mapping[str, Tuning[Choice, Result]]) -> dict[st
     methods = {}
     for name, results in runs.items():
         good = finished(results)
-        summary = {key: mean_and_std([r.scores[key] for r in good]) for key, _, _ in SCORES} if good else {}
+        columns = score_columns(runs.values()) if good else ()
+        summary = {key: mean_and_std([r.scores[key] for r in good]) for key, _, _ in columns}
         trials = tuning[name].trials if name in tuning else {}
         methods[name] = {
             "lr": results[0].lr,
@@ -87,9 +88,12 @@ def content(runs: Runs, tuning: Mapping[str, Tuning[Choice, Result]]) -> dict[st
 
 
 def figure(path: Path, runs: Runs, title: str, out: Path) -> None:
-    """A reliability diagram of each method, over all its seeds together, above accuracy against number of samples."""
+    """A reliability diagram of each method, over all its seeds together, above accuracy against number of samples.
+
+    Nothing for a regression.
+    """
     good = {name: finished(results) for name, results in runs.items() if finished(results)}
-    if not good:
+    if not good or "accuracy" not in next(iter(good.values()))[0].scores:
         return
     fig = new_figure(max(8.0, 3.2 * len(good)), 7.0)
     axes = fig.subplot_mosaic([list(good), ["accuracy"] * len(good)])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from experiments.images.methods import METHODS
+from experiments.images.own_models import digest_of, is_own
 from experiments.images.settings import Settings
 
 # Scores of a run, as they stand in tables: key, heading, decimals. `metrics.summary` says what each is.
@@ -15,6 +17,9 @@ SCORES = (
     ("ece", "ECE", 4),
     ("brier", "Brier", 4),
     ("ood_auroc", "OOD AUROC", 3),
+    ("rmse", "RMSE", 4),
+    ("crps", "CRPS", 4),
+    ("coverage", "90 % coverage", 3),
 )
 
 #: The curves of a run, `Result.<name>_curve`, with the number of samples at which each begins.
@@ -30,8 +35,9 @@ class Result:
         network: fingerprint of a learned sampler's weights and rule; empty for other methods.
         variant: what tells its files from those of the same method, rate and seed with other settings.
         scores: test accuracy, NLL (nats), ECE (15 bins), Brier score, and, where there are out-of-distribution images,
-            AUROC of the largest probability against the first set of them, of the average over all samples; empty for
-            a run that diverged or whose test images have not been looked at.
+            AUROC of the largest probability against the first set of them, of the average over all samples; of a
+            regression NLL, RMSE, CRPS and coverage of 90 % intervals; empty for a run that diverged or whose test
+            images have not been looked at.
         pairwise_kld: mean divergence between the predictions of two samples on the test images, in nats; None for one.
         ess: effective sample size of the samples' log-probability of the true label, the median over the test images;
             None for fewer than four samples.
@@ -100,6 +106,12 @@ class Result:
         return None if self.ess is None else self.ess / self.seconds
 
 
+def score_columns(runs: Iterable[Sequence[Result]]) -> list[tuple[str, str, int]]:
+    """Those of `SCORES` that any of the runs has; if none has any, those of a classification."""
+    known = {key for results in runs for result in results for key in result.scores}
+    return [column for column in SCORES if column[0] in known] or list(SCORES[:5])
+
+
 def new_result(settings: Settings, method_name: str, lr: float, seed: int, variant: str = "") -> Result:
     """The run before it is run: its settings (without the weights of other methods' networks) and its network.
 
@@ -109,6 +121,8 @@ def new_result(settings: Settings, method_name: str, lr: float, seed: int, varia
     method = METHODS[method_name]
     own = {name: value for name, value in asdict(settings).items() if not name.endswith("_network")}
     digest = method.network_digest(settings)
+    if is_own(settings.model):
+        own["model_code"] = digest_of(settings.model)
     if method.network is not None:
         own[method.network] = getattr(settings, method.network)
     return Result(method_name, lr, seed, own, digest or "", variant)

@@ -16,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from experiments.common.devices import synchronize
 from experiments.common.run_store import RunStore, data_fingerprint
+from experiments.images.likelihood import likelihood_of
 from experiments.images.log import VALIDATIONS, Diverged, Log
 from experiments.images.measures import mean_temperatures, modes
 from experiments.images.methods import METHODS
@@ -23,6 +24,7 @@ from experiments.images.result import Result, new_result
 from experiments.images.scoring import score, validate, write_curves
 from experiments.images.settings import Settings
 from experiments.images.training import MINIBATCH_RUNS, batches, build_network, hmc_run
+from learned_samplers.integrations.tensorboard import write_settings
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
 from meta_tasks.progress import progress
@@ -94,14 +96,15 @@ class ImageRuns:
         if result.diverged is None and test and not result.scores:
             if not self.store.path(wanted.name, "samples", ".safetensors").is_file():
                 return None
-            score(result, self.samples(result, settings), self.data, self.ood, self.store)
+            likelihood = likelihood_of(self.data, settings)
+            score(result, self.samples(result, settings), self.data, self.ood, self.store, likelihood)
             with SummaryWriter(self.store.board(wanted.name)) as writer:
                 write_curves(result, writer)
             self._write(result)
         return result
 
     def _train(self, result: Result, settings: Settings, steps: int, bar: Any, test: bool, validations: int) -> None:
-        """Fill in the result."""
+        """Train, collect, score, and write what was found into ``result``."""
         method, data = METHODS[result.method], self.data
         # A stream of its own: a seed's minibatches come in the same order whatever numbers a method draws, and its
         # initial weights, the first of torch's stream, are the same as well.
@@ -111,7 +114,7 @@ class ImageRuns:
         torch.manual_seed(result.seed)
         samples: SampleCollection | None = None
         with SummaryWriter(self.store.board(result.name)) as writer:
-            begun, log = bar.n, Log(writer, bar, data, steps, validations)
+            begun, log = bar.n, Log(writer, bar, data, steps, validations, likelihood_of(data, settings))
             start = time.perf_counter()
             try:
                 if method.kind == "full_batch":
@@ -126,18 +129,23 @@ class ImageRuns:
             result.temperatures, result.validation_curve = log.temperatures, log.validation_curve
             result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)
             if samples is not None:
-                validate(result, samples, data, self.store)
+                validate(result, samples, data, self.store, log.likelihood)
                 if test and result.diverged is None:
-                    score(result, samples, data, self.ood, self.store)
+                    score(result, samples, data, self.ood, self.store, log.likelihood)
                     write_curves(result, writer)
+            outcome = {"validation_nll": result.validation_nll, **result.scores, "seconds": result.seconds}
+            numbers = {f"result/{key}": value for key, value in outcome.items() if value is not None}
+            made_of = {**result.settings, **result.made_of}
+            del made_of["settings"]
+            write_settings(writer, made_of, numbers)
 
     def _write(self, result: Result) -> None:
         own = {key: value for key, value in asdict(result).items() if key not in result.made_of}
         self.store.write(result.name, result.made_of, own)
 
     def add_modes(self, result: Result, settings: Settings) -> None:
-        """Fill in `Result.modes`, once, of a run that has several samples."""
-        if result.diverged is None and result.num_samples > 1 and result.modes is None:
+        """Fill in `Result.modes`, once, of a classification's run that has several samples."""
+        if result.diverged is None and result.num_samples > 1 and result.modes is None and self.data.num_classes:
             result.modes = modes(self.samples(result, settings), self.data)
             self._write(result)
 

@@ -44,6 +44,13 @@ class Sampling:
         print(f"{label}: chosen {tuning.chosen}{edge}")
         return tuning
 
+    def rate(self, method: str, label: str, trials: dict[str, Trials]) -> float:
+        """A method's learning rate, and if it is tuned its trials put with the others."""
+        if not self.options.tune:
+            return self.options.learning_rate(method)
+        trials[method] = self.tune(method, label)
+        return trials[method].chosen.lr
+
     def all(self) -> tuple[dict[str, list[Result]], dict[str, Trials]]:
         """The runs of each method at its learning rate, and the trials of its tuning."""
         options = self.options
@@ -51,10 +58,7 @@ class Sampling:
         trials: dict[str, Trials] = {}
         for number, method in enumerate(options.sampler, start=1):
             label = f"[{number}/{len(options.sampler)}] {method}"
-            lr = options.learning_rate(method)
-            if options.tune:
-                trials[method] = self.tune(method, label)
-                lr = trials[method].chosen.lr
+            lr = self.rate(method, label, trials)
             runs[method] = [self.run(method, lr, seed, f"{label}, seed {seed}") for seed in options.seed_list()]
             for result in runs[method]:
                 if result.diverged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,15 +12,24 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from experiments.common.run_store import RunStore
+from experiments.images.likelihood import Likelihood, Regression
+from experiments.images.regression import moments, score_regression, validation_nll
 from experiments.images.result import CURVES, Result
 from learned_samplers import diagnostics, metrics
 from learned_samplers.posterior.collecting import SampleCollection
 from meta_tasks.datasets import ImageData
 
 
-def validate(result: Result, samples: SampleCollection, data: ImageData, store: RunStore) -> None:
+def validate(
+    result: Result, samples: SampleCollection, data: ImageData, store: RunStore, likelihood: Likelihood
+) -> None:
     """Fill in the validation score of the samples, and save them."""
-    if len(data.val_y):
+    if len(data.val_y) and isinstance(likelihood, Regression):
+        result.validation_nll = validation_nll(samples, data, likelihood)
+        if not math.isfinite(result.validation_nll):
+            result.diverged, result.validation_nll = "the predictions are not finite", None
+            return
+    elif len(data.val_y):
         probabilities = samples.predict(data.val_x, batch_size=1024)
         if not probabilities.isfinite().all():
             result.diverged = "the predictions are not finite"
@@ -34,9 +44,17 @@ def validate(result: Result, samples: SampleCollection, data: ImageData, store: 
 
 
 def score(
-    result: Result, samples: SampleCollection, data: ImageData, ood: Mapping[str, ImageData], store: RunStore
+    result: Result,
+    samples: SampleCollection,
+    data: ImageData,
+    ood: Mapping[str, ImageData],
+    store: RunStore,
+    likelihood: Likelihood,
 ) -> None:
     """Fill in the test scores of the samples, and save their predictions."""
+    if isinstance(likelihood, Regression):
+        score_regression(result, samples, data, likelihood, store)
+        return
     single = samples.predict_samples(data.test_x, batch_size=1024)
     test = running_means(single)[-1]
     others = {name: samples.predict(each.test_x, batch_size=1024) for name, each in ood.items()}
@@ -54,15 +72,25 @@ def score(
     if len(single) > 1:
         result.pairwise_kld = metrics.pairwise_kld(single)
     if len(single) >= diagnostics.MINIMUM_DRAWS:
-        labels = data.test_y.expand(len(single), -1).unsqueeze(-1)
-        log_probabilities = single.gather(2, labels).squeeze(-1).clamp_min(metrics.FLOOR).log()
-        result.ess = float(np.median(diagnostics.ess(log_probabilities[None])))
+        result.ess = float(np.median(diagnostics.ess(_label_log_probabilities(single, data.test_y)[None])))
     fill_curves(result, single, data.test_y)
     tensors = {"test": test, "test_labels": data.test_y, **{f"ood_{name}": each for name, each in others.items()}}
     save_file(
         {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
         store.path(result.name, "predictions", ".safetensors"),
     )
+
+
+def predicted_numbers(samples: SampleCollection, data: ImageData, likelihood: Likelihood) -> Tensor:
+    """A number for each sample and test example, (K, n): the true label's log-probability, or a regression's mean."""
+    if isinstance(likelihood, Regression):
+        return moments(samples, data.test_x, likelihood)[0].flatten(1)
+    return _label_log_probabilities(samples.predict_samples(data.test_x, batch_size=1024), data.test_y)
+
+
+def _label_log_probabilities(single: Tensor, labels: Tensor) -> Tensor:
+    labels = labels.expand(len(single), -1).unsqueeze(-1)
+    return single.gather(2, labels).squeeze(-1).clamp_min(metrics.FLOOR).log()
 
 
 def mean_entropy(probabilities: Tensor) -> float:

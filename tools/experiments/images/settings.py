@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from experiments.common.options import at_least_one, not_negative, share_below_one
+from experiments.images.own_models import is_own
+from learned_samplers.base.validation import one_of, positive
 from meta_tasks import datasets
+from meta_tasks.datasets.array_data import arrays_in
+
+MODELS = ("mlp", "cnn", "lenet", "resnet20_frn")
+GIVEN = "given"  # the data set that `compare` was called with from Python
 
 
 @dataclass(frozen=True)
@@ -19,7 +26,8 @@ class Settings:
     """
 
     # Data set: digits, mnist, fashion_mnist, kmnist, emnist, cifar10, cifar100, svhn, a MedMNIST flag such as
-    # bloodmnist, or npz:FILE in MedMNIST layout.
+    # bloodmnist, or npz:FILE in MedMNIST layout, or with x_train, y_train, x_test, y_test (and x_val, y_val) of any
+    # shape: integers in y make a classification, floats a regression.
     dataset: str = "digits"
     # Out-of-distribution data sets, one or several, any names that --dataset takes, or photos or notmnist. By default
     # sample.py takes one (mnist and fashion_mnist are each other's, all others get photos, patches of two photographs)
@@ -39,8 +47,12 @@ class Settings:
     division: int = 0
     # Labels to keep, renumbered in this order; by default all.
     labels: tuple[int, ...] | None = None
-    # Network: mlp, cnn (3×3 convolutions, one pooling, two linear layers), lenet (LeNet-5), resnet20_frn.
-    model: Literal["mlp", "cnn", "lenet", "resnet20_frn"] = "cnn"
+    # Network: mlp, cnn (3×3 convolutions, one pooling, two linear layers), lenet (LeNet-5), resnet20_frn; or one of
+    # your own, file.py:factory or package.module:factory, a function of nothing or of input_shape and outputs.
+    model: str = "cnn"
+    # Regression: standard deviation of the observations' noise, in the targets' unit; without it the network has twice
+    # as many outputs as there are targets, their means and then their log-variances.
+    noise: float | None = None
     # Channels of each convolution (cnn only; default 16).
     channels: int | None = None
     # Number of convolutions (cnn only; default 2).
@@ -97,7 +109,14 @@ class Settings:
     meta_sgmcmc_network: str = "meta-sgmcmc"
 
     def __post_init__(self) -> None:
-        datasets.check_name(self.dataset, "dataset")
+        if self.dataset != GIVEN:
+            datasets.check_name(self.dataset, "dataset")
+        if not is_own(self.model):
+            one_of("model (or file.py:factory, package.module:factory)", self.model, MODELS)
+        elif own := self.network_options():
+            raise ValueError(f"{', '.join(own)} cannot be given with model={self.model!r}, which builds itself")
+        if self.noise is not None:
+            positive("noise", self.noise)
         for name in self.ood:
             datasets.check_name(name, "ood")
         if len(set(self.ood)) < len(self.ood):
@@ -133,14 +152,21 @@ class Settings:
         return self.budget(num_data) // self.steps_per_epoch(num_data) // (self.leapfrog_steps + 1)
 
     def load(self, root: str | None) -> tuple[datasets.ImageData, dict[str, datasets.ImageData]]:
-        """The data, and by name the out-of-distribution images in the shape of its images, of one data set at least."""
+        """The data, and by name the out-of-distribution images in the shape of its images, of one data set at least.
+
+        (None for data of a user's own, whose inputs need not be images.)
+        """
         data = self.load_data(root)
+        if isinstance(data, datasets.ArrayData):
+            return data, {}
         return data, self.load_ood(root, data, self.ood or (datasets.out_of_distribution(self.dataset),))
 
     def load_ood(
         self, root: str | None, data: datasets.ImageData, names: Sequence[str]
     ) -> dict[str, datasets.ImageData]:
         """The out-of-distribution images of these names, in the shape of the data's."""
+        if not names:
+            return {}
         channels, height, width = data.input_shape
         square = height if height == width else None
         return {
@@ -153,6 +179,12 @@ class Settings:
         validation = self.validation
         if validation is not None and validation >= 1 and validation == int(validation):
             validation = int(validation)  # the command line knows floats alone
+        path = Path(self.dataset.removeprefix("npz:")).expanduser()
+        if self.dataset.startswith("npz:") and (arrays := arrays_in(path)) is not None:
+            image_options = ("ood", "size", "grayscale", "limit", "division", "labels")
+            if given := [name for name in image_options if getattr(self, name)]:
+                raise ValueError(f"{', '.join(given)} cannot be given for {path}, whose arrays are taken as they are")
+            return datasets.array_data(arrays, str(path), validation=validation)
         data = datasets.load(
             self.dataset,
             root,

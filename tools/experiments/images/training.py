@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from experiments.images import own_models
+from experiments.images.likelihood import Likelihood, likelihood_of, outputs_of
 from experiments.images.log import LOGS, VALIDATIONS, Diverged, Log
 from experiments.images.methods import ImageMethod
+from experiments.images.own_models import is_own
 from experiments.images.settings import Settings
 from learned_samplers import HMC, SWAG, CyclicalSchedule
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
-from meta_tasks.datasets import ImageData
+from meta_tasks.datasets import ArrayData, ImageData
 from meta_tasks.networks import architectures
 
 FULL_BATCH_CHUNK = 4096  # images run at once for a gradient over the whole training set
@@ -25,13 +28,16 @@ FULL_BATCH_CHUNK = 4096  # images run at once for a gradient over the whole trai
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     """One parameter group for each part of the network, so that temperatures are reported part by part."""
-    groups = []
+    groups: list[dict[str, Any]] = []
+    seen: set[int] = set()
     for name, child in model.named_children():
-        params = list(child.parameters())
+        params = [p for p in child.parameters() if id(p) not in seen]
+        seen.update(map(id, params))
         if params:
             label = f"{name}_{type(child).__name__}" if name.isdigit() else name
             groups.append({"params": params, "name": label})
-    return groups
+    rest = [p for p in model.parameters() if id(p) not in seen]  # those that belong to the network itself
+    return [*groups, {"params": rest, "name": "own"}] if rest else groups
 
 
 def batches(
@@ -66,13 +72,13 @@ def minibatch_run(
         with getattr(optimizer, "sampled_params", nullcontext)():
             optimizer.zero_grad(set_to_none=True)
             logits = model(images)
-            loss = cross_entropy(logits, labels)
+            loss = log.likelihood.loss(logits, labels)
             loss.backward()
         log.add(loss, logits, labels)
         if step % log.every == 0:
             log.write(step * gradients_per_step, model, optimizer)
         if getattr(optimizer, "needs_closure", False):
-            closure: Any = Reevaluation(model, optimizer, images, labels, loss)
+            closure: Any = Reevaluation(model, optimizer, images, labels, loss, log.likelihood)
             optimizer.step(closure)
             log.bar.update(closure.calls)
         else:
@@ -87,14 +93,23 @@ def minibatch_run(
 class Reevaluation:
     """A closure whose first call returns the loss whose gradients are there already; `calls` counts gradients."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, loss: Tensor) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        x: Tensor,
+        y: Tensor,
+        loss: Tensor,
+        likelihood: Likelihood,
+    ) -> None:
         self.model, self.optimizer, self.x, self.y, self.loss, self.calls = model, optimizer, x, y, loss, 0
+        self.likelihood = likelihood
 
     def __call__(self) -> Tensor:
         self.calls += 1
         if self.calls > 1:
             self.optimizer.zero_grad(set_to_none=True)
-            self.loss = cross_entropy(self.model(self.x), self.y)
+            self.loss = self.likelihood.loss(self.model(self.x), self.y)
             self.loss.backward()
         return self.loss
 
@@ -157,6 +172,7 @@ def sampler_run(
     schedule = method.schedule(sampler, settings, steps)
     kept = cyclical_collection(settings, steps) if method.cyclical else collection(settings, steps)
     with PosteriorSamples(model, sampler, **kept) as samples:
+        log.follow(samples, sampler)
         try:
             minibatch_run(model, sampler, data, steps, order, log, schedule=schedule, gradients_per_step=cost)
         except ValueError as error:  # the collection refuses weights that are not finite
@@ -212,7 +228,7 @@ def hmc_run(
         sampler.zero_grad(set_to_none=True)
         total = torch.zeros((), device=data.train_x.device)
         for x, y in zip(data.train_x.split(FULL_BATCH_CHUNK), data.train_y.split(FULL_BATCH_CHUNK)):
-            loss = cross_entropy(model(x), y, reduction="sum") / data.num_data
+            loss = log.likelihood.loss(model(x), y) * (len(y) / data.num_data)
             loss.backward()
             total += loss.detach()
         return total
@@ -245,7 +261,15 @@ MINIBATCH_RUNS = {
 
 def build_network(settings: Settings, data: ImageData) -> nn.Module:
     """A freshly initialised network on the device of the data."""
-    network = architectures.build(settings.model, data.input_shape, data.num_classes, **settings.network_options())
+    outputs, shape = outputs_of(data, settings), data.input_shape
+    if is_own(settings.model):
+        network = own_models.build(settings.model, shape, outputs)
+    elif not isinstance(data, ArrayData):
+        network = architectures.build(settings.model, shape, outputs, **settings.network_options())
+    elif settings.model == "mlp":
+        network = architectures.mlp((1, 1, math.prod(shape)), outputs, **settings.network_options())  # type: ignore
+    else:
+        raise ValueError(f"model={settings.model!r} is for images, the inputs have shape {shape}: take mlp or your own")
     return network.to(data.train_x.device)
 
 
@@ -253,7 +277,10 @@ def validate_run(method: ImageMethod, settings: Settings, lr: float, data: Image
     """Raise what a run with these settings would raise before its first step: ValueError or TypeError, by name."""
     method.network_digest(settings)
     steps = settings.budget(data.num_data) // method.gradients_per_step
-    groups = parameter_groups(build_network(settings, data))
+    model = build_network(settings, data)
+    with torch.no_grad():  # outputs and targets that do not fit are refused here
+        likelihood_of(data, settings).loss(model(data.train_x[:2]), data.train_y[:2])
+    groups = parameter_groups(model)
     if method.kind == "full_batch":
         steps = settings.trajectories(data.num_data)
         collection(settings, steps)

@@ -3,19 +3,26 @@
 Python's unpickler looks up every class and function that a pickle names, and calls it. This one looks them up in a
 table of its own: stand-ins for what numpy and JAX write around the bytes of an array. Anything else is an error, and
 the stand-ins build nothing but arrays of numbers, dictionaries and strings.
+
+Time and memory are bounded too. A few hundred bytes can build a tuple that takes forever to hash, or one so deep that
+hashing it ends the interpreter; so keys must be words or numbers, and there are no sets. What a pickle makes anew out
+of bytes that it has already is limited in total.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-MAX_BYTES = 64 * 2**20
+#: Of a file, and of all arrays and texts made of it; the published network has 12,000.
+MAX_BYTES = 4 * 2**20
+_LONGEST = 300  # of a reason, in characters
 _KINDS = {"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"}
 
 
@@ -24,12 +31,12 @@ class _Dtype:
 
     def __init__(self, code: Any, *_: Any):
         if not isinstance(code, str) or code.lstrip("<>|=") not in _KINDS:
-            raise pickle.UnpicklingError(f"arrays of type {code!r} are not read, only of numbers")
+            raise pickle.UnpicklingError(f"arrays of type {reprlib.repr(code)} are not read, only of numbers")
         self.code, self.order = code.lstrip("<>|="), "<"
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
-            raise pickle.UnpicklingError(f"a numpy.dtype has the state {state!r}")
+            raise pickle.UnpicklingError(f"a numpy.dtype has the state {reprlib.repr(state)}")
         self.order = "<" if state[1] in "|=" else state[1]
 
     def numpy(self) -> np.dtype[Any]:
@@ -50,7 +57,7 @@ class _Array:
 
     def fill(self, data: Any, dtype: Any, shape: Any, order: Any = "C") -> _Array:
         data = data.encode("latin1") if isinstance(data, str) else data
-        whole = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape) and len(shape) < 9
+        whole = isinstance(shape, tuple) and len(shape) < 9 and all(type(n) is int and 0 <= n < 2**63 for n in shape)
         if not whole or not isinstance(dtype, _Dtype) or not isinstance(data, bytes | bytearray) or order not in "CF":
             raise pickle.UnpicklingError("an array's shape, type or bytes are not what numpy writes")
         size = dtype.numpy().itemsize
@@ -62,11 +69,27 @@ class _Array:
         return self
 
 
+def _check_keys(keys: Iterable[Any]) -> None:
+    """Raise UnpicklingError for a key that takes more than a moment to hash."""
+    for key in keys:
+        if type(key) not in (str, bytes, int, float, bool, type(None)):
+            raise pickle.UnpicklingError(f"a dictionary has a {type(key).__name__} for a key")
+
+
 def _table() -> dict[tuple[str, str], Callable[..., Any]]:
     """The names that a pickle may use. Made anew for every file: a pickle can set attributes of what it is given."""
+    left = MAX_BYTES
+
+    def spend(size: int) -> None:
+        nonlocal left
+        left -= size
+        if left < 0:
+            raise pickle.UnpicklingError(f"what it holds comes to more than {MAX_BYTES} bytes")
 
     class NDArray(_Array):
-        pass
+        def fill(self, data: Any, dtype: Any, shape: Any, order: Any = "C") -> _Array:
+            spend(len(data) if isinstance(data, str | bytes | bytearray) else 0)
+            return super().fill(data, dtype, shape, order)
 
     class DType(_Dtype):
         pass
@@ -74,8 +97,16 @@ def _table() -> dict[tuple[str, str], Callable[..., Any]]:
     class Mapping(dict[Any, Any]):
         """A dictionary, or Haiku's immutable one, whose state holds one."""
 
+        def __init__(self, content: Any = ()) -> None:
+            pairs = list(content.items() if isinstance(content, dict) else content)
+            spend(16 * len(pairs))
+            if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+                raise pickle.UnpicklingError("a dictionary is made of something else than keys and values")
+            _check_keys(key for key, _ in pairs)
+            super().__init__(pairs)
+
         def __setstate__(self, state: Any) -> None:
-            self.update(state["_mapping"])
+            self.update(Mapping(state["_mapping"]))
 
     def reconstruct(kind: Any, shape: Any, typecode: Any) -> NDArray:
         return NDArray()
@@ -89,8 +120,9 @@ def _table() -> dict[tuple[str, str], Callable[..., Any]]:
     def encode(text: Any, encoding: Any = "latin1") -> bytes:
         if encoding != "latin1" or not isinstance(text, str):
             raise pickle.UnpicklingError(
-                f"_codecs.encode is called with {encoding!r}, which is not how arrays are written"
+                f"_codecs.encode is called with {reprlib.repr(encoding)}, which is not how arrays are written"
             )
+        spend(len(text))
         return text.encode("latin1")
 
     def from_jax(function: Any, arguments: Any, state: Any, aval: Any) -> NDArray:
@@ -114,6 +146,20 @@ def _table() -> dict[tuple[str, str], Callable[..., Any]]:
     return table
 
 
+def _checked(code: bytes, keys: slice) -> Callable[[Any], None]:
+    """What an instruction does, after a look at the keys, which are these of the objects at hand."""
+    original: Any = pickle._Unpickler.dispatch[code[0]]
+
+    def load(unpickler: Any) -> None:
+        _check_keys(unpickler.stack[keys])
+        original(unpickler)
+
+    return load
+
+
+_SETS = pickle.EMPTY_SET + pickle.ADDITEMS + pickle.FROZENSET
+
+
 # The unpickler written in Python: the one in C allocates whatever memo index a file names.
 class _Unpickler(pickle._Unpickler):
     def __init__(self, data: bytes):
@@ -125,6 +171,13 @@ class _Unpickler(pickle._Unpickler):
             return self._table[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is not part of an array") from None
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **{code: method for code, method in pickle._Unpickler.dispatch.items() if code not in _SETS},
+        pickle.DICT[0]: _checked(pickle.DICT, slice(None, None, 2)),
+        pickle.SETITEM[0]: _checked(pickle.SETITEM, slice(-2, -1)),
+        pickle.SETITEMS[0]: _checked(pickle.SETITEMS, slice(None, None, 2)),
+    }
 
 
 def load(path: Path) -> Any:
@@ -143,8 +196,10 @@ def load(path: Path) -> Any:
         return _Unpickler(path.read_bytes()).load()
     # What a broken or hostile file can raise in the unpickler is open-ended.
     except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise ValueError(f"{path}: not a pickle of arrays: {reason}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, KeyError | EOFError):
+            reason = "it is truncated" if isinstance(error, EOFError) else f"it has an unknown instruction ({reason})"
+        raise ValueError(f"{path}: not a pickle of arrays: {reason:.{_LONGEST}}") from error
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any] | None:

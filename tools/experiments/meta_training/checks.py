@@ -15,7 +15,7 @@ from meta_tasks.tasks.gaussians import GaussianFamily
 
 def check_sampler(rule: NetworkRule, seed: int, lr: float, momentum_decay: float) -> None:
     """Make the sampler that the weight card will describe, once; ValueError is what its users would get."""
-    sampler: Any = registered(rule.name).sampler
+    sampler: Any = registered(rule.name)
     sampler(
         [torch.zeros(1, requires_grad=True)],
         lr,

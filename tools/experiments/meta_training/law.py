@@ -38,10 +38,10 @@ def law_of(
     """
     card = weights.load_card(source)
     lr = card["defaults"]["lr"] if lr is None else lr
-    if registered(card["sampler"]).sampler is MetaSGMCMC:
+    if registered(card["sampler"]) is MetaSGMCMC:
         decay = card["defaults"]["momentum_decay"]
         return meta_law(source, lr, decay, num_data=num_data, chains=10 * coordinates, energy=energy)
-    measure: Any = l2e_law if registered(card["sampler"]).sampler is L2E else gaussian_law
+    measure: Any = l2e_law if registered(card["sampler"]) is L2E else gaussian_law
     return measure(lambda params: sampler_from_card(source, params, lr, num_data), coordinates=coordinates)
 
 

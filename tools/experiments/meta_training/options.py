@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from learned_samplers.learned.registry import REGISTRY
+from learned_samplers.learned.sampler import REGISTRY
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping, TruncatedBackpropagation
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.learned import LEARNED_RULES, NetworkRule
@@ -32,9 +32,9 @@ def _of_all_samplers() -> type[Any]:
     """A dataclass with the settings of every learned sampler, all of them None: at the sampler's own default."""
     found: dict[str, Any] = {}
     for each in REGISTRY.values():
-        kinds = typing.get_type_hints(each.settings)
-        for name, one in ((one.name, one) for one in fields(each.settings)):
-            owners = [other.settings.sampler for other in REGISTRY.values() if name in other.settings.names()]
+        kinds = typing.get_type_hints(each.settings_class)
+        for name, one in ((one.name, one) for one in fields(each.settings_class)):
+            owners = [owner for owner, other in REGISTRY.items() if name in other.settings_class.names()]
             text = f"{one.metadata['doc']} Of {', '.join(owners)}; by default the sampler's own.".strip()
             kind = Annotated[typing.Optional[kinds[name]], tyro.conf.arg(help=text)]  # type: ignore[valid-type]  # noqa: UP045
             found.setdefault(name, (name, kind, field(default=None)))
@@ -60,12 +60,14 @@ class SamplerOptions:
     hidden: tuple[int, ...] | None = None
     # Its settings.
     scales: Annotated[SettingOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=lambda: SettingOptions())
-    # L2E only: start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
+    # L2E and ScaleAdaptedL2E only: start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper
+    # form).
     start_feature: str | None = None
     # Gain of --start-feature; by default 1.
     start_gain: float | None = None
-    # L2E and PrecondL2E only: start from a weight file of this sampler and form, for a second stage of training. The
-    # new network may have more features and units; these start without effect.
+    # L2E, PrecondL2E and ScaleAdaptedL2E only: start from a weight file of this sampler and form (ScaleAdaptedL2E also
+    # from one of L2E), for a second stage of training. The new network may have more features and units; these start
+    # without effect.
     start_weights: Path | None = None
     # L2E and PrecondL2E with feature set "lean" only: share of the tasks in which the network is told the number of
     # steps of the run.
@@ -83,19 +85,20 @@ class SamplerOptions:
         check_positive("hidden", self.hidden or ())
         if self.start_feature is not None and self.start_weights is not None:
             raise ValueError(f"start_feature={self.start_feature} and start_weights={self.start_weights}: choose one")
-        if self.start_feature is None and self.start_gain is not None and self.sampler == "L2E":
-            raise ValueError(f"start_gain={self.start_gain} needs a start_feature")
         only = {
             "L2E": ("start_feature", "start_gain", "start_weights", "tell_horizon", "fused"),
             "PrecondL2E": ("start_weights", "tell_horizon"),
+            "ScaleAdaptedL2E": ("start_feature", "start_gain", "start_weights"),
         }
         for name in only["L2E"]:
             value = getattr(self, name)
             if value is not None and value is not False and name not in only.get(self.sampler, ()):
                 raise ValueError(f"{name}={value} does not belong to {self.sampler}")
+        if self.start_feature is None and self.start_gain is not None:
+            raise ValueError(f"start_gain={self.start_gain} needs a start_feature")
         given = {each.name: getattr(self.scales, each.name) for each in fields(self.scales)}
         rule = FusedL2ERule if self.fused else LEARNED_RULES[self.sampler]
-        settings = REGISTRY[self.sampler].settings.given(**given)
+        settings = REGISTRY[self.sampler].settings_class.given(**given)
         start: dict[str, Any] = {} if self.tell_horizon is None else {"tell_horizon": self.tell_horizon}
         if self.start_weights is not None:
             start["start"] = self.start_weights

@@ -280,9 +280,13 @@ def test_the_posterior_is_its_law_and_without_the_hessian_it_is_not():
 def test_a_random_network_keeps_the_posterior_up_to_the_step_size():
     module = network(1, scale=0.3, dtype=torch.float32)
     report = check_sampler(
-        lambda p: KineticL2E(p, 0.1, 100, network=module), stiffness=(0.3,), coordinates=1000, steps=250,
-        refinement=4, tolerance=0.03,
-    )  # fmt: skip
+        lambda p: KineticL2E(p, 0.1, 100, network=module),
+        stiffness=(0.3,),
+        coordinates=1000,
+        steps=250,
+        refinement=4,
+        tolerance=0.03,
+    )
     assert report.passed, report
     assert report.verdict == "O(h)"
 

@@ -13,32 +13,16 @@ from torch import nn
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers import L2E, SGHMC, KineticL2E, PrecondL2E
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.optimizer import PUBLISHED_CODE
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
-from learned_samplers.learned.network import build_network, layers_of
-from tests.harness import closure_for, flat, small_data, small_network
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
+from learned_samplers.learned.network import layers_of
+from tests.harness import flat, small_data, small_network
 from tests.learned_samplers.learned.flat_keywords import keywords
+from tests.learned_samplers.learned.l2e.l2e_cases import chain, network
 
-l2e_paper_rule = keywords(l2e_paper_rule, L2ESettings, form="paper")
-l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
-
-
-def network(feature_set="paper", seed=0, outputs=2, **options):
-    generator = torch.Generator().manual_seed(seed)
-    return build_network(feature_set, (8, 8), outputs, zero_last=False, generator=generator, **options)
-
-
-def chain(make, steps=15, seed=1, dtype=torch.float32):
-    model = small_network().to(dtype)
-    sampler = make(model.parameters())
-    torch.manual_seed(seed)
-    x, y = small_data()
-    for _ in range(steps):
-        sampler.zero_grad()
-        nn.functional.cross_entropy(model(x.to(dtype)), y).backward()
-        sampler.step()
-    return flat(model), sampler
+l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
+l2e_residual_rule = keywords(l2e_rule, L2ESettings)
 
 
 # ------------------------------------------------------------------ untrained
@@ -118,9 +102,18 @@ def test_the_chain_is_that_of_the_pure_rule(options, rule, extra):
         noise = torch.cat([torch.randn_like(p).flatten() for p in params])
         with torch.no_grad():
             theta, momentum, averages = rule(
-                theta, gradient, noise, momentum, averages,
-                phi=layers_of(module), segments=segments, step=step, **settings, **scales, **extra,
-            )  # fmt: skip
+                theta,
+                gradient,
+                noise,
+                momentum,
+                averages,
+                phi=layers_of(module),
+                segments=segments,
+                step=step,
+                **settings,
+                **scales,
+                **extra,
+            )
             for p, piece in zip(params, theta.split(segments.lengths), strict=True):
                 p.copy_(piece.view_as(p))
     torch.testing.assert_close(ours, flat(model), rtol=1e-12, atol=1e-14)
@@ -147,11 +140,18 @@ def test_each_group_is_updated_with_its_own_settings():
         with torch.no_grad():
             expected.append(
                 l2e_residual_rule(
-                    theta, gradient, noise, torch.zeros_like(theta), torch.zeros(6, len(theta)),
-                    phi=layers_of(network()), segments=Segments(tuple(p.numel() for p in part)), momentum_decay=0.1,
-                    prior_precision=0.0, **settings,
+                    theta,
+                    gradient,
+                    noise,
+                    torch.zeros_like(theta),
+                    torch.zeros(6, len(theta)),
+                    phi=layers_of(network()),
+                    segments=Segments(tuple(p.numel() for p in part)),
+                    momentum_decay=0.1,
+                    prior_precision=0.0,
+                    **settings,
                 )[0]
-            )  # fmt: skip
+            )
     torch.testing.assert_close(ours, torch.cat(expected), rtol=1e-6, atol=1e-7)
     assert sampler.param_groups[1]["num_data"] == 40
 
@@ -249,84 +249,3 @@ def test_empty_and_scalar_parameters_are_fine():
     sampler.step()
     assert all(p.isfinite().all() for p in params)
     assert (params[1] != 1).all()
-
-
-# ------------------------------------------------------------------ bad input
-
-
-def parameter():
-    return torch.zeros(3, requires_grad=True)
-
-
-GOOD = {"lr": 0.1, "num_data": 10}
-NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("cls", "settings", "error", "message"),
-    [
-        (L2E, {"network": None, "lr": None}, ValueError, "lr must be given"),
-        (L2E, {"network": None, "num_data": None}, TypeError, "num_data must be a number, got None"),
-        (L2E, {"network": None, "form": "residuals"}, ValueError, "form must be one of 'residual', 'paper'"),
-        (L2E, {"network": None, "feature_set": "rich"}, ValueError, "feature_set must be one of .* got 'rich'"),
-        (L2E, {"network": 3}, TypeError, "network must be a name, a path, an nn.Module or None, got 3"),
-        (L2E, {"network": "no-such-weights"}, ValueError, "no shipped weights are named 'no-such-weights'"),
-        (L2E, {"network": "nowhere/l2e.safetensors"}, FileNotFoundError, "nowhere"),
-        (L2E, {"network": nn.ReLU()}, ValueError, "network must have nn.Linear layers"),
-        (L2E, {"network": network("scaled")}, ValueError, r"network must take 9 features \('paper'\).* got 20 and 2"),
-        (L2E, {"network": network(outputs=1)}, ValueError, "give 2 outputs, got 9 and 1"),
-        (L2E, {"network": None, "alpha_scale": -1.0}, ValueError, "alpha_scale must not be negative, got -1.0"),
-        (L2E, {"network": None, "beta_scale": NAN}, ValueError, "beta_scale must be finite"),
-        (L2E, {"network": None, "decay_time": 0}, ValueError, "decay_time must be greater than 0, got 0"),
-        (L2E, {"network": None, "decay_time": "1"}, TypeError, "decay_time must be a number"),
-        (
-            L2E,
-            {"network": None, "form": "paper", "decay_time": 9.0},
-            ValueError,
-            "decay_time does not belong to this form",
-        ),
-        (L2E, {"network": None, "output_bound": 0}, ValueError, "output_bound must be greater than 0"),
-        (L2E, {"network": None, "output_bound": "2"}, TypeError, "output_bound must be a number"),
-        (L2E, {"network": None, "momentum_decay": 0.0}, ValueError, "momentum_decay must lie in"),
-        (L2E, {"network": None, "momentum_init": "ones"}, ValueError, "momentum_init"),
-        (L2E, {"network": None, "friction": "algorithm2"}, ValueError, "friction does not belong to this form"),
-        (L2E, {"network": None, "noise_multiplier": 1.0}, ValueError, "noise_multiplier does not belong"),
-        (L2E, {"network": None, "form": "paper", "friction": "eq6"}, ValueError, "friction must be one of"),
-        (L2E, {"network": None, "form": "paper", "noise_multiplier": -1}, ValueError, "noise_multiplier must not"),
-        (KineticL2E, {"network": None, "hessian": "exact"}, ValueError, "hessian must be one of"),
-        (KineticL2E, {"network": None, "probe_size": 0}, ValueError, "probe_size must be greater than 0"),
-        (KineticL2E, {"network": None, "mean_scale": -1}, ValueError, "mean_scale must not be negative"),
-        (KineticL2E, {"network": None, "lr": None}, ValueError, "lr must be given"),
-        (KineticL2E, {"network": network()}, ValueError, "network must take 2 features"),
-        (PrecondL2E, {"curl_clip": 0.5}, ValueError, "curl_clip must be at least 1, got 0.5"),
-        (PrecondL2E, {"friction_clip": "big"}, TypeError, "friction_clip must be a number"),
-        (PrecondL2E, {"curl_scale": -2.0}, ValueError, "curl_scale must not be negative"),
-        (PrecondL2E, {"correction": "full"}, ValueError, "correction must be one of"),
-        (PrecondL2E, {"network": network("scaled")}, ValueError, "network must take 9 features"),
-    ],
-)
-def test_bad_arguments_are_named(cls, settings, error, message):
-    with pytest.raises(error, match=message):
-        cls([parameter()], **{**GOOD, **settings})
-
-
-def test_a_network_that_is_not_finite_is_refused():
-    module = network()
-    with torch.no_grad():
-        module[0].weight[0, 0] = NAN
-    with pytest.raises(ValueError, match="network must have finite weights"):
-        L2E([parameter()], 0.1, 10, network=module)
-
-
-def test_a_step_that_fails_changes_nothing():
-    model = small_network()
-    sampler = L2E(model.named_parameters(), 0.1, 100, network=network())
-    sampler.step(closure_for(model, sampler))
-    before, saved = flat(model), copy.deepcopy(sampler.state_dict())
-    model[2].weight.grad[1, 1] = NAN
-    with pytest.raises(FloatingPointError, match=r"2\.weight"):
-        sampler.step()
-    assert torch.equal(flat(model), before)
-    assert sampler.step_count == 1
-    for i, entry in saved["state"].items():
-        assert all(torch.equal(value, sampler.state_dict()["state"][i][key]) for key, value in entry.items())

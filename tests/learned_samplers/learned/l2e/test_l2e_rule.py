@@ -1,22 +1,22 @@
-"""The L2E rules against their equations written out tensor by tensor in numpy, and against SGHMC."""
+"""The L2E rule against its equations written out tensor by tensor in numpy, and against SGHMC."""
 
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import network as network_code
-from learned_samplers.learned.features import FEATURE_SETS, features
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import features
+from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_rule
 from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
 from tests.learned_samplers.learned.flat_keywords import keywords
 
-l2e_paper_rule = keywords(l2e_paper_rule, L2ESettings, form="paper")
-l2e_residual_rule = keywords(l2e_residual_rule, L2ESettings)
+l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
+l2e_residual_rule = keywords(l2e_rule, L2ESettings)
 
 LENGTHS = (40, 3, 25)
 SEGMENTS = Segments(LENGTHS)
@@ -211,48 +211,6 @@ def test_inputs_are_left_alone_and_the_rule_is_differentiable(rule):
     assert got[0].item() == pytest.approx(slope, rel=1e-5)
 
 
-# ------------------------------------------------------------------ the network
-
-
-def test_apply_network_is_the_module_on_each_coordinate():
-    module = build_network("paper", zero_last=False, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert sum(p.numel() for p in module.parameters()) == 1442  # Appendix I: 9 → 32 → 32 → 2
-    theta, g, _, r, m = chain_state()
-    x = features(theta, r, g, m, SEGMENTS)
-    alpha, beta = apply_network(layers_of(module), x)
-    expected = module(x.T).T
-    torch.testing.assert_close(torch.stack([alpha, beta]), expected, rtol=1e-12, atol=1e-14)
-    (only,) = apply_network(layers_of(module), x, heads=(1,))
-    torch.testing.assert_close(only, expected[1], rtol=1e-12, atol=1e-14)
-    bounded = apply_network(layers_of(module), x, output_bound=0.01)
-    assert max(y.abs().max() for y in bounded) <= 0.01
-    torch.testing.assert_close(bounded[0], 0.01 * torch.tanh(expected[0] / 0.01), rtol=1e-12, atol=1e-14)
-
-
-def test_flatten_and_unflatten_are_inverse():
-    phi = weights(members=3)
-    vector = flatten(phi)
-    for (w, b), (w2, b2) in zip(phi, unflatten(vector, shapes_of(phi)), strict=True):
-        assert torch.equal(w, w2)
-        assert torch.equal(b, b2)
-    with pytest.raises(ValueError, match="vector must have"):
-        unflatten(vector[:, 1:], shapes_of(phi))
-
-
-@pytest.mark.parametrize(
-    ("network", "error", "message"),
-    [
-        (3, TypeError, "network must be an nn.Module, got int"),
-        (nn.ReLU(), ValueError, "network must have nn.Linear layers"),
-        (nn.Sequential(nn.Linear(9, 4), nn.Linear(5, 2)), ValueError, "layer 1 takes 5 values, layer 0 gives 4"),
-        (nn.Sequential(nn.Linear(9, 2, bias=False)), ValueError, "layer 0 must have a bias"),
-    ],
-)
-def test_modules_that_are_no_such_network(network, error, message):
-    with pytest.raises(error, match=message):
-        layers_of(network)
-
-
 def test_with_a_reference_the_learned_velocity_does_not_depend_on_the_number_of_data():
     """θ moves by √(lr/N₀)·s_β·β beside ε·r, whatever N is; and N = 4·N₀ is s_β doubled."""
     theta, g, _, r, m = chain_state()
@@ -345,3 +303,37 @@ def test_a_normalised_output_decays_too():
     expected = l2e_residual_rule(theta, g, xi, r, m, **common, alpha_scale=0.1 * factor, beta_scale=factor)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("gate", [-50.0, -1.3, 0.0, 0.7, 50.0])
+def test_a_gate_multiplies_the_learned_velocity_and_nothing_else(gate):
+    phi, state = weights("lean"), chain_state(feature_set="lean")
+    *hidden, (weight, bias) = phi
+    constant = torch.cat([weight, torch.zeros_like(weight[:1])]), torch.cat([bias, bias.new_tensor([gate])])
+    gated = l2e_residual_rule(
+        *state, phi=[*hidden, constant], segments=SEGMENTS, feature_set="lean", gated=True, **HYPER
+    )
+    factor = float(np.exp(np.clip(gate, -6, 6)))
+    both = torch.tensor([1.0, factor], dtype=weight.dtype)
+    scaled = weight * both.unsqueeze(-1), bias * both
+    plain = l2e_residual_rule(*state, phi=[*hidden, scaled], segments=SEGMENTS, feature_set="lean", **HYPER)
+    for ours, theirs in zip(gated, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_gate_is_learned_for_each_coordinate_and_does_not_decay():
+    phi, state = weights("lean"), chain_state(feature_set="lean")
+    *hidden, (weight, bias) = phi
+    layers = [*hidden, (torch.cat([weight, -weight[1:]]), torch.cat([bias, -bias[1:]]))]
+    at = features(*(state[i] for i in (0, 3, 1, 4)), SEGMENTS, "lean", lr=0.2, num_data=300.0)
+    ungated, gated = apply_network(phi, at), apply_network(layers, at)
+    torch.testing.assert_close(gated[0], ungated[0])
+    torch.testing.assert_close(gated[1], ungated[1] * (-ungated[1]).clamp(-6, 6).exp())
+    faded = decayed(layers, L2ESettings(feature_set="lean", gated=True, decay_time=10.0), 30, 300.0)
+    torch.testing.assert_close(faded[-1][0], layers[-1][0] * torch.tensor([[0.5], [0.5], [1.0]]))
+
+
+@pytest.mark.parametrize("other", [dict(form="paper"), dict(normalise_output=True)])
+def test_a_gate_is_for_the_residual_form_without_normalised_outputs(other):
+    with pytest.raises(ValueError, match="gated=True needs form='residual' and normalise_output=False"):
+        L2ESettings(gated=True, **other)

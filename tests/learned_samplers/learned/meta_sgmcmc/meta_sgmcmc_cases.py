@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
+from learned_samplers.learned.network import layers_of
 from tests.harness import flat, small_data, small_network
 
 N = 50.0
@@ -36,3 +37,11 @@ def run(make, steps=12, groups=False):
     for _ in range(steps):
         sampler.step(closure)
     return flat(model)
+
+
+def random_phi(seed, hidden=(8,), dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    network = build_meta_network(hidden, zero_last=False, generator=generator, dtype=torch.float32)
+    with torch.no_grad():
+        network[0].bias.normal_(generator=generator)
+    return [(w.detach().to(dtype), b.detach().to(dtype)) for w, b in layers_of(network)]

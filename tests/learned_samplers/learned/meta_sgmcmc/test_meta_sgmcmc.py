@@ -89,9 +89,19 @@ def test_a_loss_a_chain_is_so_many_chains():
         for i, prior in enumerate((2.0, 0.0)):
             noise = torch.randn_like(a if i == 0 else b).reshape(m, -1)
             x[i], r[i] = meta_sgmcmc_rule(
-                x[i], slopes[i], noise, r[i], energy=energy, phi=phi, lr=0.2, num_data=N, temperature=1.0,
-                prior_precision=prior, momentum_decay=0.1, gradient_scale=3.0,
-            )  # fmt: skip
+                x[i],
+                slopes[i],
+                noise,
+                r[i],
+                energy=energy,
+                phi=phi,
+                lr=0.2,
+                num_data=N,
+                temperature=1.0,
+                prior_precision=prior,
+                momentum_decay=0.1,
+                gradient_scale=3.0,
+            )
     torch.testing.assert_close(a.detach().flatten(1), x[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(b.detach()[:, None], x[1], rtol=1e-10, atol=1e-12)
 

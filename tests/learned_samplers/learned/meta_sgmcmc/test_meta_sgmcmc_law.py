@@ -15,9 +15,14 @@ def test_a_random_network_keeps_the_posterior_up_to_the_step_size(correction):
     module = network(1, scale=0.3, dtype=torch.float32, hidden=(8,))
     options = dict(network=module, energy_scale=100.0, gradient_scale=10.0, correction=correction)
     report = check_sampler(
-        lambda p: MetaSGMCMC(p, 0.1, 100, **options), stiffness=(0.3,), per_chain=True, coordinates=2000, steps=250,
-        refinement=4, tolerance=0.03,
-    )  # fmt: skip
+        lambda p: MetaSGMCMC(p, 0.1, 100, **options),
+        stiffness=(0.3,),
+        per_chain=True,
+        coordinates=2000,
+        steps=250,
+        refinement=4,
+        tolerance=0.03,
+    )
     assert report.passed, report
     assert report.verdict == "O(h)"
 
@@ -28,9 +33,11 @@ def test_gradient_noise_that_is_told_does_not_heat(told):
     noise = 100.0
     variance = noise if told else 0.0
     report = check_sampler(
-        lambda p: MetaSGMCMC(p, 0.1, 100, network=None, gradient_variance=variance), gradient_noise=noise,
-        coordinates=2000, steps=300,
-    )  # fmt: skip
+        lambda p: MetaSGMCMC(p, 0.1, 100, network=None, gradient_variance=variance),
+        gradient_noise=noise,
+        coordinates=2000,
+        steps=300,
+    )
     for r in report.results:
         closed = sghmc_variance(r.curvature, 0.001, 0.1, gradient_noise=0.0 if told else noise)
         assert r.expected_variance == pytest.approx(closed, rel=1e-5)
@@ -45,10 +52,18 @@ def test_a_long_chain_does_not_drift_and_keeps_no_memory(block_length):
     p = torch.zeros(64, 2, requires_grad=True)
     k = torch.tensor([100.0, 200.0])
     sampler = MetaSGMCMC(
-        [p], 0.02, 100, network=network(2, dtype=torch.float32, hidden=(8,)), energy_scale=100.0, gradient_scale=10.0,
-        momentum_decay=0.1, curl_scale=0.5, friction_scale=0.5, correction="finite_difference",
+        [p],
+        0.02,
+        100,
+        network=network(2, dtype=torch.float32, hidden=(8,)),
+        energy_scale=100.0,
+        gradient_scale=10.0,
+        momentum_decay=0.1,
+        curl_scale=0.5,
+        friction_scale=0.5,
+        correction="finite_difference",
         generator=torch.Generator().manual_seed(0),
-    )  # fmt: skip
+    )
 
     def closure():
         value = p.detach()

@@ -55,9 +55,14 @@ def test_the_twin_makes_the_same_chain(correction, feature_set):
     model = small_network().double()
     x, y = small_data()
     sampler = MetaSGMCMC(
-        [{"params": model[0].parameters(), "prior_precision": 2.0}, {"params": model[2].parameters()}], 0.1, N,
-        network=network(), correction=correction, feature_set=feature_set, energy_scale=3.0,
-    )  # fmt: skip
+        [{"params": model[0].parameters(), "prior_precision": 2.0}, {"params": model[2].parameters()}],
+        0.1,
+        N,
+        network=network(),
+        correction=correction,
+        feature_set=feature_set,
+        energy_scale=3.0,
+    )
 
     def closure():
         sampler.zero_grad()

@@ -24,10 +24,13 @@ meta_sgmcmc_rule = keywords(meta_sgmcmc_rule, MetaSGMCMCSettings)
 def test_weights_and_card_make_the_sampler(tmp_path):
     path = tmp_path / "meta.safetensors"
     card = make_card(
-        sampler="MetaSGMCMC", form="absolute", feature_set="energy", features=list(META_FEATURES),
+        sampler="MetaSGMCMC",
+        form="absolute",
+        feature_set="energy",
+        features=list(META_FEATURES),
         scales={"curl_offset": 0.5, "friction_scale": 1.9, "gradient_scale": 70.0},
         defaults={"lr": 0.007, "momentum_decay": 0.01},
-    )  # fmt: skip
+    )
     module = network(dtype=torch.float32)
     weights.save(path, module, card)
     sampler = MetaSGMCMC([torch.zeros(3, requires_grad=True)], num_data=10, network=path, curl_clip=2.0)
@@ -70,11 +73,23 @@ def test_the_settings_of_the_published_code_are_those_of_the_paper():
     generator = torch.Generator().manual_seed(0)
     r, g = (torch.randn(9, generator=generator, dtype=torch.float64) for _ in range(2))
     new = meta_sgmcmc_rule(
-        torch.zeros_like(r), torch.zeros_like(r), torch.zeros_like(r), r, phi=phi,
+        torch.zeros_like(r),
+        torch.zeros_like(r),
+        torch.zeros_like(r),
+        r,
+        phi=phi,
         energy=torch.tensor(n * 1.3, dtype=r.dtype),
-        lr=0.007, num_data=n, temperature=1e-300, prior_precision=0.0, momentum_decay=0.01, curl_offset=0.0,
-        friction_scale=k * eta / 0.01, friction_clip=1000 * eta, gradient_scale=70.0, form="absolute",
-    )[1]  # fmt: skip
+        lr=0.007,
+        num_data=n,
+        temperature=1e-300,
+        prior_precision=0.0,
+        momentum_decay=0.01,
+        curl_offset=0.0,
+        friction_scale=k * eta / 0.01,
+        friction_clip=1000 * eta,
+        gradient_scale=70.0,
+        form="absolute",
+    )[1]
     module = network()
     rows = torch.stack([torch.full_like(r, 1.3), r, torch.zeros_like(g)], -1)
     f_q, f_d = module(rows).detach().unbind(-1)
@@ -111,10 +126,21 @@ def test_the_tensors_are_those_of_the_group(monkeypatch):
     for _ in range(4):
         noise = torch.cat([torch.randn_like(p).flatten() for p in params])
         x, r = meta_sgmcmc_rule(
-            x, torch.func.grad(flat_loss)(x), noise, r, energy=N * flat_loss(x), phi=phi, lr=0.2, num_data=N,
-            temperature=1.0, prior_precision=0.0, momentum_decay=0.1, gradient_scale=3.0, segments=Segments((6, 4)),
-                feature_set="energy_rms",
-        )  # fmt: skip
+            x,
+            torch.func.grad(flat_loss)(x),
+            noise,
+            r,
+            energy=N * flat_loss(x),
+            phi=phi,
+            lr=0.2,
+            num_data=N,
+            temperature=1.0,
+            prior_precision=0.0,
+            momentum_decay=0.1,
+            gradient_scale=3.0,
+            segments=Segments((6, 4)),
+            feature_set="energy_rms",
+        )
     torch.testing.assert_close(torch.cat([p.detach().flatten() for p in params]), x, rtol=1e-10, atol=1e-12)
 
 
@@ -145,9 +171,13 @@ def test_scaled_inputs_do_not_see_the_scale_of_the_loss():
 def test_the_feature_set_is_that_of_the_weights(tmp_path):
     path = tmp_path / "rms.safetensors"
     card = make_card(
-        sampler="MetaSGMCMC", form="signed", feature_set="energy_rms", features=list(META_FEATURE_SETS["energy_rms"]),
-        scales={}, defaults={"lr": 0.1},
-    )  # fmt: skip
+        sampler="MetaSGMCMC",
+        form="signed",
+        feature_set="energy_rms",
+        features=list(META_FEATURE_SETS["energy_rms"]),
+        scales={},
+        defaults={"lr": 0.1},
+    )
     weights.save(path, network(dtype=torch.float32), card)
 
     def make(**options):

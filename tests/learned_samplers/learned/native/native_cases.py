@@ -3,23 +3,23 @@
 import torch
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import feature_set_named
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_paper_rule, l2e_residual_rule
+from learned_samplers.learned.feature_sets import feature_set_named
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
 
-RULES = {"residual": l2e_residual_rule, "paper": l2e_paper_rule, "preconditioner": l2e_precond_rule}
+RULES = {"residual": l2e_rule, "paper": l2e_rule, "preconditioner": l2e_precond_rule}
 HYPER = dict(lr=0.02, num_data=3000.0, temperature=0.7, prior_precision=4.0, momentum_decay=0.1, step=6)
 #: Of a difference to the rule in double precision, in root mean squares of what the step changes, above the rounding of
 #: the value itself; the rule in single precision differs as much (1e-6 to 3e-6).
 TOLERANCE = 1e-5
 
 
-def networks(feature_set, hidden=(16, 16), members=None, seed=0):
+def networks(feature_set, hidden=(16, 16), members=None, seed=0, outputs=2):
     """Weights with biases, of one network or of one for each member."""
     generator = torch.Generator().manual_seed(seed)
-    phi = layers_of(build_network(feature_set, hidden, zero_last=False, generator=generator))
+    phi = layers_of(build_network(feature_set, hidden, outputs, zero_last=False, generator=generator))
     vector = flatten(phi).detach()
     shape = (len(vector),) if members is None else (members, len(vector))
     return unflatten(vector + 0.1 * torch.randn(shape, generator=generator), shapes_of(phi))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.features import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_flat_, step_tensors_
 from tests.learned_samplers.learned.native.native_cases import (
@@ -81,6 +81,8 @@ def test_one_tensor_of_any_length(length):
         dict(normalise_output=True),
         dict(normalise_output=True, friction_scale=0.0, temperature=0.0),
         dict(normalise_output=True, output_bound=0.5, decay_time=5.0, temperature=0.0),
+        dict(gated=True),
+        dict(gated=True, output_bound=0.5, decay_time=5.0, friction_scale=0.0, temperature=0.0),
     ],
     ids=str,
 )
@@ -88,7 +90,7 @@ def test_every_setting_of_the_residual_form(changes):
     tensors = state(LENGTHS, "adaptive_data")
     if changes.get("temperature") == 0:
         tensors[2] = None
-    phi = networks("adaptive_data")
+    phi = networks("adaptive_data", outputs=3 if changes.get("gated") else 2)
     assert_same_step(tensors, LENGTHS, form="residual", feature_set="adaptive_data", phi=phi, **changes)
 
 

@@ -114,9 +114,20 @@ def stationary(correction, module, lr=0.0025, a=0.025, k=100.0, chains=1000, ste
     for i in range(steps):
         noise = torch.randn(chains, generator=generator)
         theta, r, averages = l2e_precond_rule(
-            theta, theta * (k / n), noise, r, averages, phi=phi, segments=Segments((chains,)), lr=lr, num_data=n,
-            temperature=1.0, prior_precision=0.0, momentum_decay=a, correction=correction,
-        )  # fmt: skip
+            theta,
+            theta * (k / n),
+            noise,
+            r,
+            averages,
+            phi=phi,
+            segments=Segments((chains,)),
+            lr=lr,
+            num_data=n,
+            temperature=1.0,
+            prior_precision=0.0,
+            momentum_decay=a,
+            correction=correction,
+        )
         if i >= steps // 4:
             moments += torch.stack([k * theta.square().mean(), r.square().mean()]).double()
     return (moments / (steps - steps // 4)).tolist()

@@ -1,15 +1,15 @@
-"""tools/benchmark.py inner: every form computes the same gradients, and the tables say what was measured."""
+"""tools/benchmark.py inner: every variant computes the same gradients, and the tables say what was measured."""
 
 import sys
 
 import pytest
 import torch
-from experiments.benchmarks import forms as _benchmark_forms
 from experiments.benchmarks import inner as _benchmark_inner
 from experiments.benchmarks import protocol as _benchmark_protocol
-from experiments.benchmarks.forms import FORMS, make_network, variant_rule, variant_stepping, variants_on
+from experiments.benchmarks import variants as _benchmark_variants
 from experiments.benchmarks.inner import InnerBenchmark, gflop, make_unroll, peer_speed
 from experiments.benchmarks.protocol import Protocol, load_data, make_trainer
+from experiments.benchmarks.variants import NETWORK_VARIANTS, make_network, variant_rule, variant_stepping, variants_on
 
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.networks import batched_network_for
@@ -18,16 +18,16 @@ from meta_tasks.rules.triton_l2e import FusedL2ERule
 from meta_tasks.tasks import family_named
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "compiled"])
-def test_every_form_computes_the_same_gradients(form):
+@pytest.mark.parametrize("variant", [name for name in NETWORK_VARIANTS if name != "compiled"])
+def test_every_variant_computes_the_same_gradients(variant):
     # "compiled" takes half a minute; it is autograd through torch.compile, whose own tests are torch's
     chosen = batched_network_for("cnn", (1, 8, 8), 10, channels=4, depth=2)
     weights = torch.stack([chosen.initial(seed) for seed in range(4)])
     x, y = torch.rand(2, 6, 1, 8, 8), torch.randint(10, (2, 6))
     with torch.no_grad():
-        loss, gradient = make_network(form, chosen, 4, 6).loss_and_gradient(weights, x, y)
+        loss, gradient = make_network(variant, chosen, 4, 6).loss_and_gradient(weights, x, y)
         expected_loss, expected_gradient = chosen.loss_and_gradient(weights, x, y)
-    tolerance = 5e-2 if form == "bf16" else 1e-5
+    tolerance = 5e-2 if variant == "bf16" else 1e-5
     torch.testing.assert_close(loss, expected_loss, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(gradient, expected_gradient, rtol=10 * tolerance, atol=tolerance)
 
@@ -58,17 +58,23 @@ def test_the_peer_gets_the_configuration_and_its_number_is_read():
     assert peer_speed(f'{sys.executable} -c "{check}"', (4, 1, 28, 128)) == 1
     with pytest.raises(SystemExit, match="gave no member-steps/s"):
         peer_speed(f"{sys.executable} -c pass", (4, 1, 28, 128))
-    with pytest.raises(SystemExit, match=r"error: forms must be of chosen, .* or all, got fast"):
-        InnerBenchmark(forms=("fast",)).run()
+    with pytest.raises(SystemExit, match=r"error: network_variants must be of chosen, .* or all, got fast"):
+        InnerBenchmark(network_variants=("fast",)).run()
 
 
 def test_the_whole_benchmark_on_a_tiny_network(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(_benchmark_inner, "CONFIGURATIONS", ((4, 1, 8, 16),))
     peer = f"{sys.executable} -c \"print('member-steps/s=10')\""
     options = InnerBenchmark(
-        processes=1, steps=2, rounds=1, peer=peer, forms=("autograd",), variants=("all",),
-        out=tmp_path / "table.md", members=2,
-    )  # fmt: skip
+        processes=1,
+        steps=2,
+        rounds=1,
+        peer=peer,
+        network_variants=("autograd",),
+        step_variants=("all",),
+        out=tmp_path / "table.md",
+        members=2,
+    )
     options.run()
     text = (tmp_path / "table.md").read_text()
     assert capsys.readouterr().out.strip() in text
@@ -86,9 +92,9 @@ def test_the_whole_benchmark_on_a_tiny_network(monkeypatch, tmp_path, capsys):
 
 def test_the_variants_of_a_device_and_what_they_are(monkeypatch):
     assert variants_on("cpu") == ("loop", "static")
-    monkeypatch.setattr(_benchmark_forms, "triton_installed", lambda: True)
+    monkeypatch.setattr(_benchmark_variants, "triton_installed", lambda: True)
     assert variants_on("cuda:0") == ("loop", "static", "graph", "fused-loop", "fused-graph")
-    monkeypatch.setattr(_benchmark_forms, "triton_installed", lambda: False)
+    monkeypatch.setattr(_benchmark_variants, "triton_installed", lambda: False)
     assert variants_on("cuda") == ("loop", "static", "graph")
     assert (variant_stepping("fused-graph"), variant_rule("fused-graph")) == ("graph", FusedL2ERule)
     assert (variant_stepping("static"), variant_rule("static")) == ("static", L2ERule)
@@ -98,8 +104,8 @@ def test_the_variants_of_a_device_and_what_they_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="error: device='cuda': torch finds no GPU"):
         InnerBenchmark(device="cuda").run()
-    with pytest.raises(SystemExit, match="error: variants must be of loop, static or all, got graph"):
-        InnerBenchmark(variants=("graph",)).run()
+    with pytest.raises(SystemExit, match="error: step_variants must be of loop, static or all, got graph"):
+        InnerBenchmark(step_variants=("graph",)).run()
 
 
 def test_the_protocol_is_the_papers():
@@ -121,16 +127,21 @@ def test_random_images_stand_for_the_data_of_the_paper(monkeypatch):
     trainer = make_trainer(protocol, family, "paper", "loop")
     assert trainer.executor.evaluator.make(trainer._jobs()[0]).task._train[0].shape[2:] == (28, 28)
     assert {(name, data.num_classes, data.input_shape) for (name, _), data in family._loaded.items()} == {
-        ("mnist", 10, (1, 28, 28)), ("fashion_mnist", 10, (1, 28, 28)), ("emnist", 10, (1, 28, 28)),
+        ("mnist", 10, (1, 28, 28)),
+        ("fashion_mnist", 10, (1, 28, 28)),
+        ("emnist", 10, (1, 28, 28)),
         ("bloodmnist", 8, (3, 28, 28)),
-    }  # fmt: skip
+    }
     with pytest.raises(ValueError, match="random_data stands for the data of family 'paper' alone, not of 'digits'"):
         load_data(protocol, family_named("digits"))
 
 
 def test_the_protocol_is_measured_and_extrapolated(tmp_path, capsys, monkeypatch):
     options = InnerBenchmark(
-        protocol=3, variants=("all",), protocol_of=Protocol(inner=60, outer=600, family="digits"), out=tmp_path / "t.md"
+        protocol=3,
+        step_variants=("all",),
+        protocol_of=Protocol(inner=60, outer=600, family="digits"),
+        out=tmp_path / "t.md",
     )
     options.run()
     text = (tmp_path / "t.md").read_text()

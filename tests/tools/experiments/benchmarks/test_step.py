@@ -43,9 +43,11 @@ def test_every_contestant_moves_its_parameters():
 
 def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
     measured = {
-        "SGHMC": 2.0, "Meta-SGMCMC, finite differences": 3.0, "torch SGD(momentum)": 1.0,
+        "SGHMC": 2.0,
+        "Meta-SGMCMC, finite differences": 3.0,
+        "torch SGD(momentum)": 1.0,
         "randn_like of every parameter": 1.0,
-    }  # fmt: skip
+    }
     monkeypatch.setattr(step, "contestants", lambda make, without_code: {})
     monkeypatch.setattr(step, "training_steps", lambda device: {})
     monkeypatch.setattr(step, "_milliseconds", lambda *args: measured)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 
 import pytest
 import torch
 from experiments.common.run_store import RunStore, fingerprint
+
+from learned_samplers.base.locks import LOCK
 
 
 def test_a_run_is_made_once_for_the_same_settings(tmp_path):
@@ -34,12 +42,16 @@ def test_another_torch_makes_it_again(tmp_path, monkeypatch):
     assert store.run("one", {}, lambda: {"value": 2}) == {"value": 2}
 
 
-def test_other_data_make_it_again(tmp_path):
-    digests = [fingerprint([torch.tensor(values)]) for values in ([1.0, 2.0], [1.0, 2.5])]
-    for value, digest in enumerate(digests):
-        assert RunStore(tmp_path, digest).run("one", {}, lambda value=value: {"value": value}) == {"value": value}
-    assert RunStore(tmp_path, digests[1]).read("one", {}) == {"value": 1}
-    assert RunStore(tmp_path, digests[0]).read("one", {}) is None
+def test_other_data_under_the_same_settings_are_refused(tmp_path):
+    old, new = (fingerprint([torch.tensor(values)]) for values in ([1.0, 2.0], [1.0, 2.5]))
+    RunStore(tmp_path, old).run("one", {"lr": 1}, lambda: {"value": 1})
+    with pytest.raises(ValueError, match=f"from other data .fingerprint {old}, these have {new}.*--fresh"):
+        RunStore(tmp_path, new).run("one", {"lr": 1}, lambda: {"value": 2})
+    assert RunStore(tmp_path, old).read("one", {"lr": 1}) == {"value": 1}, "it is still there"
+    assert RunStore(tmp_path, new).run("one", {"lr": 2}, lambda: {"value": 3}) == {"value": 3}, (
+        "another run of the name"
+    )
+    assert RunStore(tmp_path, old, fresh=True).run("one", {"lr": 2}, lambda: {"value": 4}) == {"value": 4}
 
 
 def test_a_fingerprint_sees_numbers_shapes_types_and_order():
@@ -94,3 +106,86 @@ def test_a_run_that_begins_leaves_nothing_of_the_one_before(tmp_path):
 def test_a_store_below_another_has_its_data(tmp_path):
     below = RunStore(tmp_path, "digest", fresh=True).below("inside")
     assert (below.folder, below.data, below.fresh) == (tmp_path / "inside", "digest", True)
+
+
+# -- one writer -------------------------------------------------------------------------------------------------------
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from experiments.common.output import explained
+from experiments.common.run_store import RunStore
+
+def make():
+    print("made", flush=True)
+    time.sleep(float(sys.argv[2]))
+    return {"value": 1}
+
+with explained(Path(sys.argv[1]) if sys.argv[3] == "tool" else None):
+    print(RunStore(Path(sys.argv[1])).run("one", {}, make), flush=True)
+"""
+
+
+def writer(folder, seconds, how):
+    command = [sys.executable, "-c", WRITER, str(folder), str(seconds), how]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("how", ["store", "tool"])
+def test_a_second_process_is_refused_before_it_makes_anything(tmp_path, how):
+    first = writer(tmp_path, 60, how)
+    try:
+        assert first.stdout.readline() == "made\n", first.stderr.read()
+        out, err = writer(tmp_path, 0, how).communicate(timeout=120)
+        assert out == ""
+        assert f"is being written by process {first.pid} on host {socket.gethostname()}" in err
+        assert err.count("\n") == 1
+        with pytest.raises(RuntimeError, match=f"by process {first.pid} on host"):
+            RunStore(tmp_path).begin("one")
+        assert RunStore(tmp_path).read("one", {}) is None, "reading needs no lock"
+        first.send_signal(signal.SIGTERM)
+        err = first.communicate(timeout=60)[1]
+        assert first.returncode == 1
+        assert err.startswith("terminated")
+        assert err.count("\n") == 1
+        assert not (tmp_path / LOCK).exists(), "SIGTERM releases it"
+    finally:
+        first.kill()
+        first.communicate()
+    out, _ = writer(tmp_path, 0, how).communicate(timeout=120)
+    assert out == "made\n{'value': 1}\n"
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
+    killed = writer(tmp_path, 60, "store")
+    assert killed.stdout.readline() == "made\n"
+    killed.kill()
+    killed.communicate()
+    assert (tmp_path / LOCK).exists()
+    assert RunStore(tmp_path).run("one", {}, lambda: {"value": 2}) == {"value": 2}
+
+
+def test_the_stores_of_one_process_share_a_lock_that_goes_with_the_last(tmp_path):
+    stores = [RunStore(tmp_path), RunStore(tmp_path / "inside" / "..")]
+    for number, store in enumerate(stores):
+        store.run(str(number), {}, lambda: {"value": 1})
+    stores.pop()
+    assert (tmp_path / LOCK).exists()
+    del store
+    stores.pop()
+    gc.collect()
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_the_ranks_of_one_launch_are_one_owner(tmp_path):
+    first = RunStore(tmp_path)
+    first.begin("one")
+    record = (tmp_path / LOCK).read_text()
+    code = (
+        "import sys; from experiments.common.run_store import RunStore, Path; RunStore(Path(sys.argv[1])).begin('two')"
+    )
+    for rank, refused in (("1", False), ("0", True)):
+        environment = {**os.environ, "RANK": rank}
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True)
+        assert (b"RuntimeError" in done.stderr) == refused
+    assert (tmp_path / LOCK).read_text() == record

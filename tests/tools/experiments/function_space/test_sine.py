@@ -7,9 +7,18 @@ import torch
 from experiments.function_space.sine import REGIONS, SineProblem, SineRuns, regions, summary, worst_rhat
 
 LINEAR = SineProblem(
-    data=12, noise=0.3, hidden=(), variance=2.0, particles=100, steps=1500, chains=20, burn_in=30, trajectories=100,
-    thinning=2, leapfrog_steps=10,
-)  # fmt: skip
+    data=12,
+    noise=0.3,
+    hidden=(),
+    variance=2.0,
+    particles=100,
+    steps=1500,
+    chains=20,
+    burn_in=30,
+    trajectories=100,
+    thinning=2,
+    leapfrog_steps=10,
+)
 
 
 def exact(runs):

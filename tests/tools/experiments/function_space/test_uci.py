@@ -16,9 +16,16 @@ from tests.tools.experiments.function_space.test_uci_data import made, write
 
 NOISE = 0.1
 SMALL = Protocol(
-    particles=8, hidden=20, small=(50, 400, 0), hmc_chains=4, hmc_warmup=200, hmc_burn_in=40, hmc_trajectories=40,
-    hmc_thinning=2, leapfrog_steps=20,
-)  # fmt: skip
+    particles=8,
+    hidden=20,
+    small=(50, 400, 0),
+    hmc_chains=4,
+    hmc_warmup=200,
+    hmc_burn_in=40,
+    hmc_trajectories=40,
+    hmc_thinning=2,
+    leapfrog_steps=20,
+)
 
 
 def linear_data(groups=2, seed=0):

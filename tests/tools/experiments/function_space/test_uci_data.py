@@ -55,7 +55,7 @@ def with_entry(key, index, value):
         (with_entry("test_index", (0, 0), 20), r"key 'test_index': rows must lie in \[0, 20\)"),
         (with_entry("test_index", (0, 0), -1), r"key 'test_index': rows must lie in \[0, 20\)"),
         (lambda a: a.update(test_index=np.zeros((1, 2), int)), "key 'test_index': a split names a row twice"),
-        (lambda a: a.update(y=np.array([None] * 20)), "not a whole npz file of plain arrays"),
+        (lambda a: a.update(y=np.array([None] * 20)), "cannot be read as an npz of plain arrays"),
     ],
 )
 def test_bad_files_are_refused_by_file_and_key(tmp_path, change, message):
@@ -72,11 +72,11 @@ def test_missing_truncated_and_unknown(tmp_path):
         load("yacht", tmp_path)
     path = write(tmp_path, made())
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(ValueError, match=r"yacht\.npz is not a whole npz file"):
+    with pytest.raises(ValueError, match=r"yacht\.npz cannot be read as an npz of plain arrays"):
         load("yacht", tmp_path)
     with open(path, "wb") as file:
         np.save(file, np.zeros(3))  # one array where there should be an archive
-    with pytest.raises(ValueError, match=r"yacht\.npz is not a whole npz file"):
+    with pytest.raises(ValueError, match=r"yacht\.npz cannot be read as an npz of plain arrays"):
         load("yacht", tmp_path)
     with pytest.raises(ValueError, match="name='iris' is unknown"):
         load("iris", tmp_path)

@@ -26,9 +26,11 @@ from learned_samplers import metrics
 from learned_samplers.classical.cyclical import cyclical_phase
 
 ALTERNATIVES = {
-    "momentum_decay": (0.05, 0.1, 0.3), "temperature": (1.0, 0.1, 0.01), "exploration_ratio": (0.5, 0.8, 0.9),
+    "momentum_decay": (0.05, 0.1, 0.3),
+    "temperature": (1.0, 0.1, 0.01),
+    "exploration_ratio": (0.5, 0.8, 0.9),
     "prior_precision": (0.0, 1.0, 20.0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -49,8 +51,10 @@ def test_every_method_tries_equally_many_settings_in_a_balanced_choice(method, t
 
 
 def test_the_settings_that_are_tried():
-    rates = {name: sorted({s.lr for s in candidates(METHODS[name], 18, 6, ALTERNATIVES)})
-             for name in ("SGHMC", "PSGLD", "CyclicalSGMCMC", "L2E")}  # fmt: skip
+    rates = {
+        name: sorted({s.lr for s in candidates(METHODS[name], 18, 6, ALTERNATIVES)})
+        for name in ("SGHMC", "PSGLD", "CyclicalSGMCMC", "L2E")
+    }
     assert rates["SGHMC"] == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
     assert rates["L2E"] == [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02], "as wide, elsewhere"
     assert rates["PSGLD"] == [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01]

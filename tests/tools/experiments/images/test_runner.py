@@ -73,6 +73,24 @@ def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny
     assert [event.step for event in curves.Scalars("model_average/accuracy")] == list(range(1, wanted + 1))
     assert ("temperature_kinetic/linear" in tags) == (method in (*HAVE_MOMENTUM, *learned))
     assert ("temperature_configurational/convolutions" in tags) == (METHODS[method].kind == "sampler")
+    assert curves.summary_metadata["_hparams_/session_start_info"].plugin_data.content.count(b"momentum_decay") == 1
+    assert curves.Scalars("result/nll")[0].value == pytest.approx(result.scores["nll"], rel=1e-5)
+
+
+def test_a_chain_is_watched_as_it_runs(tmp_path, tiny):
+    result = tiny.at(tmp_path).run(tiny.settings, "CyclicalSGMCMC", 0.05, 3, validations=100)
+    curves = EventAccumulator(str(tmp_path / "tensorboard" / result.name)).Reload()
+    found = {tag: [event.value for event in curves.Scalars(tag)] for tag in curves.Tags()["scalars"]}
+    rates = found["chain/learning_rate/linear"]
+    assert found["train/learning_rate"] == pytest.approx([0.05] * len(rates)), "the group keeps the peak"
+    assert max(rates) > 0.045
+    assert min(rates) < 0.01
+    assert set(found["chain/sampling"]) == {0.0, 1.0}
+    assert all(norm > 0 for norm in found["gradient/norm"])
+    average = found["model_average/validation_loss_so_far"]
+    assert 0 < len(average) < len(found["validation/loss"]), "only of states that are samples"
+    assert average[0] == pytest.approx(found["validation/loss"][-1], rel=2)
+    assert result.validation_nll == pytest.approx(average[-1], rel=0.5)
 
 
 def test_a_finished_run_is_read_back_unless_its_settings_changed(tmp_path, tiny):

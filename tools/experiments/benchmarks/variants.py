@@ -13,8 +13,8 @@ from meta_tasks.networks import BatchedConvolution, BatchedModule, BatchedNetwor
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.rules.triton_l2e import FusedL2ERule, triton_installed
 
-#: Name → what it is, for the table.
-FORMS: dict[str, str] = {
+#: Ways to compute the gradients: name → what it is, for the table.
+NETWORK_VARIANTS: dict[str, str] = {
     "chosen": "chosen: written out by hand, grouped, channels-last, pieces that fit the cache",
     "hand-loop": "written out by hand, one member at a time, whole batch",
     "hand-grouped": "written out by hand, grouped over all members, whole batch",
@@ -26,8 +26,8 @@ FORMS: dict[str, str] = {
     "compiled": "autograd in torch.compile, one member at a time",
 }
 
-#: The same for ways to take a step.
-VARIANTS: dict[str, str] = {
+#: Ways to take a step.
+STEP_VARIANTS: dict[str, str] = {
     "loop": "loop: tensors of their own at every step",
     "static": "static: between fixed buffers",
     "graph": "graph: the static step replayed as a CUDA graph (experimental)",
@@ -37,19 +37,19 @@ VARIANTS: dict[str, str] = {
 
 
 def variants_on(device: str) -> tuple[str, ...]:
-    """The variants that a device has."""
+    """The variants of a step that a device has."""
     if torch.device(device).type != "cuda":
         return ("loop", "static")
-    return tuple(name for name in VARIANTS if triton_installed() or not name.startswith("fused"))
+    return tuple(name for name in STEP_VARIANTS if triton_installed() or not name.startswith("fused"))
 
 
 def variant_stepping(name: str) -> str:
-    """How steps are taken in a variant, for `Unroll`; "loop" for a form."""
-    return name.removeprefix("fused-") if name in VARIANTS else "loop"
+    """How steps are taken in a variant, for `Unroll`; "loop" for a variant of the network."""
+    return name.removeprefix("fused-") if name in STEP_VARIANTS else "loop"
 
 
 def variant_rule(name: str) -> type[L2ERule]:
-    """The class of the rule of a variant or form."""
+    """The class of the rule in a variant."""
     return FusedL2ERule if name.startswith("fused-") else L2ERule
 
 
@@ -125,8 +125,8 @@ class _Unfold(BatchedModule):
         return hidden
 
 
-def make_network(form: str, network: BatchedNetwork, members: int, batch: int) -> BatchedNetwork:
-    """``network`` as a form computes it."""
+def make_network(variant: str, network: BatchedNetwork, members: int, batch: int) -> BatchedNetwork:
+    """``network`` as a variant computes it."""
     kinds: dict[str, type[BatchedModule]] = {
         "autograd": BatchedModule,
         "channels-last": _ChannelsLast,
@@ -135,10 +135,10 @@ def make_network(form: str, network: BatchedNetwork, members: int, batch: int) -
         "unfold": _Unfold,
         "compiled": _Compiled,
     }
-    if form == "chosen":
+    if variant == "chosen":
         return network
-    if form == "hand-loop":
+    if variant == "hand-loop":
         return BatchedConvolution(network.build, 1, batch)
-    if form == "hand-grouped":
+    if variant == "hand-grouped":
         return BatchedConvolution(network.build, members, batch)
-    return kinds[form](network.build)
+    return kinds[variant](network.build)

@@ -1,0 +1,23 @@
+"""The temperature that a chain has, estimated from its momenta and from its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from learned_samplers.base import prior_mean, sharding
+from learned_samplers.base.operations import as_number
+
+
+def temperatures_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> dict[str, float]:
+    """The kinetic and the configurational temperature of a parameter group, as `Sampler.temperatures` has them."""
+    moved = [p for p in group["params"] if p.grad is not None]
+    size = sum(p.numel() for p in moved)
+    momenta = [state[p]["momentum"] for p in moved if "momentum" in state.get(p, {})]
+    kinetic = sum(sharding.total(r.square()) for r in momenta) / size if momenta else float("nan")
+    num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
+    offsets = zip(moved, prior_mean.centred(group, moved), strict=True)
+    virial = sum(sharding.total(x * (num_data * p.grad + prior * x)) for p, x in offsets)
+    return {"kinetic": kinetic, "configurational": virial / size if size else float("nan")}

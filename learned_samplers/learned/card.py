@@ -1,0 +1,93 @@
+"""What a weight card says, in a few lines for people."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from learned_samplers.learned.badge import badge_of
+from learned_samplers.learned.registry import registered, settings_from_card
+
+_WIDTH = 100
+
+
+class Card(dict[str, Any]):
+    """A weight card: a dict that prints as `summary`."""
+
+    def __str__(self) -> str:
+        return summary(self)
+
+
+def summary(card: dict[str, Any]) -> str:
+    """The card in some lines: sampler and network, how to use it, law, training, scores.
+
+    Raises:
+        ValueError: the card is of no learned sampler.
+    """
+    meta, layers = card["meta_training"], card["layers"]
+    widths = " → ".join(str(width) for width in (layers[0][1], *(out for out, _ in layers)))
+    count = sum(out * (into + 1) for out, into in layers)
+    defaults = ", ".join(f"{name}={value:g}" for name, value in card["defaults"].items())
+    rows = {
+        "sampler": f"{card['sampler']}{_form(card)}, network {widths} on the features {card.get('feature_set', '')!r}: "
+        f"{count} weights",
+        "use": f"{card['sampler']}(params, num_data=N, network={card['name']!r}); by default {defaults}",
+        "law": _law(card),
+        "trained": _training(meta),
+        "repeat": meta.get("reproduce") or meta["command"],
+        "scores": "; ".join(_scores(card["metrics"])) or "none in the card",
+        "licence": str(card["licence"]),
+    }
+    lines = [card["name"]]
+    for name, text in rows.items():
+        lines += textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=f"  {name:<9}",
+            subsequent_indent=" " * 11,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    return "\n".join(lines)
+
+
+def badge_in(card: dict[str, Any]) -> str:
+    """The badge that the weights have at the settings of their card."""
+    group = {**card["defaults"], "temperature": (card["law"] or {}).get("temperature", 1.0)}
+    claims = registered(card["sampler"]).claims_law
+    measured = (card["law"] or {}).get("sha256", "")
+    settings = settings_from_card(card)
+    return badge_of(card["law"], settings, [group], claims_law=claims, sha256=measured)[0]
+
+
+def _form(card: dict[str, Any]) -> str:
+    return f", form {card['form']!r}" if "form" in card else ""
+
+
+def _law(card: dict[str, Any]) -> str:
+    law = card["law"]
+    return "not measured" if law is None else f"{badge_in(card)}; on Gaussians {law['verdict']}: {law['reason']}"
+
+
+def _training(meta: dict[str, Any]) -> str:
+    tasks = meta["tasks"].get("name", "")
+    parts = [f"on the tasks {tasks!r}" if tasks else ""]
+    if "iterations" in meta:
+        parts.append(f"{meta['iterations']} iterations")
+    if "hours" in meta:
+        parts.append(f"{60 * meta['hours']:.0f} minutes")
+    return ", ".join(part for part in parts if part) or "see the card"
+
+
+def _scores(metrics: dict[str, Any], before: str = "") -> list[str]:
+    """Each number or list of numbers of a card's metrics, with the names that lead to it."""
+    found: list[str] = []
+    for name, value in metrics.items():
+        where = f"{before}{name}"
+        if isinstance(value, dict):
+            found += _scores(value, f"{where}, ")
+        elif isinstance(value, int | float):
+            found.append(f"{where}: {value:.4g}")
+        elif isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
+            found.append(f"{where}: {', '.join(f'{each:.4g}' for each in value)}")
+    return found

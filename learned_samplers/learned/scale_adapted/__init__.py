@@ -1,0 +1,1 @@
+"""Scale-adapted L2E: a learned exploration, then a frozen, learned mass with a law."""

@@ -1,0 +1,168 @@
+"""Scale-adapted L2E: the learned sampler explores, and leaves a frozen mass with which the chain has a law."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.operations import FOREACH
+from learned_samplers.base.sampler import arguments
+from learned_samplers.base.segments import Segments
+from learned_samplers.base.step import Evaluation, GroupInputs, blocks
+from learned_samplers.learned.feature_sets import feature_set_named
+from learned_samplers.learned.native.step import can_step, step_tensors_
+from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
+from learned_samplers.learned.scale_adapted.rule import (
+    ScaleAdaptedL2ESettings,
+    explorer,
+    frozen_root,
+    sampling_rule,
+    scale_adapted_l2e_rule,
+)
+
+
+class ScaleAdaptedL2E(LearnedSampler):
+    """`L2E` for the first steps, then a sampler with a law, whose step size in each coordinate a network has chosen.
+
+    The learned sampler is good at reaching a mode and has no invariant law; `ScaleAdaptedSGHMC` has a law whatever its
+    frozen mass is. This one explores as the first and samples as the second. With a = ``momentum_decay`` and t the
+    step,
+
+        t ≤ adaptation_steps:  the step of `L2E` (residual form, gated), its run being ``adaptation_steps`` long
+        t = adaptation_steps:  G = κ·a·exp(μ)/(√v̂ + eps),  hᵢ = √(lr·Gᵢ/N),  r = 0;   μ = network, coordinate by
+                               coordinate, on statistics of the chain (running averages, θ, sizes, N)
+        t > adaptation_steps:  r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r
+
+    with ĝ = g + λθ/N and v̂ the running average of g²: BAOA in the coordinates θ/√G. The factor a makes κ·lr Adam's
+    learning rate, as for `ScaleAdaptedSGHMC`.
+
+    Invariant law once the mass is frozen: exp(−U/T) up to O(lr), for *any* network; exactly on quadratics, while
+    hᵢ²k < 4. Before, there is none, and `is_sampling` is False, so that `PosteriorSamples` collects nothing.
+
+    Args:
+        params, num_data, temperature, prior_precision, momentum_init, generator, options: as for `SGHMC`.
+        lr: of the exploration, as for `L2E`; by default what the network's card recommends.
+        adaptation_steps: steps of exploration; half the run, say. 0 is not possible: there is no mass without it.
+        network: path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the network (four outputs: α, β,
+            γ and μ), or None for fresh weights, with which the exploration is SGHMC and μ = 0. "default" is None: no
+            weights ship yet.
+        momentum_decay: a in (0, 1]; by default the card's, else 0.1.
+        feature_set: a set with a second moment; by default the card's, else "lean".
+        alpha_scale, beta_scale, friction_scale, output_bound, reference_data: of `L2E`; by default the card's, else
+            0.1, 10, 0, no bound and 50,000.
+        mass_scale: κ; by default the card's, else 0.2.
+        eps: added to √v̂, in units of the mean loss's gradient; by default the card's, else 1e-5.
+        settings: a `ScaleAdaptedL2ESettings` in the place of the keywords from ``feature_set`` to ``eps`` and of
+            ``adaptation_steps``.
+        foreach: as every sampler takes it; here small tensors are always updated together.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a step
+            of a parameter that joined after the mass was frozen. See `Sampler.step` for the others of a step.
+    """
+
+    settings_class = ScaleAdaptedL2ESettings
+    not_sharded = "its network sees statistics of whole tensors"
+    claims_law = True
+    settings: ScaleAdaptedL2ESettings
+    state_names = ("momentum", "averages", "root")
+    hyperparameters: ClassVar[tuple[str, ...]] = (*LearnedSampler.hyperparameters, "step")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | None = None,
+        num_data: float | None = None,
+        *,
+        adaptation_steps: int | None = None,
+        network: str | os.PathLike[str] | nn.Module | None = None,
+        feature_set: str | None = None,
+        momentum_decay: float | None = None,
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        alpha_scale: float | None = None,
+        beta_scale: float | None = None,
+        friction_scale: float | None = None,
+        output_bound: float | None = None,
+        reference_data: float | None = None,
+        mass_scale: float | None = None,
+        eps: float | None = None,
+        settings: ScaleAdaptedL2ESettings | None = None,
+        momentum_init: str = "zero",
+        foreach: bool | None = None,
+        generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
+    ):
+        super().__init__(params, arguments(locals()), generator=generator)
+        if self.settings.adaptation_steps is None:
+            raise ValueError("adaptation_steps must be given: the steps of exploration, after which samples are taken")
+
+    def _rows(self) -> dict[str, int]:
+        return {"averages": feature_set_named(self.settings.feature_set).num_averages}
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the last step was one with the frozen mass (and, under a cyclical schedule, one that samples)."""
+        return self.step_count > self._adaptation_steps and super().is_sampling
+
+    @property
+    def _adaptation_steps(self) -> int:
+        assert self.settings.adaptation_steps is not None
+        return self.settings.adaptation_steps
+
+    def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
+        evaluation = super().evaluate(closure)
+        for group in self.param_groups:
+            if torch.compiler.is_compiling() or group["step"] < self._adaptation_steps:
+                continue  # a compiled step cannot raise
+            for i, p in enumerate(group["params"]):
+                if p.requires_grad and p.grad is not None and "root" not in self.state.get(p, {}):
+                    raise ValueError(
+                        f"parameter {self.name_of(group, i)} has no mass: adaptation_steps is {self._adaptation_steps} "
+                        f"and {group['step']} steps are over; let it join before the mass is frozen"
+                    )
+        return evaluation
+
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        params, gradients, hyper = inputs.params, inputs.gradients, self.hyper(group)
+        for p in params:  # all of it, before any noise is drawn
+            for name in self.state_names:
+                self.state_of(group, p, name)
+        sampling = group["step"] >= self._adaptation_steps
+        for alike in together(params):
+            chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
+            for block in blocks(chosen):
+                (self._sample if sampling else self._explore)(chosen[block], slopes[block], hyper)
+
+    def _explore(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
+        noise, phi = self.noise_for(params, hyper), self._phi(params[0])
+        momenta, averages = ([self.state[p][name] for p in params] for name in ("momentum", "averages"))
+        everything = (*params, *gradients, *(noise or ()), *momenta, *averages)
+        exploration = self.settings.exploration
+        if not can_step(explorer(phi), exploration, *everything):
+            self.advance_flat(params, gradients, noise, hyper)
+            return
+        step_tensors_(
+            params, gradients, noise, momenta, averages, phi=explorer(phi), **{**hyper, "settings": exploration}
+        )
+        if hyper["step"] + 1 == self._adaptation_steps:
+            segments = Segments(tuple(p.numel() for p in params))
+            chosen = ("lr", "num_data", "momentum_decay", "step", "settings")
+            flat = gather(params), gather(gradients), self._flat_state("averages", averages)
+            root = frozen_root(*flat, phi=phi, segments=segments, **{name: hyper[name] for name in chosen})
+            scatter(root, [self.state[p]["root"] for p in params], segments)
+            torch._foreach_zero_(momenta)
+
+    def _sample(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
+        momenta, roots = ([self.state[p][name] for p in params] for name in ("momentum", "root"))
+        chosen = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay")
+        noise = self.noise_for(params, hyper)
+        sampling_rule(params, gradients, noise, momenta, roots, ops=FOREACH, **{name: hyper[name] for name in chosen})
+
+    def flat_rule(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
+        return scale_adapted_l2e_rule(*tensors, **hyper)

@@ -1,0 +1,201 @@
+"""The update of scale-adapted L2E: L2E explores, then a frozen mass that the network has chosen samples.
+
+A pure function of flat buffers with any leading batch axes, which `ScaleAdaptedL2E` and the meta-trainer call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base import validation as check
+from learned_samplers.base.operations import FUNCTIONAL
+from learned_samplers.base.segments import Segments
+from learned_samplers.classical.adapted import diagonal_mass_rule
+from learned_samplers.learned.feature_sets import FEATURE_SETS, feature_set_named
+from learned_samplers.learned.features import TensorScales
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
+from learned_samplers.learned.network import GATE_BOUND, Phi, raw_outputs
+from learned_samplers.learned.settings import LearnedSettings, choice, setting
+
+#: The sets with a second moment, which the mass is made of.
+_SETS = tuple(name for name, each in FEATURE_SETS.items() if each.second_moment_decays)
+#: Of the running average that stands for the gradient when the mass is chosen, and of the second moment: the slowest.
+_SLOWEST = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleAdaptedL2ESettings(LearnedSettings):
+    """The settings of `learned_samplers.ScaleAdaptedL2E`, where each is explained."""
+
+    sampler: ClassVar[str] = "ScaleAdaptedL2E"
+    hidden: ClassVar[tuple[int, ...]] = (8, 8)
+
+    feature_set: str = choice("lean", *_SETS, doc="What the network sees.")
+    alpha_scale: float = setting(0.1, check.non_negative, doc="Factor on the output α.")
+    beta_scale: float = setting(10.0, check.non_negative, doc="Factor on the output β.")
+    friction_scale: float = setting(0.0, check.non_negative, doc="Share of the friction that acts on β.")
+    output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on α and β.")
+    reference_data: float | None = setting(
+        50_000.0,
+        check.positive,
+        optional=True,
+        doc="N₀ at which the factor on β holds; it grows with the root of N/N₀.",
+    )
+    mass_scale: float = setting(0.2, check.positive, doc="κ, factor on lr once the mass is frozen.")
+    eps: float = setting(1e-5, check.positive, doc="Added to the root of the second moment in the mass.")
+    adaptation_steps: int | None = setting(
+        None, check.whole, optional=True, in_card=False, doc="Steps of exploration, after which the mass is frozen."
+    )
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return feature_set_named(self.feature_set).names
+
+    @property
+    def outputs(self) -> int:
+        return 4
+
+    @cached_property
+    def exploration(self) -> L2ESettings:
+        """Those of the `L2E` that explores; the length of its run is that of the exploration."""
+        sees = feature_set_named(self.feature_set).sees_progress
+        return L2ESettings(
+            feature_set=self.feature_set,
+            alpha_scale=self.alpha_scale,
+            beta_scale=self.beta_scale,
+            friction_scale=self.friction_scale,
+            output_bound=self.output_bound,
+            reference_data=self.reference_data,
+            gated=True,
+            total_steps=self.adaptation_steps if sees else None,
+        )
+
+
+def explorer(phi: Phi) -> Phi:
+    """The layers of the network that explores: all but the output of the mass."""
+    *hidden, (weight, bias) = phi
+    return [*hidden, (weight[..., :3, :].contiguous(), bias[..., :3].contiguous())]
+
+
+def frozen_root(
+    parameter: Tensor,
+    gradient: Tensor,
+    averages: Tensor,
+    *,
+    phi: Phi,
+    segments: Segments,
+    settings: ScaleAdaptedL2ESettings,
+    lr: Any,
+    num_data: Any,
+    momentum_decay: Any,
+    step: Any,
+) -> Tensor:
+    """√G of every coordinate, (..., d), with G = κ·a·exp(μ)/(√v̂ + eps), μ held to ±6.
+
+    v̂ is the slowest of the set's second moments, bias-corrected, and μ the network's fourth output where the momentum
+    is zero and the gradient is its slowest running average: statistics of the chain, not of its last minibatch.
+
+    Args:
+        parameter, gradient, averages: of the chain after step + 1 updates, (..., d) and (..., K, d).
+        phi, segments, settings, lr, num_data, momentum_decay, step: as for `scale_adapted_l2e_rule`.
+    """
+    named, t = feature_set_named(settings.feature_set), step + 1
+    k = len(named.average_decays)
+    mean = averages[..., k - 1, :] / (1 - named.average_decays[_SLOWEST] ** t)
+    second = averages[..., _SLOWEST, :] / (1 - named.second_moment_decays[_SLOWEST] ** t)
+    scales = TensorScales(
+        parameter,
+        mean,
+        averages,
+        segments,
+        named,
+        lr=lr,
+        num_data=num_data,
+        step=step,
+        total_steps=settings.exploration.total_steps,
+    ).with_momentum(torch.zeros_like(parameter))
+    (mu,) = raw_outputs(phi, scales, slice(3, 4))
+    factor = mu.clamp(-GATE_BOUND, GATE_BOUND).exp() * (settings.mass_scale * momentum_decay)
+    return (factor / (second.sqrt() + settings.eps)).sqrt()
+
+
+def scale_adapted_l2e_rule(
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Tensor | None,
+    momentum: Tensor,
+    averages: Tensor,
+    root: Tensor,
+    *,
+    phi: Phi,
+    segments: Segments,
+    lr: Any,
+    num_data: Any,
+    temperature: Any,
+    prior_precision: Any,
+    momentum_decay: Any,
+    step: Any,
+    settings: ScaleAdaptedL2ESettings,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One step: of `l2e_rule` while ``step`` < ``adaptation_steps``, of `sampling_rule` afterwards.
+
+    The last step of the exploration also sets ``root`` to `frozen_root`, and the momentum to zero.
+
+    Args:
+        parameter, gradient, noise, momentum, averages: as for `l2e_rule`.
+        root: √G, (..., d); zeros until it is chosen.
+        phi: layers with four outputs α, β, γ (the gate of β) and μ, with the leading axes of ``parameter`` or none.
+        segments, lr, num_data, temperature, prior_precision, momentum_decay, step: as for `l2e_rule`.
+        settings: with ``adaptation_steps``.
+
+    Returns:
+        The new (parameter, momentum, averages, root). Nothing is changed in place.
+    """
+    at = dict(lr=lr, num_data=num_data, momentum_decay=momentum_decay)
+    if step >= settings.adaptation_steps:
+        chain = (parameter, gradient, noise, momentum, root)
+        parameter, momentum = sampling_rule(*chain, temperature=temperature, prior_precision=prior_precision, **at)
+        return parameter, momentum, averages, root
+    parameter, momentum, averages = l2e_rule(
+        parameter,
+        gradient,
+        noise,
+        momentum,
+        averages,
+        phi=explorer(phi),
+        segments=segments,
+        step=step,
+        temperature=temperature,
+        prior_precision=prior_precision,
+        settings=settings.exploration,
+        **at,
+    )
+    if step + 1 == settings.adaptation_steps:
+        root = frozen_root(
+            parameter, gradient, averages, phi=phi, segments=segments, settings=settings, step=step, **at
+        )
+        momentum = torch.zeros_like(momentum)
+    return parameter, momentum, averages, root
+
+
+def sampling_rule(
+    parameter: Any,
+    gradient: Any,
+    noise: Any,
+    momentum: Any,
+    root: Any,
+    *,
+    num_data: Any,
+    prior_precision: Any,
+    ops: Any = FUNCTIONAL,
+    **settings: Any,
+) -> tuple[Any, Any]:
+    """`diagonal_mass_rule` with BAOA and the prior's gradient: the step of the chain once its mass is frozen."""
+    gradient = ops.combine(gradient, parameter, prior_precision / num_data)
+    settings |= {"num_data": num_data, "integrator": "baoa", "ops": ops}
+    return diagonal_mass_rule(parameter, gradient, noise, momentum, root, **settings)

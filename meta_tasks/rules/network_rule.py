@@ -1,0 +1,170 @@
+"""The base classes of the learned samplers' rules, and these rules by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.base.validation import fraction
+from learned_samplers.learned.feature_sets import feature_set_named
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.native.step import can_step, step_flat_
+from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of, unflatten
+from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
+from learned_samplers.learned.scale_adapted.rule import ScaleAdaptedL2ESettings
+from learned_samplers.learned.settings import LearnedSettings
+from meta_tasks.random_streams import generator
+from meta_tasks.rules.base import SamplerRule, State, arguments_of
+from meta_tasks.rules.start import FeatureStart, Start, WeightStart
+
+#: The rules by the name of their sampler. A subclass of `NetworkRule` with a ``name`` of its own is here as soon as its
+#: module is imported.
+LEARNED_RULES: dict[str, type[Any]] = {}
+
+
+class NetworkRule(SamplerRule):
+    """A rule whose meta-parameters are the weights of one coordinate-wise network, laid end to end.
+
+    Args:
+        settings: of the sampler.
+        hidden: widths of the network's hidden layers; by default those of the sampler.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "name" in cls.__dict__:
+            LEARNED_RULES[cls.name] = cls
+
+    def __init__(self, settings: LearnedSettings, hidden: Sequence[int] | None = None) -> None:
+        self.settings, self.hidden = settings, tuple(settings.hidden if hidden is None else hidden)
+        self._shapes = shapes_of(layers_of(settings.fresh_network(self.hidden)))
+        self.num_weights = sum(out * (into + 1) for out, into in self._shapes)
+
+    def initial_weights(self, seed: int) -> Tensor:
+        network = self.settings.fresh_network(self.hidden, generator=generator(seed, "network"))
+        return flatten(layers_of(network)).detach().clone()
+
+    def prepare(self, weights: Tensor) -> Phi:
+        return [(weight.contiguous(), bias.contiguous()) for weight, bias in unflatten(weights, self._shapes)]
+
+    def network(self, weights: Tensor) -> nn.Module:
+        """The network of meta-parameters (n,), as the optimizer takes it."""
+        network = self.settings.fresh_network(self.hidden)
+        nn.utils.vector_to_parameters(weights.detach().cpu(), network.parameters())
+        return network
+
+    @staticmethod
+    def hidden_of(layers: list[list[int]]) -> list[int]:
+        """The ``hidden`` that gives a network with the ``layers`` of a card, pairs (out, in)."""
+        return [out for out, _ in layers[:-1]]
+
+    def specification(self) -> dict[str, Any]:
+        return {"sampler": self.name, "hidden": list(self.hidden), **self.settings.as_dict()}
+
+    def card(self) -> dict[str, Any]:
+        """The fields of a weight card that say which sampler the network belongs to; its law is not measured here."""
+        return {**self.settings.to_card(), "badge": "heuristic", "law": None}
+
+
+def settings_given(kind: type[Any], settings: Any, **options: Any) -> Any:
+    """The settings as given, or made of options: None leaves one at its default.
+
+    Raises:
+        ValueError: both were given, or see ``kind``.
+    """
+    if settings is None:
+        return kind.given(**options)
+    if given := {name: value for name, value in options.items() if value is not None}:
+        raise ValueError(f"settings and {', '.join(given)} cannot both be given, got {given}")
+    return settings
+
+
+class CoordinateRule(NetworkRule):
+    """What the rules of L2E and its kin share: features with running averages, two outputs, and ways to start."""
+
+    state_names: ClassVar[tuple[str, ...]] = ("momentum", "averages")
+    #: Those of the sampler, with a feature set of running averages.
+    settings: Any
+
+    def __init__(
+        self,
+        settings: L2ESettings | PreconditionedSettings | ScaleAdaptedL2ESettings,
+        hidden: Sequence[int] | None,
+        start: tuple[str, float] | Path | None,
+        tell_horizon: float = 0.0,
+    ) -> None:
+        super().__init__(settings, hidden)
+        fraction("tell_horizon", tell_horizon)
+        if getattr(settings, "averages_dtype", "float32") != "float32":
+            raise ValueError(
+                f"averages_dtype must be 'float32' in the inner loop, whose chains are short and small, got "
+                f"{settings.averages_dtype!r}"  # type: ignore[union-attr]
+            )
+        if tell_horizon and not feature_set_named(settings.feature_set).sees_progress:
+            raise ValueError(
+                f"tell_horizon is for a feature set with the progress of the run, got {tell_horizon} with "
+                f"{settings.feature_set!r}"
+            )
+        self.tell_horizon = tell_horizon
+        self.start: Start | None = None
+        if isinstance(start, Path):
+            self.start = WeightStart(start, settings, self._shapes)
+        elif start is not None:
+            self.start = FeatureStart(*start, settings.features, self._shapes)
+
+    def initial_weights(self, seed: int) -> Tensor:
+        weights = super().initial_weights(seed)
+        return weights if self.start is None else self.start(weights)
+
+    def specification(self) -> dict[str, Any]:
+        more: dict[str, Any] = {} if self.start is None else {"start": self.start.specification()}
+        if self.tell_horizon:
+            more["tell_horizon"] = self.tell_horizon
+        return {**super().specification(), **more}
+
+    def for_run(self, steps: int, *keys: int | str) -> Self:
+        """In a share ``tell_horizon`` of all runs the network is told how long the run is."""
+        told = self.tell_horizon and torch.rand((), generator=generator(*keys, "tell horizon")) < self.tell_horizon
+        if not told:
+            return self
+        other = copy.copy(self)
+        other.settings = replace(self.settings, total_steps=steps)
+        return other
+
+    def initial_state(self, parameter: Tensor) -> State:
+        members, d = parameter.shape
+        rows = feature_set_named(self.settings.feature_set).num_averages
+        return parameter.new_zeros(members, d), parameter.new_zeros(members, rows, d)
+
+    def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def update(self, prepared, at):
+        """As `SamplerRule.update`: by compiled code, in place, where there is any for these tensors."""
+        common = dict(
+            phi=prepared, segments=at.segments, settings=self.settings, step=at.step, **arguments_of(at.hyper)
+        )
+        if can_step(prepared, self.settings, *at.tensors):
+            step_flat_(*at.tensors, **common)
+            return at.parameter, at.state
+        parameter, *state = self._updated(*at.tensors, **common)
+        return parameter, tuple(state)
+
+    #: What the two outputs stand for, in figures.
+    output_names: ClassVar[tuple[str, str]] = ("α", "β")
+
+    def figures(self, weights: Tensor) -> dict[str, Any]:
+        from meta_tasks.rules.contours import output_contours
+
+        settings = self.settings
+        phi = self.prepare(weights)
+        figure = output_contours(phi, settings.feature_set, settings.output_bound, names=self.output_names)
+        return {"contours": figure}

@@ -1,0 +1,97 @@
+"""A chain watched in TensorBoard: read back from the event files what its sampler did."""
+
+import math
+
+import pytest
+import torch
+
+from learned_samplers import SGHMC, SGLD, CyclicalSGMCMC
+from learned_samplers.classical.cyclical import CyclicalSchedule, cyclical_phase
+from learned_samplers.integrations.tensorboard import ChainLog, settings_of, write_settings
+
+pytest.importorskip("tensorboard")
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+
+def run(sampler, folder, steps=12, every=2, after=lambda: None):
+    with SummaryWriter(str(folder)) as writer:
+        log = ChainLog(sampler, writer, every=every)
+        for step in range(steps):
+            for group in sampler.param_groups:
+                for p in group["params"]:
+                    p.grad = torch.full_like(p, 0.1 * (step + 1))
+            sampler.step()
+            after()
+        log.close()
+        sampler.step()
+    return read(folder)
+
+
+def read(folder):
+    events = EventAccumulator(str(folder)).Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def tensors():
+    return [torch.zeros(3, requires_grad=True), torch.zeros(1, requires_grad=True)]
+
+
+def expected(step):
+    factor, sampling = cyclical_phase(step, 6, 0.5)
+    return 0.2 * factor, float(sampling)
+
+
+def test_a_cyclical_chain_shows_what_it_does_and_not_what_its_group_says(tmp_path):
+    sampler = CyclicalSGMCMC(tensors(), 0.2, 100, cycle_length=6, exploration_ratio=0.5, temperature=0.3)
+    found = run(sampler, tmp_path)
+    steps = [2, 4, 6, 8, 10, 12]
+    assert set(found) == {f"chain/{x}" for x in ("learning_rate", "temperature", "sampling", "cycle")} | {
+        "gradient/norm"
+    }
+    for tag, values in (
+        ("chain/learning_rate", [expected(step)[0] for step in steps]),
+        ("chain/temperature", [0.3 * expected(step)[1] for step in steps]),
+        ("chain/sampling", [expected(step)[1] for step in steps]),
+        ("chain/cycle", [0, 0, 0, 1, 1, 1]),
+        ("gradient/norm", [0.1 * step * math.sqrt(4) for step in steps]),
+    ):
+        assert [step for step, _ in found[tag]] == steps
+        assert [value for _, value in found[tag]] == pytest.approx(values, rel=1e-5), tag
+
+
+def test_a_schedule_around_any_sampler(tmp_path):
+    sampler = SGHMC(tensors(), 0.2, 100, temperature=0.3)
+    schedule = CyclicalSchedule(sampler, 6, 0.5)
+    found = run(sampler, tmp_path, after=schedule.step)
+    assert [v for _, v in found["chain/learning_rate"]] == pytest.approx([expected(s)[0] for s in range(2, 13, 2)])
+    assert [v for _, v in found["chain/sampling"]] == [expected(s)[1] for s in range(2, 13, 2)]
+
+
+def test_groups_have_curves_of_their_own(tmp_path):
+    first, second = tensors()
+    sampler = SGLD([{"params": [first], "name": "body"}, {"params": [second], "lr": 0.5}], 0.1, 100)
+    found = run(sampler, tmp_path, steps=2)
+    assert found["chain/learning_rate/body"] == [(2, pytest.approx(0.1))]
+    assert found["chain/learning_rate/1"] == [(2, pytest.approx(0.5))]
+
+
+def test_settings_and_results_stand_in_the_runs_own_folder(tmp_path):
+    sampler = SGHMC(tensors(), torch.tensor(0.25), 100, prior_precision=3.0)
+    settings = settings_of(sampler)
+    assert (settings["sampler"], settings["lr"], settings["prior_precision"]) == ("SGHMC", 0.25, 3.0)
+    with SummaryWriter(str(tmp_path)) as writer:
+        write_settings(writer, {**settings, "hidden": (4, 4)}, {"result/nll": 0.5})
+    assert len(list(tmp_path.iterdir())) == 1
+    events = EventAccumulator(str(tmp_path)).Reload()
+    content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    for word in (b"prior_precision", b"SGHMC", b"(4, 4)"):
+        assert word in content
+    assert read(tmp_path)["result/nll"] == [(0, 0.5)]
+
+
+def test_bad_arguments(tmp_path):
+    with pytest.raises(TypeError, match="sampler must be a Sampler, got SGD"):
+        ChainLog(torch.optim.SGD(tensors()), None)
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        ChainLog(SGLD(tensors(), 0.1, 10), None, every=0)

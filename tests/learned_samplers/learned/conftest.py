@@ -1,0 +1,15 @@
+"""What the tests of weight files share."""
+
+from __future__ import annotations
+
+import pytest
+
+from learned_samplers.learned import weights
+from tests.learned_samplers.learned.test_weights import make_card, make_network
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "test.safetensors"
+    weights.save(path, make_network(), make_card())
+    return path

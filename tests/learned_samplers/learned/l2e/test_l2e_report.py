@@ -1,0 +1,139 @@
+"""Measures of an L2E in mid-run, and of its law for the card."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from learned_samplers import L2E, SGHMC, PrecondL2E, check_sampler
+from learned_samplers.learned.l2e.measures import assumption_violation, term_contributions, term_effects
+from learned_samplers.learned.l2e.report import flat_states
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
+from learned_samplers.learned.law import gaussian_law, l2e_law
+from learned_samplers.learned.network import build_network
+from tests.harness import closure_for, small_network
+from tests.learned_samplers.learned.flat_keywords import keywords
+
+assumption_violation, term_contributions, term_effects = (
+    keywords(each, L2ESettings) for each in (assumption_violation, term_contributions, term_effects)
+)
+
+l2e_residual_rule = keywords(l2e_rule, L2ESettings)
+
+
+# ------------------------------------------------------------------ of an optimizer
+
+
+def test_the_states_of_an_optimizer_are_what_its_next_step_uses():
+    model, module = small_network(), build_network("adaptive", (6,), zero_last=False)
+    groups = [{"params": [model[0].weight], "lr": 0.03}, {"params": [*model[2].parameters(), model[0].bias]}]
+    sampler = L2E(groups, 0.1, 100, network=module, feature_set="adaptive", temperature=0.0)
+    closure = closure_for(model, sampler)
+    with pytest.raises(ValueError, match="sampler must have taken a step"):
+        flat_states(sampler)
+    for _ in range(3):
+        sampler.step(closure)
+    closure()
+    states = flat_states(sampler)
+    assert [s["segments"].lengths for s in states] == [(15,), (10, 2, 5)]
+    assert [s["lr"] for s in states] == [0.03, 0.1]
+    expected = []
+    for s in states:
+        assert 0 < assumption_violation(**s).relative <= 1
+        assert term_contributions(**s)["noise"] == 0
+        values = {key: value for key, value in s.items() if key != "form"}
+        expected.append(
+            l2e_residual_rule(
+                *(values.pop(k) for k in ("parameter", "gradient")),
+                None,
+                *(values.pop(k) for k in ("momentum", "averages")),
+                **values,
+            )[0]
+        )
+    sampler.step()
+    after = torch.cat([p.detach().flatten() for group in sampler.param_groups for p in group["params"]])
+    torch.testing.assert_close(after, torch.cat(expected))
+    with pytest.raises(TypeError, match="sampler must be an L2E, got SGHMC"):
+        flat_states(SGHMC(model.parameters(), 0.1, 100))
+
+
+def test_the_cards_measurements_of_an_untrained_sampler_are_sghmcs():
+    found = l2e_law(lambda p: L2E(p, 0.1, 100, network=None), coordinates=1000, stiffness=(0.2,))
+    assert json.loads(json.dumps(found)) == found
+    assert found["verdict"] in ("exact", "no bias seen", "O(h)")
+    assert abs(found["bias"][0]) < 0.1
+    assert found["kinetic_temperature"][0] == pytest.approx(4 / (4 - 0.2 - 0.2), rel=0.05)
+    assert found["assumption_violation"] == 0
+    assert found["terms"]["alpha"] == 0
+    assert found["terms"]["noise"] == pytest.approx(math.sqrt(0.2))
+    effects = found["term_effects"]
+    assert (effects.pop("alpha"), effects.pop("learned_friction")) == (0.0, 0.0)
+    assert 0.3 < effects.pop("noise") < 1
+    assert not effects
+
+
+def by_momentum(form, slope):
+    """Makes an L2E whose β is ``slope`` times r over its root mean square, and α 0."""
+    module = build_network("paper", (2,))
+    with torch.no_grad():
+        module[0].weight.zero_()
+        module[0].weight[:, 2] = torch.tensor([1.0, -1.0])
+        module[-1].weight[1] = torch.tensor([slope, -slope])
+    return lambda p: L2E(p, 0.1, 100, network=module, form=form, beta_scale=1.0)
+
+
+@pytest.mark.parametrize("form", ["residual", "paper"])
+def test_the_cards_effects_are_those_of_taking_a_term_out(form):
+    """Against the optimizer itself: the chain of `l2e_law`, and one whose learned friction is switched off."""
+    make, lr, n, count = by_momentum(form, 0.5), 0.1, 100, 400
+    found = l2e_law(make, coordinates=count, stiffness=(0.2,), seed=4)["term_effects"]
+    assert found["alpha"] == 0
+    torch.manual_seed(4)
+    k = 0.2 * n / lr
+    start, ends = torch.randn(count) * (1 / k) ** 0.5, []
+    for friction_scale in (1.0, 0.0):
+        theta = start.clone().requires_grad_()
+        sampler = make([theta])
+        sampler.settings = replace(sampler.settings, friction_scale=friction_scale)
+        torch.manual_seed(4)
+        for _ in range(200):
+            theta.grad = theta.detach() * (k / n)
+            sampler.step()
+        ends.append(theta.detach())
+    expected = (ends[1] - ends[0]).norm() / (ends[0] - start).norm()
+    assert found["learned_friction"] == pytest.approx(expected.item(), rel=1e-3)
+    assert found["learned_friction"] > 0.01
+
+
+def test_the_law_of_any_sampler_for_its_card():
+    """`gaussian_law` of a sampler without terms to look at: biases and temperatures, and nothing else."""
+    found = gaussian_law(lambda p: PrecondL2E(p, 0.1, 100), coordinates=1000, stiffness=(0.2, 0.1))
+    assert json.loads(json.dumps(found)) == found
+    assert found["stiffness"] == [0.2, 0.1]
+    assert abs(found["bias"][0]) < 0.1
+    assert found["kinetic_temperature"] == pytest.approx([4 / (4 - 0.2 - 0.2), 4 / (4 - 0.1 - 0.2)], rel=0.05)
+    assert len(found["bias_at_a_quarter_of_lr"]) == len(found["configurational_temperature"]) == 2
+
+
+def test_the_cards_measurements_of_a_random_network_show_its_bias():
+    """The residual form with a random network does not leave the posterior: the badge is heuristic for a reason."""
+    module = build_network("paper", zero_last=False, generator=torch.Generator().manual_seed(1))
+    before = torch.get_rng_state()
+    found = l2e_law(lambda p: L2E(p, 0.1, 100, network=module), coordinates=500, stiffness=(0.2,))
+    assert torch.equal(before, torch.get_rng_state())
+    assert found["verdict"] in ("biased", "unstable")
+    assert found["assumption_violation"] > 0.5
+    assert L2E([torch.zeros(1, requires_grad=True)], 0.1, 100, network=module).badge == "heuristic"
+
+
+def test_a_sampler_that_runs_away_is_unstable_and_not_an_error():
+    """PrecondL2E with large random outputs: its own step refuses to go on, and the report says so."""
+    module = build_network("paper", zero_last=False, generator=torch.Generator().manual_seed(0))
+    report = check_sampler(
+        lambda p: PrecondL2E(p, 0.1, 100, network=module), stiffness=(0.3,), coordinates=100, steps=500, refinement=1.01
+    )
+    assert report.verdict == "unstable", report

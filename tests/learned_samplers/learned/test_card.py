@@ -1,0 +1,37 @@
+"""A weight card, printed for people."""
+
+import copy
+
+import pytest
+
+import pretrained
+from learned_samplers.learned.card import summary
+from learned_samplers.learned.weights import load_card
+
+
+@pytest.mark.parametrize("name", pretrained.names())
+def test_a_card_prints_what_it_holds_and_stays_a_dict(name):
+    card = pretrained.card(name)
+    assert card == load_card(pretrained.path(name))
+    text = str(card)
+    assert text.splitlines()[0] == name
+    assert max(map(len, text.splitlines())) <= 130
+    for part in (
+        card["sampler"],
+        card["law"]["reason"].split()[0],
+        f"network={name!r}",
+        f"lr={card['defaults']['lr']:g}",
+    ):
+        assert part in text
+    words = " ".join(text.split())
+    assert (card["meta_training"].get("reproduce") or card["meta_training"]["command"]) in words
+
+
+def test_scores_are_found_however_deep_and_what_is_missing_is_said():
+    card = copy.deepcopy(dict(pretrained.card("l2e")))
+    card["metrics"] = {"compare": {"digits": [0.10221, 0.01], "seeds": 3, "words": "not a number"}, "empty": {}}
+    assert "compare, digits: 0.1022, 0.01; compare, seeds: 3" in " ".join(summary(card).split())
+    assert "not a number" not in summary(card)
+    card["metrics"], card["law"] = {}, None
+    assert "none in the card" in summary(card)
+    assert "not measured" in summary(card)

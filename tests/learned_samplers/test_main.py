@@ -1,0 +1,38 @@
+"""``python -m learned_samplers`` names every sampler and every file of weights, each with its badge."""
+
+import subprocess
+import sys
+
+import learned_samplers
+import pretrained
+from learned_samplers.__main__ import samplers, shipped
+
+
+def test_it_prints_the_version_the_samplers_and_the_weights():
+    done = subprocess.run([sys.executable, "-m", "learned_samplers"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("learned-samplers ")
+    assert not done.stderr
+    for name in ("SGHMC", "MTSGD", "ScaleAdaptedL2E", *pretrained.names()):
+        assert f"  {name} " in done.stdout
+
+
+def test_every_sampler_is_there_once_with_a_badge_and_a_sentence():
+    rows = samplers()
+    names = [name for name, _, _ in rows]
+    assert len(set(names)) == len(names)
+    assert set(names) <= set(learned_samplers.__all__)
+    assert {"SGHMC": "O(h)", "HMC": "exact", "L2E": "by its card"}.items() <= {n: b for n, b, _ in rows}.items()
+    assert all(badge and sentence.endswith(".") for _, badge, sentence in rows)
+
+
+def test_the_badge_of_shipped_weights_is_that_of_a_sampler_that_loads_them():
+    import torch
+
+    found = {name: badge for name, badge, _ in shipped()}
+    assert set(found) == set(pretrained.names())
+    for name, badge in found.items():
+        card = pretrained.card(name)
+        made = getattr(learned_samplers, card["sampler"])(
+            [torch.zeros(3, requires_grad=True)], num_data=50_000, network=name
+        )
+        assert made.badge == badge

@@ -1,0 +1,110 @@
+"""`compare` from Python: the comparison of `tools/compare.py` for a network and data of one's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from experiments.common.devices import prepare_torch
+from experiments.images.compare_report import BudgetReport, content, tables, write_results
+from experiments.images.comparison import Comparison
+from experiments.images.methods import METHODS
+from experiments.images.options import CompareOptions
+from experiments.images.own_models import register
+from experiments.images.settings import GIVEN, Settings
+from learned_samplers.base.validation import one_of
+from meta_tasks.datasets import ImageData, array_data
+from meta_tasks.datasets.array_data import arrays_in
+from meta_tasks.progress import progress
+
+
+@dataclass(frozen=True)
+class ComparisonTable:
+    """What a comparison found; prints as the tables of ``tools/compare.py``.
+
+    Attributes:
+        reports: of each budget, the trials and runs of every method.
+        numbers: of each budget, everything as plain numbers, as in ``results.json``.
+        folder: where every run is kept, with its samples, predictions and curves.
+    """
+
+    reports: list[BudgetReport]
+    numbers: list[dict[str, Any]]
+    folder: Path
+
+    def __str__(self) -> str:
+        return "\n\n".join(tables(report, found) for report, found in zip(self.reports, self.numbers, strict=True))
+
+    __repr__ = _repr_markdown_ = __str__
+
+
+def compare(
+    model: Callable[..., nn.Module] | str,
+    data: ImageData | Mapping[str, Any] | str | os.PathLike[str],
+    samplers: Sequence[str] = ("SGHMC", "BAOA", "CyclicalSGMCMC", "L2E", "SGD", "DeepEnsemble"),
+    *,
+    out: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> ComparisonTable:
+    """Tune samplers and optimizers alike on a network and data of your own, run them, and return the table.
+
+    Args:
+        model: a function that returns a fresh network, of nothing or of ``input_shape`` and ``outputs``; or the name
+            of one, as ``--model`` takes it.
+        data: arrays or tensors ``x_train``, ``y_train``, ``x_test``, ``y_test`` (and ``x_val``, ``y_val``) by name, as
+            `meta_tasks.datasets.array_data` explains; an npz file of them; or an `ImageData`.
+        samplers: names of methods, as ``--sampler`` takes them.
+        out: folder of the runs; a second call goes on from there. By default one under ``runs/``.
+        options: every other option of ``tools/compare.py``, with underscores: ``steps``, ``batch_size``, ``noise``,
+            ``temperatures``, ``tries``, ``seeds``, ``device``, …
+
+    Raises:
+        TypeError, ValueError: an option that does not exist or is out of range, by name; data or a network that cannot
+            be used; runs in ``out`` that were made from other data.
+    """
+    names = {name.lower(): name for name in METHODS}
+    for name in samplers:
+        one_of("samplers", name.lower(), names)
+    own = {each.name for each in fields(Settings)} - {"dataset", "model"}
+    known = own | {each.name for each in fields(CompareOptions)} - {"settings", "sampler", "out", "dry_run"}
+    if unknown := sorted(set(options) - known):
+        raise TypeError(f"compare has no option {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    settings = Settings(
+        dataset=GIVEN,
+        model=model if isinstance(model, str) else register(model),
+        **{name: options.pop(name) for name in list(options) if name in own},
+    )
+    chosen = CompareOptions(
+        settings=settings,
+        sampler=tuple(names[name.lower()] for name in samplers),
+        out=None if out is None else Path(out),
+        **options,
+    )
+    device = prepare_torch(chosen.device, chosen.threads)
+    given = chosen.validated(_data(data, settings).to(device))
+    with progress(unit="grad", smoothing=0.05) as bar:
+        comparison = Comparison(chosen, given, bar, {}, chosen.load_reference(given))
+        reports = [comparison.report(budget) for budget in chosen.all_budgets(given)]
+    write_results(chosen.folder(), reports, "compare from Python")
+    return ComparisonTable(reports, [content(report) for report in reports], chosen.folder())
+
+
+def _data(data: Any, settings: Settings) -> ImageData:
+    if isinstance(data, ImageData):
+        return data
+    if isinstance(data, str | os.PathLike):
+        path = Path(data).expanduser()
+        if (arrays := arrays_in(path)) is None:
+            raise ValueError(f"data={str(data)!r} is no npz file with x_train, y_train, x_test and y_test")
+        data = arrays
+    if not isinstance(data, Mapping):
+        raise TypeError(f"data must be a mapping of arrays, an npz file or ImageData, got {type(data).__name__}")
+    return array_data(data, "data", validation=settings.validation)
+
+
+__all__ = ["ComparisonTable", "compare"]
