@@ -25,6 +25,7 @@ from learned_samplers import (
     MetaSGMCMC,
     PrecondL2E,
     Sampler,
+    ScaleAdaptedL2E,
     ScaleAdaptedSGHMC,
 )
 from learned_samplers.learned.l2e.rule import L2ESettings
@@ -40,7 +41,7 @@ def lean_l2e(params: Any, lr: float, num_data: float, **options: Any) -> L2E:
     return L2E(params, lr, num_data, network=settings.fresh_network((8, 8)), settings=settings)
 
 
-#: Name in the tables → the sampler of some parameters. (The mass of ScaleAdaptedSGHMC is frozen before it is timed.)
+#: Name in the tables → the sampler of some parameters. (Masses are frozen before they are timed.)
 SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "SGLD": lambda params: SGLD(params, LR, NUM_DATA),
     "pSGLD": lambda params: PSGLD(params, LR, NUM_DATA),
@@ -57,6 +58,7 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "L2E, lean": lambda params: lean_l2e(params, LR, NUM_DATA),
     "L2E, lean, averages in bfloat16": lambda params: lean_l2e(params, LR, NUM_DATA, averages_dtype="bfloat16"),
     "KineticL2E without the Hessian": lambda params: KineticL2E(params, LR, NUM_DATA, hessian="none"),
+    "ScaleAdaptedL2E": lambda params: ScaleAdaptedL2E(params, LR, NUM_DATA, adaptation_steps=2),
     "PrecondL2E": lambda params: PrecondL2E(params, LR, NUM_DATA),
     "MetaSGMCMC, finite differences": lambda params: MetaSGMCMC(params, LR, NUM_DATA, correction="finite_difference"),
 }
