@@ -100,9 +100,7 @@ def test_a_step_of_half_precision_is_not_compiled_and_names_the_option():
     sampler = SGLD([p], torch.tensor(0.1), 100)
     step = torch.compile(sampler.step, fullgraph=True, backend="aot_eager")
     # torch 2.6 raises too, without saying what was raised in the step.
-    message = (
-        "" if torch.__version__.startswith("2.6.") else "master_weights: a step of half-precision parameters"
-    )
+    message = "" if torch.__version__.startswith("2.6.") else "master_weights: a step of half-precision parameters"
     with pytest.raises(Exception, match=message):
         step()
     assert torch.equal(p, torch.ones_like(p))
