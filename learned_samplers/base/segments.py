@@ -35,15 +35,19 @@ class Segments:
         for name, value in (("lengths", lengths), ("edges", edges), ("total", edges[-1])):
             object.__setattr__(self, name, value)
 
-    def mean_square(self, x: Tensor) -> Tensor:
-        """Mean of x² over each tensor, (..., d) → (..., S)."""
+    def mean_square(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Mean of x² over each tensor, (..., d) → (..., S), in ``dtype``, by default that of x."""
         # Norms, because they need no copy of x² the size of the model.
-        norms = [torch.linalg.vector_norm(piece, dim=-1) for piece in x.split(self.lengths, -1)]
-        return torch.stack(norms, -1).square() / constant(self.lengths, x)
+        norms = [_norm(piece, dtype or x.dtype) for piece in x.split(self.lengths, -1)]
+        return self.from_norms(torch.stack(norms, -1))
 
-    def mean(self, x: Tensor) -> Tensor:
-        """Mean over each tensor, (..., d) → (..., S)."""
-        return torch.stack([piece.mean(-1) for piece in x.split(self.lengths, -1)], -1)
+    def from_norms(self, norms: Tensor) -> Tensor:
+        """Mean of x² over each tensor from its norm, (..., S)."""
+        return norms.square() / constant(self.lengths, norms)
+
+    def mean(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Mean over each tensor, (..., d) → (..., S), in ``dtype``, by default that of x."""
+        return torch.stack([_mean(piece, dtype or x.dtype) for piece in x.split(self.lengths, -1)], -1)
 
     def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Each tensor's value (..., S) at its coordinates: (..., stop − start), or (..., 1) if one tensor has all."""
@@ -64,6 +68,24 @@ class Segments:
             middle = (low + high) // 2
             low, high = (middle, high) if self.edges[middle] <= position else (low, middle)
         return low
+
+
+# Coordinates that are copied in another dtype at a time.
+_CHUNK = 1 << 16
+
+
+def _norm(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype == dtype:
+        return torch.linalg.vector_norm(x, dim=-1)
+    norms = [torch.linalg.vector_norm(chunk.to(dtype), dim=-1) for chunk in x.split(_CHUNK, -1)]
+    return torch.linalg.vector_norm(torch.stack(norms, -1), dim=-1)
+
+
+def _mean(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype == dtype:
+        return x.mean(-1)
+    sums = [chunk.to(dtype).sum(-1) for chunk in x.split(_CHUNK, -1)]
+    return torch.stack(sums, -1).sum(-1) / x.shape[-1]
 
 
 # Constants made once a device: copying one to the device at every step would break the capture of CUDA graphs.

@@ -165,12 +165,14 @@ class ShardSegment(Segments):
         for name, value in (("lengths", (p.numel(),)), ("edges", (0, size)), ("total", size), ("_owner", p)):
             object.__setattr__(self, name, value)
 
-    def mean_square(self, x: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return summed(norm.square(), self._owner) / self.lengths[0]  # type: ignore[attr-defined]
+    def mean_square(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return self.from_norms(torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype))
 
-    def mean(self, x: Tensor) -> Tensor:
-        return summed(x.sum(-1, keepdim=True), self._owner) / self.lengths[0]  # type: ignore[attr-defined]
+    def from_norms(self, norms: Tensor) -> Tensor:
+        return summed(norms.square(), self._owner) / self.lengths[0]  # type: ignore[attr-defined]
+
+    def mean(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return summed(x.sum(-1, keepdim=True, dtype=dtype), self._owner) / self.lengths[0]  # type: ignore[attr-defined]
 
     def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         return x

@@ -15,6 +15,7 @@ from torch import Tensor
 from learned_samplers.base.operations import scalar_log10
 from learned_samplers.base.segments import Segments, constant
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.narrow import narrow_update_
 
 #: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
 FLOOR = 1e-5
@@ -89,15 +90,30 @@ def progress_feature(time: Any, total_steps: int | None) -> Any:
 
 
 def update_averages(
-    averages: Tensor, gradient: Tensor, feature_set: str | FeatureSet = "paper", *, in_place: bool = False
-) -> Tensor:
+    averages: Tensor, gradient: Tensor, feature_set: str | FeatureSet = "paper", *, in_place: bool = False,
+    step: Any = 0, segments: Segments | None = None,
+) -> Tensor:  # fmt: skip
     """m_d ← d·m_d + (1−d)·g, and v_d ← d·v_d + (1−d)·g² where the set keeps any; no bias correction.
 
     ``averages`` is (..., K, d) with the m first, ``gradient`` (..., d). New averages, or with ``in_place`` the same.
+    Averages in bfloat16 stay so, and are rounded as `learned_samplers.learned.narrow` says, by step and tensor.
+
+    Raises:
+        ValueError: averages in bfloat16 and a gradient that is differentiated, which rounding does not allow.
     """
     named = feature_set_named(feature_set)
     k = len(named.average_decays)
     decays = named.average_decays + named.second_moment_decays
+    if averages.dtype == torch.bfloat16 != gradient.dtype:
+        if torch.is_grad_enabled() and (averages.requires_grad or gradient.requires_grad):
+            raise ValueError("averages in bfloat16 cannot be differentiated through: keep them in float32")
+        averages = averages if in_place else averages.clone()
+        for i, (row, decay) in enumerate(zip(averages.unbind(-2), decays, strict=True)):
+            narrow_update_(
+                row, gradient, 1 - decay, square=i >= k, number=i, step=step,
+                segments=segments or Segments((gradient.shape[-1],)),
+            )  # fmt: skip
+        return averages
     if in_place:
         # Average by average, for the gradient as many times as there are averages is as large as they are.
         shares = (1 - torch.tensor(decays, dtype=gradient.dtype)).tolist()
@@ -140,11 +156,11 @@ class TensorScales:
         self.lr, self.num_data, self.total_steps = lr, num_data, total_steps
         k = len(named.average_decays)
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
-        self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :])], -2)
+        self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :], gradient.dtype)], -2)
         #: The rows `FeatureSet.adaptive`, (..., A, d), made when they are first needed.
         self.adaptive: Tensor | None = None
         if named.second_moment_decays:
-            self.mean_seconds = segments.mean(averages[..., k:, :])
+            self.mean_seconds = segments.mean(averages[..., k:, :], gradient.dtype)
 
     def with_momentum(self, momentum: Tensor) -> TensorScales:
         """A copy with another momentum (each of the two passes has its own)."""
@@ -173,7 +189,8 @@ class TensorScales:
         """The features of the coordinates from ``start`` to ``stop``, (..., F, stop − start)."""
         part, k = slice(start, stop), len(self.named.average_decays)
         three = [x[..., part].unsqueeze(-2) for x in (self.gradient, self.parameter, self.momentum)]
-        rows = torch.cat([*three, self.averages[..., :k, part]], -2) * self.segments.expand(self.factors, start, stop)
+        averages = self.averages[..., :k, part].to(self.gradient.dtype)
+        rows = torch.cat([*three, averages], -2) * self.segments.expand(self.factors, start, stop)
         more = []
         if self.named.adaptive:
             if self.adaptive is None:
@@ -188,11 +205,12 @@ class TensorScales:
         """The rows `FeatureSet.adaptive`, (..., A, d), made once: small operations cost more than memory."""
         decays, t = self.named.average_decays, self.time
         k = len(decays)
-        seconds = self.averages[..., k:, :]
+        averages = self.averages.to(self.gradient.dtype)
+        seconds = averages[..., k:, :]
         inverse = torch.rsqrt(seconds[..., 0, :] / (1 - self.named.second_moment_decays[0] ** t) + _TINY)
         ratios = [self.gradient * inverse]
         for d in self.named.ratio_decays:
-            ratios.append(self.averages[..., decays.index(d), :] * (inverse / (1 - d**t)))
+            ratios.append(averages[..., decays.index(d), :] * (inverse / (1 - d**t)))
         # The bias correction drops out of a ratio of two averages at one d.
         relative = seconds * self.segments.expand(1 / (self.mean_seconds + _TINY))
         logs = 0.5 * _LOG_SCALE * torch.log(relative + _LOG_RATIO_FLOOR)

@@ -230,21 +230,20 @@ class NetworkOnChain:
     ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
         """The outputs for one tensor (d,), block by block; a block's state may change once its outputs are returned.
 
-        (Normalised outputs are computed as a whole first.)
+        Outputs that are normalised over a tensor of several blocks are computed twice: to keep them would take as much
+        memory as the tensor does.
         """
         total, scales = momentum.shape[-1], self.scales.with_momentum(momentum)
         parts = [slice(start, min(start + size, total)) for start in range(0, total, size)]
-        pieces = (self._of(scales.part(part), heads) for part in parts)
-        if self.normalised is None or 1 not in heads:
-            yield from zip(parts, pieces, strict=True)
-            return
-        whole = [torch.empty_like(momentum) for _ in heads]
-        for part, outputs in zip(parts, pieces, strict=True):
-            for y, output in zip(whole, outputs, strict=True):
-                y[part] = output
-        whole[-1] *= self._scale_of(whole[-1])
+        factor: Any = None
+        if self.normalised is not None and 1 in heads:
+            norms = [torch.linalg.vector_norm(self._of(scales.part(part), (1,))[0]) for part in parts]
+            # (A process may hold nothing of a tensor that is sharded, and takes part in its statistics.)
+            norm = torch.linalg.vector_norm(torch.stack([momentum.new_zeros(()), *norms]), keepdim=True)
+            factor = torch.rsqrt(scales.segments.from_norms(norm) + FLOOR) * self.normalised
         for part in parts:
-            yield part, tuple(y[part] for y in whole)
+            outputs = self._of(scales.part(part), heads)
+            yield part, outputs if factor is None else (*outputs[:-1], outputs[-1] * factor)
 
     def held(self, parameter: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
         """The outputs at another θ and r, with the scales of the tensors as they were in the last call."""
@@ -275,7 +274,7 @@ def network_at(
     ``in_place`` writes into ``averages``.
     """
     named = feature_set_named(settings.feature_set)
-    averages = update_averages(averages, gradient, named, in_place=in_place)
+    averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
     at = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps)
     scales = TensorScales(parameter, gradient, averages, segments, named, **at)
     return NetworkOnChain(phi, scales, settings.output_bound, normalised), averages

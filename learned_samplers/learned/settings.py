@@ -65,6 +65,8 @@ class LearnedSettings:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
+            if isinstance(value, torch.dtype):
+                value = str(value).removeprefix("torch.")
             if not (value is None and each.metadata["optional"]):
                 each.metadata["checked"](each.name, value)
             if isinstance(value, torch.Tensor):

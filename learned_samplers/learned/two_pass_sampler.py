@@ -13,6 +13,7 @@ from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_tensors_
+from learned_samplers.learned.network import Phi
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
 from learned_samplers.learned.sampler import LearnedSampler, together
 from learned_samplers.learned.two_passes import TwoPasses
@@ -42,7 +43,26 @@ class TwoPassSampler(LearnedSampler):
     @property
     def not_sharded(self) -> str:  # type: ignore[override]
         """Statistics of whole tensors are there, derivatives of the network along a tensor are not."""
+        if self._narrow:
+            return "averages in bfloat16 are rounded by a coordinate's place in a whole tensor"
         return "" if self.passes() is not None else "its correction differentiates the network along whole tensors"
+
+    @property
+    def _narrow(self) -> bool:
+        return self.settings.averages_dtype == "bfloat16"
+
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        if name == "averages" and self._narrow:
+            return p.new_zeros(self.state_shape(name, p), dtype=torch.bfloat16)
+        return super().initial_state(group, p, name)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for state in self.state.values() if self._narrow else ():
+            if "averages" in state:  # which torch has given the parameter's dtype
+                state["averages"] = state["averages"].to(torch.bfloat16)
+
+    load_state_dict.__doc__ = LearnedSampler.load_state_dict.__doc__
 
     def _rows(self) -> dict[str, int]:
         return {"averages": self.feature_set.num_averages}
@@ -59,8 +79,9 @@ class TwoPassSampler(LearnedSampler):
         limit = _TOGETHER_ON_CPU if all(p.device.type == "cpu" for p in params) else _TOGETHER_ON_GPU
         for alike in together(params):
             chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
+            phi = self._phi(chosen[0])
             for block in blocks(chosen, limit):
-                self._advance(chosen[block], slopes[block], hyper)
+                self._advance(chosen[block], slopes[block], phi, hyper)
 
     def _advance_part(self, p: Tensor, gradient: Tensor, hyper: dict[str, Any], segments: Segments) -> None:
         noise, passes = self.noise_for([p], hyper), self.passes()
@@ -68,12 +89,12 @@ class TwoPassSampler(LearnedSampler):
         state = [self.state[p][name] for name in self.state_names]
         _in_place(passes, p, gradient, noise, *state, phi=self._phi(p), segments=segments, **hyper)
 
-    def _advance(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
-        noise, phi = self.noise_for(params, hyper), self._phi(params[0])
+    def _advance(self, params: list[Tensor], gradients: list[Tensor], phi: Phi, hyper: dict[str, Any]) -> None:
+        noise = self.noise_for(params, hyper)
         momenta, averages = ([self.state[p][name] for p in params] for name in self.state_names)
-        everything = (*params, *gradients, *(noise or ()), *momenta, *averages)
+        everything = (*params, *gradients, *(noise or ()), *momenta)
         passes = self.passes()
-        if can_step(phi, self.settings, *everything):
+        if can_step(phi, self.settings, *everything, averages=averages):
             step_tensors_(params, gradients, noise, momenta, averages, phi=phi, **hyper)
         elif passes is not None and len(params) == 1 and not torch.compiler.is_compiling():
             _in_place(passes, params[0], gradients[0], noise, momenta[0], averages[0], phi=phi, **hyper)

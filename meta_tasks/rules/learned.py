@@ -13,6 +13,7 @@ from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_mean,
 from learned_samplers.learned.l2e.measures import term_contributions
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
+from learned_samplers.learned.native.kinetic import half_step
 from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
 from learned_samplers.learned.registry import settings_from_card
@@ -156,6 +157,7 @@ class KineticRule(NetworkRule):
         parameter, momentum = l2e_kinetic_rule(
             *at.tensors,
             hessian_product=at.hessian_product,
+            half_step=half_step,
             phi=prepared,
             segments=at.segments,
             settings=self.settings,

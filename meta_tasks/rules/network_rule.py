@@ -103,6 +103,11 @@ class CoordinateRule(NetworkRule):
     ) -> None:
         super().__init__(settings, hidden)
         fraction("tell_horizon", tell_horizon)
+        if getattr(settings, "averages_dtype", "float32") != "float32":
+            raise ValueError(
+                f"averages_dtype must be 'float32' in the inner loop, whose chains are short and small, got "
+                f"{settings.averages_dtype!r}"  # type: ignore[union-attr]
+            )
         if tell_horizon and not feature_set_named(settings.feature_set).sees_progress:
             raise ValueError(
                 f"tell_horizon is for a feature set with the progress of the run, got {tell_horizon} with "

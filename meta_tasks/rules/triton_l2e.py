@@ -1,5 +1,7 @@
 """L2E's residual rule on a GPU: five Triton kernels in place of up to some hundreds of torch's operations.
 
+Experimental: they have run under Triton's interpreter only, never on a GPU, and are used on request alone.
+
 `learned_samplers.learned.l2e.rule.l2e_rule` is the rule; this computes the same function, to rounding. A step
 reads each coordinate's features into registers, takes them through the network, and writes back the new state:
 
@@ -52,7 +54,7 @@ def triton_installed() -> bool:
 
 
 class FusedL2ERule(L2ERule):
-    """`L2ERule` in its residual form, with `fused_residual_rule` on CUDA tensors and the pure rule on others.
+    """`L2ERule` in its residual form, experimental: `fused_residual_rule` on CUDA tensors, the pure rule on others.
 
     The same sampler: its specification, weights and cards are those of `L2ERule`. Arguments are those of `L2ERule`.
 

@@ -15,7 +15,8 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
-from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_finish, kinetic_half_step, kinetic_mean
+from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_finish, kinetic_mean
+from learned_samplers.learned.native.kinetic import half_step
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
 
 
@@ -47,8 +48,9 @@ class KineticL2E(LearnedSampler):
       backward pass through a graph twice as long, and the memory for it.
     - "none": the product is left out. No closure is needed, and the invariant law is no longer claimed: an ablation.
 
-    Measured on one CPU core with a small convolutional network of 32,000 weights, milliseconds a step: `SGHMC` 5.4,
-    "none" 12, "finite_difference" 21, "double_backward" 31; f and its derivative cost about 6 of them.
+    Measured without compiled code on one CPU core with a small convolutional network of 32,000 weights, milliseconds a
+    step: `SGHMC` 5.4, "none" 12, "finite_difference" 21, "double_backward" 31; f and its derivative cost about 6 of
+    them. (With it they cost a fifth of that: docs/speed.md.)
 
     Args:
         params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options,
@@ -129,11 +131,13 @@ class KineticL2E(LearnedSampler):
         for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
             inputs.prepared = self._half_steps(group, inputs)
             halves += inputs.prepared
+        if self.hessian == "none":
+            return
         directions: dict[Tensor, Tensor] = {}
         for half in halves:
             pieces = half.direction.split(half.segments.lengths)
             directions.update({p: w.reshape(p.shape) for p, w in zip(half.params, pieces, strict=True)})
-        if self.hessian == "none" or not any(w.any() for w in directions.values()):
+        if not any(w.any() for w in directions.values()):
             return
         if slopes:
             with torch.enable_grad():
@@ -155,7 +159,7 @@ class KineticL2E(LearnedSampler):
             chosen = [params[i] for i in members]
             noise = self.noise_for(chosen, hyper)
             segments, theta = Segments(tuple(p.numel() for p in chosen)), gather(chosen)
-            parts = kinetic_half_step(
+            parts = half_step(
                 theta,
                 gather([grads[i] for i in members]),
                 None if noise is None else gather(noise),

@@ -139,6 +139,7 @@ def l2e_kinetic_rule(
     prior_precision: Any,
     momentum_decay: Any,
     settings: KineticSettings,
+    half_step: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = kinetic_half_step,
 ) -> tuple[Tensor, Tensor]:
     """One step of Kinetic-L2E, with ε = √(lr/N) and momentum decay a:
 
@@ -155,11 +156,12 @@ def l2e_kinetic_rule(
         hessian_product: w ↦ ∂²L/∂θ²·w, the Hessian of the *mean* minibatch loss L, (..., d) ↦ (..., d); None leaves
             the product out, and with it the claim to the posterior.
         settings: ``hessian`` is not used here; the others as for `kinetic_half_step`.
+        half_step: computes that function, or is compiled code for it.
 
     Returns:
         The new (parameter, momentum). With a last layer of zeros it is `sghmc_rule`.
     """
-    mean, half, force, direction = kinetic_half_step(
+    mean, half, force, direction = half_step(
         parameter, gradient, noise, momentum, phi=phi, segments=segments, lr=lr, num_data=num_data,
         temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay, settings=settings,
     )  # fmt: skip

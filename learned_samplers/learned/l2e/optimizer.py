@@ -81,6 +81,8 @@ class L2E(TwoPassSampler):
         total_steps: length of the run in steps, for networks with the feature set "lean", which may then act by how
             much of the run is over (a schedule in the network; lr stays as it is); by default None, not known. It is
             of this run, not of the weights' card, and a resumed chain must have the same.
+        averages_dtype: "bfloat16" keeps the running averages in half the memory, rounded so that the error averages out
+            (`learned_samplers.learned.narrow`), and the momentum as it is; by default "float32", the parameters' dtype.
         noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_rule`; by
             default the card's, else 1 and "equation6".
         settings: a `learned_samplers.learned.l2e.rule.L2ESettings` in the place of ``form``, ``feature_set`` and the
@@ -117,6 +119,7 @@ class L2E(TwoPassSampler):
         output_bound: float | None = None,
         normalise_output: bool | None = None,
         total_steps: int | None = None,
+        averages_dtype: torch.dtype | str | None = None,
         noise_multiplier: float | None = None,
         friction: str | None = None,
         settings: L2ESettings | None = None,

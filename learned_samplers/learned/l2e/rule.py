@@ -68,6 +68,7 @@ class L2ESettings(LearnedSettings):
     total_steps: int | None = setting(
         None, check.whole, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
     )
+    averages_dtype: str = choice("float32", "float32", "bfloat16", in_card=False)
     noise_multiplier: float | None = setting(
         None, check.non_negative, optional=True, doc="Factor on the noise's variance (paper form)."
     )

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-_SOURCE = "l2e.cpp"
+_SOURCES = ("l2e.cpp", "kinetic.cpp")
 #: Instruction sets, the best first, by the names that ``torch.backends.cpu.get_cpu_capability`` gives them.
 _X86_FLAGS = {
     "AVX512": ("-march=x86-64-v3", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
@@ -92,4 +92,4 @@ def compile_library(level: str, folder: Path) -> Path:
 
 def _command(program: str, level: str, target: Path) -> list[str]:
     special = _X86_FLAGS[level] if is_x86() else ()
-    return [program, *_FLAGS, *special, _SOURCE, "-o", str(target)]
+    return [program, *_FLAGS, *special, *_SOURCES, "-o", str(target)]

@@ -12,12 +12,11 @@
 // Features are made tile by tile and never stored; those of a whole tensor (the context) are a shift of the first layer's
 // bias, and the division by a root mean square a factor on its weights. Sums run over fixed blocks in a fixed order, so that
 // the number of threads changes no bit.
-#include <algorithm>
 #include <cmath>
 #include <new>
 
+#include "phases.h"
 #include "scales.h"
-#include "team.h"
 
 namespace {
 
@@ -42,50 +41,36 @@ class Step {
     }
 
     void run(int64_t piece_count) {
-        Team team(threads_for(piece_count));
+        int64_t total = 0;
+        for (int64_t i = 0; i < piece_count; i++) total += pieces[i].length;
+        Team team(threads_for(total, s.threads));
         for (int64_t begin = 0, end; begin < piece_count; begin = end) {
-            int64_t size = 0;
-            for (end = begin; end < piece_count && (end == begin || size + pieces[end].length <= GROUP * s.threads); end++)
-                size += pieces[end].length;
-            cut(begin, end);
-            phase(team, &Step::averages, &Step::after_averages);
-            phase(team, &Step::first, s.normalise && s.friction_beta != 0 ? &Step::after_output : &Step::after_momentum);
-            if (s.normalise && s.friction_beta != 0) phase(team, &Step::friction, &Step::after_momentum);
-            phase(team, &Step::second, s.normalise ? &Step::after_output : nullptr);
-            if (s.normalise) phase(team, &Step::move, nullptr);
+            end = group_end(pieces, begin, piece_count, GROUP * s.threads);
+            first_piece = static_cast<int>(begin);
+            cut(pieces, begin, end, blocks);
+            wholes.resize(end - begin);
+            in_turn(team, &Step::averages, &Step::after_averages);
+            in_turn(team, &Step::first, s.normalise && s.friction_beta != 0 ? &Step::after_output : &Step::after_momentum);
+            if (s.normalise && s.friction_beta != 0) in_turn(team, &Step::friction, &Step::after_momentum);
+            in_turn(team, &Step::second, s.normalise ? &Step::after_output : nullptr);
+            if (s.normalise) in_turn(team, &Step::move, nullptr);
         }
     }
 
   private:
-    int threads_for(int64_t piece_count) const {
-        int64_t total = 0;
-        for (int64_t i = 0; i < piece_count; i++) total += pieces[i].length;
-        return static_cast<int>(std::min<int64_t>(s.threads, 1 + total / (4 * BLOCK)));
-    }
-
-    void cut(int64_t begin, int64_t end) {
-        first_piece = static_cast<int>(begin);
-        blocks.clear();
-        wholes.resize(end - begin);
-        for (int64_t i = begin; i < end; i++)
-            for (int64_t start = 0; start < pieces[i].length; start += BLOCK)
-                blocks.push_back({static_cast<int>(i - begin), start, std::min(start + BLOCK, pieces[i].length), {}});
-    }
-
-    void phase(Team &team, void (Step::*work)(Block &), void (Step::*reduce)(int, Block *, Block *)) {
-        team.each(blocks.size(), [&](int64_t i) { (this->*work)(blocks[i]); });
-        if (!reduce) return;
-        for (size_t i = 0, j; i < blocks.size(); i = j) {
-            for (j = i; j < blocks.size() && blocks[j].piece == blocks[i].piece;) j++;
-            (this->*reduce)(blocks[i].piece, blocks.data() + i, blocks.data() + j);
-        }
+    void in_turn(Team &team, void (Step::*work)(Block &), void (Step::*reduce)(int, Block *, Block *)) {
+        const auto each = [&](Block &b) { (this->*work)(b); };
+        if (reduce) phase(team, blocks, each, [&](int i, Block *from, Block *to) { (this->*reduce)(i, from, to); });
+        else phase(team, blocks, each);
     }
 
     const Piece &piece(const Block &b) const { return pieces[first_piece + b.piece]; }
 
     Tile tile(const Block &b) const {
         const Piece &p = piece(b);
-        return Tile{p.gradient, p.parameter, p.momentum, p.noise, p.averages, p.stride}.from(b.start);
+        return Tile{p.gradient, p.parameter, p.momentum, p.noise, s.narrow ? nullptr : static_cast<float *>(p.averages),
+                    s.narrow ? static_cast<uint16_t *>(p.averages) : nullptr, p.stride}
+            .from(b.start);
     }
 
     // ------------------------------------------------------------ running averages and the scales of the tensors
@@ -96,16 +81,24 @@ class Step {
         b.sums[GRADIENT] = sum_of_squares(t.gradient, n);
         b.sums[PARAMETER] = sum_of_squares(t.parameter, n);
         b.sums[MOMENTUM] = sum_of_squares(t.momentum, n);
-        for (int k = 0; k < s.averages; k++)
-            b.sums[AVERAGE + k] = update_average<false>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
-        for (int k = s.averages; k < s.averages + s.seconds; k++)
-            b.sums[AVERAGE + k] = update_average<true>(t.gradient, t.averages + k * t.stride, n, s.average_weight[k]);
+        for (int k = 0; k < s.averages + s.seconds; k++) {
+            const float weight = s.average_weight[k];
+            double &total = b.sums[AVERAGE + k];
+            if (t.narrow) {
+                uint16_t *const average = t.narrow + k * t.stride;
+                const uint32_t dither = s.dither + k * AVERAGE_DITHER;
+                total = k < s.averages ? update_average<false>(t.gradient, average, n, weight, b.start, dither)
+                                       : update_average<true>(t.gradient, average, n, weight, b.start, dither);
+            } else {
+                float *const average = t.averages + k * t.stride;
+                total = k < s.averages ? update_average<false>(t.gradient, average, n, weight)
+                                       : update_average<true>(t.gradient, average, n, weight);
+            }
+        }
     }
 
     double mean(int i, const Block *from, const Block *to, int k) const {
-        double total = 0;
-        for (; from < to; from++) total += from->sums[k];
-        return total / pieces[first_piece + i].length;
+        return ::mean(from, to, k, pieces[first_piece + i].length);
     }
 
     void after_averages(int i, Block *from, Block *to) {
@@ -139,20 +132,28 @@ class Step {
         const Whole &w = wholes[b.piece];
         const auto &layers = networks[piece(b).network];
         const float *row[MOST_ROWS] = {t.gradient, t.parameter, t.momentum};
-        for (int k = 0; k < s.averages; k++) row[3 + k] = t.averages + k * t.stride;
+        alignas(64) float wide[MOST_AVERAGES + MOST_SECONDS][WIDTH * LANES];
+        const float *averages = t.averages;
+        int64_t stride = t.stride;
+        if (t.narrow) {
+            averages = wide[0], stride = WIDTH * LANES;
+            for (int k = 0; k < s.averages + s.seconds; k++)
+                for (int v = 0; v < WIDTH; v++) store(wide[k] + v * LANES, load(t.narrow + k * t.stride + v * LANES));
+        }
+        for (int k = 0; k < s.averages; k++) row[3 + k] = averages + k * stride;
         alignas(64) float made[MOST_RATIOS + MOST_SECONDS][WIDTH * LANES];
         if (s.ratios + s.logs) {
-            const float *second = t.averages + s.averages * t.stride;
+            const float *second = averages + s.averages * stride;
             Vector inverse[WIDTH];
             for (int v = 0; v < WIDTH; v++)
                 inverse[v] = reciprocal_root(fused(load(second + v * LANES), s.second_correction, static_cast<float>(TINY)));
             for (int k = 0; k < s.ratios; k++) {
-                const float *from = s.ratio_average[k] < 0 ? t.gradient : t.averages + s.ratio_average[k] * t.stride;
+                const float *from = s.ratio_average[k] < 0 ? t.gradient : averages + s.ratio_average[k] * stride;
                 for (int v = 0; v < WIDTH; v++)
                     store(made[k] + v * LANES, clamp(load(from + v * LANES) * (inverse[v] * s.ratio_correction[k]),
                                                      -RATIO_BOUND, RATIO_BOUND));
             }
-            for (int k = 0; k < s.logs; k++, second += t.stride)
+            for (int k = 0; k < s.logs; k++, second += stride)
                 for (int v = 0; v < WIDTH; v++)
                     store(made[s.ratios + k] + v * LANES,
                           logarithm(fused(load(second + v * LANES), w.log_factor[k], LOG_RATIO_FLOOR)) *
@@ -195,12 +196,16 @@ class Step {
         const size_t rest = (n - i) * sizeof(float);
         if (!rest) return;
         alignas(64) float copies[4 + MOST_AVERAGES + MOST_SECONDS][LANES] = {};
-        const Tile from = t.from(i), copy{copies[0], copies[1], copies[2], t.noise ? copies[3] : nullptr, copies[4], LANES};
+        const Tile from = t.from(i), copy{copies[0], copies[1], copies[2], t.noise ? copies[3] : nullptr, copies[4],
+                                         nullptr, LANES};
         std::memcpy(copies[0], from.gradient, rest);
         std::memcpy(copy.parameter, from.parameter, rest);
         std::memcpy(copy.momentum, from.momentum, rest);
         if (t.noise) std::memcpy(copy.noise, from.noise, rest);
-        for (int k = 0; k < s.averages + s.seconds; k++) std::memcpy(copies[4 + k], from.averages + k * from.stride, rest);
+        for (int k = 0; k < s.averages + s.seconds; k++) {
+            if (!from.narrow) std::memcpy(copies[4 + k], from.averages + k * from.stride, rest);
+            else for (int64_t j = 0; j < n - i; j++) copies[4 + k][j] = widened(from.narrow[k * from.stride + j]);
+        }
         narrow(copy);
         std::memcpy(from.parameter, copy.parameter, rest);
         std::memcpy(from.momentum, copy.momentum, rest);

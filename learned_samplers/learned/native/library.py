@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from learned_samplers.learned.native.build import FOLDER, BuildError, compile_library, levels, library_name
-from learned_samplers.learned.native.structures import Settings
+from learned_samplers.learned.native.structures import KineticSettings, Settings
 
 __all__ = ["ENVIRONMENT_VARIABLE", "native_library"]
 
@@ -57,7 +57,7 @@ def _load() -> ctypes.CDLL | None:
         except OSError as error:
             reasons.append(str(error))
     warnings.warn(
-        f"L2E takes its slower steps in Python, for its C++ is not to be had: {'; '.join(reasons)}. "
+        f"L2E and its kin take their slower steps in Python, for their C++ is not to be had: {'; '.join(reasons)}. "
         f"(Install a C++ compiler, or set {ENVIRONMENT_VARIABLE}=0 to say nothing.)",
         RuntimeWarning,
         stacklevel=2,
@@ -75,10 +75,12 @@ def _opened(path: Path) -> ctypes.CDLL:
     if not path.is_file():
         raise FileNotFoundError(path)
     library = ctypes.CDLL(str(path))
-    if library.l2e_settings_size() != ctypes.sizeof(Settings):
+    sizes = library.l2e_settings_size(), library.kinetic_settings_size()
+    if sizes != (ctypes.sizeof(Settings), ctypes.sizeof(KineticSettings)):
         raise OSError(f"{path} lays out its settings in another way")
-    library.l2e_step.restype = ctypes.c_int
-    library.l2e_step.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
+    for function in (library.l2e_step, library.kinetic_half_step):
+        function.restype = ctypes.c_int
+        function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
     return library
 
 

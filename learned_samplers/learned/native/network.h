@@ -27,33 +27,55 @@ struct Activations {
     alignas(64) float row[MOST_WIDTH][TILE * LANES];
 };
 
-// out ← relu(weight · in + bias); `in(k)` is where the k-th row begins.
+// sums ← weight · in + bias for UNITS units; `in(k)` is where the k-th row begins.
+template <int TILE, typename Bias, typename In>
+INLINE void accumulate(int inputs, const float *weight, Bias bias, In in, Vector (&sums)[UNITS][TILE]) {
+UNROLL(8)
+    for (int u = 0; u < UNITS; u++)
+UNROLL(4)
+        for (int t = 0; t < TILE; t++) sums[u][t] = broadcast(bias(u));
+UNROLL(1)
+    for (int k = 0; k < inputs; k++, weight += UNITS) {
+        const float *row = in(k);
+        Vector x[TILE];
+UNROLL(4)
+        for (int t = 0; t < TILE; t++) x[t] = load(row + t * LANES);
+UNROLL(8)
+        for (int u = 0; u < UNITS; u++) {
+            const Vector factor = broadcast(weight[u]);
+UNROLL(4)
+            for (int t = 0; t < TILE; t++) sums[u][t] = fused(factor, x[t], sums[u][t]);
+        }
+    }
+}
+
+// out ← relu(weight · in + bias)
 template <int TILE, typename In>
 INLINE void hidden_layer(int inputs, int chunks, const float *weight, const float *bias, In in, Activations<TILE> &out) {
     for (int chunk = 0; chunk < chunks; chunk++, weight += inputs * UNITS, bias += UNITS) {
         Vector sums[UNITS][TILE];
-UNROLL(8)
-        for (int u = 0; u < UNITS; u++)
-UNROLL(4)
-            for (int t = 0; t < TILE; t++) sums[u][t] = broadcast(bias[u]);
-        const float *w = weight;
-UNROLL(1)
-        for (int k = 0; k < inputs; k++, w += UNITS) {
-            const float *row = in(k);
-            Vector x[TILE];
-UNROLL(4)
-            for (int t = 0; t < TILE; t++) x[t] = load(row + t * LANES);
-UNROLL(8)
-            for (int u = 0; u < UNITS; u++) {
-                const Vector factor = broadcast(w[u]);
-UNROLL(4)
-                for (int t = 0; t < TILE; t++) sums[u][t] = fused(factor, x[t], sums[u][t]);
-            }
-        }
+        accumulate<TILE>(inputs, weight, [&](int u) { return bias[u]; }, in, sums);
 UNROLL(8)
         for (int u = 0; u < UNITS; u++)
 UNROLL(4)
             for (int t = 0; t < TILE; t++) store(out.row[chunk * UNITS + u] + t * LANES, relu(sums[u][t]));
+    }
+}
+
+// out ← weight · in where `active` is positive, else 0: a step backward through a layer and the relu in front of it.
+template <int TILE>
+INLINE void switched_layer(int inputs, int chunks, const float *weight, const Activations<TILE> &in,
+                           const Activations<TILE> &active, Activations<TILE> &out) {
+    for (int chunk = 0; chunk < chunks; chunk++, weight += inputs * UNITS) {
+        Vector sums[UNITS][TILE];
+        accumulate<TILE>(inputs, weight, [](int) { return 0.0f; }, [&](int k) { return in.row[k]; }, sums);
+UNROLL(8)
+        for (int u = 0; u < UNITS; u++)
+UNROLL(4)
+            for (int t = 0; t < TILE; t++) {
+                const Vector on = load(active.row[chunk * UNITS + u] + t * LANES);
+                store(out.row[chunk * UNITS + u] + t * LANES, on > 0.0f ? sums[u][t] : Vector{});
+            }
     }
 }
 

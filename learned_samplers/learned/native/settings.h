@@ -10,7 +10,8 @@ enum Context { CONSTANT, LOG_KICK, LOG_PARAMETER, LOG_MOMENTUM, LOG_DISPLACEMENT
 struct Settings {
     // The features: running averages of g and of g², ratios to the root of the first second moment, logarithms of the roots.
     int32_t averages, seconds, ratios, logs, contexts;
-    int32_t layers, normalise, preconditioned, threads;
+    int32_t layers, normalise, preconditioned, threads, narrow;  // narrow: the averages are kept in bfloat16
+    uint32_t dither;                         // of the step, for their rounding
     int32_t widths[8];                       // inputs, units of the hidden layers, 2 outputs or 3
     int32_t ratio_average[MOST_RATIOS];      // which average; −1: the gradient itself
     int32_t context_kind[MOST_CONTEXTS];     // of `Context`
@@ -27,10 +28,14 @@ struct Settings {
     float output_factor, output_bound;  // the outputs are multiplied by the first, then held to the second if that is > 0
 };
 
+// Of coordinates and averages, for the rounding of narrow averages; `learned_samplers.learned.narrow` has the same.
+constexpr uint32_t COORDINATE_DITHER = 0x9E3779B1, AVERAGE_DITHER = 0x85EBCA77;
+
 struct Piece {
     float *parameter;
     const float *gradient;
-    float *noise, *momentum, *averages;
+    float *noise, *momentum;
+    void *averages;  // float, or uint16_t where they are narrow
     int64_t length, stride, network;  // stride: from one average to the next
 };
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from math import prod
 
@@ -14,6 +13,8 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.narrow import STEP
+from learned_samplers.learned.native.calls import are_plain, call_with_network, widths_of
 from learned_samplers.learned.native.coefficients import coefficients
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.native.structures import fits, settings_of
@@ -23,20 +24,24 @@ from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
 __all__ = ["can_step", "step_flat_", "step_tensors_"]
 
 
-def can_step(phi: Phi, settings: L2ESettings | PreconditionedSettings, *tensors: Tensor | None) -> bool:
+def can_step(
+    phi: Phi,
+    settings: L2ESettings | PreconditionedSettings,
+    *tensors: Tensor | None,
+    averages: Sequence[Tensor] = (),
+) -> bool:
     """Whether the compiled code can take the step.
 
     It needs single precision on a CPU, no gradient required, a network of one to four hidden layers of at most 64
-    units with two or three outputs, no correction (of Precond-L2E), and the library. ``tensors`` are those of the step.
+    units with two or three outputs, no correction (of Precond-L2E), and the library. ``tensors`` are those of the step;
+    ``averages``, which may be in bfloat16, stand apart.
     """
     if isinstance(settings, PreconditionedSettings) and settings.correction != "none":
         return False
-    everything = [x for x in (*tensors, *(part for layer in phi for part in layer)) if x is not None]
-    if torch.compiler.is_compiling() or not all(map(_is_plain, everything)):
+    narrow = bool(averages) and averages[0].dtype == torch.bfloat16
+    if not are_plain(phi, tensors) or not are_plain((), averages, torch.bfloat16 if narrow else torch.float32):
         return False
-    if torch.is_grad_enabled() and any(each.requires_grad for each in everything):
-        return False
-    return fits(feature_set_named(settings.feature_set), _widths(phi)) and native_library() is not None
+    return fits(feature_set_named(settings.feature_set), widths_of(phi)) and native_library() is not None
 
 
 def step_tensors_(
@@ -54,7 +59,7 @@ def step_tensors_(
 
     Args:
         parameters, gradients, noise, momenta: tensor by tensor; ``noise`` is overwritten, or None at temperature 0.
-        averages: (K, *shape) each.
+        averages: (K, *shape) each, in bfloat16 if they are kept so.
         phi, settings, hyper: as for the rule that the settings belong to.
 
     Raises:
@@ -62,7 +67,7 @@ def step_tensors_(
     """
     rows = [parameters, gradients, noise or parameters, momenta, averages]
     # A tensor of another memory layout (channels_last) takes the step as a copy.
-    plain = [[x if x.is_contiguous() else x.contiguous() for x in row] for row in rows]
+    plain = [row if all(x.is_contiguous() for x in row) else [x.contiguous() for x in row] for row in rows]
     if noise is None:
         plain[2] = [torch.empty_like(x) for x in plain[0]] if _normalises(settings) else []
     pieces = np.zeros((len(parameters), 8), np.int64)
@@ -70,11 +75,12 @@ def step_tensors_(
         if row:
             pieces[:, column] = [x.data_ptr() for x in row]
     pieces[:, 5] = pieces[:, 6] = [p.numel() for p in parameters]
-    _run(pieces, phi, settings, noise is not None, hyper)
+    _run(pieces, phi, settings, noise is not None, averages[0].dtype == torch.bfloat16, hyper)
     for before, after in ((parameters, plain[0]), (momenta, plain[3]), (averages, plain[4])):
-        for old, new in zip(before, after, strict=True):
-            if old is not new:
-                old.copy_(new)
+        if before is not after:
+            for old, new in zip(before, after, strict=True):
+                if old is not new:
+                    old.copy_(new)
 
 
 def step_flat_(
@@ -119,11 +125,11 @@ def step_flat_(
     for column, buffer in enumerate((parameter, gradient, noise, momentum)):
         if buffer is not None:
             pieces[:, :, column] = buffer.data_ptr() + offset
-    pieces[:, :, 4] = averages.data_ptr() + 4 * (member * (rows * d) + start)
+    pieces[:, :, 4] = averages.data_ptr() + averages.element_size() * (member * (rows * d) + start)
     pieces[:, :, 5], pieces[:, :, 6] = np.array(segments.lengths), d
     if phi[0][0].dim() > 2:
         pieces[:, :, 7] = member
-    _run(pieces.reshape(-1, 8), phi, settings, noisy, hyper)
+    _run(pieces.reshape(-1, 8), phi, settings, noisy, averages.dtype == torch.bfloat16, hyper)
 
 
 def _run(
@@ -131,6 +137,7 @@ def _run(
     phi: Phi,
     settings: L2ESettings | PreconditionedSettings,
     noisy: bool,
+    narrow: bool,
     hyper: dict[str, float],
 ) -> None:
     library = native_library()
@@ -142,26 +149,10 @@ def _run(
         numbers["heat"] = 0.0
     named = feature_set_named(settings.feature_set)
     numbers["threads"] = torch.get_num_threads()
-    call = settings_of(named, _widths(phi), hyper["step"], hyper["num_data"], settings.total_steps, numbers)
-    plain = [(weight.detach().contiguous(), bias.detach().contiguous()) for weight, bias in phi]
-    own = plain[0][0].dim() > 2
-    table = np.array(
-        [[w.data_ptr(), b.data_ptr(), own * prod(w.shape[-2:]), own * b.shape[-1]] for w, b in plain],
-        np.int64,
-    )
-    members = prod(plain[0][0].shape[:-2])
-    failed = library.l2e_step(ctypes.addressof(call), pieces.ctypes.data, len(pieces), table.ctypes.data, members)
-    if failed:
-        raise MemoryError("the compiled update ran out of memory")
+    numbers["narrow"], numbers["dither"] = narrow, int(hyper["step"]) * STEP % (1 << 32)
+    call = settings_of(named, widths_of(phi), hyper["step"], hyper["num_data"], settings.total_steps, numbers)
+    call_with_network(library.l2e_step, call, pieces, phi)
 
 
 def _normalises(settings: L2ESettings | PreconditionedSettings) -> bool:
     return isinstance(settings, L2ESettings) and settings.normalise_output
-
-
-def _is_plain(x: Tensor) -> bool:
-    return type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu"
-
-
-def _widths(phi: Phi) -> tuple[int, ...]:
-    return (phi[0][0].shape[-1], *(weight.shape[-2] for weight, _ in phi))

@@ -19,7 +19,8 @@ class Settings(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("averages", "seconds", "ratios", "logs", "contexts")),
-        *((name, ctypes.c_int32) for name in ("layers", "normalise", "preconditioned", "threads")),
+        *((name, ctypes.c_int32) for name in ("layers", "normalise", "preconditioned", "threads", "narrow")),
+        ("dither", ctypes.c_uint32),
         ("widths", ctypes.c_int32 * 8),
         ("ratio_average", ctypes.c_int32 * _MOST_RATIOS),
         ("context_kind", ctypes.c_int32 * _MOST_CONTEXTS),
@@ -34,13 +35,28 @@ class Settings(ctypes.Structure):
     )  # fmt: skip
 
 
+class KineticSettings(ctypes.Structure):
+    """``KineticSettings`` of kinetic.cpp, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("layers", "threads")),
+        ("widths", ctypes.c_int32 * 8),
+        *((name, ctypes.c_float) for name in ("keep", "kick", "pull", "heat", "decay")),
+        *((name, ctypes.c_float) for name in ("mean_scale", "output_bound", "prior_share")),
+    )  # fmt: skip
+
+
+def has_room(widths: tuple[int, ...]) -> bool:
+    """Whether the compiled code takes networks of these widths, inputs and outputs aside."""
+    return 3 <= len(widths) <= _MOST_LAYERS + 1 and max(widths[1:]) <= _MOST_WIDTH
+
+
 def fits(named: FeatureSet, widths: tuple[int, ...]) -> bool:
     """Whether the structures have room for the feature set and for a network of these widths."""
     return (
         widths[0] == named.size
         and widths[-1] in (2, 3)
-        and 3 <= len(widths) <= _MOST_LAYERS + 1
-        and max(widths[1:]) <= _MOST_WIDTH
+        and has_room(widths)
         and len(named.average_decays) <= _MOST_AVERAGES
         and len(named.second_moment_decays) <= _MOST_SECONDS
         and len(named.context) <= _MOST_CONTEXTS

@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "vectors.h"
+
 class Team {
     std::vector<std::thread> others;
     std::function<void(int64_t)> task;

@@ -31,10 +31,12 @@ struct Whole {
 struct Tile {
     const float *gradient;
     float *parameter, *momentum, *noise, *averages;
+    uint16_t *narrow;  // in the place of the averages where they are kept in bfloat16, else null
     int64_t stride;
 
     Tile from(int64_t i) const {
-        return {gradient + i, parameter + i, momentum + i, noise ? noise + i : nullptr, averages + i, stride};
+        return {gradient + i, parameter + i, momentum + i, noise ? noise + i : nullptr, averages ? averages + i : nullptr,
+                narrow ? narrow + i : nullptr, stride};
     }
 };
 
@@ -70,4 +72,33 @@ float update_average(const float *gradient, float *average, int64_t n, float wei
         rest += SQUARE ? m : m * m;
     }
     return sum(a + b) + rest;
+}
+
+// The same for averages in bfloat16, of coordinates from `start` on; `dither` is that of the step and the average.
+template <bool SQUARE>
+float update_average(const float *gradient, uint16_t *average, int64_t n, float weight, int64_t start, uint32_t dither) {
+    Naturals thresholds;
+    for (int i = 0; i < LANES; i++) thresholds[i] = static_cast<uint32_t>(start + i) * COORDINATE_DITHER + dither;
+    Vector total{};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES, thresholds += LANES * COORDINATE_DITHER) {
+        const Vector g = load(gradient + i);
+        Vector m = load(average + i);
+        m = fused((SQUARE ? g * g : g) - m, weight, m);
+        const Naturals bits = ((Naturals)m + (thresholds >> 16)) >> 16;
+        const Halves halves = __builtin_convertvector(bits, Halves);
+        std::memcpy(average + i, &halves, sizeof halves);
+        m = (Vector)(bits << 16);
+        total += SQUARE ? m : m * m;
+    }
+    float rest = 0;
+    for (; i < n; i++) {
+        const float g = gradient[i], old = widened(average[i]), m = old + weight * ((SQUARE ? g * g : g) - old);
+        uint32_t bits;
+        std::memcpy(&bits, &m, sizeof bits);
+        average[i] = static_cast<uint16_t>((bits + ((static_cast<uint32_t>(start + i) * COORDINATE_DITHER + dither) >> 16)) >> 16);
+        const float kept = widened(average[i]);
+        rest += SQUARE ? kept : kept * kept;
+    }
+    return sum(total) + rest;
 }

@@ -35,10 +35,26 @@ constexpr int LANES = 4, UNITS = 4, VECTORS = 3;
 
 typedef float Vector __attribute__((vector_size(LANES * 4)));
 typedef int32_t Integers __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Naturals __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 
 INLINE Vector load(const float *from) {
     Vector x;
     std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+// bfloat16, the upper half of a float.
+INLINE Vector load(const uint16_t *from) {
+    Halves x;
+    std::memcpy(&x, from, sizeof x);
+    return (Vector)(__builtin_convertvector(x, Naturals) << 16);
+}
+
+INLINE float widened(uint16_t half) {
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
     return x;
 }
 

@@ -36,13 +36,13 @@ class PrecondL2E(TwoPassSampler):
 
     Args:
         params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options,
-            feature_set, output_bound, total_steps: as for `L2E`.
+            feature_set, output_bound, total_steps, averages_dtype: as for `L2E`.
         network: as for `L2E`; there are no shipped weights, so the default is None, fresh weights.
         curl_scale, friction_scale: s_q and s_d.
         curl_clip, friction_clip: Q is held to [1/clip, clip], D likewise and to aD ≤ 1.
         correction: "none" (the default) or "network".
         settings: a `learned_samplers.learned.preconditioned.rule.PreconditionedSettings` in the place of the keywords
-            ``feature_set``, ``output_bound``, ``correction`` and ``total_steps``, and of the scales and clips.
+            ``feature_set``, ``output_bound``, ``correction``, ``total_steps``, ``averages_dtype``, scales and clips.
 
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card.
@@ -69,6 +69,7 @@ class PrecondL2E(TwoPassSampler):
         output_bound: float | None = None,
         correction: str | None = None,
         total_steps: int | None = None,
+        averages_dtype: torch.dtype | str | None = None,
         settings: PreconditionedSettings | None = None,
         momentum_init: str = "zero",
         foreach: bool | None = None,

@@ -36,6 +36,7 @@ class PreconditionedSettings(LearnedSettings):
     total_steps: int | None = setting(
         None, check.whole, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
     )
+    averages_dtype: str = choice("float32", "float32", "bfloat16", in_card=False)
     correction: str = choice("none", "none", "network", in_card=False)
 
     def __post_init__(self) -> None:

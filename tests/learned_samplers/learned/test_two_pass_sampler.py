@@ -1,5 +1,7 @@
 """The step of L2E and Precond-L2E: the same chain by compiled code and by torch, tensor by tensor and together."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE, native_library
 from learned_samplers.learned.network import layers_of
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
+from meta_tasks.rules.learned import L2ERule
 
 SHAPES = ((6, 3, 3, 3), (40,), (30, 40), (1,), (7, 5))
 SETTINGS = {
@@ -16,6 +19,7 @@ SETTINGS = {
     "paper": L2ESettings(form="paper", alpha_scale=1.0, beta_scale=1.0),
     "lean": L2ESettings(feature_set="lean"),
     "normalised": L2ESettings(feature_set="lean", normalise_output=True, decay_time=20.0),
+    "narrow": L2ESettings(feature_set="lean", normalise_output=True, averages_dtype="bfloat16"),
     "told": L2ESettings(feature_set="lean", total_steps=12),
     "preconditioned": PreconditionedSettings(feature_set="adaptive", output_bound=1.0),
 }
@@ -119,6 +123,28 @@ def test_what_is_not_single_precision_takes_steps_too():
     assert_close(run(sampler_of(SETTINGS["lean"], torch.bfloat16, temperature=0.0), 5), theirs, 0.1)
 
 
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_averages_in_bfloat16_stay_so_and_are_not_resumed_in_float32(native, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, native)
+    first = sampler_of(SETTINGS["narrow"])
+    run(first, 2)
+    second = sampler_of(SETTINGS["narrow"])
+    second.load_state_dict(first.state_dict())
+    for state in second.state.values():
+        assert (state["averages"].dtype, state["momentum"].dtype) == (torch.bfloat16, torch.float32)
+    with pytest.raises(ValueError, match="averages_dtype is 'bfloat16' there, 'float32' here"):
+        sampler_of(replace(SETTINGS["narrow"], averages_dtype="float32")).load_state_dict(first.state_dict())
+
+
+def test_a_dtype_is_as_good_as_its_name():
+    assert L2ESettings(averages_dtype=torch.bfloat16).averages_dtype == "bfloat16"
+
+
+def test_the_inner_loop_refuses_averages_in_bfloat16():
+    with pytest.raises(ValueError, match="averages_dtype must be 'float32' in the inner loop"):
+        L2ERule(settings=SETTINGS["narrow"])
+
+
 def test_a_chain_resumes_with_the_length_of_its_own_run():
     first = sampler_of(SETTINGS["told"])
     run(first, 2)
@@ -138,6 +164,11 @@ def test_the_length_of_the_run_changes_the_chain():
         (dict(total_steps=0, feature_set="lean"), ValueError, "total_steps must be at least 1, got 0"),
         (dict(total_steps=1.5, feature_set="lean"), TypeError, "total_steps must be an integer"),
         (dict(total_steps=10), ValueError, "total_steps is for a feature set with the progress of the run .'lean'."),
+        (
+            dict(averages_dtype="float16"),
+            ValueError,
+            "averages_dtype must be one of 'float32', 'bfloat16', got 'float16'",
+        ),
         (dict(normalise_output=1), TypeError, "normalise_output must be True or False, got 1"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import warnings
 from collections.abc import Callable
@@ -13,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.benchmarks.contestants import COMPILED, NUM_DATA, SAMPLERS, lean_l2e, step_of, uncompiled
 from experiments.benchmarks.timing import interleaved, write_table
-from learned_samplers import L2E, PSGLD, SGHMC, SGLD, SGNHT, CyclicalSGMCMC, KineticL2E, MetaSGMCMC, PrecondL2E
-from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers import L2E, SGHMC, KineticL2E, MetaSGMCMC
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
-from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
 from meta_tasks.networks import architectures
 
-NUM_DATA = 50_000
+# Sides of images up to which a training step is short enough for all rounds.
+_SMALL = 16
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,10 @@ class StepBenchmark:
 
     # Rounds: in each, every sampler takes one timed step in turn.
     rounds: int = 60
+    # The same on 10 million parameters, and on images of 32×32.
+    long_rounds: int = 15
+    # Also time the samplers that have compiled code without it.
+    uncompiled: bool = False
     # CPU threads; by default torch's own choice.
     threads: int | None = None
     # Sides of the ResNet's images; none leaves its training steps out.
@@ -69,55 +72,21 @@ def _parameters(shapes: list[tuple[int, ...]], device: str) -> list[Tensor]:
     return params
 
 
-def contestants(make: Callable[[], list[Tensor]]) -> dict[str, Callable[[], object]]:
-    """Name → one step; each has its own parameters."""
+def contestants(make: Callable[[], list[Tensor]], without_code: bool = False) -> dict[str, Callable[[], object]]:
+    """Name → one step; each has its own parameters. ``without_code``: also without the compiled code."""
     steps: dict[str, Callable[[], object]] = {
         "torch SGD(momentum)": torch.optim.SGD(make(), 1e-9, momentum=0.9).step,
         "torch Adam": torch.optim.Adam(make(), 1e-9).step,
     }
     plain = make()
     steps["randn_like of every parameter"] = lambda: [torch.randn_like(p) for p in plain]
-    lr, n = 1e-9, NUM_DATA
-    samplers = {
-        "SGLD": SGLD(make(), lr, n),
-        "pSGLD": PSGLD(make(), lr, n),
-        "SGHMC": SGHMC(make(), lr, n),
-        "SGNHT": SGNHT(make(), lr, n),
-        "cyclical SGMCMC": CyclicalSGMCMC(make(), lr, n, cycle_length=100, exploration_ratio=0.0),
-    }
-    samplers |= {
-        "L2E": L2E(make(), lr, n),
-        "L2E, lean": lean_l2e(make(), lr, n),
-        "KineticL2E without the Hessian": KineticL2E(make(), lr, n, hessian="none"),
-        "PrecondL2E": PrecondL2E(make(), lr, n),
-    }
-    for name, sampler in samplers.items():
-        steps[name] = sampler.step
-    steps["L2E, without compiled code"] = _uncompiled(L2E(make(), lr, n).step)
+    steps |= {name: step_of(sampler(make())) for name, sampler in SAMPLERS.items()}
+    if without_code:
+        steps |= {f"{name}, without compiled code": uncompiled(step_of(SAMPLERS[name](make()))) for name in COMPILED}
     for name, peer in (("posteriors SGHMC", _posteriors_sghmc(make())), ("ivon-opt IVON", _ivon(make()))):
         if peer is not None:
             steps[name] = peer
     return steps
-
-
-def lean_l2e(params: Any, lr: float, num_data: float) -> L2E:
-    """L2E with an untrained network of the feature set "lean", two layers of 8."""
-    settings = L2ESettings(feature_set="lean", normalise_output=True)
-    return L2E(params, lr, num_data, network=settings.fresh_network((8, 8)), settings=settings)
-
-
-def _uncompiled(step: Callable[[], object]) -> Callable[[], object]:
-    def slow() -> None:
-        before = os.environ.get(ENVIRONMENT_VARIABLE)
-        os.environ[ENVIRONMENT_VARIABLE] = "0"
-        try:
-            step()
-        finally:
-            del os.environ[ENVIRONMENT_VARIABLE]
-            if before is not None:
-                os.environ[ENVIRONMENT_VARIABLE] = before
-
-    return slow
 
 
 def resnet_steps(size: int, device: str, batch: int = 64) -> dict[str, Callable[[], object]]:
@@ -238,29 +207,39 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
     torch.manual_seed(0)
     columns: dict[str, dict[str, float]] = {}
     cases = {
-        "ResNet-20, 65 tensors": lambda: resnet20(options.device),
-        "10 million in 200 tensors": lambda: ten_million(options.device),
+        "ResNet-20, 65 tensors": (lambda: resnet20(options.device), options.rounds),
+        "10 million in 200 tensors": (lambda: ten_million(options.device), options.long_rounds),
     }
-    for title, make in cases.items():
-        columns[title] = _milliseconds(contestants(make), options, title)
+    for title, (make, rounds) in cases.items():
+        columns[title] = _milliseconds(contestants(make, options.uncompiled), rounds, options, title)
     resnets = {
-        f"{size}×{size}": _milliseconds(resnet_steps(size, options.device), options, f"ResNet-20, {size}×{size}")
+        f"{size}×{size}": _milliseconds(
+            resnet_steps(size, options.device),
+            options.rounds if size <= _SMALL else options.long_rounds,
+            options,
+            f"ResNet-20, {size}×{size}",
+        )
         for size in options.sizes
     }
     whole = "whole training step, MLP 784-20-10, batch 500"
-    training = _milliseconds(training_steps(options.device), options, whole)
+    training = _milliseconds(training_steps(options.device), options.rounds, options, whole)
     tables = [_table(columns)]
     tables += [_training_table(f"training step, ResNet-20-FRN, batch 64, {k}", v) for k, v in resnets.items()]
     table = "\n\n".join([*tables, _training_table(whole, training)])
-    head = f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.rounds} rounds"
+    head = (
+        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.rounds} rounds, "
+        f"{options.long_rounds} on 10 million parameters and on images above {_SMALL}×{_SMALL}"
+    )
     write_table(options.out, command, f"{head}\n\n{table}")
     if not any("posteriors" in name for name in next(iter(columns.values()))):
         print("\n(the posteriors package is not installed: pip install posteriors)")
 
 
-def _milliseconds(steps: dict[str, Callable[[], object]], options: StepBenchmark, title: str) -> dict[str, float]:
-    """Milliseconds of each: the tenth percentile over interleaved rounds, to which other processes add little."""
-    times = interleaved(steps, options.rounds, title, warm_up=3, device=options.device)
+def _milliseconds(
+    steps: dict[str, Callable[[], object]], rounds: int, options: StepBenchmark, title: str
+) -> dict[str, float]:
+    """Milliseconds of each, the tenth percentile of interleaved rounds, to which other processes add little."""
+    times = interleaved(steps, rounds, title, warm_up=3, device=options.device)
     return {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
 
 

@@ -30,9 +30,9 @@ NETWORK_VARIANTS: dict[str, str] = {
 STEP_VARIANTS: dict[str, str] = {
     "loop": "loop: tensors of their own at every step",
     "static": "static: between fixed buffers",
-    "graph": "graph: the static step replayed as a CUDA graph",
-    "fused-loop": "loop, L2E's update in fused kernels",
-    "fused-graph": "graph, L2E's update in fused kernels",
+    "graph": "graph: the static step replayed as a CUDA graph (experimental)",
+    "fused-loop": "loop, L2E's update in fused kernels (experimental)",
+    "fused-graph": "graph, L2E's update in fused kernels (experimental)",
 }
 
 

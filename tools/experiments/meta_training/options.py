@@ -73,7 +73,7 @@ class SamplerOptions:
     # steps of the run.
     tell_horizon: float | None = None
     # L2E on a CUDA device only: compute its update (residual form, two hidden layers) by fused kernels. They need
-    # Triton and change results by rounding.
+    # Triton and change results by rounding. Experimental: they have not run on a GPU yet.
     fused: bool = False
 
     def make(self) -> NetworkRule:

@@ -5,12 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.rule import L2ESettings
-from learned_samplers.learned.native.step import can_step, step_tensors_
+from learned_samplers.learned.native.step import can_step, step_flat_, step_tensors_
 from tests.learned_samplers.learned.native.native_cases import (
     HYPER,
+    RULES,
     TOLERANCE,
     networks,
     state,
@@ -222,3 +224,27 @@ def test_who_cannot_be_served_is_known_beforehand():
     assert not can_step(phi, named, x.requires_grad_())
     with torch.no_grad():
         assert can_step(phi, named, x)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("lengths", [LENGTHS, (1,), (17,), (2049,), (100_003,)], ids=str)
+def test_averages_in_bfloat16(form, lengths):
+    """The same numbers but where a rounding of float32 before it tips one of bfloat16, once in ten thousand or less."""
+    tensors, phi = state(lengths, "adaptive"), networks("adaptive")
+    tensors[4] = tensors[4].bfloat16()
+    given = {**HYPER, "feature_set": "adaptive", "phi": phi, "averages_dtype": "bfloat16"}
+    chosen = with_settings(form, given)
+    ours = [x.clone() for x in tensors]
+    assert can_step(phi, chosen["settings"], *ours[:4], averages=ours[4:])
+    step_flat_(*ours, segments=Segments(lengths), **chosen)
+    parameter, momentum, averages = RULES[form](*tensors, segments=Segments(lengths), **chosen)
+    assert ours[4].dtype == averages.dtype == torch.bfloat16
+    assert (ours[4] != averages).float().mean() < 1e-4
+    assert not torch.equal(averages, tensors[4])
+    assert_mostly_close(ours[0] - tensors[0], parameter - tensors[0])
+    assert_mostly_close(ours[3] - tensors[3], momentum - tensors[3])
+
+
+def assert_mostly_close(ours, theirs):
+    off = (ours - theirs).abs() > 2e-5 * theirs.square().mean().sqrt() + 1e-6
+    assert off.float().mean() < 5e-4

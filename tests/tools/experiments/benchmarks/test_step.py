@@ -24,19 +24,21 @@ def test_every_contestant_moves_its_parameters():
     made = []
 
     def make():
-        params = [torch.nn.Parameter(torch.randn(7, 3)), torch.nn.Parameter(torch.randn(5))]
+        # At zero no move, however short, is lost to rounding.
+        params = [torch.nn.Parameter(torch.zeros(7, 3)), torch.nn.Parameter(torch.zeros(5))]
         for p in params:
             p.grad = torch.randn_like(p)
         made.append((params, [p.detach().clone() for p in params]))
         return params
 
-    steps = contestants(make)
+    steps = contestants(make, without_code=True)
     for take in steps.values():
         for _ in range(50):
             take()
     moved = [any(not torch.equal(p, q) for p, q in zip(*each, strict=True)) for each in made]
-    assert {"L2E", "L2E, lean", "KineticL2E without the Hessian", "torch Adam"} <= set(steps)
-    assert sum(not each for each in moved) <= 1 + ("posteriors SGHMC" not in steps) + ("ivon-opt IVON" not in steps)
+    assert {"L2E, lean", "L2E, lean, without compiled code", "MCLMC", "IVON", "torch Adam"} <= set(steps)
+    # (The draws move nothing, and the posteriors package has its parameters in a state of its own.)
+    assert sum(not each for each in moved) <= 2 + ("ivon-opt IVON" not in steps)
 
 
 def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
@@ -46,7 +48,7 @@ def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
         "torch SGD(momentum)": 1.0,
         "randn_like of every parameter": 1.0,
     }
-    monkeypatch.setattr(step, "contestants", lambda make: {})
+    monkeypatch.setattr(step, "contestants", lambda make, without_code: {})
     monkeypatch.setattr(step, "training_steps", lambda device: {})
     monkeypatch.setattr(step, "_milliseconds", lambda *args: measured)
     out = tmp_path / "steps.md"

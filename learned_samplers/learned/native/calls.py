@@ -1,0 +1,51 @@
+"""What every call of the compiled code has: tensors that it can take, and the network's layers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learned_samplers.learned.network import Phi
+
+__all__ = ["are_plain", "call_with_network", "widths_of"]
+
+_PLAIN = {Tensor, torch.nn.Parameter}
+
+
+def are_plain(phi: Phi, tensors: Sequence[Tensor | None], dtype: torch.dtype = torch.float32) -> bool:
+    """Whether all are of that precision on a CPU, none needs a gradient, and nothing is being traced."""
+    if torch.compiler.is_compiling():
+        return False
+    everything = [x for x in (*tensors, *(part for layer in phi for part in layer)) if x is not None]
+    # Sets of what there is, for a step looks at some hundred tensors.
+    plain = set(map(type, everything)) <= _PLAIN and {x.dtype for x in everything} <= {dtype}
+    if not plain or not all(x.is_cpu for x in everything):
+        return False
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in everything))
+
+
+def widths_of(phi: Phi) -> tuple[int, ...]:
+    """The network's inputs, then the units of each layer."""
+    return (phi[0][0].shape[-1], *(weight.shape[-2] for weight, _ in phi))
+
+
+def call_with_network(function: Callable[..., int], settings: ctypes.Structure, pieces: np.ndarray, phi: Phi) -> None:
+    """Call the compiled function on pieces (rows of addresses and numbers) with one network, or one for each member.
+
+    Raises:
+        MemoryError: it ran out of memory.
+    """
+    plain = [(weight.detach().contiguous(), bias.detach().contiguous()) for weight, bias in phi]
+    own = plain[0][0].dim() > 2
+    table = np.array(
+        [[w.data_ptr(), b.data_ptr(), own * prod(w.shape[-2:]), own * b.shape[-1]] for w, b in plain],
+        np.int64,
+    )
+    members = prod(plain[0][0].shape[:-2])
+    if function(ctypes.addressof(settings), pieces.ctypes.data, len(pieces), table.ctypes.data, members):
+        raise MemoryError("the compiled update ran out of memory")

@@ -1,0 +1,64 @@
+"""Running averages in bfloat16: right in the mean where rounding to the nearest number is not."""
+
+import pytest
+import torch
+
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned.features import feature_set_named, update_averages
+from learned_samplers.learned.narrow import narrow_update_
+
+D, STEPS = 400, 3000
+
+
+def averages_after(scales, dtype, nearest=False):
+    """The averages of the set "lean" of gradients with a mean of their own and noise, whose scale changes by step."""
+    generator = torch.Generator().manual_seed(0)
+    centre = torch.randn(D, generator=generator)
+    named = feature_set_named("lean")
+    averages = torch.zeros(named.num_averages, D, dtype=torch.float32 if nearest else dtype)
+    for step, scale in enumerate(scales):
+        gradient = scale * (0.1 * centre + torch.randn(D, generator=generator))
+        averages = update_averages(averages, gradient, named, step=step, segments=Segments((D,)))
+        if nearest:
+            averages = averages.to(dtype).float()
+    return averages.double()
+
+
+def bias(ours, exact):
+    """Of the mean over the coordinates, in root mean squares, for each average."""
+    return ((ours - exact) * exact.sign()).mean(1) / exact.square().mean(1).sqrt()
+
+
+def test_averages_have_no_bias_and_little_error():
+    scales = [1.0] * STEPS
+    exact, ours = averages_after(scales, torch.float32), averages_after(scales, torch.bfloat16)
+    assert bias(ours, exact).abs().max() < 0.005
+    error = (ours - exact).square().mean(1).sqrt() / exact.square().mean(1).sqrt()
+    assert error.max() < 0.05
+
+
+def test_a_second_moment_forgets():
+    """A thousandth of the gradients' size after 300 steps. The nearest number would stop each average on its way."""
+    scales = [1.0] * 300 + [1e-3] * STEPS
+    exact = averages_after(scales, torch.float32)
+    assert bias(averages_after(scales, torch.bfloat16), exact).abs().max() < 0.02
+    fault = bias(averages_after(scales, torch.bfloat16, nearest=True), exact).abs()
+    assert fault.max() > 1
+
+
+@pytest.mark.parametrize("pieces", [(D,), (100, 1, 299)])
+def test_each_tensor_counts_its_own_coordinates(pieces):
+    row, gradient = torch.randn(D).bfloat16(), torch.randn(D)
+    together, start = row.clone(), 0
+    narrow_update_(together, gradient, 0.01, square=False, number=1, step=7, segments=Segments(pieces))
+    for length in pieces:
+        alone, part = row[start : start + length].clone(), slice(start, start + length)
+        narrow_update_(alone, gradient[part], 0.01, square=False, number=1, step=7, segments=Segments((length,)))
+        assert torch.equal(alone, together[part])
+        start += length
+
+
+def test_they_cannot_be_differentiated_through():
+    averages = torch.zeros(feature_set_named("lean").num_averages, 3, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="averages in bfloat16 cannot be differentiated through"):
+        update_averages(averages, torch.ones(3, requires_grad=True), "lean")

@@ -1,0 +1,95 @@
+"""The samplers of the benchmarks of a step: how each is made, and a step of it on gradients that are there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers import (
+    BAOA,
+    IVON,
+    L2E,
+    MCLMC,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGLRW,
+    SGNHT,
+    CyclicalSGMCMC,
+    EntropyMCMC,
+    KineticL2E,
+    MetaSGMCMC,
+    PrecondL2E,
+    Sampler,
+    ScaleAdaptedSGHMC,
+)
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
+
+NUM_DATA = 50_000
+LR = 1e-9
+
+
+def lean_l2e(params: Any, lr: float, num_data: float, **options: Any) -> L2E:
+    """L2E with an untrained network of the feature set "lean", two layers of 8."""
+    settings = L2ESettings(feature_set="lean", normalise_output=True, **options)
+    return L2E(params, lr, num_data, network=settings.fresh_network((8, 8)), settings=settings)
+
+
+#: Name in the tables → the sampler of some parameters. (The mass of ScaleAdaptedSGHMC is frozen before it is timed.)
+SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
+    "SGLD": lambda params: SGLD(params, LR, NUM_DATA),
+    "pSGLD": lambda params: PSGLD(params, LR, NUM_DATA),
+    "SGLRW": lambda params: SGLRW(params, LR, NUM_DATA),
+    "SGHMC": lambda params: SGHMC(params, LR, NUM_DATA),
+    "BAOA": lambda params: BAOA(params, LR, NUM_DATA),
+    "ScaleAdaptedSGHMC": lambda params: ScaleAdaptedSGHMC(params, LR, NUM_DATA, adaptation_steps=2),
+    "SGNHT": lambda params: SGNHT(params, LR, NUM_DATA),
+    "cyclical SGMCMC": lambda params: CyclicalSGMCMC(params, LR, NUM_DATA, cycle_length=100, exploration_ratio=0.0),
+    "EntropyMCMC": lambda params: EntropyMCMC(params, LR, NUM_DATA, guide_variance=0.1),
+    "MCLMC": lambda params: MCLMC(params, LR, NUM_DATA),
+    "IVON": lambda params: IVON(params, 1e-3, NUM_DATA),
+    "L2E": lambda params: L2E(params, LR, NUM_DATA),
+    "L2E, lean": lambda params: lean_l2e(params, LR, NUM_DATA),
+    "L2E, lean, averages in bfloat16": lambda params: lean_l2e(params, LR, NUM_DATA, averages_dtype="bfloat16"),
+    "KineticL2E without the Hessian": lambda params: KineticL2E(params, LR, NUM_DATA, hessian="none"),
+    "PrecondL2E": lambda params: PrecondL2E(params, LR, NUM_DATA),
+    "MetaSGMCMC, finite differences": lambda params: MetaSGMCMC(params, LR, NUM_DATA, correction="finite_difference"),
+}
+#: Those that have compiled code.
+COMPILED = ("L2E", "L2E, lean", "L2E, lean, averages in bfloat16", "KineticL2E without the Hessian", "PrecondL2E")
+
+
+def step_of(sampler: Sampler) -> Callable[[], object]:
+    """A step on the gradients that are there; where the sampler needs a closure it computes nothing."""
+    if not sampler.needs_closure and not isinstance(sampler, IVON):
+        return sampler.step
+    loss = torch.tensor(1.0)
+    slopes = [(p, p.grad) for group in sampler.param_groups for p in group["params"]]
+
+    def closure() -> Tensor:
+        for p, slope in slopes:  # IVON's are to be those of the weights that it has drawn
+            p.grad = slope
+        return loss
+
+    return lambda: sampler.step(closure)
+
+
+def uncompiled(step: Callable[[], object]) -> Callable[[], object]:
+    """The step with the compiled code turned off."""
+
+    def slow() -> None:
+        before = os.environ.get(ENVIRONMENT_VARIABLE)
+        os.environ[ENVIRONMENT_VARIABLE] = "0"
+        try:
+            step()
+        finally:
+            del os.environ[ENVIRONMENT_VARIABLE]
+            if before is not None:
+                os.environ[ENVIRONMENT_VARIABLE] = before
+
+    return slow
