@@ -58,6 +58,16 @@ def validate(sampler: Any, group: dict[str, Any], params: list[Tensor]) -> None:
                 )
 
 
+def refuse_compiled(sampler: Any, groups: list[GroupInputs]) -> None:
+    """Raise NotImplementedError for a step with masters that is being compiled."""
+    for group, inputs in zip(sampler.param_groups, groups, strict=True):
+        if any(has_master(group, p) for p in inputs.params):
+            raise NotImplementedError(
+                "master_weights: a step of half-precision parameters cannot be compiled; compile the network, or keep "
+                "float32 parameters"
+            )
+
+
 def swap_in(sampler: Any, groups: list[GroupInputs]) -> list[tuple[Tensor, Tensor]]:
     """Put the masters in the place of half-precision parameters, and float32 gradients beside them, for `swap_out`."""
     swapped: list[tuple[Tensor, Tensor]] = []
@@ -66,11 +76,6 @@ def swap_in(sampler: Any, groups: list[GroupInputs]) -> list[tuple[Tensor, Tenso
             continue
         for i, p in enumerate(inputs.params):
             if has_master(group, p):
-                if torch.compiler.is_compiling():
-                    raise NotImplementedError(
-                        "master_weights: a step of half-precision parameters cannot be compiled; compile the network, "
-                        "or keep float32 parameters"
-                    )
                 state = sampler.state[p]
                 state[MASTER] = _follow(p, state.get(MASTER))
                 swapped.append((p, p.data))

@@ -166,7 +166,9 @@ class Sampler(ResumableOptimizer):
             self._validate_changed()
             self._keep_together()
         evaluation = self.evaluate(closure)
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            master_weights.refuse_compiled(self, evaluation.groups)
+        else:
             watch = self.__dict__.get("_watch") or self.__dict__.setdefault("_watch", ClippingWatch())
             watch.see([g for inputs in evaluation.groups for g in inputs.gradients], evaluation.groups[0].total_norm)
         with sharding.on_parts(self, evaluation):

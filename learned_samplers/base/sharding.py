@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -211,12 +211,14 @@ class Parts:
         return ShardSegment(owner) if is_sharded(owner) else Segments((part.numel(),))
 
 
-@contextmanager
-def on_parts(sampler: Any, evaluation: Evaluation | None = None) -> Iterator[None]:
+def on_parts(sampler: Any, evaluation: Evaluation | None = None) -> AbstractContextManager[None]:
     """Within it a sampler's groups, inputs and state are this process's parts; new state becomes DTensors after it."""
-    if sampler.mesh is None:
-        yield
-        return
+    # torch 2.6 cannot compile a generator, which most samplers have no need of.
+    return nullcontext() if sampler.mesh is None else _on_parts(sampler, evaluation)
+
+
+@contextmanager
+def _on_parts(sampler: Any, evaluation: Evaluation | None) -> Iterator[None]:
     if torch.compiler.is_compiling():
         raise NotImplementedError("a step of sharded parameters cannot be compiled: compile the network")
     state, before = sampler.state, sampler.generator.get_state()
