@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -117,19 +118,28 @@ def step_flat_(
         noise = noise.contiguous()
     elif _normalises(settings):
         noise = torch.empty_like(parameter)
-    lead, d = parameter.shape[:-1], parameter.shape[-1]
-    members, rows = prod(lead), averages.shape[-2]
-    pieces = np.zeros((members, len(segments.lengths), 8), np.int64)
-    member, start = np.arange(members)[:, None], np.array(segments.edges[:-1])
-    offset = 4 * (member * d + start)
-    for column, buffer in enumerate((parameter, gradient, noise, momentum)):
-        if buffer is not None:
-            pieces[:, :, column] = buffer.data_ptr() + offset
-    pieces[:, :, 4] = averages.data_ptr() + averages.element_size() * (member * (rows * d) + start)
-    pieces[:, :, 5], pieces[:, :, 6] = np.array(segments.lengths), d
-    if phi[0][0].dim() > 2:
-        pieces[:, :, 7] = member
-    _run(pieces.reshape(-1, 8), phi, settings, noisy, averages.dtype == torch.bfloat16, hyper)
+    members, own = prod(parameter.shape[:-1]), phi[0][0].dim() > 2
+    pieces = _offsets(members, segments.lengths, averages.shape[-2], averages.element_size(), own).copy()
+    buffers = (parameter, gradient, noise, momentum, averages)
+    pieces[:, :5] += np.array([0 if x is None else x.data_ptr() for x in buffers], np.int64)
+    if noise is None:
+        pieces[:, 2] = 0
+    _run(pieces, phi, settings, noisy, averages.dtype == torch.bfloat16, hyper)
+
+
+@lru_cache(maxsize=256)
+def _offsets(members: int, lengths: tuple[int, ...], rows: int, size: int, own: bool) -> np.ndarray:
+    """The rows of ``pieces`` for flat buffers that begin at address 0: the same at every step of a chain.
+
+    ``rows`` averages are kept in ``size`` bytes each; ``own`` says whether each member has weights of its own.
+    """
+    d = sum(lengths)
+    pieces = np.zeros((members, len(lengths), 8), np.int64)
+    member, start = np.arange(members)[:, None], np.cumsum([0, *lengths[:-1]])
+    pieces[:, :, :4] = (4 * (member * d + start))[..., None]
+    pieces[:, :, 4] = size * (member * (rows * d) + start)
+    pieces[:, :, 5], pieces[:, :, 6], pieces[:, :, 7] = np.array(lengths), d, own * member
+    return pieces.reshape(-1, 8)
 
 
 def _run(

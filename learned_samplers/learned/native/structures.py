@@ -82,6 +82,19 @@ def _template(named: FeatureSet, widths: tuple[int, ...]) -> bytes:
     return bytes(s)
 
 
+@lru_cache(maxsize=64)
+def _moving(named: FeatureSet) -> tuple[tuple[int, str, float], ...]:
+    """Place, kind and number of each feature of the context that depends on the step or the run, not on the tensor."""
+    found = []
+    for i, name in enumerate(named.context):
+        kind, _, number = name.rpartition("_")
+        if kind in ("log_coherence", "time"):
+            found.append((i, kind, float(number)))
+        elif name in ("log_data", "progress", "has_total"):
+            found.append((i, name, 0.0))
+    return tuple(found)
+
+
 def settings_of(
     named: FeatureSet,
     widths: tuple[int, ...],
@@ -96,17 +109,16 @@ def settings_of(
     if named.second_moment_decays:
         s.second_correction = 1 / (1 - named.second_moment_decays[0] ** t)
         s.ratio_correction[: s.ratios] = [1.0, *(1 / (1 - d**t) for d in named.ratio_decays)]
-    for i, name in enumerate(named.context):
-        kind, _, number = name.rpartition("_")
-        if kind == "log_coherence":
-            s.context_value[i] = (1 - float(number) ** t) ** 2
-        elif kind == "time":
-            s.context_value[i] = t / (t + float(number))
+    for i, name, number in _moving(named):
+        if name == "log_coherence":
+            s.context_value[i] = (1 - number**t) ** 2
+        elif name == "time":
+            s.context_value[i] = t / (t + number)
         elif name == "log_data":
             s.context_value[i] = data_feature(num_data)
         elif name == "progress":
             s.context_value[i] = progress_feature(t, total_steps)
-        elif name == "has_total":
+        else:
             s.context_value[i] = total_steps is not None
     for name, value in numbers.items():
         setattr(s, name, value)
