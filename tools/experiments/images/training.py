@@ -20,8 +20,8 @@ from experiments.images.settings import Settings
 from learned_samplers import HMC, SWAG, CyclicalSchedule
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
-from meta_tasks.datasets import ArrayData, ImageData
-from meta_tasks.networks import architectures
+from meta_tasks.datasets import ArrayData, ImageData, TokenData
+from meta_tasks.networks import architectures, build_text, text_networks
 
 FULL_BATCH_CHUNK = 4096  # images run at once for a gradient over the whole training set
 
@@ -263,7 +263,13 @@ def build_network(settings: Settings, data: ImageData) -> nn.Module:
     """A freshly initialised network on the device of the data."""
     outputs, shape = outputs_of(data, settings), data.input_shape
     if is_own(settings.model):
-        network = own_models.build(settings.model, shape, outputs)
+        words = {"vocabulary": len(data.vocabulary)} if isinstance(data, TokenData) else {}
+        network = own_models.build(settings.model, shape, outputs, **words)
+    elif isinstance(data, TokenData) != (settings.model in text_networks()):
+        fitting = f"{', '.join(text_networks())}" if isinstance(data, TokenData) else "a network for images"
+        raise ValueError(f"model={settings.model!r} does not read {data.name}: take {fitting}, or your own")
+    elif isinstance(data, TokenData):
+        network = build_text(settings.model, len(data.vocabulary), shape[0], outputs, **settings.network_options())
     elif not isinstance(data, ArrayData):
         network = architectures.build(settings.model, shape, outputs, **settings.network_options())
     elif settings.model == "mlp":
