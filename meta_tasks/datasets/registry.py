@@ -9,6 +9,7 @@ from pathlib import Path
 from meta_tasks.datasets.embedded import read_digits, read_photos
 from meta_tasks.datasets.image_data import RawSplits
 from meta_tasks.datasets.npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
+from meta_tasks.datasets.tiny_imagenet import read_tiny_imagenet
 from meta_tasks.datasets.torchvision_sets import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
 
 __all__ = ["READERS", "Request", "check_name", "names", "out_of_distribution", "reader_of"]
@@ -40,6 +41,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(IDX_CLASSES, lambda request: read_idx_family(request.name, request.root, request.download)),
     **dict.fromkeys(("cifar10", "cifar100"), lambda request: read_cifar(request.name, request.root, request.download)),
     "svhn": lambda request: read_svhn(request.root, request.download),
+    "tiny_imagenet": lambda request: read_tiny_imagenet(request.root),
     "notmnist": lambda request: read_notmnist(request.root),
     "photos": lambda request: read_photos(request.size, request.grayscale),
 }

@@ -6,7 +6,6 @@ import compare
 import pytest
 import sample
 import torch
-from experiments.images.options import parse_compare
 
 from tests.meta_tasks.datasets.imdb_archive import write_archive
 
@@ -63,14 +62,3 @@ def test_options_of_texts_are_refused_for_images(tmp_path):
         sample.main(["--length", "12", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="model='cnn_lstm' does not read digits: take a network for images"):
         sample.main(["--model", "cnn_lstm", "--out", str(tmp_path)])
-
-
-def test_presets_of_texts():
-    small, full = (parse_compare(["--preset", name]) for name in ("imdb", "imdb_full"))
-    assert len(small.budgets) == 2
-    assert full.settings.model == "cnn_lstm"
-    assert full.settings.width is full.settings.vocabulary is None  # the paper's
-    per_epoch = full.settings.steps_per_epoch(20_000)
-    assert full.budgets == (2600 * per_epoch,)
-    burn_in = round(full.settings.burn_in * 2600)
-    assert (burn_in, (2600 - burn_in) // full.settings.num_samples) == (100, 50)  # in epochs

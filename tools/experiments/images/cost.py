@@ -17,9 +17,10 @@ from experiments.common.tables import markdown
 from experiments.images.likelihood import likelihood_of
 from experiments.images.log import Log
 from experiments.images.methods import METHODS, ImageMethod
+from experiments.images.minibatches import minibatches
 from experiments.images.options import CompareOptions
 from experiments.images.settings import Settings
-from experiments.images.training import batches, build_network, minibatch_run, parameter_groups
+from experiments.images.training import build_network, minibatch_run, parameter_groups
 from meta_tasks.datasets import ImageData
 
 STEPS = 3  # of which the first, which allocates, is not timed
@@ -39,14 +40,14 @@ def seconds_per_gradient(method: ImageMethod, settings: Settings, data: ImageDat
     budget = settings.budget(data.num_data)
     model = build_network(settings, data)
     optimizer = method.build(parameter_groups(model), settings, method.lr, data.num_data, budget)
-    order = batches(data.num_data, settings.batch_size, data.train_x.device)
+    draws = minibatches(data, settings, seed=0)
     with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer, tqdm(disable=True) as bar:
         # A budget of its own that is never reached: nothing is written, and no validation is timed.
         log = Log(writer, bar, data, 1_000_000, likelihood=likelihood_of(data, settings))
-        minibatch_run(model, optimizer, data, 1, order, log)
+        minibatch_run(model, optimizer, data, 1, draws, log)
         synchronize(data.train_x.device)
         start = time.perf_counter()
-        minibatch_run(model, optimizer, data, STEPS - 1, order, log)
+        minibatch_run(model, optimizer, data, STEPS - 1, draws, log)
         synchronize(data.train_x.device)
     return (time.perf_counter() - start) / (STEPS - 1) / method.gradients_per_step
 

@@ -52,6 +52,9 @@ class Settings:
     division: int = 0
     # Labels to keep, renumbered in this order; by default all.
     labels: tuple[int, ...] | None = None
+    # Shift every image of a minibatch at random, by up to an eighth of its side, and mirror half of them. The loss is
+    # then no longer that of a likelihood of N examples; a tuned temperature makes up for it in part.
+    augment: bool = False
     # Network: mlp, cnn (3×3 convolutions, one pooling, two linear layers), lenet (LeNet-5), gong_cnn (Meta-SGMCMC's for
     # CIFAR-10), resnet20_frn, resnet (of --depth 20, 32, 56), vit (a vision transformer); for texts cnn_lstm (a
     # convolution and an LSTM) and transformer; or one of your own, file.py:factory or package.module:factory, a
