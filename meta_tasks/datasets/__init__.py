@@ -20,7 +20,7 @@ from meta_tasks.datasets.image_data import ImageData, divide_anew, keep_labels, 
 from meta_tasks.datasets.loading import load
 from meta_tasks.datasets.multi_task_data import MultiTaskData, scaled
 from meta_tasks.datasets.overlaid import load_overlaid
-from meta_tasks.datasets.registry import check_name, names, out_of_distribution
+from meta_tasks.datasets.registry import check_name, names, out_of_distribution, shape_of
 from meta_tasks.datasets.token_data import TokenData, load_text, mask_of, pad, text_names
 
 __all__ = [
@@ -43,5 +43,6 @@ __all__ = [
     "out_of_distribution",
     "pad",
     "scaled",
+    "shape_of",
     "text_names",
 ]
