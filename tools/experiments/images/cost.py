@@ -21,9 +21,29 @@ from experiments.images.minibatches import minibatches
 from experiments.images.options import CompareOptions
 from experiments.images.settings import Settings
 from experiments.images.training import build_network, minibatch_run, parameter_groups
-from meta_tasks.datasets import ImageData
+from meta_tasks.datasets import ImageData, TokenData, keep_labels, shape_of
+from meta_tasks.datasets.token_data import SPECIAL
 
 STEPS = 3  # of which the first, which allocates, is not timed
+STAND_IN = "random examples"
+
+
+def stand_in(settings: Settings, count: int = 2048) -> ImageData:
+    """Random examples in the shape of a data set whose files are missing: a step costs the same.
+
+    Raises:
+        ValueError: the shape is not known without the files.
+    """
+    if settings.is_text:
+        words = (*SPECIAL, *map(str, range((settings.vocabulary or 20_000) - 2)))
+        x = torch.randint(2, len(words), (count, settings.length or 400))
+        y = torch.arange(count) % 2
+        return TokenData(STAND_IN, 2, x, y, x[:64], y[:64], x[:64], y[:64], vocabulary=words)
+    (channels, height, width), classes = shape_of(settings.dataset)
+    height, width = (settings.size or height, settings.size or width)
+    x, y = torch.rand(count, 1 if settings.grayscale else channels, height, width), torch.arange(count) % classes
+    data = ImageData(STAND_IN, classes, x, y, x[:64], y[:64], x[:64], y[:64])
+    return data if settings.labels is None else keep_labels(data, settings.labels)
 
 
 def gradient_flops(settings: Settings, data: ImageData) -> int:

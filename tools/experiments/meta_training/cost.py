@@ -18,7 +18,7 @@ from meta_tasks.training.workers import Executor, SerialExecutor
 
 STEPS = 20  # of an inner loop of evolution strategies that is timed
 ITERATIONS = 8  # that are timed, after one that is not
-IMAGES = 4096  # that stand for a data set
+IMAGES = 2048  # that stand for a data set
 
 
 def cost_table(options: Options, stepping: str, *, iterations: int = ITERATIONS, steps: int = STEPS) -> str:
