@@ -9,11 +9,12 @@ import torch
 from experiments.images import training
 from experiments.images.log import Diverged
 from experiments.images.methods import METHODS
+from experiments.images.minibatches import batches
 from experiments.images.report import rows
 from experiments.images.result import Result
 from experiments.images.runner import ImageRuns, predictions, store_for
 from experiments.images.settings import Settings
-from experiments.images.training import batches, collection, cyclical_collection, parameter_groups, validate_run
+from experiments.images.training import collection, cyclical_collection, parameter_groups, validate_run
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
