@@ -139,7 +139,7 @@ def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, ti
         batches_of = seen.setdefault(name, [])
         batches_of.append([p.detach().clone() for p in model.parameters()])
         for _ in range(12):
-            batches_of.append(next(order))
+            batches_of += next(order)
             torch.randn(len(seen))  # as many as no other method draws
         raise Diverged("seen enough")
 
