@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -49,9 +50,12 @@ def stand_in(settings: Settings, count: int = 2048) -> ImageData:
 def gradient_flops(settings: Settings, data: ImageData) -> int:
     """Floating-point operations of one minibatch gradient, by torch's counter (convolutions and matrix products)."""
     model = build_network(settings, data)
-    with FlopCounterMode(display=False) as counter:
-        size = settings.batch_size
-        likelihood_of(data, settings).loss(model(data.train_x[:size]), data.train_y[:size]).backward()
+    x, y = data.train_x[: settings.batch_size], data.train_y[: settings.batch_size]
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        # oneDNN and cuDNN make one operation of an LSTM, of which the counter knows nothing; oneDNN has none in double.
+        model, x = model.double(), x.double() if x.is_floating_point() else x
+    with torch.backends.cudnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        likelihood_of(data, settings).loss(model(x), y).backward()
     return counter.get_total_flops()
 
 
