@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation
+from meta_tasks.datasets import mask_of
 from meta_tasks.networks.attention import Encoder, check_attention
 from meta_tasks.networks.building import called, check_call
 
 __all__ = ["build_text", "text_networks"]
-
-PADDING = 0
 
 
 class ConvolutionLSTM(nn.Module):
@@ -35,7 +34,7 @@ class ConvolutionLSTM(nn.Module):
         self.linear = nn.Linear(width, num_classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        mask = tokens != PADDING
+        mask = mask_of(tokens)
         embedded = self.embedding(tokens) * mask.unsqueeze(-1)
         hidden = self.convolution(embedded.transpose(1, 2)).relu()
         states, _ = self.lstm(nn.functional.max_pool1d(hidden, self.pool).transpose(1, 2))
@@ -54,7 +53,7 @@ class TextTransformer(nn.Module):
         self.linear = nn.Linear(width, num_classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        mask = tokens != PADDING
+        mask = mask_of(tokens)
         mask = mask | (torch.arange(tokens.shape[1], device=tokens.device) == 0)  # something to look at in every text
         return self.linear(self.encoder(self.embedding(tokens), mask))
 

@@ -97,7 +97,7 @@ def table(rows: tuple[Row, ...], docs: Path) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        found = "; ".join(f"{name} {number.text(docs)}" for name, number in row.numbers)
+        found = "; ".join(f"{name} {number.text(docs)}".strip() for name, number in row.numbers)
         pages = dict.fromkeys(number.page for _, number in row.numbers)
         links = ", ".join(f"[{_title(page)}]({_link(page)})" for page in pages)
         numbers = f"{found} ({links})" if found else ""
