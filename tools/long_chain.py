@@ -20,8 +20,9 @@ from experiments.common.options import at_least_one
 from experiments.common.output import explained
 from experiments.common.tables import markdown
 from experiments.images.likelihood import Classification, evaluate
+from experiments.images.minibatches import batches
 from experiments.images.settings import Settings
-from experiments.images.training import batches, build_network
+from experiments.images.training import build_network
 from torch.nn.functional import cross_entropy
 
 from learned_samplers import MetaSGMCMC

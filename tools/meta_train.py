@@ -8,7 +8,7 @@
 
 A run continues from the checkpoints in its folder: the same command again resumes it, after Ctrl-C or after a crash.
 The folder also gets the weights as weights.safetensors with a card, and TensorBoard logs. With torchrun, every rank
-takes its share of the antithetic pairs.
+takes its share of the antithetic pairs. --dry-run says what a run will take on this machine; it needs no files.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from pathlib import Path
 
 import torch
 import tyro
-from experiments.common.output import command_line, terminated_as_exit
+from experiments.common.output import command_line, explained, terminated_as_exit
 from experiments.meta_training.cards import commit, reproducing, without_infinities
 from experiments.meta_training.checks import check_sampler, check_tasks
+from experiments.meta_training.cost import cost_table
 from experiments.meta_training.options import ExecutionOptions, Options, check_positive
 
 from learned_samplers.learned.weights import save as save_weights
@@ -150,6 +151,10 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
 
 def main(options: Options) -> None:
     one_core()
+    if options.dry_run:
+        with explained():
+            print(cost_table(options, stepping_of(options.execution)))
+        return
     # While iterations run, SIGTERM is only noted, and they are saved; at other times it ends the process.
     with terminated_as_exit(f"terminated; the same command goes on from the checkpoints in {options.folder}"):
         train(options)

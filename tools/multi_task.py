@@ -4,7 +4,8 @@
     python tools/multi_task.py --preset paper --device cuda
     python tools/multi_task.py --preset celeba --device cuda
 
-The files of MNIST and Fashion-MNIST are needed (CelebA's for the last).
+The files of MNIST and Fashion-MNIST are needed (CelebA's for the last). --dry-run says what a preset will take on this
+machine; it needs no files.
 
 For each data set and method learning rates (and, where particles repel each other, two scales of the energies) are
 tried on the first seed, in short runs. The choice with the lowest NLL on the validation images (of the ensemble, mean
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 from experiments.common.devices import prepare_torch
 from experiments.common.output import command_line, explained, tensorboard_hint
 from experiments.multi_task.comparison import Comparison
+from experiments.multi_task.cost import cost_table
 from experiments.multi_task.options import parse
 from experiments.multi_task.report import report
 
@@ -34,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         options = parse(arguments, __doc__)
         device = prepare_torch(options.device, options.threads)
+        if options.dry_run:
+            print(cost_table(options, device))
+            return
     with explained(options.out), progress(unit="step", smoothing=0.02, mininterval=1) as bar:
         comparison = Comparison(options, device, bar)
         for name in options.dataset:

@@ -31,10 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reference = options.load_reference(data)
     settings, out = options.settings, options.folder()
     steps = settings.budget(data.num_data)
-    print(
-        f"{options.describe(data)}; budget of {steps} minibatch gradients a run; out of distribution: "
-        f"{', '.join(each.name for each in ood.values())}"
-    )
+    others = ", ".join(each.name for each in ood.values()) or "none"
+    print(f"{options.describe(data)}; budget of {steps} minibatch gradients a run; out of distribution: {others}")
     with explained(out):
         if options.chains is None:
             runs, tuning = Sampling(options, data, ood).all()

@@ -1,9 +1,11 @@
-"""Image data sets as tensors, read from files or downloaded.
+"""Data sets as tensors, read from files or downloaded: images, texts, and arrays of a user's own.
 
 - `load(name)` gives an `ImageData`: images in [0, 1] and integer labels of the training, validation and test split.
   `names()` lists the data sets; "digits" and "photos" need no file.
 - `match`, `keep_labels` and `divide_anew` change an `ImageData`: to another image shape, to some classes, to another
   division into splits. `out_of_distribution(name)` names a data set of unlike images.
+- `load_text(name)` gives a `TokenData`: texts as indices of words, padded, and their vocabulary. `text_names()` lists
+  them.
 - `load_overlaid` (Multi-MNIST and its like) and `load_celeba` give a `MultiTaskData`: several labels an image.
 
 Files are looked for in the folder given as ``root``, else in the one named by the environment variable
@@ -18,12 +20,14 @@ from meta_tasks.datasets.image_data import ImageData, divide_anew, keep_labels, 
 from meta_tasks.datasets.loading import load
 from meta_tasks.datasets.multi_task_data import MultiTaskData, scaled
 from meta_tasks.datasets.overlaid import load_overlaid
-from meta_tasks.datasets.registry import check_name, names, out_of_distribution
+from meta_tasks.datasets.registry import check_name, names, out_of_distribution, shape_of
+from meta_tasks.datasets.token_data import TokenData, load_text, mask_of, pad, text_names
 
 __all__ = [
     "ArrayData",
     "ImageData",
     "MultiTaskData",
+    "TokenData",
     "array_data",
     "check_name",
     "data_root",
@@ -32,8 +36,13 @@ __all__ = [
     "load",
     "load_celeba",
     "load_overlaid",
+    "load_text",
+    "mask_of",
     "match",
     "names",
     "out_of_distribution",
+    "pad",
     "scaled",
+    "shape_of",
+    "text_names",
 ]

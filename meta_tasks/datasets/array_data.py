@@ -95,7 +95,7 @@ def array_data(
         if len(x) != len(y) or not len(x):
             raise ValueError(f"x_{split} and y_{split} of {name} must be as many, got {len(x)} and {len(y)}")
     if "val" not in splits:
-        splits["train"], splits["val"] = _held_out(*splits["train"], validation, seed, stratified=not regression)
+        splits["train"], splits["val"] = held_out(*splits["train"], validation, seed, stratified=not regression)
     elif validation is not None:
         raise ValueError(f"validation={validation} cannot be applied: {name} has {len(splits['val'][1])} of its own")
     classes = 0 if regression else 1 + max(int(y.max()) for _, y in splits.values() if len(y))
@@ -118,9 +118,10 @@ def _targets(name: str, y: Tensor, regression: bool) -> Tensor:
     return y.float() if regression else y.long()
 
 
-def _held_out(
+def held_out(
     x: Tensor, y: Tensor, validation: float | int | None, seed: int, *, stratified: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The rest of the examples, in their order, and those held out for validation, a tenth by default."""
     share = 0.1 if validation is None else validation
     if not 0 <= share < len(y):
         raise ValueError(f"validation must be a share in [0, 1) or a number of examples below {len(y)}, got {share}")

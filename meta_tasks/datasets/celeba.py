@@ -12,17 +12,15 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from learned_samplers.base.optional import require
 from learned_samplers.base.validation import whole
 from meta_tasks.datasets.files import data_root, fetch, find
 from meta_tasks.datasets.image_data import resize
+from meta_tasks.datasets.image_files import MOST_BYTES, decoded
 from meta_tasks.datasets.multi_task_data import MultiTaskData
 
 #: The first ten attributes of the list, the tasks of the MT-SGD paper.
@@ -39,8 +37,6 @@ FIRST_TEN = (
     "Blond_Hair",
 )
 _ATTRIBUTES, _PARTITION, _IMAGES = "list_attr_celeba.txt", "list_eval_partition.txt", "img_align_celeba"
-# Bytes and pixels of an image; CelebA's have about 10,000 and 218×178.
-_LARGEST, _MOST_PIXELS = 2**24, 2**24
 
 
 def load_celeba(
@@ -93,7 +89,7 @@ def load_celeba(
             chosen = [files[i] for i in order]
             x = torch.empty(len(chosen), 3, size, size, dtype=torch.uint8)
             for i, file in enumerate(chosen):
-                x[i] = _square(_decode(file, read), size)
+                x[i] = _square(decoded(read(file), f"celeba: {file}"), size)
             splits += [x, torch.tensor([labels[file] for file in chosen]).view(-1, len(names)).long()]
     return MultiTaskData("celeba", names, 2, *splits)
 
@@ -161,8 +157,8 @@ def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes]:
     def read(file: str) -> bytes:
         try:
             size = opened.getinfo(f"{_IMAGES}/{file}").file_size
-            if size > _LARGEST:
-                raise ValueError(f"{_IMAGES}/{file} in {archive} has {size} bytes, an image at most {_LARGEST}")
+            if size > MOST_BYTES:
+                raise ValueError(f"{_IMAGES}/{file} in {archive} has {size} bytes, an image at most {MOST_BYTES}")
             return opened.read(f"{_IMAGES}/{file}")
         except KeyError as error:
             raise FileNotFoundError(f"{archive} lacks {_IMAGES}/{file}") from error
@@ -170,20 +166,6 @@ def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes]:
             raise ValueError(f"{_IMAGES}/{file} in {archive} is damaged: {error}") from error
 
     return read
-
-
-def _decode(file: str, read: Callable[[str], bytes]) -> Tensor:
-    content = read(file)
-    image_module = require("PIL.Image", "meta")
-    try:
-        with image_module.open(BytesIO(content)) as image:
-            if image.width * image.height > _MOST_PIXELS:  # known from its header; nothing is decoded yet
-                raise ValueError(f"it has {image.width}×{image.height} pixels")
-            pixels = np.array(image.convert("RGB"))
-    # What Pillow raises for files that are damaged, or too large for itself.
-    except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
-        raise ValueError(f"celeba: {file} cannot be decoded as an image: {error}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def _square(image: Tensor, size: int) -> Tensor:

@@ -142,10 +142,14 @@ def _read_npy(file: Any, size: int) -> np.ndarray:
     return np.ndarray(shape, dtype, content, order="F" if fortran else "C")
 
 
+def most_unpacked(path: Path) -> int:
+    """Bytes to which a compressed file may unpack; one that has more is damaged, or made to fill the memory."""
+    return max(_ALWAYS_FINE, _LARGEST_RATIO * path.stat().st_size)
+
+
 def _refuse_bomb(path: Path, size: int) -> None:
     """Raise ValueError where a file says that it unpacks to ``size`` bytes and is far too small for that."""
-    most = max(_ALWAYS_FINE, _LARGEST_RATIO * path.stat().st_size)
-    if size > most:
+    if size > most_unpacked(path):
         raise ValueError(
             f"{path} says that it unpacks to {size} bytes, which is more than {_LARGEST_RATIO} times what it is "
             f"({path.stat().st_size}): it is damaged, or made to fill the memory"

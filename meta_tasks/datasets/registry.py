@@ -9,9 +9,10 @@ from pathlib import Path
 from meta_tasks.datasets.embedded import read_digits, read_photos
 from meta_tasks.datasets.image_data import RawSplits
 from meta_tasks.datasets.npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
+from meta_tasks.datasets.tiny_imagenet import read_tiny_imagenet
 from meta_tasks.datasets.torchvision_sets import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
 
-__all__ = ["READERS", "Request", "check_name", "names", "out_of_distribution", "reader_of"]
+__all__ = ["READERS", "Request", "check_name", "names", "out_of_distribution", "reader_of", "shape_of"]
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,18 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(IDX_CLASSES, lambda request: read_idx_family(request.name, request.root, request.download)),
     **dict.fromkeys(("cifar10", "cifar100"), lambda request: read_cifar(request.name, request.root, request.download)),
     "svhn": lambda request: read_svhn(request.root, request.download),
+    "tiny_imagenet": lambda request: read_tiny_imagenet(request.root),
     "notmnist": lambda request: read_notmnist(request.root),
     "photos": lambda request: read_photos(request.size, request.grayscale),
 }
 
+_SHAPES = {
+    "digits": ((1, 8, 8), 10),
+    "cifar10": ((3, 32, 32), 10),
+    "cifar100": ((3, 32, 32), 100),
+    "svhn": ((3, 32, 32), 10),
+    "tiny_imagenet": ((3, 64, 64), 200),
+}
 _OUT_OF_DISTRIBUTION = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
 
 
@@ -65,6 +74,23 @@ def reader_of(name: str) -> Reader:
     if name.startswith("npz:"):
         return lambda request: read_splits(Path(request.name.removeprefix("npz:")).expanduser())
     return READERS.get(name, lambda request: read_medmnist(request.name, request.root, request.download))
+
+
+def shape_of(name: str) -> tuple[tuple[int, int, int], int]:
+    """(C, H, W) and the number of classes of a data set, known without its files.
+
+    Raises:
+        ValueError: an unknown name, or ``npz:FILE``.
+    """
+    check_name(name)
+    if name in IDX_CLASSES or name == "notmnist":
+        return (1, 28, 28), 10
+    if name in _SHAPES:
+        return _SHAPES[name]
+    if name not in medmnist_flags():
+        raise ValueError(f"the shape of {name!r} is not known without its files")
+    info = medmnist_info()[name]
+    return (info["n_channels"], 28, 28), len(info["label"])
 
 
 def out_of_distribution(name: str) -> str:

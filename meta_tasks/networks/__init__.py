@@ -1,6 +1,7 @@
-"""Image classifiers by name, and many copies of one classifier evaluated at once.
+"""Classifiers of images and texts by name, and many copies of one classifier evaluated at once.
 
 - `build(name, input_shape, num_classes)` makes a ``torch.nn.Module`` (`names`, `describe`): see `architectures`.
+- `build_text(name, vocabulary, length, num_classes)` makes one that reads texts (`text_networks`).
 - `batched_network_for(name, input_shape, num_classes)` makes the same network for P copies whose weights lie in one
   tensor (P, d), with the loss and gradient of all of them in one call: a `BatchedNetwork`.
 - `batched_mlp(layers, inputs)` is the forward pass of many multilayer perceptrons, for autograd.
@@ -12,6 +13,7 @@ from meta_tasks.networks.batched_base import BatchedNetwork
 from meta_tasks.networks.batched_convolution import BatchedConvolution
 from meta_tasks.networks.batched_mlp import BatchedMLP, batched_mlp
 from meta_tasks.networks.batched_residual import BatchedResidual
+from meta_tasks.networks.text import build_text, text_networks
 
 __all__ = [
     "BatchedConvolution",
@@ -22,6 +24,8 @@ __all__ = [
     "batched_mlp",
     "batched_network_for",
     "build",
+    "build_text",
     "describe",
     "names",
+    "text_networks",
 ]

@@ -6,23 +6,17 @@ of its state: a posterior sample is then a list of tensors, with no running stat
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation
+from meta_tasks.networks.attention import vit
+from meta_tasks.networks.building import ACTIVATIONS, InputShape, called, check_call, check_size, is_count
+from meta_tasks.networks.residual import resnet, resnet20_frn, resnet_frn
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-    "silu": nn.SiLU,
-    "gelu": nn.GELU,
-}
-InputShape = tuple[int, int, int]
+__all__ = ["ConvNet", "build", "describe", "names"]
 
 
 class ConvNet(nn.Module):
@@ -55,76 +49,12 @@ class ConvNet(nn.Module):
         return self.linear(nn.functional.max_pool2d(hidden, 2).flatten(1))
 
 
-class FilterResponseNorm(nn.Module):
-    """Filter response normalisation (Singh and Krishnan, 2020), without the thresholded activation.
-
-    y = γ·x / √(mean over height and width of x² + ε) + β, with γ and β of shape (channels,). It uses one image at a
-    time, so it keeps no running statistics and each posterior sample is complete by itself.
-    """
-
-    def __init__(self, channels: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = self.weight[:, None, None] * torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + self.eps)
-        return x * scale + self.bias[:, None, None]
-
-
-class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions, with a normalised 1×1 convolution as shortcut where the shape changes."""
-
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.convolution_1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
-        self.norm_1 = FilterResponseNorm(channels)
-        self.convolution_2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm_2 = FilterResponseNorm(channels)
-        self.shortcut = nn.Sequential()
-        if in_channels != channels or stride != 1:
-            projection = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(projection, FilterResponseNorm(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        silu = nn.functional.silu
-        hidden = silu(self.norm_1(self.convolution_1(x)))
-        return silu(self.norm_2(self.convolution_2(hidden)) + self.shortcut(x))
-
-
-class ResNetFRN(nn.Module):
-    """A CIFAR ResNet (He et al., 2016) with filter response normalisation and Swish.
-
-    A stem, stages of residual blocks with ``width``, 2·``width``, 4·``width``, … channels (each stage but the first
-    halves the image), global average pooling, and a linear read-out. ``blocks`` says how many blocks each stage has.
-    """
-
-    def __init__(self, in_channels: int, num_classes: int, width: int, blocks: Sequence[int]) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, width, 3, padding=1, bias=False), FilterResponseNorm(width), nn.SiLU()
-        )
-        layers: list[nn.Module] = []
-        channels = width
-        for stage, count in enumerate(blocks):
-            for block in range(count):
-                out = width * 2**stage
-                layers.append(ResidualBlock(channels, out, stride=2 if stage > 0 and block == 0 else 1))
-                channels = out
-        self.blocks = nn.Sequential(*layers)
-        self.linear = nn.Linear(channels, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.blocks(self.stem(x)).mean((-2, -1)))
-
-
 def mlp(
     input_shape: InputShape, num_classes: int, *, hidden: Sequence[int] = (100, 100), activation: str = "relu"
 ) -> nn.Module:
     """Fully connected network on the flattened image: `hidden` widths of the hidden layers, `activation` between them
     (relu, tanh, sigmoid, silu, gelu). Any image size."""
-    if isinstance(hidden, int | str) or not all(_is_count(width) for width in hidden):
+    if isinstance(hidden, int | str) or not all(is_count(width) for width in hidden):
         raise ValueError(f"hidden must be a sequence of positive integers, got {hidden!r}")
     validation.one_of("activation", activation, ACTIVATIONS)
     channels, height, width = input_shape
@@ -145,14 +75,14 @@ def cnn(
     validation.whole("depth", depth)
     if not isinstance(residual, bool):
         raise TypeError(f"residual must be True or False, got {residual!r}")
-    _check_size("cnn", input_shape, 2)
+    check_size("cnn", input_shape, 2)
     return ConvNet(input_shape, num_classes, channels, depth, residual)
 
 
 def lenet(input_shape: InputShape, num_classes: int) -> nn.Module:
     """LeNet-5 with ReLU and max-pooling: 5×5 convolutions of 6 (padded) and 16 channels, linear layers of 120 and 84.
     The first linear layer adapts to the image size; images of 12×12 pixels or more."""
-    _check_size("lenet", input_shape, 12)
+    check_size("lenet", input_shape, 12)
     channels, height, width = input_shape
     features = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
     return nn.Sequential(
@@ -171,29 +101,33 @@ def lenet(input_shape: InputShape, num_classes: int) -> nn.Module:
     )
 
 
-def resnet20_frn(input_shape: InputShape, num_classes: int, *, width: int = 16) -> nn.Module:
-    """CIFAR ResNet-20 with filter response normalisation and Swish, no buffers: `width` channels in the first stage,
-    2·width and 4·width in the next two. Images of 8×8 pixels or more.
+def gong_cnn(input_shape: InputShape, num_classes: int, *, channels: int = 16, activation: str = "relu") -> nn.Module:
+    """Convolutional network of Meta-SGMCMC's CIFAR-10 experiments: twice a 3×3 convolution of `channels` channels
+    without padding, `activation` (relu, tanh, sigmoid, silu, gelu) and a 2×2 max-pool, then linear layers of 100 and
+    the read-out. Images of 10×10 pixels or more."""
+    validation.whole("channels", channels)
+    validation.one_of("activation", activation, ACTIVATIONS)
+    check_size("gong_cnn", input_shape, 10)
+    in_channels, height, width = input_shape
+    features = channels * (((height - 2) // 2 - 2) // 2) * (((width - 2) // 2 - 2) // 2)
+    function = ACTIVATIONS[activation]
+    return nn.Sequential(
+        nn.Conv2d(in_channels, channels, 3),
+        function(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(channels, channels, 3),
+        function(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(features, 100),
+        function(),
+        nn.Linear(100, num_classes),
+    )
 
-    The network of Izmailov et al. (2021), "What are Bayesian neural network posteriors really like?": 65 tensors."""
-    validation.whole("width", width)
-    _check_size("resnet20_frn", input_shape, 8)
-    return ResNetFRN(input_shape[0], num_classes, width, (3, 3, 3))
 
-
-def resnet_frn(
-    input_shape: InputShape, num_classes: int, *, width: int = 8, blocks: Sequence[int] = (1, 1)
-) -> nn.Module:
-    """A shallow kin of `resnet20_frn`: as many residual blocks in each stage as `blocks` says, `width` channels in the
-    first stage and twice as many in each further one. Images of 2^(stages) pixels a side or more."""
-    validation.whole("width", width)
-    if isinstance(blocks, int | str) or not blocks or not all(_is_count(count) for count in blocks):
-        raise ValueError(f"blocks must be a sequence of positive integers, at least one, got {blocks!r}")
-    _check_size("resnet_frn", input_shape, 2 ** len(blocks))
-    return ResNetFRN(input_shape[0], num_classes, width, blocks)
-
-
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (mlp, cnn, lenet, resnet20_frn, resnet_frn)}
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    builder.__name__: builder for builder in (mlp, cnn, lenet, gong_cnn, resnet, resnet20_frn, resnet_frn, vit)
+}
 
 
 def names() -> tuple[str, ...]:
@@ -207,7 +141,7 @@ def describe(name: str) -> str:
     Raises:
         ValueError: an unknown name.
     """
-    return " ".join((_builder(name).__doc__ or "").split())
+    return " ".join((called(_BUILDERS, name).__doc__ or "").split())
 
 
 def build(name: str, input_shape: Sequence[int], num_classes: int, **options: object) -> nn.Module:
@@ -224,31 +158,9 @@ def build(name: str, input_shape: Sequence[int], num_classes: int, **options: ob
             or an option out of range.
         TypeError: an option that the architecture does not have.
     """
-    builder = _builder(name)
+    builder = called(_BUILDERS, name)
     shape = tuple(input_shape)
-    if len(shape) != 3 or not all(_is_count(extent) for extent in shape):
+    if len(shape) != 3 or not all(is_count(extent) for extent in shape):
         raise ValueError(f"input_shape must be (C, H, W), three positive integers, got {input_shape!r}")
-    validation.whole("num_classes", num_classes, least=2)
-    known = [p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    if unknown := [option for option in options if option not in known]:
-        raise TypeError(f"{name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
+    check_call(name, builder, num_classes, options)
     return builder(shape, num_classes, **options)
-
-
-def _builder(name: str) -> Callable[..., nn.Module]:
-    if name not in _BUILDERS:
-        raise ValueError(f"name={name!r} is not an architecture; choose one of {', '.join(_BUILDERS)}")
-    return _BUILDERS[name]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _check_size(name: str, input_shape: InputShape, smallest: int) -> None:
-    _, height, width = input_shape
-    if min(height, width) < smallest:
-        raise ValueError(
-            f"input_shape={input_shape} is too small for {name}, which needs {smallest}×{smallest} pixels or more; "
-            f"load the images larger (size={smallest})"
-        )

@@ -64,6 +64,8 @@ def batched_network_for(name: str, input_shape: Sequence[int], num_classes: int,
 
     by_hand: dict[str, type[BatchedNetwork]] = {
         **{"cnn": BatchedConvolution, "mlp": BatchedMLP},
-        **{"resnet_frn": BatchedResidual, "resnet20_frn": BatchedResidual},
+        **dict.fromkeys(("resnet_frn", "resnet20_frn", "resnet"), BatchedResidual),
     }
+    if name == "resnet" and (options.get("norm", "frn"), options.get("activation", "silu")) != ("frn", "silu"):
+        return BatchedModule(build)
     return by_hand.get(name, BatchedModule)(build)

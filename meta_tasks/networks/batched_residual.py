@@ -1,4 +1,4 @@
-"""`BatchedResidual`: many copies of `architectures.ResNetFRN` at once, as grouped convolutions."""
+"""`BatchedResidual`: many copies of `residual.ResNet` at once, as grouped convolutions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from meta_tasks.networks.architectures import FilterResponseNorm, ResidualBlock, ResNetFRN
 from meta_tasks.networks.batched_base import BatchedNetwork, linear
+from meta_tasks.networks.residual import FilterResponseNorm, ResidualBlock, ResNet
 
 __all__ = ["BatchedResidual"]
 
 
 class BatchedResidual(BatchedNetwork):
-    """P copies of `architectures.ResNetFRN`: each member is a group of channels of every convolution.
+    """P copies of `residual.ResNet`: each member is a group of channels of every convolution.
 
     Gradients come from one graph for all members, in which normalisation and Swish are one operation with its gradient
     written out. At 8×8 pixels, eight members of width 4 take a quarter of the time of one member after another.
@@ -29,8 +29,8 @@ class BatchedResidual(BatchedNetwork):
         super().__init__(build)
         with torch.random.fork_rng(devices=[]):
             module = build()
-        if not isinstance(module, ResNetFRN):
-            raise TypeError(f"build must make a ResNetFRN, got {type(module).__name__}")
+        if not isinstance(module, ResNet) or (module.norm, module.activation) != ("frn", "silu"):
+            raise TypeError(f"build must make a ResNet with norm 'frn' and activation 'silu', got {module}")
         convolutions = [m.convolution_1 for m in module.modules() if isinstance(m, ResidualBlock)]
         self._strides = [each.stride[0] for each in convolutions]
         self._eps = next(m.eps for m in module.modules() if isinstance(m, FilterResponseNorm))
@@ -72,7 +72,7 @@ def _convolution(weight: Tensor, x: Tensor, groups: int, stride: int = 1, paddin
 
 
 class _FilterResponse(torch.autograd.Function):
-    """`architectures.FilterResponseNorm` of every member, then Swish where asked for: few passes over the activations.
+    """`residual.FilterResponseNorm` of every member, then Swish where asked for: few passes over the activations.
 
     With s = 1/√(mean x² + ε) and u = γ·s·x + β, ∂u/∂x gives back γ·s·(g − s²·x·mean(g·x)) of a gradient g of u.
     """

@@ -20,7 +20,6 @@ from experiments.images.runner import ImageRuns
 from experiments.images.settings import Settings
 from tqdm import tqdm
 
-from meta_tasks.networks import architectures
 from meta_tasks.tasks import FAMILIES
 from tests.tools.compare_cases import ROOT, SMALL, TINY, cells
 
@@ -184,9 +183,8 @@ def test_the_presets_are_what_they_are_for():
         mine = {"hidden": settings.hidden, "activation": settings.activation}
         assert (settings.model, mine) not in family.architectures
         assert "cifar10" not in family.dataset_names
-    for settings, budgets in PRESETS.values():
-        assert budgets[1] == (10 if settings.dataset == "mnist" else 4 if settings.width else 5) * budgets[0]
-        assert architectures.build(settings.model, (1, 16, 16), 10, **settings.network_options())
+    for settings, budgets in (each for name, each in PRESETS.items() if not name.endswith("_full")):
+        assert budgets[1] == (10 if settings.batch_size == 500 else 4 if settings.width == 8 else 5) * budgets[0]
         assert settings.num_samples == 10
 
 

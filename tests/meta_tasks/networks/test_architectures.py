@@ -6,9 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from meta_tasks.networks import architectures
+from meta_tasks.networks import BatchedModule, BatchedResidual, architectures, batched_network_for
+from meta_tasks.networks.residual import FilterResponseNorm
 
-SMALLEST = {"mlp": 1, "cnn": 2, "lenet": 12, "resnet20_frn": 8, "resnet_frn": 4}
+SMALLEST = {
+    **{"mlp": 1, "cnn": 2, "lenet": 12, "gong_cnn": 10, "vit": 4},
+    **{"resnet": 8, "resnet20_frn": 8, "resnet_frn": 4},
+}
 
 
 def count(model):
@@ -30,7 +34,7 @@ def test_every_size_from_the_smallest_gives_logits_and_a_gradient_everywhere(nam
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet20_frn"])
+@pytest.mark.parametrize("name", ["cnn", "lenet", "gong_cnn", "resnet", "resnet20_frn", "vit"])
 @pytest.mark.parametrize("shape", ["wide", "tall"])
 def test_too_small_an_image_is_refused_with_the_smallest_size(name, shape):
     small, large = SMALLEST[name] - 1, SMALLEST[name] + 5
@@ -92,8 +96,56 @@ def test_resnet20_has_65_tensors_and_its_known_number_of_parameters():
     assert count(architectures.build("resnet20_frn", (3, 32, 32), 10, width=4)) < count(model) / 10
 
 
+@pytest.mark.parametrize(("depth", "tensors"), [(20, 65), (32, 101), (56, 173)])
+def test_a_deeper_resnet_has_more_blocks_and_the_shallowest_is_resnet20_frn(depth, tensors):
+    torch.manual_seed(0)
+    model = architectures.build("resnet", (3, 16, 16), 10, depth=depth, width=4)
+    convolutions = [p for p in model.parameters() if p.ndim == 4 and p.shape[-1] == 3]
+    assert (len(convolutions) + 1, len(list(model.parameters()))) == (depth, tensors)
+    torch.manual_seed(0)
+    known = architectures.build("resnet20_frn", (3, 16, 16), 10, width=4)
+    same = [*model.state_dict()] == [*known.state_dict()]
+    assert same == (depth == 20)
+    if same:
+        x = torch.rand(2, 3, 16, 16)
+        assert torch.equal(model(x), known(x))
+
+
+def test_norm_and_activation_of_a_resnet_are_those_asked_for():
+    model = architectures.build("resnet", (3, 8, 8), 10, norm="layer", activation="relu", width=4)
+    kinds = {type(module).__name__ for module in model.modules()}
+    assert "FilterResponseNorm" not in kinds
+    assert "SiLU" not in kinds
+    x = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(model(x)[:1], model(x[:1]))  # one image does not see the others
+    assert type(batched_network_for("resnet", (3, 8, 8), 10, width=4)) is BatchedResidual
+    assert type(batched_network_for("resnet", (3, 8, 8), 10, width=4, activation="relu")) is BatchedModule
+
+
+def test_gong_cnn_on_cifar_has_the_published_sizes():
+    model = architectures.build("gong_cnn", (3, 32, 32), 10)
+    shapes = [tuple(p.shape) for p in model.parameters() if p.ndim > 1]
+    assert shapes == [(16, 3, 3, 3), (16, 16, 3, 3), (100, 16 * 6 * 6), (10, 100)]
+
+
+def test_vit_sees_where_a_patch_lies_and_every_patch():
+    torch.manual_seed(0)
+    model = architectures.build("vit", (1, 8, 8), 10, width=16, heads=2, depth=2).double()
+    x = torch.rand(1, 1, 8, 8, dtype=torch.float64)
+    swapped = x.clone()
+    swapped[..., :4, :4], swapped[..., 4:, 4:] = x[..., 4:, 4:], x[..., :4, :4]
+    assert not torch.allclose(model(x), model(swapped), atol=1e-6)
+    with torch.no_grad():
+        model.encoder.positions.zero_()  # without positions the order of the patches is nothing to it
+    torch.testing.assert_close(model(x), model(swapped))
+    for row, column in ((0, 0), (0, 4), (4, 0), (4, 4)):
+        changed = x.clone()
+        changed[..., row, column] += 1
+        assert not torch.allclose(model(x), model(changed), atol=1e-9)
+
+
 def test_filter_response_norm_ignores_the_scale_of_each_channel():
-    norm = architectures.FilterResponseNorm(3)
+    norm = FilterResponseNorm(3)
     x = torch.randn(4, 3, 6, 5)
     torch.testing.assert_close(norm(x).square().mean((-2, -1)), torch.ones(4, 3), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(norm(x * torch.tensor([1.0, 10.0, 100.0])[:, None, None]), norm(x), rtol=1e-4, atol=1e-4)
@@ -128,6 +180,9 @@ def test_mlp_layers_and_activation():
         ("mlp", ((1, 8, 8), 10), {"hidden": (5, -1)}, ValueError, r"got \(5, -1\)"),
         ("mlp", ((1, 8, 8), 10), {"activation": "sin"}, ValueError, "activation must be one of 'relu'"),
         ("lenet", ((1, 28, 28), 10), {"depth": 1}, TypeError, "lenet has no option depth; it has none"),
+        ("resnet", ((1, 8, 8), 10), {"depth": 21}, ValueError, "depth must be one of 20, 32, 44, 56, 110, got 21"),
+        ("resnet", ((1, 8, 8), 10), {"norm": "batch"}, ValueError, "norm must be one of 'frn', 'layer', got 'batch'"),
+        ("vit", ((1, 8, 8), 10), {"width": 30}, ValueError, "width must be a multiple of heads=4, got 30"),
         ("resnet20_frn", ((1, 8, 8), 10), {"width": 0.5}, TypeError, "width must be an integer, got 0.5"),
         ("resnet_frn", ((1, 8, 8), 10), {"blocks": ()}, ValueError, "blocks must be a sequence of positive integers"),
     ],
@@ -144,6 +199,9 @@ def test_the_help_text_names_every_option(name):
         "mlp": ("hidden", "activation"),
         "cnn": ("channels", "depth", "residual"),
         "lenet": (),
+        "gong_cnn": ("channels", "activation"),
+        "resnet": ("depth", "width", "norm", "activation"),
+        "vit": ("patch", "width", "heads", "depth"),
         "resnet20_frn": ("width",),
         "resnet_frn": ("width", "blocks"),
     }[name]:

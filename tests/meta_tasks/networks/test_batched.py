@@ -19,6 +19,7 @@ RESIDUAL = [
     ("resnet_frn", (1, 9, 9), {"width": 4, "blocks": (1, 2)}),
     ("resnet_frn", (3, 8, 8), {"width": 8, "blocks": (2,)}),
     ("resnet20_frn", (3, 8, 8), {"width": 2}),
+    ("resnet", (3, 8, 8), {"width": 2, "depth": 32}),
 ]
 
 
@@ -116,7 +117,7 @@ def test_a_network_with_buffers_and_pieces_of_no_size_are_refused():
 
 
 def test_a_network_of_another_kind_is_not_taken_for_a_residual_one():
-    with pytest.raises(TypeError, match="build must make a ResNetFRN, got ConvNet"):
+    with pytest.raises(TypeError, match="build must make a ResNet with norm"):
         BatchedResidual(batched_network_for("cnn", (1, 8, 8), 4).build)
 
 

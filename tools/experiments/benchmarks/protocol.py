@@ -10,7 +10,6 @@ import torch
 
 from experiments.benchmarks.variants import variant_rule, variant_stepping
 from experiments.common.devices import device_name, synchronize
-from meta_tasks.datasets import ImageData
 from meta_tasks.estimators import AntitheticES, Evaluator
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.tasks import ImageTaskFamily, family_named
@@ -33,12 +32,11 @@ class Protocol:
     family: str = "paper"
     # Folder of its data; by default the one that LEARNED_SAMPLERS_DATA names.
     data: str | None = None
-    # Random images in place of the paper family's data, where its files are not at hand: a step costs the same.
+    # Random images in place of the family's data, where its files are not at hand: a step costs the same.
     random_data: bool = False
 
 
-#: Channels and classes of the paper family's data sets, all of 28×28 pixels, and how many random images stand for one.
-SHAPES = {"mnist": (1, 10), "fashion_mnist": (1, 10), "emnist": (1, 10), "bloodmnist": (3, 8)}
+#: How many random images stand for a data set.
 RANDOM_IMAGES = 50_000
 #: That the paper reports, on one RTX A6000.
 PAPER_MINUTES = 360
@@ -65,21 +63,15 @@ def load_data(protocol: Protocol, family: ImageTaskFamily) -> None:
     """Have the family's data in memory.
 
     Raises:
-        ValueError: random data for a family whose shapes are not known.
+        ValueError: random data for a data set whose shape is not known.
         FileNotFoundError: a data set is missing.
     """
+    if protocol.random_data:
+        family.stand_in(RANDOM_IMAGES)
+        return
     for name in family.dataset_names:
         for size in family.sizes:
-            if not protocol.random_data:
-                family._data(name, size)
-                continue
-            if name not in SHAPES or size is not None:
-                raise ValueError(f"random_data stands for the data of family 'paper' alone, not of {family.name!r}")
-            channels, classes = SHAPES[name]
-            x, y = torch.rand(RANDOM_IMAGES, channels, 28, 28), torch.randint(classes, (RANDOM_IMAGES,))
-            few = slice(2000)
-            images = ImageData(name, classes, x, y, x[few], y[few], x[few], y[few])
-            family._loaded[name, size] = images.to(family.device)
+            family._data(name, size)
 
 
 def measure_protocol(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -17,20 +18,44 @@ from experiments.common.tables import markdown
 from experiments.images.likelihood import likelihood_of
 from experiments.images.log import Log
 from experiments.images.methods import METHODS, ImageMethod
+from experiments.images.minibatches import minibatches
 from experiments.images.options import CompareOptions
 from experiments.images.settings import Settings
-from experiments.images.training import batches, build_network, minibatch_run, parameter_groups
-from meta_tasks.datasets import ImageData
+from experiments.images.training import build_network, minibatch_run, parameter_groups
+from meta_tasks.datasets import ImageData, TokenData, keep_labels, shape_of
+from meta_tasks.datasets.token_data import SPECIAL
 
 STEPS = 3  # of which the first, which allocates, is not timed
+STAND_IN = "random examples"
+
+
+def stand_in(settings: Settings, count: int = 2048) -> ImageData:
+    """Random examples in the shape of a data set whose files are missing: a step costs the same.
+
+    Raises:
+        ValueError: the shape is not known without the files.
+    """
+    if settings.is_text:
+        words = (*SPECIAL, *map(str, range((settings.vocabulary or 20_000) - 2)))
+        x = torch.randint(2, len(words), (count, settings.length or 400))
+        y = torch.arange(count) % 2
+        return TokenData(STAND_IN, 2, x, y, x[:64], y[:64], x[:64], y[:64], vocabulary=words)
+    (channels, height, width), classes = shape_of(settings.dataset)
+    height, width = (settings.size or height, settings.size or width)
+    x, y = torch.rand(count, 1 if settings.grayscale else channels, height, width), torch.arange(count) % classes
+    data = ImageData(STAND_IN, classes, x, y, x[:64], y[:64], x[:64], y[:64])
+    return data if settings.labels is None else keep_labels(data, settings.labels)
 
 
 def gradient_flops(settings: Settings, data: ImageData) -> int:
     """Floating-point operations of one minibatch gradient, by torch's counter (convolutions and matrix products)."""
     model = build_network(settings, data)
-    with FlopCounterMode(display=False) as counter:
-        size = settings.batch_size
-        likelihood_of(data, settings).loss(model(data.train_x[:size]), data.train_y[:size]).backward()
+    x, y = data.train_x[: settings.batch_size], data.train_y[: settings.batch_size]
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        # oneDNN and cuDNN make one operation of an LSTM, of which the counter knows nothing; oneDNN has none in double.
+        model, x = model.double(), x.double() if x.is_floating_point() else x
+    with torch.backends.cudnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        likelihood_of(data, settings).loss(model(x), y).backward()
     return counter.get_total_flops()
 
 
@@ -39,14 +64,14 @@ def seconds_per_gradient(method: ImageMethod, settings: Settings, data: ImageDat
     budget = settings.budget(data.num_data)
     model = build_network(settings, data)
     optimizer = method.build(parameter_groups(model), settings, method.lr, data.num_data, budget)
-    order = batches(data.num_data, settings.batch_size, data.train_x.device)
+    draws = minibatches(data, settings, seed=0)
     with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer, tqdm(disable=True) as bar:
         # A budget of its own that is never reached: nothing is written, and no validation is timed.
         log = Log(writer, bar, data, 1_000_000, likelihood=likelihood_of(data, settings))
-        minibatch_run(model, optimizer, data, 1, order, log)
+        minibatch_run(model, optimizer, data, 1, draws, log)
         synchronize(data.train_x.device)
         start = time.perf_counter()
-        minibatch_run(model, optimizer, data, STEPS - 1, order, log)
+        minibatch_run(model, optimizer, data, STEPS - 1, draws, log)
         synchronize(data.train_x.device)
     return (time.perf_counter() - start) / (STEPS - 1) / method.gradients_per_step
 

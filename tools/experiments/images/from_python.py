@@ -22,6 +22,9 @@ from meta_tasks.datasets import ImageData, array_data
 from meta_tasks.datasets.array_data import arrays_in
 from meta_tasks.progress import progress
 
+# Settings of what is read from files, which data that are given do not listen to.
+_OF_FILES = ("ood", "size", "grayscale", "limit", "division", "labels", "length", "vocabulary")
+
 
 @dataclass(frozen=True)
 class ComparisonTable:
@@ -60,8 +63,8 @@ def compare(
             `meta_tasks.datasets.array_data` explains; an npz file of them; or an `ImageData`.
         samplers: names of methods, as ``--sampler`` takes them.
         out: folder of the runs; a second call goes on from there. By default one under ``runs/``.
-        options: every other option of ``tools/compare.py``, with underscores: ``steps``, ``batch_size``, ``noise``,
-            ``temperatures``, ``tries``, ``seeds``, ``device``, …
+        options: every other option of ``tools/compare.py`` but those of files, with underscores: ``steps``,
+            ``batch_size``, ``noise``, ``temperatures``, ``tries``, ``seeds``, ``device``, …
 
     Raises:
         TypeError, ValueError: an option that does not exist or is out of range, by name; data or a network that cannot
@@ -70,7 +73,7 @@ def compare(
     names = {name.lower(): name for name in METHODS}
     for name in samplers:
         one_of("samplers", name.lower(), names)
-    own = {each.name for each in fields(Settings)} - {"dataset", "model"}
+    own = {each.name for each in fields(Settings)} - {"dataset", "model", *_OF_FILES}
     known = own | {each.name for each in fields(CompareOptions)} - {"settings", "sampler", "out", "dry_run"}
     if unknown := sorted(set(options) - known):
         raise TypeError(f"compare has no option {', '.join(unknown)}; known are {', '.join(sorted(known))}")

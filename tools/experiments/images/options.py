@@ -224,9 +224,13 @@ class CompareOptions(ImageOptions):
         """Seeds of the tuning's runs."""
         return range(TUNING_SEEDS + self.seed, TUNING_SEEDS + self.seed + self.tune_seeds)
 
+    def prepared(self) -> str:
+        """The device, once torch is set up for it."""
+        return prepare_torch(self.device, self.threads)
+
     def load(self) -> tuple[ImageData, dict[str, ImageData]]:
         """The data on their device, `validated`."""
-        device = prepare_torch(self.device, self.threads)
+        device = self.prepared()
         data = self.settings.load_data(self.data)
         ood = self.settings.load_ood(self.data, data, self.settings.ood)
         return self.validated(data.to(device)), {name: each.to(device) for name, each in ood.items()}

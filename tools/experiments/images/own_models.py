@@ -71,14 +71,15 @@ def digest_of(model: str) -> str:
     return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
-def build(model: str, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """The network; a factory gets ``input_shape`` and ``outputs`` if it has arguments of these names.
+def build(model: str, input_shape: tuple[int, ...], outputs: int, **more: Any) -> nn.Module:
+    """The network; a factory gets ``input_shape``, ``outputs`` and what else is known (``vocabulary``, of texts the
+    number of indices) if it has arguments of these names.
 
     Raises:
         TypeError: what it returns is no network.
     """
     factory = factory_of(model)
-    offered: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs}
+    offered: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs, **more}
     taken = {name: value for name, value in offered.items() if name in inspect.signature(factory).parameters}
     network = factory(**taken)
     if not isinstance(network, nn.Module):

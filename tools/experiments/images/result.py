@@ -112,6 +112,10 @@ def score_columns(runs: Iterable[Sequence[Result]]) -> list[tuple[str, str, int]
     return [column for column in SCORES if column[0] in known] or list(SCORES[:5])
 
 
+# Settings that runs on disk may lack: they were made before there were any, as if these were not set.
+_LATER = ("length", "vocabulary", "augment")
+
+
 def new_result(settings: Settings, method_name: str, lr: float, seed: int, variant: str = "") -> Result:
     """The run before it is run: its settings (without the weights of other methods' networks) and its network.
 
@@ -120,6 +124,9 @@ def new_result(settings: Settings, method_name: str, lr: float, seed: int, varia
     """
     method = METHODS[method_name]
     own = {name: value for name, value in asdict(settings).items() if not name.endswith("_network")}
+    for name in _LATER:
+        if own[name] in (None, False):
+            del own[name]
     digest = method.network_digest(settings)
     if is_own(settings.model):
         own["model_code"] = digest_of(settings.model)

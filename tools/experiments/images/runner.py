@@ -20,10 +20,11 @@ from experiments.images.likelihood import likelihood_of
 from experiments.images.log import VALIDATIONS, Diverged, Log
 from experiments.images.measures import mean_temperatures, modes
 from experiments.images.methods import METHODS
+from experiments.images.minibatches import minibatches
 from experiments.images.result import Result, new_result
 from experiments.images.scoring import score, validate, write_curves
 from experiments.images.settings import Settings
-from experiments.images.training import MINIBATCH_RUNS, batches, build_network, hmc_run
+from experiments.images.training import MINIBATCH_RUNS, build_network, hmc_run
 from learned_samplers.integrations.tensorboard import write_settings
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
@@ -106,11 +107,7 @@ class ImageRuns:
     def _train(self, result: Result, settings: Settings, steps: int, bar: Any, test: bool, validations: int) -> None:
         """Train, collect, score, and write what was found into ``result``."""
         method, data = METHODS[result.method], self.data
-        # A stream of its own: a seed's minibatches come in the same order whatever numbers a method draws, and its
-        # initial weights, the first of torch's stream, are the same as well.
-        order = batches(
-            data.num_data, settings.batch_size, data.train_x.device, torch.Generator().manual_seed(2**32 + result.seed)
-        )
+        draws = minibatches(data, settings, result.seed)
         torch.manual_seed(result.seed)
         samples: SampleCollection | None = None
         with SummaryWriter(self.store.board(result.name)) as writer:
@@ -120,7 +117,7 @@ class ImageRuns:
                 if method.kind == "full_batch":
                     samples, result.acceptance_rate = hmc_run(method, settings, result.lr, data, log)
                 else:
-                    samples = MINIBATCH_RUNS[method.kind](method, settings, result.lr, data, steps, order, log)
+                    samples = MINIBATCH_RUNS[method.kind](method, settings, result.lr, data, steps, draws, log)
             except (Diverged, FloatingPointError) as error:
                 result.diverged = str(error)
             synchronize(data.train_x.device)

@@ -12,8 +12,9 @@ from experiments.images.own_models import is_own
 from learned_samplers.base.validation import one_of, positive
 from meta_tasks import datasets
 from meta_tasks.datasets.array_data import arrays_in
+from meta_tasks.networks import text_networks
 
-MODELS = ("mlp", "cnn", "lenet", "resnet20_frn")
+MODELS = ("mlp", "cnn", "lenet", "gong_cnn", "resnet20_frn", "resnet", "vit", *text_networks())
 GIVEN = "given"  # the data set that `compare` was called with from Python
 
 
@@ -25,10 +26,14 @@ class Settings:
         ValueError: an argument out of range, by name and value.
     """
 
-    # Data set: digits, mnist, fashion_mnist, kmnist, emnist, cifar10, cifar100, svhn, a MedMNIST flag such as
-    # bloodmnist, or npz:FILE in MedMNIST layout, or with x_train, y_train, x_test, y_test (and x_val, y_val) of any
-    # shape: integers in y make a classification, floats a regression.
+    # Data set: digits, mnist, fashion_mnist, kmnist, emnist, cifar10, cifar100, svhn, tiny_imagenet, a MedMNIST flag
+    # such as bloodmnist; imdb, which are texts; or npz:FILE in MedMNIST layout, or with x_train, y_train, x_test and
+    # y_test (and x_val, y_val) of any shape: integers in y make a classification, floats a regression.
     dataset: str = "digits"
+    # Words of each text that are kept, from its beginning (texts only; by default all that the files hold).
+    length: int | None = None
+    # Number of indices of words, the most frequent ones (texts only; by default all); rarer words become unknown ones.
+    vocabulary: int | None = None
     # Out-of-distribution data sets, one or several, any names that --dataset takes, or photos or notmnist. By default
     # sample.py takes one (mnist and fashion_mnist are each other's, all others get photos, patches of two photographs)
     # and compare.py none.
@@ -47,23 +52,30 @@ class Settings:
     division: int = 0
     # Labels to keep, renumbered in this order; by default all.
     labels: tuple[int, ...] | None = None
-    # Network: mlp, cnn (3×3 convolutions, one pooling, two linear layers), lenet (LeNet-5), resnet20_frn; or one of
-    # your own, file.py:factory or package.module:factory, a function of nothing or of input_shape and outputs.
+    # Shift every image of a minibatch at random, by up to an eighth of its side, and mirror half of them. The loss is
+    # then no longer that of a likelihood of N examples; a tuned temperature makes up for it in part.
+    augment: bool = False
+    # Network: mlp, cnn (3×3 convolutions, one pooling, two linear layers), lenet (LeNet-5), gong_cnn (Meta-SGMCMC's for
+    # CIFAR-10), resnet20_frn, resnet (of --depth 20, 32, 56), vit (a vision transformer); for texts cnn_lstm (a
+    # convolution and an LSTM) and transformer; or one of your own, file.py:factory or package.module:factory, a
+    # function of nothing or of input_shape and outputs (and vocabulary, of texts the number of indices).
     model: str = "cnn"
     # Regression: standard deviation of the observations' noise, in the targets' unit; without it the network has twice
     # as many outputs as there are targets, their means and then their log-variances.
     noise: float | None = None
-    # Channels of each convolution (cnn only; default 16).
+    # Channels of each convolution (cnn and gong_cnn only; default 16).
     channels: int | None = None
-    # Number of convolutions (cnn only; default 2).
+    # Number of convolutions (cnn; default 2), of layers (resnet; default 20) or of layers of attention (vit, default 4;
+    # transformer, default 2).
     depth: int | None = None
     # Add a shortcut from the image to the last convolution and drop the hidden linear layer (cnn only).
     residual: bool = False
     # Widths of the hidden layers (mlp only; default 100 100).
     hidden: tuple[int, ...] | None = None
-    # Activation function (mlp only; default relu).
+    # Activation function (mlp and gong_cnn, default relu; resnet, default silu).
     activation: Literal["relu", "tanh", "sigmoid", "silu", "gelu"] | None = None
-    # Channels of the first stage (resnet20_frn only; default 16).
+    # Channels of the first stage (resnet and resnet20_frn; default 16), or width of the vectors (vit, transformer,
+    # default 64; cnn_lstm, default 128, with half as many filters).
     width: int | None = None
     # Budget of every method in passes over the training images: gradient evaluations = epochs × batches. The members
     # of a deep ensemble share it; HMC gets as many gradients over the whole training set as there are epochs.
@@ -109,7 +121,7 @@ class Settings:
     meta_sgmcmc_network: str = "meta-sgmcmc"
 
     def __post_init__(self) -> None:
-        if self.dataset != GIVEN:
+        if self.dataset != GIVEN and not self.is_text:
             datasets.check_name(self.dataset, "dataset")
         if not is_own(self.model):
             one_of("model (or file.py:factory, package.module:factory)", self.model, MODELS)
@@ -121,7 +133,7 @@ class Settings:
             datasets.check_name(name, "ood")
         if len(set(self.ood)) < len(self.ood):
             raise ValueError(f"ood must hold names, each once, got {self.ood}")
-        counts = ("epochs", "steps", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
+        counts = ("length", "epochs", "steps", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
         at_least_one(self, *counts)
         if not 0 <= self.burn_in_cycles < self.cycles:
             raise ValueError(f"burn_in_cycles must lie in [0, cycles={self.cycles}), got {self.burn_in_cycles}")
@@ -130,6 +142,11 @@ class Settings:
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
         not_negative(self, "temperature", "prior_precision", "division")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the data set's inputs are sequences of words."""
+        return self.dataset in datasets.text_names()
 
     def network_options(self) -> dict[str, object]:
         """The options that were set, for `architectures.build`, which refuses those that the network lacks."""
@@ -179,10 +196,23 @@ class Settings:
         validation = self.validation
         if validation is not None and validation >= 1 and validation == int(validation):
             validation = int(validation)  # the command line knows floats alone
+        image_options = [name for name in ("ood", "size", "grayscale", "division", "labels") if getattr(self, name)]
+        if self.is_text:
+            if image_options:
+                raise ValueError(f"{', '.join(image_options)} cannot be given for {self.dataset}, which holds texts")
+            return datasets.load_text(
+                self.dataset,
+                root,
+                length=self.length,
+                vocabulary=self.vocabulary,
+                limit=self.limit,
+                validation=validation,
+            )
+        if given := [name for name in ("length", "vocabulary") if getattr(self, name) is not None]:
+            raise ValueError(f"{', '.join(given)} cannot be given for {self.dataset}, which holds no texts")
         path = Path(self.dataset.removeprefix("npz:")).expanduser()
         if self.dataset.startswith("npz:") and (arrays := arrays_in(path)) is not None:
-            image_options = ("ood", "size", "grayscale", "limit", "division", "labels")
-            if given := [name for name in image_options if getattr(self, name)]:
+            if given := image_options + ["limit"] * (self.limit is not None):
                 raise ValueError(f"{', '.join(given)} cannot be given for {path}, whose arrays are taken as they are")
             return datasets.array_data(arrays, str(path), validation=validation)
         data = datasets.load(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,13 +14,14 @@ from experiments.images import own_models
 from experiments.images.likelihood import Likelihood, likelihood_of, outputs_of
 from experiments.images.log import LOGS, VALIDATIONS, Diverged, Log
 from experiments.images.methods import ImageMethod
+from experiments.images.minibatches import Minibatches
 from experiments.images.own_models import is_own
 from experiments.images.settings import Settings
 from learned_samplers import HMC, SWAG, CyclicalSchedule
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
-from meta_tasks.datasets import ArrayData, ImageData
-from meta_tasks.networks import architectures
+from meta_tasks.datasets import ArrayData, ImageData, TokenData
+from meta_tasks.networks import architectures, build_text, text_networks
 
 FULL_BATCH_CHUNK = 4096  # images run at once for a gradient over the whole training set
 
@@ -40,34 +40,21 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     return [*groups, {"params": rest, "name": "own"}] if rest else groups
 
 
-def batches(
-    num_data: int, batch_size: int, device: torch.device, generator: torch.Generator | None = None
-) -> Iterator[Tensor]:
-    """Indices of minibatches without end: each epoch in a new order, without its incomplete last minibatch.
-
-    The order is drawn on the CPU, so that it is the same on every device.
-    """
-    while True:
-        order = torch.randperm(num_data, generator=generator).to(device)
-        yield from order.split(batch_size)[: num_data // batch_size]
-
-
 def minibatch_run(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     data: ImageData,
     steps: int,
-    order: Iterator[Tensor],
+    minibatches: Minibatches,
     log: Log,
     *,
     first_step: int = 0,
     schedule: torch.optim.lr_scheduler.LRScheduler | CyclicalSchedule | None = None,
     gradients_per_step: int = 1,
 ) -> None:
-    """The ordinary training loop, `steps` minibatches long; `order` gives their indices."""
+    """The ordinary training loop, `steps` minibatches long."""
     model.train()
-    for step, index in zip(range(first_step + 1, first_step + steps + 1), order):
-        images, labels = data.train_x[index], data.train_y[index]
+    for step, (images, labels) in zip(range(first_step + 1, first_step + steps + 1), minibatches):
         # IVON's gradient is taken at a draw from its Gaussian; that of all others at the weights.
         with getattr(optimizer, "sampled_params", nullcontext)():
             optimizer.zero_grad(set_to_none=True)
@@ -115,7 +102,7 @@ class Reevaluation:
 
 
 def point_runs(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, minibatches: Minibatches, log: Log
 ) -> SampleCollection:
     """One trained network, or the members of an ensemble, which share the steps."""
     members = settings.ensemble_size if method.kind == "ensemble" else 1
@@ -125,14 +112,14 @@ def point_runs(
         model = build_network(settings, data)
         optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, share)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, share)
-        minibatch_run(model, optimizer, data, share, order, log, first_step=first_step, schedule=schedule)
+        minibatch_run(model, optimizer, data, share, minibatches, log, first_step=first_step, schedule=schedule)
         first_step += share
         states.append(model.state_dict())
     return PosteriorSamples.from_samples(model, states)
 
 
 def averaged_run(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, minibatches: Minibatches, log: Log
 ) -> SampleCollection:
     """The running average of the weights over a run of an optimizer at a constant rate."""
     model = build_network(settings, data)
@@ -140,29 +127,29 @@ def averaged_run(
     decay = 1 - 1 / max(2, settings.average_length * steps)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     optimizer.register_step_post_hook(lambda *_: average.update_parameters(model))
-    minibatch_run(model, optimizer, data, steps, order, log)
+    minibatch_run(model, optimizer, data, steps, minibatches, log)
     return PosteriorSamples.from_samples(model, [average.module.state_dict()])
 
 
 def gaussian_run(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, minibatches: Minibatches, log: Log
 ) -> SampleCollection:
     """Draws from the Gaussian that a run has fitted: an optimizer's own (at a decaying rate), or else SWAG's."""
     model = build_network(settings, data)
     optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
     if hasattr(optimizer, "sampled_params"):
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        minibatch_run(model, optimizer, data, steps, order, log, schedule=schedule)
+        minibatch_run(model, optimizer, data, steps, minibatches, log, schedule=schedule)
         return SampleCollection.from_draws(model, optimizer.sampled_params, settings.num_samples)
     # Fitted to twice as many states as a chain gives samples, evenly over the rest of the run.
     burn_in = int(settings.burn_in * steps)
     swag = SWAG(model, optimizer, burn_in, max(1, (steps - burn_in) // (2 * settings.num_samples)))
-    minibatch_run(model, optimizer, data, steps, order, log)
+    minibatch_run(model, optimizer, data, steps, minibatches, log)
     return SampleCollection.from_draws(model, swag.sampled_params, settings.num_samples)
 
 
 def sampler_run(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, order: Iterator[Tensor], log: Log
+    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, minibatches: Minibatches, log: Log
 ) -> SampleCollection:
     """The posterior samples of one chain, or the snapshots of an optimizer's trajectory."""
     cost = method.gradients_per_step
@@ -174,7 +161,7 @@ def sampler_run(
     with PosteriorSamples(model, sampler, **kept) as samples:
         log.follow(samples, sampler)
         try:
-            minibatch_run(model, sampler, data, steps, order, log, schedule=schedule, gradients_per_step=cost)
+            minibatch_run(model, sampler, data, steps, minibatches, log, schedule=schedule, gradients_per_step=cost)
         except ValueError as error:  # the collection refuses weights that are not finite
             if all(p.isfinite().all() for p in model.parameters()):
                 raise
@@ -263,7 +250,13 @@ def build_network(settings: Settings, data: ImageData) -> nn.Module:
     """A freshly initialised network on the device of the data."""
     outputs, shape = outputs_of(data, settings), data.input_shape
     if is_own(settings.model):
-        network = own_models.build(settings.model, shape, outputs)
+        words = {"vocabulary": len(data.vocabulary)} if isinstance(data, TokenData) else {}
+        network = own_models.build(settings.model, shape, outputs, **words)
+    elif isinstance(data, TokenData) != (settings.model in text_networks()):
+        fitting = f"{', '.join(text_networks())}" if isinstance(data, TokenData) else "a network for images"
+        raise ValueError(f"model={settings.model!r} does not read {data.name}: take {fitting}, or your own")
+    elif isinstance(data, TokenData):
+        network = build_text(settings.model, len(data.vocabulary), shape[0], outputs, **settings.network_options())
     elif not isinstance(data, ArrayData):
         network = architectures.build(settings.model, shape, outputs, **settings.network_options())
     elif settings.model == "mlp":
@@ -276,6 +269,9 @@ def build_network(settings: Settings, data: ImageData) -> nn.Module:
 def validate_run(method: ImageMethod, settings: Settings, lr: float, data: ImageData) -> None:
     """Raise what a run with these settings would raise before its first step: ValueError or TypeError, by name."""
     method.network_digest(settings)
+    if settings.augment and (isinstance(data, ArrayData) or method.kind == "full_batch"):
+        what = f"{method.name} takes the whole training set" if method.kind == "full_batch" else "these are no images"
+        raise ValueError(f"augment cannot be applied: {what}")
     steps = settings.budget(data.num_data) // method.gradients_per_step
     model = build_network(settings, data)
     with torch.no_grad():  # outputs and targets that do not fit are refused here

@@ -292,3 +292,5 @@ class Options:
     minutes: float | None = None
     # Whether to show a progress bar.
     progress: bool = True
+    # Time a few iterations on random images, say what the meta-training will cost here, and stop.
+    dry_run: bool = False

@@ -13,6 +13,12 @@ from experiments.multi_task.runner import Result, run, store_for
 from meta_tasks.datasets import MultiTaskData
 
 
+def planned_epochs(options: TaskOptions, method: str) -> int:
+    """Of all runs of a method, if the grid is not extended."""
+    count = len(options.choices(method))
+    return options.settings.epochs * options.seeds + (options.tune_epochs * count if count > 1 else 0)
+
+
 class Comparison:
     """The runs of one call.
 
@@ -29,11 +35,6 @@ class Comparison:
         self.tasks: dict[str, tuple[str, ...]] = {}
         self.tunings: dict[str, dict[str, Tuning[Choice, Result]]] = {}
         self.finals: dict[str, dict[str, list[Result]]] = {}
-
-    def epochs(self, method: str) -> int:
-        """Of all runs of a method, if the grid is not extended."""
-        options, count = self.options, len(self.options.choices(method))
-        return options.settings.epochs * options.seeds + (options.tune_epochs * count if count > 1 else 0)
 
     def steps(self, data: MultiTaskData, epochs: int) -> int:
         return epochs * (data.num_data // min(self.options.settings.batch_size, data.num_data))
@@ -88,7 +89,9 @@ class Comparison:
         data = options.load(name).to(self.device)
         store = store_for(options.out, data, fresh=options.fresh)
         self.tasks[name], self.finals[name] = data.tasks, {}
-        self.bar.total = (self.bar.total or 0) + sum(self.steps(data, self.epochs(m)) for m in options.method)
+        self.bar.total = (self.bar.total or 0) + sum(
+            self.steps(data, planned_epochs(options, m)) for m in options.method
+        )
         tqdm.write(
             f"{name}: {data.num_data} training, {len(data.val_y)} validation, {len(data.test_y)} test images of "
             f"{'×'.join(map(str, data.input_shape))}, {len(data.tasks)} tasks"

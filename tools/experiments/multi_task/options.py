@@ -57,6 +57,8 @@ class TaskOptions(DeviceOptions, DataOptions, RunOptions):
     extensions: int = 1
     # Epochs of a tuning run.
     tune_epochs: int = 1
+    # Time a few steps of every method on random images, say what all runs will cost here, and stop.
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

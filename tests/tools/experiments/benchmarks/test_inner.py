@@ -132,8 +132,6 @@ def test_random_images_stand_for_the_data_of_the_paper(monkeypatch):
         ("emnist", 10, (1, 28, 28)),
         ("bloodmnist", 8, (3, 28, 28)),
     }
-    with pytest.raises(ValueError, match="random_data stands for the data of family 'paper' alone, not of 'digits'"):
-        load_data(protocol, family_named("digits"))
 
 
 def test_the_protocol_is_measured_and_extrapolated(tmp_path, capsys, monkeypatch):

@@ -14,10 +14,11 @@ from experiments.images.compare_statistics import collapsed, image_error, paired
 from experiments.images.log import Log
 from experiments.images.measures import mean_temperatures, overall
 from experiments.images.methods import METHODS, SHORT_NAMES, Setting, candidates, proposal
+from experiments.images.minibatches import minibatches
 from experiments.images.result import Result
 from experiments.images.runner import ImageRuns, store_for
 from experiments.images.settings import Settings
-from experiments.images.training import batches, sampler_run
+from experiments.images.training import sampler_run
 from safetensors.torch import save_file
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -227,7 +228,7 @@ def test_cyclical_l2e_has_the_rates_the_noise_and_the_samples_of_cyclical_sgmcmc
 
         with SummaryWriter(str(tmp_path)) as writer:
             log = Log(writer, tqdm(disable=True), data, steps)
-            order = batches(data.num_data, settings.batch_size, data.train_x.device)
+            order = minibatches(data, settings, seed=0)
             samples = sampler_run(replace(METHODS[name], build=build), settings, 0.01, data, steps, order, log)
         kept[name] = len(samples)
         sampling = [entry["sampling"] for entry in log.temperatures]

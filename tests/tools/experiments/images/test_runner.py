@@ -9,11 +9,12 @@ import torch
 from experiments.images import training
 from experiments.images.log import Diverged
 from experiments.images.methods import METHODS
+from experiments.images.minibatches import batches
 from experiments.images.report import rows
 from experiments.images.result import Result
 from experiments.images.runner import ImageRuns, predictions, store_for
 from experiments.images.settings import Settings
-from experiments.images.training import batches, collection, cyclical_collection, parameter_groups, validate_run
+from experiments.images.training import collection, cyclical_collection, parameter_groups, validate_run
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -138,7 +139,7 @@ def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, ti
         batches_of = seen.setdefault(name, [])
         batches_of.append([p.detach().clone() for p in model.parameters()])
         for _ in range(12):
-            batches_of.append(next(order))
+            batches_of += next(order)
             torch.randn(len(seen))  # as many as no other method draws
         raise Diverged("seen enough")
 

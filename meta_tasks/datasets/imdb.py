@@ -1,0 +1,187 @@
+"""IMDB's film reviews (Maas et al., 2011): from Stanford's archive or its folder, or as arrays of indices."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import tarfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from meta_tasks.datasets.files import fetch, most_unpacked, read_npz
+
+__all__ = ["PADDING", "UNKNOWN", "RawText", "Sequences", "read_imdb", "words_of"]
+
+#: Indices that stand for no word, and for a word that the vocabulary lacks.
+PADDING, UNKNOWN = 0, 1
+#: Words in the vocabulary that is made of the archive, and words kept of each of its reviews.
+WORDS, LONGEST = 19_998, 400
+# The longest review has 14,000 characters, and there are 50,000 with a label.
+_MOST_BYTES, _MOST_REVIEWS = 2**20, 200_000
+_REVIEW = re.compile(r"(?:^|/)(train|test)/(pos|neg)/[^/]+\.txt$")
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+_CLASSES = ("neg", "pos")
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Texts as indices laid end to end: ``tokens`` (sum of lengths,), ``offsets`` (n + 1,) and ``labels`` (n,)."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    labels: np.ndarray
+
+    def sequence(self, i: int) -> np.ndarray:
+        """The indices of text i; `UNKNOWN` for a text without words."""
+        found = self.tokens[self.offsets[i] : self.offsets[i + 1]]
+        return found if len(found) else np.array([UNKNOWN])
+
+
+@dataclass(frozen=True)
+class RawText:
+    """What a reader of texts returns; the first of ``words`` has the index 2."""
+
+    num_classes: int
+    words: tuple[str, ...]
+    train: Sequences
+    test: Sequences
+
+
+def read_imdb(root: Path) -> RawText:
+    """IMDB from the first of these below the data folder that is there.
+
+    ``imdb/imdb.npz`` with ``imdb/vocabulary.txt`` (arrays ``train_tokens``, ``train_offsets``, ``train_labels`` and the
+    same of the test reviews; line k of the vocabulary is the word of index k + 1); the folder ``aclImdb``, or
+    ``aclImdb_v1.tar.gz``, which is read as it is. The vocabulary of the latter two holds the most frequent words of
+    the training reviews.
+
+    Raises:
+        FileNotFoundError: there is none of them.
+        ValueError: a file is damaged, or far larger than such a file is.
+    """
+    prepared, folder, archive = root / "imdb" / "imdb.npz", root / "aclImdb", root / "aclImdb_v1.tar.gz"
+    if prepared.is_file():
+        return _read_prepared(prepared, root / "imdb" / "vocabulary.txt")
+    if folder.is_dir():
+        return _indexed(_reviews_in_folder(folder), folder)
+    if not archive.is_file():
+        fetch(
+            "imdb",
+            f"{folder}, {archive.name} or imdb/{prepared.name} in {root}",
+            f"save https://ai.stanford.edu/~amaas/data/sentiment/{archive.name} in {root}; it need not be unpacked",
+            None,
+        )
+    return _indexed(_reviews_in_archive(archive), archive)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case: letters and digits, with apostrophes inside; line breaks of HTML are none."""
+    return _WORD.findall(text.replace("<br />", " ").lower())
+
+
+def _read_prepared(path: Path, vocabulary: Path) -> RawText:
+    if not vocabulary.is_file():
+        raise FileNotFoundError(f"imdb: {path} needs its vocabulary, and there is no {vocabulary}")
+    if vocabulary.stat().st_size > _MOST_BYTES * 16:
+        raise ValueError(f"{vocabulary} has {vocabulary.stat().st_size} bytes, a vocabulary at most {_MOST_BYTES * 16}")
+    words = tuple(vocabulary.read_text(encoding="utf-8").split())
+    arrays = read_npz(path)
+    keys = [f"{split}_{kind}" for split in ("train", "test") for kind in ("tokens", "offsets", "labels")]
+    if missing := [key for key in keys if key not in arrays]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'no arrays'}")
+    parts = {}
+    for split in ("train", "test"):
+        tokens, offsets, labels = (arrays[f"{split}_{kind}"] for kind in ("tokens", "offsets", "labels"))
+        if not all(each.ndim == 1 and np.issubdtype(each.dtype, np.integer) for each in (tokens, offsets, labels)):
+            raise ValueError(f"the {split} arrays of {path} must be one-dimensional and of integers")
+        offsets = offsets.astype(np.int64)
+        ends = len(offsets) and (offsets[0], offsets[-1]) == (0, len(tokens))
+        if not ends or (np.diff(offsets) < 0).any() or len(offsets) != len(labels) + 1 or not len(labels):
+            raise ValueError(
+                f"{split}_offsets of {path} must rise from 0 to the {len(tokens)} tokens, one more than the "
+                f"{len(labels)} labels"
+            )
+        if len(tokens) and not UNKNOWN <= tokens.min() <= tokens.max() < len(words) + 2:
+            raise ValueError(f"{split}_tokens of {path} must lie in [1, {len(words) + 2}), as {vocabulary} says")
+        if not 0 <= labels.min() <= labels.max() <= 1:
+            raise ValueError(f"{split}_labels of {path} must be 0 or 1")
+        parts[split] = Sequences(tokens, offsets, labels)
+    return RawText(2, words, parts["train"], parts["test"])
+
+
+Review = tuple[str, int, str]  # split, label, text
+
+
+def _reviews_in_folder(folder: Path) -> Iterator[Review]:
+    for split in ("train", "test"):
+        for label, name in enumerate(_CLASSES):
+            for path in sorted((folder / split / name).glob("*.txt")):
+                size = path.stat().st_size
+                _check_size(str(path), size)
+                yield split, label, path.read_text(encoding="utf-8", errors="replace")
+
+
+def _reviews_in_archive(path: Path) -> Iterator[Review]:
+    """Those of the tar file, in its own order: it is read once, from front to back, and nothing is unpacked to disk."""
+    try:
+        with _Bounded(path) as unzipped, tarfile.open(fileobj=unzipped, mode="r|") as archive:
+            for member in archive:
+                found = _REVIEW.search(member.name)
+                if found is None or not member.isfile():
+                    continue
+                _check_size(f"{member.name} in {path}", member.size)
+                file = archive.extractfile(member)
+                assert file is not None
+                yield found[1], _CLASSES.index(found[2]), file.read().decode("utf-8", errors="replace")
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole archive: {error}") from error
+
+
+class _Bounded(gzip.GzipFile):
+    """A compressed file that raises ValueError once more than `most_unpacked` bytes of it have been asked for."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._most = self._left = most_unpacked(path)
+
+    def read(self, size: int | None = -1) -> bytes:
+        self._left -= self._left + 1 if size is None or size < 0 else size
+        if self._left < 0:
+            raise ValueError(f"{self.name} unpacks to more than {self._most} bytes: it is no such archive")
+        return super().read(size)
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > _MOST_BYTES:
+        raise ValueError(f"{name} has {size} bytes, a review at most {_MOST_BYTES}")
+
+
+def _indexed(reviews: Iterator[Review], source: Path) -> RawText:
+    """Reviews as indices of the most frequent words of the training reviews, equally frequent ones by alphabet."""
+    found: dict[str, list[tuple[int, list[str]]]] = {"train": [], "test": []}
+    count: Counter[str] = Counter()
+    for number, (split, label, text) in enumerate(reviews, start=1):
+        if number > _MOST_REVIEWS:
+            raise ValueError(f"{source} holds more than {_MOST_REVIEWS} reviews")
+        words = words_of(text)
+        found[split].append((label, words[:LONGEST]))
+        if split == "train":
+            count.update(words)
+    for split, part in found.items():
+        if {label for label, _ in part} != {0, 1}:
+            raise ValueError(f"{source} must hold {split}/pos/*.txt and {split}/neg/*.txt, one or more each")
+    words = sorted(count, key=lambda word: (-count[word], word))[:WORDS]
+    index = {word: i for i, word in enumerate(words, start=UNKNOWN + 1)}
+
+    def sequences(part: list[tuple[int, list[str]]]) -> Sequences:
+        part.sort(key=lambda review: review[0])  # whatever the order of the archive, the classes one after the other
+        lengths = [len(review) for _, review in part]
+        tokens = np.array([index.get(word, UNKNOWN) for _, review in part for word in review], np.int64)
+        return Sequences(tokens, np.cumsum([0, *lengths]), np.array([label for label, _ in part]))
+
+    return RawText(2, tuple(words), sequences(found["train"]), sequences(found["test"]))

@@ -1,0 +1,142 @@
+"""Residual networks for small images, without running statistics: `resnet`, `resnet20_frn`, `resnet_frn`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.base import validation
+from meta_tasks.networks.building import ACTIVATIONS, InputShape, check_size, is_count
+
+__all__ = ["FilterResponseNorm", "ResNet", "ResidualBlock", "resnet", "resnet20_frn", "resnet_frn"]
+
+#: Depths of He et al.'s networks for CIFAR that `resnet` builds: 6n + 2 layers, n blocks a stage.
+DEPTHS = (20, 32, 44, 56, 110)
+
+
+class FilterResponseNorm(nn.Module):
+    """Filter response normalisation (Singh and Krishnan, 2020), without the thresholded activation.
+
+    y = γ·x / √(mean over height and width of x² + ε) + β, with γ and β of shape (channels,). It uses one image at a
+    time, so it keeps no running statistics and each posterior sample is complete by itself.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight[:, None, None] * torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + self.eps)
+        return x * scale + self.bias[:, None, None]
+
+
+#: Normalisations by name, of a number of channels; none of them keeps buffers.
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "frn": FilterResponseNorm,
+    "layer": partial(nn.GroupNorm, 1),
+}
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions, with a normalised 1×1 convolution as shortcut where the shape changes."""
+
+    def __init__(
+        self, in_channels: int, channels: int, stride: int, norm: str = "frn", activation: str = "silu"
+    ) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]()
+        self.convolution_1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+        self.norm_1 = NORMS[norm](channels)
+        self.convolution_2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm_2 = NORMS[norm](channels)
+        self.shortcut = nn.Sequential()
+        if in_channels != channels or stride != 1:
+            projection = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, NORMS[norm](channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.activation(self.norm_1(self.convolution_1(x)))
+        return self.activation(self.norm_2(self.convolution_2(hidden)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """A CIFAR ResNet (He et al., 2016), by default with filter response normalisation and Swish.
+
+    A stem, stages of residual blocks with ``width``, 2·``width``, 4·``width``, … channels (each stage but the first
+    halves the image), global average pooling, and a linear read-out. ``blocks`` says how many blocks each stage has.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        width: int,
+        blocks: Sequence[int],
+        norm: str = "frn",
+        activation: str = "silu",
+    ) -> None:
+        super().__init__()
+        self.norm, self.activation = norm, activation
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_channels, width, 3, padding=1, bias=False), NORMS[norm](width), ACTIVATIONS[activation]()
+        )
+        layers: list[nn.Module] = []
+        channels = width
+        for stage, count in enumerate(blocks):
+            for block in range(count):
+                out = width * 2**stage
+                stride = 2 if stage > 0 and block == 0 else 1
+                layers.append(ResidualBlock(channels, out, stride, norm, activation))
+                channels = out
+        self.blocks = nn.Sequential(*layers)
+        self.linear = nn.Linear(channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.blocks(self.stem(x)).mean((-2, -1)))
+
+
+def resnet(
+    input_shape: InputShape,
+    num_classes: int,
+    *,
+    depth: int = 20,
+    width: int = 16,
+    norm: str = "frn",
+    activation: str = "silu",
+) -> nn.Module:
+    """CIFAR ResNet of `depth` 20, 32, 44, 56 or 110, without buffers: `norm` "frn" (filter response), "layer" (over all
+    channels and pixels), `activation` (relu, tanh, sigmoid, silu, gelu), `width` channels in the first stage,
+    2·width and 4·width in the next two. Images of 8×8 pixels or more."""
+    validation.one_of("depth", depth, DEPTHS)
+    validation.whole("width", width)
+    validation.one_of("norm", norm, NORMS)
+    validation.one_of("activation", activation, ACTIVATIONS)
+    check_size("resnet", input_shape, 8)
+    return ResNet(input_shape[0], num_classes, width, ((depth - 2) // 6,) * 3, norm, activation)
+
+
+def resnet20_frn(input_shape: InputShape, num_classes: int, *, width: int = 16) -> nn.Module:
+    """CIFAR ResNet-20 with filter response normalisation and Swish, no buffers: `width` channels in the first stage,
+    2·width and 4·width in the next two. Images of 8×8 pixels or more.
+
+    The network of Izmailov et al. (2021), "What are Bayesian neural network posteriors really like?": 65 tensors."""
+    validation.whole("width", width)
+    check_size("resnet20_frn", input_shape, 8)
+    return resnet(input_shape, num_classes, depth=20, width=width)
+
+
+def resnet_frn(
+    input_shape: InputShape, num_classes: int, *, width: int = 8, blocks: Sequence[int] = (1, 1)
+) -> nn.Module:
+    """A shallow kin of `resnet20_frn`: as many residual blocks in each stage as `blocks` says, `width` channels in the
+    first stage and twice as many in each further one. Images of 2^(stages) pixels a side or more."""
+    validation.whole("width", width)
+    if isinstance(blocks, int | str) or not blocks or not all(is_count(count) for count in blocks):
+        raise ValueError(f"blocks must be a sequence of positive integers, at least one, got {blocks!r}")
+    check_size("resnet_frn", input_shape, 2 ** len(blocks))
+    return ResNet(input_shape[0], num_classes, width, blocks)

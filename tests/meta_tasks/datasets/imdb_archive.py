@@ -1,0 +1,37 @@
+"""Film reviews in the layout of Stanford's archive: 12 training and 4 test reviews, and some without a label."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+GOOD, BAD = "A good film, really good!<br /><br />I'd see it again", "A bad film: dull, and the plot isn't there"
+
+
+def reviews() -> dict[str, str]:
+    """Path below the archive's root → text."""
+    files = {"README": "words about the data", "train/unsup/0_0.txt": "unsupervised unsupervised unsupervised"}
+    for split, count in (("train", 6), ("test", 2)):
+        for i in range(count):
+            files[f"{split}/pos/{i}_9.txt"] = f"{GOOD} " + "fine " * i
+            files[f"{split}/neg/{i}_2.txt"] = f"{BAD} " + "poor " * i
+    files["test/pos/1_9.txt"] += " unheard"
+    return files
+
+
+def write_folder(root: Path) -> None:
+    for name, text in reviews().items():
+        path = root / "aclImdb" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def write_archive(root: Path, more: dict[str, bytes] | None = None) -> Path:
+    path = root / "aclImdb_v1.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in {**{k: v.encode() for k, v in reviews().items()}, **(more or {})}.items():
+            member = tarfile.TarInfo(f"aclImdb/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path

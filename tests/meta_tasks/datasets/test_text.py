@@ -1,0 +1,198 @@
+"""Texts: IMDB's archive, its folder and the prepared arrays; padding, vocabulary, and what is refused."""
+
+import gzip
+import tarfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from meta_tasks.datasets import imdb, load_text, mask_of, pad
+from meta_tasks.datasets.imdb import words_of
+from tests.meta_tasks.datasets.imdb_archive import write_archive, write_folder
+
+
+def write_prepared(root, **changes):
+    """Four training and two test reviews over the words a, b, c."""
+    (root / "imdb").mkdir()
+    (root / "imdb" / "vocabulary.txt").write_text("a\nb\nc\n")
+    arrays = {
+        "train_tokens": np.array([2, 3, 4, 1, 2, 2, 3], np.uint16),
+        "train_offsets": np.array([0, 2, 4, 5, 7]),
+        "train_labels": np.array([0, 1, 0, 1], np.uint8),
+        "test_tokens": np.array([4, 4, 4, 2], np.uint16),
+        "test_offsets": np.array([0, 3, 4]),
+        "test_labels": np.array([1, 0], np.uint8),
+    }
+    arrays.update(changes)
+    np.savez(root / "imdb" / "imdb.npz", **{name: array for name, array in arrays.items() if array is not None})
+
+
+def test_words_keep_apostrophes_and_drop_marks_and_line_breaks():
+    assert words_of("It's GREAT -- 'really'!<br />Été_2 isn't") == ["it's", "great", "really", "été", "2", "isn't"]
+
+
+def test_archive_and_folder_give_the_same_texts(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    write_archive(tmp_path / "a")
+    write_folder(tmp_path / "b")
+    data, other = (load_text("imdb", tmp_path / each, validation=2) for each in "ab")
+    assert (data.num_data, len(data.val_y), len(data.test_y), data.num_classes) == (10, 2, 4, 2)
+    assert data.test_y.tolist() == [0, 0, 1, 1]
+    assert data.text(data.test_x[2]) == "a good film really good i'd see it again"
+    # The training texts alone make the vocabulary, and those without a label are not read.
+    assert data.text(data.test_x[3]) == "a good film really good i'd see it again fine <unknown>"
+    assert not {"unsupervised", "words", "unheard"} & set(data.vocabulary)
+    assert sorted(map(data.text, data.train_x)) == sorted(map(other.text, other.train_x))
+    assert data.vocabulary == other.vocabulary
+
+
+def test_the_vocabulary_is_by_frequency_in_the_training_texts(tmp_path):
+    write_archive(tmp_path)
+    data = load_text("imdb", tmp_path, validation=0)
+    # "poor" and "fine" stand 15 times, "a", "film" and "good" 12.
+    assert data.vocabulary[:7] == ("<padding>", "<unknown>", "fine", "poor", "a", "film", "good")
+    small = load_text("imdb", tmp_path, vocabulary=6, validation=0)
+    assert small.vocabulary == data.vocabulary[:6]
+    assert small.text(small.test_x[2]) == "a <unknown> film" + " <unknown>" * 6
+
+
+def test_length_cuts_or_pads_and_limit_keeps_the_classes_in_proportion(tmp_path):
+    write_archive(tmp_path)
+    short, long = (load_text("imdb", tmp_path, length=n, validation=0) for n in (3, 50))
+    assert short.text(short.test_x[2]) == "a good film"
+    assert long.input_shape == (50,)
+    assert long.text(long.test_x[2]) == "a good film really good i'd see it again"
+    assert mask_of(long.test_x[2]).sum() == 9
+    limited = load_text("imdb", tmp_path, limit=4, validation=2)
+    assert limited.train_y.sort().values.tolist() == [0, 0, 1, 1]
+    assert torch.equal(limited.test_x, load_text("imdb", tmp_path, validation=2).test_x)
+
+
+def test_prepared_arrays(tmp_path):
+    write_prepared(tmp_path)
+    data = load_text("imdb", tmp_path, validation=0)
+    assert data.train_x.tolist() == [[2, 3, 0], [4, 1, 0], [2, 0, 0], [2, 3, 0]]
+    assert data.vocabulary == ("<padding>", "<unknown>", "a", "b", "c")
+    assert [data.text(row) for row in data.test_x] == ["c c c", "a"]
+    assert data.train_y.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"train_labels": None}, r"imdb\.npz lacks train_labels"),
+        ({"train_labels": np.array([0, 1, 0, 2])}, "train_labels of .* must be 0 or 1"),
+        ({"test_offsets": np.array([0, 5, 4])}, "test_offsets of .* must rise from 0 to the 4 tokens"),
+        ({"test_offsets": np.array([0, 3])}, "test_offsets of .* one more than the 2 labels"),
+        ({"test_offsets": np.array([0.0, 3.0, 4.0])}, "must be one-dimensional and of integers"),
+        ({"train_tokens": np.array([2, 3, 4, 1, 2, 2, 5])}, r"train_tokens of .* must lie in \[1, 5\)"),
+        ({"train_tokens": np.array([2, 3, 4, 1, 2, 2, 0])}, r"train_tokens of .* must lie in \[1, 5\)"),
+    ],
+)
+def test_damaged_arrays_are_refused_by_name(tmp_path, changes, match):
+    write_prepared(tmp_path, **changes)
+    with pytest.raises(ValueError, match=match):
+        load_text("imdb", tmp_path)
+
+
+def test_a_review_far_too_long_is_refused_before_it_is_read(tmp_path):
+    write_archive(tmp_path, {"train/pos/99_9.txt": b" " * (2**20 + 1)})
+    with pytest.raises(ValueError, match=r"99_9\.txt in .* has 1048577 bytes, a review at most 1048576"):
+        load_text("imdb", tmp_path)
+    (tmp_path / "aclImdb_v1.tar.gz").unlink()
+    write_folder(tmp_path)
+    (tmp_path / "aclImdb" / "test" / "neg" / "99_1.txt").write_bytes(b" " * (2**20 + 1))
+    with pytest.raises(ValueError, match=r"99_1\.txt has 1048577 bytes"):
+        load_text("imdb", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train/unsup/1_0.txt", "large.bin"])
+def test_an_archive_that_unpacks_to_far_too_much_is_refused_midway(tmp_path, monkeypatch, name):
+    path = write_archive(tmp_path, {name: bytes(3_000_000)})
+    monkeypatch.setattr(imdb, "most_unpacked", lambda _: 1_000_000)
+    assert path.stat().st_size < 20_000
+    with pytest.raises(ValueError, match="unpacks to more than 1000000 bytes"):
+        load_text("imdb", tmp_path)
+
+
+def test_a_header_that_claims_a_giant_extension_reads_no_further_than_the_bound(tmp_path, monkeypatch):
+    member = tarfile.TarInfo("aclImdb/x")
+    member.type, member.size = tarfile.XHDTYPE, 2**36
+    with gzip.open(tmp_path / "aclImdb_v1.tar.gz", "wb") as file:
+        file.write(member.tobuf(tarfile.GNU_FORMAT))
+        file.write(bytes(3_000_000))
+    monkeypatch.setattr(imdb, "most_unpacked", lambda _: 1_000_000)
+    with pytest.raises(ValueError, match="unpacks to more than 1000000 bytes"):
+        load_text("imdb", tmp_path)
+
+
+def test_a_truncated_archive_and_one_without_a_class_are_refused(tmp_path):
+    path = write_archive(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-200])
+    with pytest.raises(ValueError, match="is not a whole archive"):
+        load_text("imdb", tmp_path)
+    path.write_bytes(b"<html>")
+    with pytest.raises(ValueError, match="is not a whole archive"):
+        load_text("imdb", tmp_path)
+    path.unlink()
+    write_folder(tmp_path)
+    for each in (tmp_path / "aclImdb" / "test" / "pos").iterdir():
+        each.unlink()
+    with pytest.raises(ValueError, match=r"must hold test/pos/\*\.txt and test/neg/\*\.txt"):
+        load_text("imdb", tmp_path)
+
+
+def test_missing_files_are_named_with_how_to_get_them(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"imdb: no .*aclImdb_v1\.tar\.gz.* need not be unpacked"):
+        load_text("imdb", tmp_path)
+    write_prepared(tmp_path)
+    (tmp_path / "imdb" / "vocabulary.txt").unlink()
+    with pytest.raises(FileNotFoundError, match="needs its vocabulary"):
+        load_text("imdb", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"length": 0}, "length must be at least 1, got 0"),
+        ({"vocabulary": 2}, "vocabulary must be at least 3, got 2"),
+        ({"vocabulary": 6}, "vocabulary=6 exceeds the 5 indices of imdb"),
+        ({"limit": 5, "validation": 0}, "limit=5 exceeds the 4 training texts of imdb"),
+        ({"validation": 4}, "validation must be .* below 4, got 4"),
+    ],
+)
+def test_bad_arguments_are_named_with_their_value(tmp_path, options, match):
+    write_prepared(tmp_path)
+    with pytest.raises(ValueError, match=match):
+        load_text("imdb", tmp_path, **options)
+
+
+def test_an_unknown_name_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="name must be one of 'imdb', got 'mnist'"):
+        load_text("mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "match"),
+    [
+        ([[2, 0, 3]], ValueError, "padding after the last one only"),
+        ([[0, 0, 0]], ValueError, "one word or more"),
+        ([[2, 5, 0]], ValueError, r"indices in \[0, 5\), got 0 to 5"),
+        ([[2.0, 3.0, 0.0]], TypeError, "test_x must be int64 of shape"),
+    ],
+)
+def test_tokens_that_are_no_texts_are_refused(tmp_path, x, error, match):
+    write_prepared(tmp_path)
+    data = load_text("imdb", tmp_path, validation=0)
+    with pytest.raises(error, match=match):
+        replace(data, test_x=torch.tensor(x), test_y=torch.tensor([0]))
+
+
+def test_pad_cuts_and_fills():
+    assert pad([[1, 2, 3], [4]]).tolist() == [[1, 2, 3], [4, 0, 0]]
+    assert pad([[1, 2, 3], [4]], 2).tolist() == [[1, 2], [4, 0]]
+    assert pad([[4]], 3).tolist() == [[4, 0, 0]]
