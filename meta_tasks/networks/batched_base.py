@@ -66,11 +66,15 @@ class BatchedNetwork:
 def cross_entropy(logits: Tensor, y: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     """Cross-entropy, summed over n and divided by ``batch``, (P,), of logits (P, n, classes) and labels (G, n); and its
     gradient, like ``logits``."""
+    # Written out: over ten classes torch's log_softmax takes three times as long.
     classes = y.repeat_interleave(len(logits) // len(y), 0).unsqueeze(-1)
-    log_p = logits.log_softmax(-1)
-    gradient = log_p.exp().div_(batch)
+    top = logits.amax(-1, keepdim=True)
+    exponentials = (logits - top).exp_()
+    total = exponentials.sum(-1, keepdim=True)
+    loss = (total.log() + top - logits.gather(-1, classes)).sum((1, 2)) / batch
+    gradient = exponentials.mul_((1 / batch) / total)
     gradient.scatter_add_(-1, classes, gradient.new_full((1, 1, 1), -1 / batch).expand(classes.shape))
-    return -log_p.gather(-1, classes).sum((1, 2)) / batch, gradient
+    return loss, gradient
 
 
 def linear(layer_input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
