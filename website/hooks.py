@@ -52,6 +52,7 @@ def on_files(files: Any, config: Any) -> Any:
     made["reference/integrations.md"] = pages.integrations_page()
     for path, content in made.items():
         files.append(File.generated(config, path, content=content))
+    files.append(File.generated(config, "CITATION.cff", abs_src_path=str(pages.ROOT / "CITATION.cff")))
     return files
 
 

@@ -51,6 +51,10 @@ INTEGRATIONS = ("learned_samplers.integrations.lightning", "learned_samplers.int
 #: The samplers whose bias the figure of the tutorial on check_sampler shows.
 BIAS_SHOWN = ("SGLD", "SGHMC", "BAOA")
 _METHODS = (FunctionType, property, staticmethod, classmethod)
+_PICTURE = re.compile(
+    r'<picture>.*?srcset="docs/(?P<dark>[^"]+)">.*?alt="(?P<alt>[^"]+)" src="docs/(?P<light>[^"]+)">\s*</picture>',
+    re.DOTALL,
+)
 _LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?\)")
 _CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
@@ -207,6 +211,8 @@ def file_page(page: str) -> str:
     def turned(target: str) -> str:
         return back.get(target, target.removeprefix("docs/"))
 
+    # A page can be switched to dark against the system's wish, which <picture> does not follow.
+    text = _PICTURE.sub(r"![\g<alt>](docs/\g<light>#only-light)\n![\g<alt>](docs/\g<dark>#only-dark)", text)
     return _turn_links(text, turned)
 
 

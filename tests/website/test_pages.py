@@ -77,6 +77,19 @@ def test_the_reference_names_all_exports():
         assert f"::: {where}.{name}\n" in text, name
 
 
+def test_the_readme_is_one_screen_and_its_picture_follows_the_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    home = pages.file_page("index.md")
+    assert "<picture>" not in home
+    assert all(f"figures/strip_{theme}.png#only-{theme})" in home for theme in ("light", "dark"))
+    assert "](contributing.md)" in home
+
+
+def test_versions_and_citation_agree():
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 def test_the_gallery_shows_every_figure():
     gallery = (ROOT / "docs/gallery.md").read_text()
     shown = set(re.findall(r"\((figures/[\w/]+\.png)", gallery))
@@ -89,7 +102,7 @@ def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     for name in ("docs", "website", "learned_samplers", "meta_tasks", "pretrained"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"):
         shutil.copy(ROOT / name, folder)
     return folder
 
