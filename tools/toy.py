@@ -11,6 +11,7 @@ interrupted one goes on where it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from experiments.common.options import parse_command
 from experiments.common.output import command_line, explained
@@ -21,7 +22,11 @@ from experiments.toys.trajectories import Posterior, draw
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
-        commands = {"mixtures": (Mixtures, compare), "zdt3": (ZDT3, compare), "posterior": (Posterior, draw)}
+        commands: dict[str, tuple[type, Any]] = {
+            "mixtures": (Mixtures, compare),
+            "zdt3": (ZDT3, compare),
+            "posterior": (Posterior, draw),
+        }
         options, action = parse_command(commands, arguments, __doc__)
     with explained(options.out):
         action(options, command_line("toy", arguments))

@@ -58,7 +58,7 @@ def energy(means: Tensor) -> Tensor:
 
 def methods() -> dict[str, Callable[[list[Tensor]], Any]]:
     """The optimizer and the samplers, each from a list of parameters."""
-    target = {"num_data": NUM_DATA, "prior_precision": PRIOR_PRECISION}
+    target: dict[str, Any] = {"num_data": NUM_DATA, "prior_precision": PRIOR_PRECISION}
     return {
         "SGD": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, weight_decay=PRIOR_PRECISION / NUM_DATA),
         "SGHMC": lambda p: SGHMC(p, lr=0.03, **target),
