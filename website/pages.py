@@ -38,16 +38,14 @@ REFERENCE: dict[str, tuple[str, tuple[str, ...]]] = {
         tuple(f"learned_samplers.approximations.{name}" for name in ("ivon", "swag", "laplace")),
     ),
     "weights": ("Weights and cards", ("pretrained", "learned_samplers.learned.weights")),
-    "meta_tasks": (
-        "Meta-training",
-        tuple(
-            f"meta_tasks.{room}"
-            for room in ("datasets", "networks", "tasks", "objectives", "inner_loop", "estimators", "training")
-        ),
-    ),
 }
+_ROOMS = ("datasets", "networks", "tasks", "objectives", "inner_loop", "estimators", "training")
+REFERENCE |= {f"meta_tasks_{room}": (f"meta_tasks.{room}", (f"meta_tasks.{room}",)) for room in _ROOMS}
 #: Modules that import packages which need not be here: read, not imported.
-INTEGRATIONS = ("learned_samplers.integrations.lightning", "learned_samplers.integrations.huggingface")
+INTEGRATIONS = (
+    *(f"learned_samplers.integrations.{name}" for name in ("lightning", "huggingface", "tensorboard")),
+    "learned_samplers.differentiable",
+)
 #: The samplers whose bias the figure of the tutorial on check_sampler shows.
 BIAS_SHOWN = ("SGLD", "SGHMC", "BAOA")
 _METHODS = (FunctionType, property, staticmethod, classmethod)

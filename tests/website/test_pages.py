@@ -90,6 +90,13 @@ def test_versions_and_citation_agree():
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+def test_all_integrations_are_in_the_reference():
+    folder = ROOT / "learned_samplers/integrations"
+    modules = {f"learned_samplers.integrations.{path.stem}" for path in folder.glob("*.py")}
+    shared = {f"learned_samplers.integrations.{name}" for name in ("__init__", "resumption")}
+    assert modules - shared <= set(pages.INTEGRATIONS)
+
+
 def test_the_gallery_shows_every_figure():
     gallery = (ROOT / "docs/gallery.md").read_text()
     shown = set(re.findall(r"\((figures/[\w/]+\.png)", gallery))
