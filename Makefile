@@ -4,7 +4,11 @@ PYTHON ?= python3
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.installed
 
-.PHONY: demo test test-oldest lint types wheel benchmark clean help
+# Install the package with extras, by the environment's pip or by the one outside it.
+install = if $(PY) -m pip --version >/dev/null 2>&1; then $(PY) -m pip install --quiet -e '$(1)'; \
+	else $(PYTHON) -m pip --python $(PY) install --quiet -e '$(1)'; fi
+
+.PHONY: demo test test-oldest lint types wheel benchmark docs docs-serve clean help
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -34,13 +38,22 @@ wheel: $(READY)  ## build the wheel into dist/
 benchmark: $(READY)  ## time per step of every sampler
 	$(PY) tools/benchmark.py step
 
+docs: $(VENV)/.docs  ## build the documentation into build/site, offline; a dead link or a missing docstring fails
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+docs-serve: $(VENV)/.docs  ## show the documentation at http://127.0.0.1:8000, and again after every change
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
+
 # Last, L2E's C++ is compiled ahead of its first use, where there is a compiler.
 # Without ensurepip (some Debian systems) the environment is made bare and filled by the pip outside it.
 $(READY): pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --clear --without-pip $(VENV)
-	if $(PY) -m pip --version >/dev/null 2>&1; then $(PY) -m pip install --quiet -e '.[dev]'; \
-	else $(PYTHON) -m pip --python $(PY) install --quiet -e '.[dev]'; fi
+	$(call install,.[dev])
 	$(PY) -W ignore -c "from learned_samplers.learned.native.library import native_library as find; find()"
+	touch $@
+
+$(VENV)/.docs: $(READY)
+	$(call install,.[docs])
 	touch $@
 
 clean:           ## remove what builds and runs leave behind

@@ -1,4 +1,4 @@
-"""Every Python example of README and docs runs as it stands."""
+"""Every Python example of README and docs runs as it stands; a tutorial's blocks one after the other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 import warnings
 from pathlib import Path
 
+import matplotlib
 import pytest
 import torch
+
+from website import tutorials
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -16,6 +19,8 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 def examples():
     for page in PAGES:
+        if page.parent == tutorials.FOLDER:
+            continue
         for number, match in enumerate(BLOCK.finditer(page.read_text())):
             yield pytest.param(match[1], id=f"{page.name}-{number}")
 
@@ -37,6 +42,25 @@ def test_example(code, tmp_path, monkeypatch):
         exec(compile(code, "__main__", "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.parametrize("page", tutorials.pages(), ids=lambda page: page.stem)
+def test_tutorial(page, tmp_path, monkeypatch):
+    """It runs, prints what it says but for the digits, and makes the figures that it shows."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tools'}")
+    with matplotlib.rc_context():
+        outputs = tutorials.run(page, tmp_path)
+    for printed, shown in outputs:
+        assert tutorials.without_digits(printed) == tutorials.without_digits(shown)
+    made = {figure.name for figure in tmp_path.glob("*.png")}
+    shown_figures = set(re.findall(r"figures/tutorials/([\w.]+)", page.read_text()))
+    assert made == shown_figures - {"tensorboard.png"}  # a screenshot, which no page can make
+
+
+def test_the_outputs_of_tutorials_are_compared_in_words():
+    same = tutorials.without_digits("ECE 0.12 at 1e-3,  R -2.5")
+    assert same == tutorials.without_digits("ECE 0.3 at 2, R 7")
+    assert same != tutorials.without_digits("NLL 0.12 at 1e-3, R -2.5")
+
+
 def test_linked_files_exist():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
@@ -44,5 +68,5 @@ def test_linked_files_exist():
 
 
 def test_paths_of_the_layout_exist():
-    for name in ("learned_samplers", "meta_tasks", "tests", "tools", "docs", "pyproject.toml", "Makefile"):
+    for name in ("learned_samplers", "meta_tasks", "tests", "tools", "docs", "website", "pyproject.toml", "Makefile"):
         assert (ROOT / name).exists()

@@ -1,25 +1,33 @@
-"""Run the particle samplers and their baselines on two toy problems.
+"""Run samplers on toy problems: particles with their baselines on two, a chain each on a posterior of two weights.
 
     python tools/toy.py mixtures    # three mixtures with a common region, five seeds: about a minute
     python tools/toy.py zdt3        # a Pareto front in five pieces, in its box: half an hour
+    python tools/toy.py posterior   # SGD, SGHMC, cyclical SGMCMC and L2E between two modes: seconds
 
-Writes table.md, results.json and figure.png under --out, and every finished run, so that an interrupted command goes on
-where it was.
+Writes table.md, results.json and figures under --out. The particles' commands keep every finished run, too, so that an
+interrupted one goes on where it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from experiments.common.options import parse_command
 from experiments.common.output import command_line, explained
 from experiments.toys.experiment import ZDT3, Mixtures, compare
+from experiments.toys.trajectories import Posterior, draw
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
-        options, action = parse_command({"mixtures": (Mixtures, compare), "zdt3": (ZDT3, compare)}, arguments, __doc__)
+        commands: dict[str, tuple[type, Any]] = {
+            "mixtures": (Mixtures, compare),
+            "zdt3": (ZDT3, compare),
+            "posterior": (Posterior, draw),
+        }
+        options, action = parse_command(commands, arguments, __doc__)
     with explained(options.out):
         action(options, command_line("toy", arguments))
 

@@ -45,7 +45,9 @@ class Objective:
         return self.total
 
     def state_dict(self) -> dict[str, object]:
+        """What has been accumulated, for checkpoints."""
         return {"count": self.count, "total": self.total}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on from what `state_dict` gave."""
         self.count, self.total = state["count"], state["total"]  # type: ignore[assignment]

@@ -31,7 +31,8 @@ class TaskFamily(Protocol):
     """What the trainer needs of a distribution over tasks."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name in logs, checkpoints and weight cards."""
 
     def task(self, *keys: int | str) -> Task:
         """The task that the keys draw, for instance (seed, iteration, pair): the same for the same keys."""

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from experiments.toys import experiment
+import torch
+from experiments.toys import experiment, trajectories
 from experiments.toys.methods import METHODS, ON_A_FRONT
 from toy import main
 
@@ -42,6 +43,29 @@ def test_an_interrupted_command_goes_on(command, tmp_path, monkeypatch, capsys):
         for result in results:
             del result["seconds"]
     assert found == anew
+
+
+def test_four_ways_over_a_posterior_of_two_weights(tmp_path, capsys):
+    main(["posterior", "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "results.json").read_text())["methods"]
+    assert all((tmp_path / f"strip_{theme}.png").stat().st_size > 10_000 for theme in ("light", "dark"))
+    # One mode each, but for the cyclical sampler, which the figure is there to show.
+    assert [round(found[name]["share"], 2) for name in ("SGD", "SGHMC", "L2E")] == [1, 1, 1]
+    assert 0.2 < found["CyclicalSGMCMC"]["share"] < 0.8
+    # SGHMC's spread is that of the posterior, SGD's is not.
+    assert found["SGHMC"]["spread"] == pytest.approx(trajectories.exact_spread(), rel=0.4)
+    assert found["SGD"]["spread"] < 0.7 * trajectories.exact_spread()
+    assert "the posterior" in capsys.readouterr().out
+
+
+def test_the_energy_of_the_two_weights_is_that_of_the_mixture():
+    """Against torch's own mixture, and the same when the weights are exchanged."""
+    weights = torch.tensor([0.3, -1.1])
+    parts = torch.distributions.Normal(weights, 1.0)
+    mixture = torch.distributions.MixtureSameFamily(torch.distributions.Categorical(torch.ones(2)), parts)
+    expected = -mixture.log_prob(trajectories.data()).sum() + 0.05 / 2 * weights.square().sum()
+    assert trajectories.energy(weights).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert trajectories.energy(weights.flip(0)).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_bad_options(capsys):

@@ -53,8 +53,9 @@ class KineticL2E(LearnedSampler):
     them. (With it they cost a fifth of that: docs/speed.md.)
 
     Args:
-        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options,
-            network: as for `L2E`; "default" is the shipped "kinetic-l2e". The network has two inputs and one output.
+        params, lr, num_data, temperature, prior_precision, momentum_decay: as for `L2E`.
+        momentum_init, foreach, generator, options: as for `L2E`, too.
+        network: as for `L2E`; "default" is the shipped "kinetic-l2e". The network has two inputs and one output.
         mean_scale: s, in units of the momentum; by default the card's, else 1.
         output_bound: B > 0 holds the network's output to B·tanh(·/B).
         hessian: "finite_difference" (the default), "double_backward" or "none".

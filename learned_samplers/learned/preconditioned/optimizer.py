@@ -35,8 +35,9 @@ class PrecondL2E(TwoPassSampler):
     them; the path through the gradient is left out, hence the badge.
 
     Args:
-        params, lr, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options,
-            feature_set, output_bound, total_steps, averages_dtype: as for `L2E`.
+        params, lr, num_data, temperature, prior_precision, momentum_decay: as for `L2E`.
+        momentum_init, foreach, generator, options: as for `L2E`, too.
+        feature_set, output_bound, total_steps, averages_dtype: likewise.
         network: as for `L2E`; there are no shipped weights, so the default is None, fresh weights.
         curl_scale, friction_scale: s_q and s_d.
         curl_clip, friction_clip: Q is held to [1/clip, clip], D likewise and to aD ≤ 1.

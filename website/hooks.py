@@ -1,0 +1,85 @@
+"""What mkdocs does beyond its configuration: generated pages, links of names, and the check of docstrings."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.structure.files import File
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from website import pages
+
+# mkdocs counts the warnings of its own loggers, and --strict ends on them.
+log = logging.getLogger("mkdocs.hooks")
+_PART = re.compile(r"(<pre.*?</pre>|<a\b.*?</a>|<h\d.*?</h\d>)", re.DOTALL)
+_FETCHED = re.compile(
+    r'(?:<link[^>]+rel="?(?:stylesheet|preload|preconnect|icon)[^>]*href|\bsrc)="?((?:https?:)?//[^"> ]+)'
+)
+_ROLE = re.compile(r":(?:func|meth|class|mod|attr):(?=<code>)")
+_NAME = re.compile(r"<code>(\w+)</code>")
+
+
+def on_config(config: Any) -> Any:
+    """Fill in the generated parts of the navigation."""
+    generated = {
+        "<generated samplers>": [f"samplers/{name}.md" for name in pages.sampler_names()],
+        "<generated reference>": [f"reference/{name}.md" for name in (*pages.REFERENCE, "integrations")],
+    }
+
+    def filled(item: Any) -> Any:
+        if isinstance(item, list):
+            return [filled(each) for each in item]
+        if isinstance(item, dict):
+            return {title: filled(each) for title, each in item.items()}
+        return generated.get(item, item)
+
+    config.nav = filled(config.nav)
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages."""
+    for name in pages.without_docstring():
+        log.warning("%s has no docstring", name)
+    made = {page: pages.file_page(page) for page in pages.FILES}
+    made |= {f"samplers/{name}.md": pages.sampler_page(name) for name in pages.sampler_names()}
+    made |= {f"reference/{name}.md": pages.reference_page(name) for name in pages.REFERENCE}
+    made["reference/integrations.md"] = pages.integrations_page()
+    for path, content in made.items():
+        files.append(File.generated(config, path, content=content))
+    files.append(File.generated(config, "CITATION.cff", abs_src_path=str(pages.ROOT / "CITATION.cff")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Turn links to files outside docs/ towards their pages, and put the cards where they belong."""
+    return pages.page_links(markdown, page.file.src_uri).replace("<!-- cards -->", pages.cards())
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Warn of everything that a browser would fetch from elsewhere."""
+    for address in _FETCHED.findall(output):
+        log.warning("%s fetches %s", page.file.src_uri, address)
+    return output
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Link every sampler that is named in code to its page, where it is no link, heading or code block already.
+
+    Docstrings may say :func:`name`, or end a line before an example in two colons; a page shows the name, and one colon.
+    """
+    html = _ROLE.sub("", html).replace("::</p>", ":</p>")
+    here = PurePosixPath(page.file.src_uri)
+    up = "../" * len(here.parents[1:])
+    names = set(pages.sampler_names()) - {here.stem if here.parent.name == "samplers" else ""}
+
+    def link(match: re.Match[str]) -> str:
+        name = match[1]
+        return f'<a href="{up}samplers/{name}.html">{match[0]}</a>' if name in names else match[0]
+
+    return "".join(part if _PART.fullmatch(part) else _NAME.sub(link, part) for part in _PART.split(html))
