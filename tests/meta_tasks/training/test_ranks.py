@@ -45,6 +45,7 @@ def one_rank(rank, folder):
 
 
 def both_ranks(folder):
+    (folder / "meeting").unlink(missing_ok=True)  # of an earlier pair: what it says would keep this one waiting
     context = torch.multiprocessing.get_context("spawn")
     processes = [context.Process(target=one_rank, args=(rank, folder)) for rank in range(2)]
     for process in processes:

@@ -126,9 +126,14 @@ with explained(Path(sys.argv[1]) if sys.argv[3] == "tool" else None):
 """
 
 
+def environment(**more):
+    """In which a process finds the packages that pytest has found."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **more}
+
+
 def writer(folder, seconds, how):
     command = [sys.executable, "-c", WRITER, str(folder), str(seconds), how]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
 
 
 @pytest.mark.parametrize("how", ["store", "tool"])
@@ -185,7 +190,7 @@ def test_the_ranks_of_one_launch_are_one_owner(tmp_path):
         "import sys; from experiments.common.run_store import RunStore, Path; RunStore(Path(sys.argv[1])).begin('two')"
     )
     for rank, refused in (("1", False), ("0", True)):
-        environment = {**os.environ, "RANK": rank}
-        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True)
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        done = subprocess.run(command, env=environment(RANK=rank), capture_output=True)
         assert (b"RuntimeError" in done.stderr) == refused
     assert (tmp_path / LOCK).read_text() == record
