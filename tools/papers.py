@@ -29,7 +29,7 @@ _HEAD = """# The papers, item by item
 
 What each table, figure and appendix of the four papers claims, the command that does it here, what came out and at
 which scale, the command at the paper's own scale, and what stands between. `python tools/papers.py` writes this page
-from [the tables](tables) and from the pages that it links to. "Not run" means that there is no number. Before a run at
+from `docs/tables` and from the pages that it links to. "Not run" means that there is no number. Before a run at
 full size, `--dry-run` of `compare.py`, `meta_train.py` and `multi_task.py` says what it costs on the machine at hand.
 Finished runs are kept: the same command goes on where it was.
 """

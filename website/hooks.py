@@ -71,7 +71,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """Link every sampler that is named in code to its page, where it is no link, heading or code block already.
 
-    Docstrings may say :func:`name`, or end a line before an example in two colons: a page shows the name, one colon.
+    Docstrings may say :func:`name`, or end a line in two colons; a page shows the name, and one colon.
     """
     html = _ROLE.sub("", html).replace("::</p>", ":</p>")
     here = PurePosixPath(page.file.src_uri)

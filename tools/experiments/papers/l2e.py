@@ -175,7 +175,7 @@ ROWS = (
         "An epoch of L2E costs 1.2 to 1.6 times that of cyclical SGMCMC",
         "python tools/benchmark.py step",
         (),
-        "The update alone is measured: README.md, Speed",
+        "The update alone is measured: docs/results.md, Speed",
         _FULL + " --dry-run",
         "Seconds a gradient of whole networks: --dry-run prints them for the machine at hand.",
     ),
