@@ -164,7 +164,7 @@ ROWS = (
                 ("deep ensemble", "DeepEnsemble"),
             )
         ),
-        "Too short for the claim: 1.6 epochs, in which an ensemble's members get a fifth each. The samplers choose T = .01",
+        "Too short for the claim: 1.6 epochs, a fifth of them for each of an ensemble; samplers take T = .01",
         f"{_COMPARE} cifar10_augmented_full {_TUNED}",
         _GPU,
     ),
