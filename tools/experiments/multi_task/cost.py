@@ -12,6 +12,7 @@ from tqdm import tqdm
 from experiments.common.devices import device_name
 from experiments.common.tables import markdown
 from experiments.multi_task.comparison import planned_epochs
+from experiments.multi_task.methods import METHODS
 from experiments.multi_task.networks import build
 from experiments.multi_task.options import TaskOptions
 from experiments.multi_task.runner import new_result, train
@@ -44,7 +45,8 @@ def seconds_per_step(options: TaskOptions, name: str, method: str, device: str) 
     choice = options.choices(method)[0]
     torch.manual_seed(options.seed)
     shape = (settings.network, data.input_shape, len(data.tasks), data.num_classes)
-    network = build(*shape, settings.particles, settings.first_kernel).to(device)
+    separate = METHODS[method].separate
+    network = build(*shape, settings.particles, settings.first_kernel, separate=separate).to(device)
     if settings.standardise:
         network.standardise(data.train_x)
     result = new_result(settings, name, method, choice.lr, choice.energy, 1, options.seed)

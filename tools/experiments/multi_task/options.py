@@ -45,7 +45,7 @@ class TaskOptions(DeviceOptions, DataOptions, RunOptions):
         "multi_fashion",
     )
     # Methods, in the order of the tables, in any letter case.
-    method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
+    method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(n for n, method in METHODS.items() if not method.separate)
     # Number of learning rates to try, from 1, 2, 5, 10, …, around each method's own.
     grid: int = 3
     # Learning rates to try instead, the same for all methods; a single one is not tuned.
