@@ -40,7 +40,6 @@ class EarlyStopping:
         each = scores.get("sampler", ())
         return bool(self.patience and each) and len(each) - 1 - best_of(each) >= self.patience
 
-
     def card(self, scores: Mapping[str, Any]) -> dict[str, Any]:
         """For the weight card, which of the iterations the weights are of; nothing with patience 0."""
         if self.weights is None:

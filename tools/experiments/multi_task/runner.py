@@ -247,7 +247,7 @@ def predict(network: ParticleNetwork, x: Tensor) -> Tensor:
 
 
 def constant_particles(probabilities: Tensor) -> int:
-    """How many particles predict the same for every image, of (K, M, n, classes): of those all latent units are dead."""
+    """How many particles predict the same for every image, of (K, M, n, classes): their latent units are dead."""
     return int(((probabilities.amax(2) - probabilities.amin(2)) < CONSTANT).flatten(2).all(2).all(0).sum())
 
 
