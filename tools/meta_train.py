@@ -79,7 +79,7 @@ def make_trainer(options: Options) -> Trainer:
     seed = options.settings.seed
     defaults = recommended(options.default_lr, family)
     check_sampler(rule, seed, defaults["lr"], defaults["momentum_decay"])
-    check_tasks(family, seed, every=options.tasks.labels is not None or options.tasks.datasets is not None)
+    check_tasks(family, seed)
     evaluation = None
     if options.settings.evaluate_every:
         if isinstance(family, GaussianFamily):
