@@ -83,8 +83,8 @@ ROWS = (
     Row(
         "Table 3",
         "Under corruption (CIFAR-10-C) ensembles are best, L2E is ahead of HMC",
-        between="`meta_tasks.datasets.load_corrupted` reads the published files, which cannot be had here; no command scores "
-        "on them.",
+        between="`meta_tasks.datasets.load_corrupted` reads the published files, which cannot be had here; no command "
+        "scores on them.",
     ),
     Row(
         "Table 4",
@@ -202,8 +202,8 @@ ROWS = (
         "L2E goes on moving in low-loss regions while the training loss stays",
         f"{_COMPARE} cifar10 {_FRESH}",
         (),
-        "‖Δθ‖² of single steps and the training loss: `movement_<budget>.png`, TensorBoard (`chain/squared_step`), results. The "
-        "runs on disk are from before it was recorded",
+        "‖Δθ‖² of single steps and the training loss: `movement_<budget>.png`, TensorBoard (`chain/squared_step`) and "
+        "results. Recorded since the last runs at this scale",
         _FULL,
         "No figure at this scale yet.",
     ),

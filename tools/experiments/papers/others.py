@@ -152,8 +152,8 @@ MT_SGD = (
         (),
         "not run",
         f"{_MULTI} celeba --device cuda",
-        "CelebA's files cannot be had here. `SingleTask` is the paper's baseline; loader and runs are tested on small files "
-        "in its layout.",
+        "CelebA's files cannot be had here. `SingleTask` is the paper's baseline; loader and runs are tested on small "
+        "files in its layout.",
     ),
     Row(
         "Algorithms 1 and 2",
@@ -220,7 +220,7 @@ F_SVGD = (
         ),
         "FGSM seen up to ε = .075, iterated **not**",
         full="python tools/function_space.py cifar10 --preset cifar10_full",
-        between="CIFAR-10: `cifar10` trains ResNet-20-FRN, `attack_cifar10` attacks it; no run has been long enough to report.",
+        between="CIFAR-10: `cifar10` trains ResNet-20-FRN, `attack_cifar10` attacks it; not run yet.",
     ),
     Row(
         "Table 2",
