@@ -133,7 +133,7 @@ def _moo_svgd(groups: Any, lr: float, num_data: float, settings: Settings, **mor
 class SingleTasks(LinearScalarisation):
     """Networks that share nothing: the gradient of the losses' sum is for each parameter that of its own task."""
 
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every task's particles on its own loss; the losses (K, M)."""
         assert closure is not None
         kept: list[Tensor] = []
