@@ -48,5 +48,5 @@ def check_tasks(family: ImageTaskFamily | GaussianFamily, seed: int) -> None:
     if missing:
         there = " ".join(name for name in names if name not in missing)
         without = f"; without {'it' if len(missing) == 1 else 'them'}: --datasets {there}" if there else ""
-        reasons = "\n".join(str(error) for error in missing.values())
-        raise FileNotFoundError(f"family {family.name!r} needs {', '.join(missing)}{without}\n{reasons}")
+        reasons = "; ".join(str(error) for error in missing.values())
+        raise FileNotFoundError(f"family {family.name!r} needs {', '.join(missing)}{without}; {reasons}")
