@@ -207,7 +207,7 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--start-feature", "gradients"], "'gradients' is not a feature of the network"),
         (
             ["--family", "cpu"],
-            "family 'cpu' needs mnist, fashion_mnist, .*, breastmnist; without them: --datasets digits; mnist: no train",
+            "family 'cpu' needs mnist, fashion_mnist, .*, breastmnist; without them: --datasets digits; mnist: no ",
         ),
         (["--reference-data", "0"], "reference_data must be greater than 0, got 0.0"),
         (["--reference-data", "-5"], "reference_data must be greater than 0, got -5.0"),

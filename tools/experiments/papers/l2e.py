@@ -257,8 +257,8 @@ ROWS = (
         (),
         "What ships was trained so: docs/meta_training.md",
         _PAPER,
-        "EMNIST and BloodMNIST cannot be had here; their loaders are torchvision's and medmnist's. `--dry-run` on a busy "
-        "core: 102 hours for `paper` (16 member-steps/s), 30 for `full`, by eight tasks drawn at random.",
+        "EMNIST and BloodMNIST cannot be had here; their loaders are torchvision's and medmnist's. `--dry-run` on a "
+        "busy core: 102 hours for `paper` (16 member-steps/s), 30 for `full`, by eight tasks drawn at random.",
     ),
     Row("Appendices A, B", "Exploration; BMA against CE", between="Figures 3 to 6."),
     Row("Appendix C", "Text", between="Table 6."),
