@@ -15,13 +15,8 @@ from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_tensors_
 from learned_samplers.learned.network import Phi
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
-from learned_samplers.learned.sampler import LearnedSampler, together
+from learned_samplers.learned.sampler import LearnedSampler, coordinates_at_once, together
 from learned_samplers.learned.two_passes import TwoPasses
-
-# Small tensors are updated together, up to so many coordinates: their noise, and copies of their state where the update
-# is torch's, are all that a step needs besides the state.
-_TOGETHER_ON_CPU = 1 << 17
-_TOGETHER_ON_GPU = 1 << 22
 
 
 class TwoPassSampler(LearnedSampler):
@@ -76,7 +71,7 @@ class TwoPassSampler(LearnedSampler):
             for p, gradient in zip(params, gradients, strict=True):
                 self._advance_part(p, gradient, hyper, self.parts.segments(p))
             return
-        limit = _TOGETHER_ON_CPU if all(p.device.type == "cpu" for p in params) else _TOGETHER_ON_GPU
+        limit = coordinates_at_once(params)
         for alike in together(params):
             chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
             phi = self._phi(chosen[0])

@@ -13,9 +13,11 @@ from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import is_finite
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.step import Evaluation, GroupInputs
+from learned_samplers.base.step import Evaluation, GroupInputs, blocks
 from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
-from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
+from learned_samplers.learned.native.meta_sgmcmc import can_meta_step, meta_step_tensors_
+from learned_samplers.learned.network import Phi
+from learned_samplers.learned.sampler import LearnedSampler, coordinates_at_once, gather, scatter, together
 
 # Coordinates of a chain that are updated at a time, so that ten units' activations stay in the second-level cache.
 _BLOCK_ON_CPU = 1 << 14
@@ -209,29 +211,40 @@ class MetaSGMCMC(LearnedSampler):
         return tuple(x.reshape(parameter.shape) for x in after)
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        params, grads, energy, hyper = inputs.params, inputs.gradients, inputs.prepared, self.hyper(group)
+        params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)
         momenta = [self.state_of(group, p, "momentum") for p in params]
-        for members in together(params):
-            chosen, moved = [params[i] for i in members], [momenta[i] for i in members]
-            chains, phi = tuple(energy.shape), self._phi(chosen[0])
-            noise = self.noise_for(chosen, hyper)
-            here = energy.to(chosen[0].device)
-            buffers = [
-                gather(chosen, chains),
-                gather([grads[i] for i in members], chains),
-                None if noise is None else gather(noise, chains),
-                gather(moved, chains),
-            ]
-            lengths = [p.numel() // max(here.numel(), 1) for p in chosen]
-            blocks = [buffers] if self._sees_tensors else _blocks(buffers)
-            segments = Segments(tuple(lengths))
-            pieces = [self.flat_rule(*each, energy=here, phi=phi, segments=segments, **hyper) for each in blocks]
-            after = pieces[0] if len(pieces) == 1 else [torch.cat(parts, -1) for parts in zip(*pieces, strict=True)]
-            for tensors, flat in zip((chosen, moved), after, strict=True):
-                scatter(flat, tensors, lengths)
+        for alike in together(params):
+            chosen, slopes, moved = ([row[i] for i in alike] for row in (params, grads, momenta))
+            phi, energy = self._phi(chosen[0]), inputs.prepared.to(chosen[0].device)
+            if not can_meta_step(phi, self.settings, *chosen, *slopes, *moved):
+                self._advance_flat(chosen, slopes, moved, energy, phi, hyper)
+                continue
+            for block in blocks(chosen, coordinates_at_once(chosen)):
+                noise = self.noise_for(chosen[block], hyper)
+                rows = chosen[block], slopes[block], noise, moved[block]
+                meta_step_tensors_(*rows, energy=energy, phi=phi, **hyper)
+
+    def _advance_flat(
+        self, params: list[Tensor], grads: list[Tensor], momenta: list[Tensor], energy: Tensor, phi: Phi, hyper: Any
+    ) -> None:
+        chains = tuple(energy.shape)
+        noise = self.noise_for(params, hyper)
+        buffers = [
+            gather(params, chains),
+            gather(grads, chains),
+            None if noise is None else gather(noise, chains),
+            gather(momenta, chains),
+        ]
+        lengths = [p.numel() // max(energy.numel(), 1) for p in params]
+        pieces = [buffers] if self._sees_tensors else _pieces(buffers)
+        segments = Segments(tuple(lengths))
+        parts = [self.flat_rule(*each, energy=energy, phi=phi, segments=segments, **hyper) for each in pieces]
+        after = parts[0] if len(parts) == 1 else [torch.cat(part, -1) for part in zip(*parts, strict=True)]
+        for tensors, flat in zip((params, momenta), after, strict=True):
+            scatter(flat, tensors, lengths)
 
 
-def _blocks(buffers: list[Tensor | None]) -> list[list[Tensor | None]]:
+def _pieces(buffers: list[Tensor | None]) -> list[list[Tensor | None]]:
     """The buffers in runs of coordinates of about one block's size over all chains."""
     first = buffers[0]
     assert first is not None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learned_samplers.learned.network import Phi
 
-__all__ = ["are_plain", "call_with_network", "widths_of"]
+__all__ = ["are_plain", "call_with_network", "contiguous_rows", "widths_of", "write_back"]
 
 _PLAIN = {Tensor, torch.nn.Parameter}
 
@@ -27,6 +27,19 @@ def are_plain(phi: Phi, tensors: Sequence[Tensor | None], dtype: torch.dtype = t
     if not plain or not all(x.is_cpu for x in everything):
         return False
     return not (torch.is_grad_enabled() and any(x.requires_grad for x in everything))
+
+
+def contiguous_rows(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The tensors themselves, or copies of those with another memory layout (channels_last)."""
+    return tensors if all(x.is_contiguous() for x in tensors) else [x.contiguous() for x in tensors]
+
+
+def write_back(tensors: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+    """Write into the tensors what has become of their `contiguous_rows`, where these are copies."""
+    if tensors is not rows:
+        for old, new in zip(tensors, rows, strict=True):
+            if old is not new:
+                old.copy_(new)
 
 
 def widths_of(phi: Phi) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.narrow import STEP
-from learned_samplers.learned.native.calls import are_plain, call_with_network, widths_of
+from learned_samplers.learned.native.calls import are_plain, call_with_network, contiguous_rows, widths_of, write_back
 from learned_samplers.learned.native.coefficients import coefficients
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.native.structures import fits, settings_of
@@ -67,8 +67,7 @@ def step_tensors_(
         RuntimeError: the library is not there; see `can_step`.
     """
     rows = [parameters, gradients, noise or parameters, momenta, averages]
-    # A tensor of another memory layout (channels_last) takes the step as a copy.
-    plain = [row if all(x.is_contiguous() for x in row) else [x.contiguous() for x in row] for row in rows]
+    plain = [contiguous_rows(row) for row in rows]
     if noise is None:
         plain[2] = [torch.empty_like(x) for x in plain[0]] if _normalises(settings) else []
     pieces = np.zeros((len(parameters), 8), np.int64)
@@ -78,10 +77,7 @@ def step_tensors_(
     pieces[:, 5] = pieces[:, 6] = [p.numel() for p in parameters]
     _run(pieces, phi, settings, noise is not None, averages[0].dtype == torch.bfloat16, hyper)
     for before, after in ((parameters, plain[0]), (momenta, plain[3]), (averages, plain[4])):
-        if before is not after:
-            for old, new in zip(before, after, strict=True):
-                if old is not new:
-                    old.copy_(new)
+        write_back(before, after)
 
 
 def step_flat_(

@@ -60,10 +60,13 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "KineticL2E without the Hessian": lambda params: KineticL2E(params, LR, NUM_DATA, hessian="none"),
     "ScaleAdaptedL2E": lambda params: ScaleAdaptedL2E(params, LR, NUM_DATA, adaptation_steps=2),
     "PrecondL2E": lambda params: PrecondL2E(params, LR, NUM_DATA),
+    "MetaSGMCMC": lambda params: MetaSGMCMC(params, LR, NUM_DATA),
     "MetaSGMCMC, finite differences": lambda params: MetaSGMCMC(params, LR, NUM_DATA, correction="finite_difference"),
 }
 #: Those that have compiled code.
-COMPILED = ("L2E", "L2E, lean", "L2E, lean, averages in bfloat16", "KineticL2E without the Hessian", "PrecondL2E")
+COMPILED = (
+    "L2E", "L2E, lean", "L2E, lean, averages in bfloat16", "KineticL2E without the Hessian", "PrecondL2E", "MetaSGMCMC",
+)  # fmt: skip
 
 
 def step_of(sampler: Sampler) -> Callable[[], object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import warnings
 from collections.abc import Callable
@@ -138,10 +139,12 @@ def training_steps(device: str, num_images: int = 20_000) -> dict[str, Callable[
 
         return lambda: sampler.step(closure)
 
+    exact = functools.partial(trainer, MetaSGMCMC, network=learned)
     return {
         "SGHMC": trainer(SGHMC),
-        "Meta-SGMCMC, finite differences": trainer(MetaSGMCMC, network=learned, correction="finite_difference"),
-        "Meta-SGMCMC, autograd": trainer(MetaSGMCMC, network=learned, correction="autograd"),
+        "MetaSGMCMC": exact(),
+        "MetaSGMCMC, without compiled code": uncompiled(exact()),
+        "MetaSGMCMC, finite differences": trainer(MetaSGMCMC, network=learned, correction="finite_difference"),
     }
 
 
