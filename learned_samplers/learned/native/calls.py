@@ -53,12 +53,10 @@ def call_with_network(function: Callable[..., int], settings: ctypes.Structure, 
     Raises:
         MemoryError: it ran out of memory.
     """
-    plain = [(weight.detach().contiguous(), bias.detach().contiguous()) for weight, bias in phi]
-    own = plain[0][0].dim() > 2
-    table = np.array(
-        [[w.data_ptr(), b.data_ptr(), own * prod(w.shape[-2:]), own * b.shape[-1]] for w, b in plain],
-        np.int64,
-    )
-    members = prod(plain[0][0].shape[:-2])
+    plain = [(weight.contiguous(), bias.contiguous()) for weight, bias in phi]
+    *lead, _, _ = plain[0][0].shape
+    sizes = [(w.shape[-2] * w.shape[-1], b.shape[-1]) if lead else (0, 0) for w, b in plain]
+    rows = [(w.data_ptr(), b.data_ptr(), *size) for (w, b), size in zip(plain, sizes, strict=True)]
+    table, members = np.array(rows, np.int64), prod(lead)
     if function(ctypes.addressof(settings), pieces.ctypes.data, len(pieces), table.ctypes.data, members):
         raise MemoryError("the compiled update ran out of memory")

@@ -40,7 +40,8 @@ def can_step(
     if isinstance(settings, PreconditionedSettings) and settings.correction != "none":
         return False
     narrow = bool(averages) and averages[0].dtype == torch.bfloat16
-    if not are_plain(phi, tensors) or not are_plain((), averages, torch.bfloat16 if narrow else torch.float32):
+    plain = are_plain(phi, tensors if narrow else (*tensors, *averages))
+    if not plain or (narrow and not are_plain((), averages, torch.bfloat16)):
         return False
     return fits(feature_set_named(settings.feature_set), widths_of(phi)) and native_library() is not None
 

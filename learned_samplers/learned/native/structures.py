@@ -64,6 +64,7 @@ def has_room(widths: tuple[int, ...]) -> bool:
     return 3 <= len(widths) <= _MOST_LAYERS + 1 and max(widths[1:]) <= _MOST_WIDTH
 
 
+@lru_cache(maxsize=64)
 def fits(named: FeatureSet, widths: tuple[int, ...]) -> bool:
     """Whether the structures have room for the feature set and for a network of these widths."""
     return (

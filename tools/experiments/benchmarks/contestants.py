@@ -36,8 +36,8 @@ LR = 1e-9
 
 
 def lean_l2e(params: Any, lr: float, num_data: float, **options: Any) -> L2E:
-    """L2E with an untrained network of the feature set "lean", two layers of 8."""
-    settings = L2ESettings(feature_set="lean", normalise_output=True, **options)
+    """L2E with an untrained network of the feature set "lean", two layers of 8, with settings of docs/candidates."""
+    settings = L2ESettings(feature_set="lean", gated=True, friction_scale=0.0, **options)
     return L2E(params, lr, num_data, network=settings.fresh_network((8, 8)), settings=settings)
 
 
