@@ -87,11 +87,11 @@ def step_of(sampler: Sampler) -> Callable[[], object]:
 def uncompiled(step: Callable[[], object]) -> Callable[[], object]:
     """The step with the compiled code turned off."""
 
-    def slow() -> None:
+    def slow() -> object:
         before = os.environ.get(ENVIRONMENT_VARIABLE)
         os.environ[ENVIRONMENT_VARIABLE] = "0"
         try:
-            step()
+            return step()
         finally:
             del os.environ[ENVIRONMENT_VARIABLE]
             if before is not None:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +39,18 @@ class StepBenchmark:
     uncompiled: bool = False
     # CPU threads; by default torch's own choice.
     threads: int | None = None
+    # What is timed: time on the clock, or processor time of all threads together, which other programs disturb less.
+    clock: Literal["wall", "processor"] = "wall"
     # Sides of the ResNet's images; none leaves its training steps out.
     sizes: tuple[int, ...] = (16, 32)
     # Device, such as cpu or cuda.
     device: str = "cpu"
     # File for the Markdown table, besides the terminal.
     out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.clock == "processor" and self.device != "cpu":
+            raise ValueError(f"clock='processor' does not see what device={self.device!r} does")
 
 
 def resnet20(device: str) -> list[Tensor]:
@@ -230,7 +236,8 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
     tables += [_training_table(f"training step, ResNet-20-FRN, batch 64, {k}", v) for k, v in resnets.items()]
     table = "\n\n".join([*tables, _training_table(whole, training)])
     head = (
-        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.rounds} rounds, "
+        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, "
+        f"{'processor time, ' * (options.clock == 'processor')}{options.rounds} rounds, "
         f"{options.long_rounds} on 10 million parameters and on images above {_SMALL}×{_SMALL}"
     )
     write_table(options.out, command, f"{head}\n\n{table}")
@@ -242,7 +249,7 @@ def _milliseconds(
     steps: dict[str, Callable[[], object]], rounds: int, options: StepBenchmark, title: str
 ) -> dict[str, float]:
     """Milliseconds of each, the tenth percentile of interleaved rounds, to which other processes add little."""
-    times = interleaved(steps, rounds, title, warm_up=3, device=options.device)
+    times = interleaved(steps, rounds, title, warm_up=3, device=options.device, clock=options.clock)
     return {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
 
 

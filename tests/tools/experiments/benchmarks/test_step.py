@@ -1,5 +1,6 @@
 """tools/benchmark.py step: the contestants really step, and the training table says what was measured."""
 
+import pytest
 import torch
 from experiments.benchmarks import step
 from experiments.benchmarks.step import StepBenchmark, contestants, resnet_steps, training_steps
@@ -9,9 +10,14 @@ def test_every_training_step_moves_a_network_of_its_own():
     torch.manual_seed(0)
     steps = training_steps("cpu", num_images=600)
     losses = {name: [step().item() for _ in range(3)] for name, step in steps.items()}
-    assert len(losses) == 3
+    assert len(losses) == 4
     assert all(0.5 < loss < 5 for values in losses.values() for loss in values)
-    assert len({loss for values in losses.values() for loss in values}) == 9
+    assert len({loss for values in losses.values() for loss in values}) == 12
+
+
+def test_the_processors_clock_is_for_a_cpu():
+    with pytest.raises(ValueError, match=r"clock='processor' does not see what device='cuda' does"):
+        StepBenchmark(clock="processor", device="cuda")
 
 
 def test_every_training_step_of_the_resnet_is_one():
@@ -44,7 +50,7 @@ def test_every_contestant_moves_its_parameters():
 def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
     measured = {
         "SGHMC": 2.0,
-        "Meta-SGMCMC, finite differences": 3.0,
+        "MetaSGMCMC": 3.0,
         "torch SGD(momentum)": 1.0,
         "randn_like of every parameter": 1.0,
     }
@@ -55,6 +61,6 @@ def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(step, "resnet_steps", lambda size, device: {})
     step.benchmark_steps(StepBenchmark(out=out))
     text = out.read_text()
-    assert "| Meta-SGMCMC, finite differences | 3.00 (1.50×) |" in text
+    assert "| MetaSGMCMC | 3.00 (1.50×) |" in text
     assert "| SGHMC | 2.00 (1.00×) | 2.00 (1.00×) |" in text
     assert text.splitlines()[2] in capsys.readouterr().out
