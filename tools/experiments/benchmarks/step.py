@@ -37,6 +37,8 @@ class StepBenchmark:
     long_rounds: int = 15
     # Also time the samplers that have compiled code without it.
     uncompiled: bool = False
+    # Names of samplers, as in the table; none times all of them. Those of torch are always there.
+    samplers: tuple[str, ...] = ()
     # CPU threads; by default torch's own choice.
     threads: int | None = None
     # What is timed: time on the clock, or processor time of all threads together, which other programs disturb less.
@@ -51,6 +53,8 @@ class StepBenchmark:
     def __post_init__(self) -> None:
         if self.clock == "processor" and self.device != "cpu":
             raise ValueError(f"clock='processor' does not see what device={self.device!r} does")
+        if unknown := set(self.samplers) - set(SAMPLERS):
+            raise ValueError(f"samplers must be of {', '.join(SAMPLERS)}, got {', '.join(sorted(unknown))}")
 
 
 def resnet20(device: str) -> list[Tensor]:
@@ -79,17 +83,24 @@ def _parameters(shapes: list[tuple[int, ...]], device: str) -> list[Tensor]:
     return params
 
 
-def contestants(make: Callable[[], list[Tensor]], without_code: bool = False) -> dict[str, Callable[[], object]]:
-    """Name → one step; each has its own parameters. ``without_code``: also without the compiled code."""
+def contestants(
+    make: Callable[[], list[Tensor]], without_code: bool = False, samplers: tuple[str, ...] = ()
+) -> dict[str, Callable[[], object]]:
+    """Name → one step; each has its own parameters. ``without_code``: also without the compiled code; ``samplers``: of
+    the library only these, and no peers."""
+    chosen = samplers or tuple(SAMPLERS)
     steps: dict[str, Callable[[], object]] = {
         "torch SGD(momentum)": torch.optim.SGD(make(), 1e-9, momentum=0.9).step,
         "torch Adam": torch.optim.Adam(make(), 1e-9).step,
     }
     plain = make()
     steps["randn_like of every parameter"] = lambda: [torch.randn_like(p) for p in plain]
-    steps |= {name: step_of(sampler(make())) for name, sampler in SAMPLERS.items()}
-    if without_code:
-        steps |= {f"{name}, without compiled code": uncompiled(step_of(SAMPLERS[name](make()))) for name in COMPILED}
+    steps |= {name: step_of(SAMPLERS[name](make())) for name in chosen}
+    for name in COMPILED if without_code else ():
+        if name in chosen:
+            steps[f"{name}, without compiled code"] = uncompiled(step_of(SAMPLERS[name](make())))
+    if samplers:
+        return steps
     for name, peer in (("posteriors SGHMC", _posteriors_sghmc(make())), ("ivon-opt IVON", _ivon(make()))):
         if peer is not None:
             steps[name] = peer
@@ -220,7 +231,7 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
         "10 million in 200 tensors": (lambda: ten_million(options.device), options.long_rounds),
     }
     for title, (make, rounds) in cases.items():
-        columns[title] = _milliseconds(contestants(make, options.uncompiled), rounds, options, title)
+        columns[title] = _milliseconds(contestants(make, options.uncompiled, options.samplers), rounds, options, title)
     resnets = {
         f"{size}×{size}": _milliseconds(
             resnet_steps(size, options.device),
@@ -241,7 +252,7 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
         f"{options.long_rounds} on 10 million parameters and on images above {_SMALL}×{_SMALL}"
     )
     write_table(options.out, command, f"{head}\n\n{table}")
-    if not any("posteriors" in name for name in next(iter(columns.values()))):
+    if not options.samplers and not any("posteriors" in name for name in next(iter(columns.values()))):
         print("\n(the posteriors package is not installed: pip install posteriors)")
 
 

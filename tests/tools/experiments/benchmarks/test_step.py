@@ -47,6 +47,15 @@ def test_every_contestant_moves_its_parameters():
     assert sum(not each for each in moved) <= 2 + ("ivon-opt IVON" not in steps)
 
 
+def test_some_samplers_can_be_chosen():
+    names = ("SGHMC", "MetaSGMCMC")
+    steps = contestants(lambda: [torch.nn.Parameter(torch.zeros(2))], True, names)
+    torchs = {"torch SGD(momentum)", "torch Adam", "randn_like of every parameter"}
+    assert set(steps) == {*torchs, *names, "MetaSGMCMC, without compiled code"}
+    with pytest.raises(ValueError, match=r"samplers must be of .*MetaSGMCMC.*, got SGHCM"):
+        StepBenchmark(samplers=("SGHCM",))
+
+
 def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
     measured = {
         "SGHMC": 2.0,
@@ -54,7 +63,7 @@ def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
         "torch SGD(momentum)": 1.0,
         "randn_like of every parameter": 1.0,
     }
-    monkeypatch.setattr(step, "contestants", lambda make, without_code: {})
+    monkeypatch.setattr(step, "contestants", lambda *args: {})
     monkeypatch.setattr(step, "training_steps", lambda device: {})
     monkeypatch.setattr(step, "_milliseconds", lambda *args: measured)
     out = tmp_path / "steps.md"
