@@ -281,13 +281,16 @@ def scatter(flat: Tensor, tensors: Sequence[Tensor], segments: Segments | Sequen
 
 
 # Small tensors are updated together, up to so many coordinates: their noise, and copies of their state where the update
-# is torch's, are all that a step in place needs besides the state.
+# is torch's, are all that a step in place needs besides the state. Compiled code copies nothing, and every call costs.
 _AT_ONCE_ON_CPU = 1 << 17
+_AT_ONCE_COMPILED = 1 << 19
 _AT_ONCE_ON_GPU = 1 << 22
 
 
-def coordinates_at_once(params: Sequence[Tensor]) -> int:
+def coordinates_at_once(params: Sequence[Tensor], compiled: bool) -> int:
     """How many coordinates of these tensors a step in place takes at a time."""
+    if compiled:
+        return _AT_ONCE_COMPILED
     return _AT_ONCE_ON_CPU if all(p.device.type == "cpu" for p in params) else _AT_ONCE_ON_GPU
 
 

@@ -220,7 +220,7 @@ class MetaSGMCMC(LearnedSampler):
             if not can_meta_step(phi, self.settings, *chosen, *slopes, *moved):
                 self._advance_flat(chosen, slopes, moved, energy, phi, hyper)
                 continue
-            for block in blocks(chosen, coordinates_at_once(chosen)):
+            for block in blocks(chosen, coordinates_at_once(chosen, compiled=True)):
                 noise = self.noise_for(chosen[block], hyper)
                 rows = chosen[block], slopes[block], noise, moved[block]
                 meta_step_tensors_(*rows, energy=energy, phi=phi, **hyper)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from math import prod
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from learned_samplers.learned.network import Phi
 
-__all__ = ["are_plain", "call_with_network", "contiguous_rows", "widths_of", "write_back"]
+__all__ = ["addresses", "are_plain", "call_with_network", "contiguous_rows", "lengths_of", "widths_of", "write_back"]
 
 _PLAIN = {Tensor, torch.nn.Parameter}
+_on_cpu, _dtype, _needs_gradient = attrgetter("is_cpu"), attrgetter("dtype"), attrgetter("requires_grad")
 
 
 def are_plain(phi: Phi, tensors: Sequence[Tensor | None], dtype: torch.dtype = torch.float32) -> bool:
@@ -22,16 +24,26 @@ def are_plain(phi: Phi, tensors: Sequence[Tensor | None], dtype: torch.dtype = t
     if torch.compiler.is_compiling():
         return False
     everything = [x for x in (*tensors, *(part for layer in phi for part in layer)) if x is not None]
-    # Sets of what there is, for a step looks at some hundred tensors.
-    plain = set(map(type, everything)) <= _PLAIN and {x.dtype for x in everything} <= {dtype}
-    if not plain or not all(x.is_cpu for x in everything):
+    # Sets of what there is, at the speed of C, for a step looks at some hundred tensors.
+    plain = set(map(type, everything)) <= _PLAIN and set(map(_dtype, everything)) <= {dtype}
+    if not plain or not all(map(_on_cpu, everything)):
         return False
-    return not (torch.is_grad_enabled() and any(x.requires_grad for x in everything))
+    return not (torch.is_grad_enabled() and any(map(_needs_gradient, everything)))
+
+
+def addresses(tensors: Sequence[Tensor]) -> np.ndarray:
+    """Where each begins in memory."""
+    return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+
+
+def lengths_of(tensors: Sequence[Tensor]) -> np.ndarray:
+    """The number of elements of each."""
+    return np.fromiter(map(Tensor.numel, tensors), np.int64, len(tensors))
 
 
 def contiguous_rows(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """The tensors themselves, or copies of those with another memory layout (channels_last)."""
-    return tensors if all(x.is_contiguous() for x in tensors) else [x.contiguous() for x in tensors]
+    return tensors if all(map(Tensor.is_contiguous, tensors)) else [x.contiguous() for x in tensors]
 
 
 def write_back(tensors: Sequence[Tensor], rows: Sequence[Tensor]) -> None:

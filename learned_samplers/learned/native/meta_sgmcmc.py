@@ -14,7 +14,15 @@ from learned_samplers.base.operations import as_number, scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.meta_sgmcmc.rule import GRADIENT_FLOOR, MOMENTUM_FLOOR, MetaSGMCMCSettings
 from learned_samplers.learned.native import structures
-from learned_samplers.learned.native.calls import are_plain, call_with_network, contiguous_rows, widths_of, write_back
+from learned_samplers.learned.native.calls import (
+    addresses,
+    are_plain,
+    call_with_network,
+    contiguous_rows,
+    lengths_of,
+    widths_of,
+    write_back,
+)
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.network import Phi
 
@@ -44,12 +52,12 @@ def meta_step_tensors_(
     """
     plain = [contiguous_rows(row) for row in (gradients, noise or (), parameters, momenta)]
     chains = energy.numel()
-    lengths = np.array([p.numel() // chains for p in parameters])
+    lengths = lengths_of(parameters) // chains
     pieces = np.zeros((chains, len(parameters), _COLUMNS), np.int64)
     offsets = 4 * lengths * np.arange(chains)[:, None]
     for column, row in enumerate(plain):
         if row:
-            pieces[:, :, column] = offsets + [x.data_ptr() for x in row]
+            pieces[:, :, column] = offsets + addresses(row)
     pieces[:, :, _LENGTH] = lengths
     _run(pieces, energy, phi, settings, noise is not None, hyper)
     write_back(parameters, plain[2])

@@ -15,7 +15,15 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.narrow import STEP
-from learned_samplers.learned.native.calls import are_plain, call_with_network, contiguous_rows, widths_of, write_back
+from learned_samplers.learned.native.calls import (
+    addresses,
+    are_plain,
+    call_with_network,
+    contiguous_rows,
+    lengths_of,
+    widths_of,
+    write_back,
+)
 from learned_samplers.learned.native.coefficients import coefficients
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.native.structures import fits, settings_of
@@ -74,8 +82,8 @@ def step_tensors_(
     pieces = np.zeros((len(parameters), 8), np.int64)
     for column, row in enumerate(plain):
         if row:
-            pieces[:, column] = [x.data_ptr() for x in row]
-    pieces[:, 5] = pieces[:, 6] = [p.numel() for p in parameters]
+            pieces[:, column] = addresses(row)
+    pieces[:, 5] = pieces[:, 6] = lengths_of(parameters)
     _run(pieces, phi, settings, noise is not None, averages[0].dtype == torch.bfloat16, hyper)
     for before, after in ((parameters, plain[0]), (momenta, plain[3]), (averages, plain[4])):
         write_back(before, after)
