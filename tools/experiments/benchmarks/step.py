@@ -33,7 +33,7 @@ class StepBenchmark:
 
     # Rounds: in each, every sampler takes one timed step in turn.
     rounds: int = 60
-    # The same on 10 million parameters, and on images of 32×32.
+    # The same on 10 million parameters, and on images of 32×32; 0 leaves these out.
     long_rounds: int = 15
     # Also time the samplers that have compiled code without it.
     uncompiled: bool = False
@@ -231,6 +231,8 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
         "10 million in 200 tensors": (lambda: ten_million(options.device), options.long_rounds),
     }
     for title, (make, rounds) in cases.items():
+        if not rounds:
+            continue
         columns[title] = _milliseconds(contestants(make, options.uncompiled, options.samplers), rounds, options, title)
     resnets = {
         f"{size}×{size}": _milliseconds(
@@ -240,6 +242,7 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
             f"ResNet-20, {size}×{size}",
         )
         for size in options.sizes
+        if size <= _SMALL or options.long_rounds
     }
     whole = "whole training step, MLP 784-20-10, batch 500"
     training = _milliseconds(training_steps(options.device), options.rounds, options, whole)
@@ -248,9 +251,10 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
     table = "\n\n".join([*tables, _training_table(whole, training)])
     head = (
         f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, "
-        f"{'processor time, ' * (options.clock == 'processor')}{options.rounds} rounds, "
-        f"{options.long_rounds} on 10 million parameters and on images above {_SMALL}×{_SMALL}"
+        f"{'processor time, ' * (options.clock == 'processor')}{options.rounds} rounds"
     )
+    if options.long_rounds:
+        head += f", {options.long_rounds} on 10 million parameters and on images above {_SMALL}×{_SMALL}"
     write_table(options.out, command, f"{head}\n\n{table}")
     if not options.samplers and not any("posteriors" in name for name in next(iter(columns.values()))):
         print("\n(the posteriors package is not installed: pip install posteriors)")

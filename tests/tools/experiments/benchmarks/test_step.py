@@ -73,3 +73,16 @@ def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
     assert "| MetaSGMCMC | 3.00 (1.50×) |" in text
     assert "| SGHMC | 2.00 (1.00×) | 2.00 (1.00×) |" in text
     assert text.splitlines()[2] in capsys.readouterr().out
+
+
+def test_what_is_large_can_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        step, "_milliseconds", lambda *args: {"torch SGD(momentum)": 1.0, "randn_like of every parameter": 1.0}
+    )
+    out = tmp_path / "steps.md"
+    step.benchmark_steps(StepBenchmark(out=out, long_rounds=0, samplers=("SGHMC",), rounds=7))
+    text = out.read_text()
+    assert "7 rounds\n" in text
+    assert "16×16" in text
+    assert "10 million" not in text
+    assert "32×32" not in text
