@@ -70,7 +70,6 @@ class ScaleAdaptedL2ERule(CoordinateRule):
             return parameter, tuple(state)
         step_flat_(*chain, phi=phi, segments=at.segments, settings=exploration, step=at.step, **hyper)
         if at.step + 1 == settings.adaptation_steps:
-            chosen = {name: hyper[name] for name in ("lr", "num_data", "momentum_decay")}
             root = frozen_root(
                 at.parameter,
                 at.gradient,
@@ -79,7 +78,7 @@ class ScaleAdaptedL2ERule(CoordinateRule):
                 segments=at.segments,
                 settings=settings,
                 step=at.step,
-                **chosen,
+                **hyper,
             )
             momentum.zero_()
         return at.parameter, (momentum, averages, root)

@@ -34,8 +34,8 @@ class ScaleAdaptedL2E(LearnedSampler):
     step,
 
         t ≤ adaptation_steps:  the step of `L2E` (residual form, gated), its run being ``adaptation_steps`` long
-        t = adaptation_steps:  G = κ·a·exp(μ)/(√v̂ + eps),  hᵢ = √(lr·Gᵢ/N),  r = 0;   μ = network, coordinate by
-                               coordinate, on statistics of the chain (running averages, θ, sizes, N)
+        t = adaptation_steps:  G = κ·a·exp(μ)/(√v̂ + √(λT)/N + eps),  hᵢ = √(lr·Gᵢ/N),  r = 0;   μ = network,
+                               coordinate by coordinate, on statistics of the chain (running averages, θ, sizes, N)
         t > adaptation_steps:  r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r
 
     with ĝ = g + λθ/N and v̂ the running average of g²: BAOA in the coordinates θ/√G. The factor a makes κ·lr Adam's
@@ -152,9 +152,8 @@ class ScaleAdaptedL2E(LearnedSampler):
         )
         if hyper["step"] + 1 == self._adaptation_steps:
             segments = Segments(tuple(p.numel() for p in params))
-            chosen = ("lr", "num_data", "momentum_decay", "step", "settings")
             flat = gather(params), gather(gradients), self._flat_state("averages", averages)
-            root = frozen_root(*flat, phi=phi, segments=segments, **{name: hyper[name] for name in chosen})
+            root = frozen_root(*flat, phi=phi, segments=segments, **hyper)
             scatter(root, [self.state[p]["root"] for p in params], segments)
             torch._foreach_zero_(momenta)
 

@@ -92,17 +92,22 @@ def frozen_root(
     settings: ScaleAdaptedL2ESettings,
     lr: Any,
     num_data: Any,
+    temperature: Any,
+    prior_precision: Any,
     momentum_decay: Any,
     step: Any,
 ) -> Tensor:
-    """√G of every coordinate, (..., d), with G = κ·a·exp(μ)/(√v̂ + eps), μ held to ±6.
+    """√G of every coordinate, (..., d), with G = κ·a·exp(μ)/(√v̂ + √(λT)/N + eps), μ held to ±6.
 
     v̂ is the slowest of the set's second moments, bias-corrected, and μ the network's fourth output where the momentum
-    is zero and the gradient is its slowest running average: statistics of the chain, not of its last minibatch.
+    is zero and the gradient is its slowest running average: statistics of the chain, not of its last minibatch. √(λT)/N
+    is the root mean square of the prior's part of the gradient, at the prior: without it a weight that sees hardly any
+    gradient while the chain explores would fly away on its noise afterwards.
 
     Args:
         parameter, gradient, averages: of the chain after step + 1 updates, (..., d) and (..., K, d).
-        phi, segments, settings, lr, num_data, momentum_decay, step: as for `scale_adapted_l2e_rule`.
+        phi, segments, settings, lr, num_data, temperature, prior_precision, momentum_decay, step: as for
+            `scale_adapted_l2e_rule`.
     """
     named, t = feature_set_named(settings.feature_set), step + 1
     k = len(named.average_decays)
@@ -121,7 +126,8 @@ def frozen_root(
     ).with_momentum(torch.zeros_like(parameter))
     (mu,) = raw_outputs(phi, scales, slice(3, 4))
     factor = mu.clamp(-GATE_BOUND, GATE_BOUND).exp() * (settings.mass_scale * momentum_decay)
-    return (factor / (second.sqrt() + settings.eps)).sqrt()
+    prior = (prior_precision * temperature) ** 0.5 / num_data
+    return (factor / (second.sqrt() + prior + settings.eps)).sqrt()
 
 
 def scale_adapted_l2e_rule(
@@ -156,10 +162,15 @@ def scale_adapted_l2e_rule(
     Returns:
         The new (parameter, momentum, averages, root). Nothing is changed in place.
     """
-    at = dict(lr=lr, num_data=num_data, momentum_decay=momentum_decay)
+    at = dict(
+        lr=lr,
+        num_data=num_data,
+        temperature=temperature,
+        prior_precision=prior_precision,
+        momentum_decay=momentum_decay,
+    )
     if step >= settings.adaptation_steps:
-        chain = (parameter, gradient, noise, momentum, root)
-        parameter, momentum = sampling_rule(*chain, temperature=temperature, prior_precision=prior_precision, **at)
+        parameter, momentum = sampling_rule(parameter, gradient, noise, momentum, root, **at)
         return parameter, momentum, averages, root
     parameter, momentum, averages = l2e_rule(
         parameter,
@@ -170,8 +181,6 @@ def scale_adapted_l2e_rule(
         phi=explorer(phi),
         segments=segments,
         step=step,
-        temperature=temperature,
-        prior_precision=prior_precision,
         settings=settings.exploration,
         **at,
     )

@@ -75,13 +75,14 @@ def test_the_mass_is_chosen_once_from_the_statistics_of_the_chain():
     assert not r.any()
     assert root.isfinite().all()
     assert (root > 0).all()
-    chosen = dict(lr=HYPER["lr"], num_data=300.0, momentum_decay=0.1, step=3)
+    chosen = dict(step=3, **HYPER)
     assert torch.equal(root, frozen_root(theta, tensors[1], averages, **run, **chosen))
-    # without the network it is ScaleAdaptedSGHMC's, times κ
+    # without the network it is ScaleAdaptedSGHMC's, times κ, with the prior's gradient as a floor
     silent = [*phi[:-1], (phi[-1][0] * 0, phi[-1][1] * 0)]
     plain = frozen_root(theta, tensors[1], averages, **{**run, "phi": silent}, **chosen)
     second = averages[3] / (1 - 0.99**4)
-    torch.testing.assert_close(plain.square(), 0.2 * 0.1 / (second.sqrt() + 1e-5))
+    prior = (HYPER["prior_precision"] * HYPER["temperature"]) ** 0.5 / 300.0
+    torch.testing.assert_close(plain.square(), 0.2 * 0.1 / (second.sqrt() + prior + 1e-5))
     assert ((root / plain).log().abs() > 0.05).any()
     # not of the last minibatch: another gradient, the same averages
     assert torch.equal(root, frozen_root(theta, tensors[1] * 3, averages, **run, **chosen))
