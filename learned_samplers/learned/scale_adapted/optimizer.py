@@ -49,8 +49,8 @@ class ScaleAdaptedL2E(LearnedSampler):
         lr: of the exploration, as for `L2E`; by default what the network's card recommends.
         adaptation_steps: steps of exploration; half the run, say. 0 is not possible: there is no mass without it.
         network: path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the network (four outputs: α, β,
-            γ and μ), or None for fresh weights, with which the exploration is SGHMC and μ = 0. "default" is None: no
-            weights ship yet.
+            γ and μ), "default" for the shipped "scale-adapted-l2e", or None for fresh weights, with which the
+            exploration is SGHMC and μ = 0.
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         feature_set: a set with a second moment; by default the card's, else "lean".
         alpha_scale, beta_scale, friction_scale, output_bound, reference_data: of `L2E`; by default the card's, else
@@ -80,7 +80,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         num_data: float | None = None,
         *,
         adaptation_steps: int | None = None,
-        network: str | os.PathLike[str] | nn.Module | None = None,
+        network: str | os.PathLike[str] | nn.Module | None = "default",
         feature_set: str | None = None,
         momentum_decay: float | None = None,
         temperature: float = 1.0,
@@ -98,9 +98,12 @@ class ScaleAdaptedL2E(LearnedSampler):
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],
     ):
-        super().__init__(params, arguments(locals()), generator=generator)
-        if self.settings.adaptation_steps is None:
+        if (adaptation_steps if settings is None else settings.adaptation_steps) is None:
             raise ValueError("adaptation_steps must be given: the steps of exploration, after which samples are taken")
+        super().__init__(params, arguments(locals()), generator=generator)
+
+    def _shipped(self, own: dict[str, Any]) -> str:
+        return "scale-adapted-l2e"
 
     def _rows(self) -> dict[str, int]:
         return {"averages": feature_set_named(self.settings.feature_set).num_averages}

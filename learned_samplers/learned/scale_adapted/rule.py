@@ -34,6 +34,7 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
 
     sampler: ClassVar[str] = "ScaleAdaptedL2E"
     hidden: ClassVar[tuple[int, ...]] = (8, 8)
+    law_stands_for_any: ClassVar[tuple[str, ...]] = ("adaptation_steps",)  # whatever the mass is, it is frozen
 
     feature_set: str = choice("lean", *_SETS, doc="What the network sees.")
     alpha_scale: float = setting(0.1, check.non_negative, doc="Factor on the output α.")
