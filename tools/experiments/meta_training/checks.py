@@ -22,7 +22,7 @@ def check_sampler(rule: NetworkRule, seed: int, lr: float, momentum_decay: float
         1000,
         network=rule.network(rule.initial_weights(seed)),
         momentum_decay=momentum_decay,
-        settings=rule.settings,
+        settings=rule.for_run(1).settings,  # ScaleAdaptedL2E wants to know how long it explores
     )
 
 
