@@ -5,9 +5,9 @@
 
 The card gets a field "law": `check_sampler` on two Gaussians, and of L2E the violation of Assumption 3.1 and what each
 term of a step does (`learned_samplers.learned.law`), at the learning rate that the card recommends. The badge follows
-from it: "O(h)" for a sampler that claims an invariant law (KineticL2E, MetaSGMCMC) whose bias was seen to vanish with
-the step size, else "heuristic". Under "meta_training" stands how to get the weights again: "reproduce" is the command
-of the training, and "blend" has the other network's training and the command of this tool.
+from it: "O(h)" for a sampler that claims an invariant law (KineticL2E, MetaSGMCMC, ScaleAdaptedL2E) whose bias was seen
+to vanish with the step size, else "heuristic". Under "meta_training" stands how to get the weights again: "reproduce"
+is the command of the training, and "blend" has the other network's training and the command of this tool.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ import torch
 import tyro
 from experiments.common.output import command_line, explained
 from experiments.meta_training.cards import blend, check_same_rule, with_reproduction, without_infinities
-from experiments.meta_training.law import law_of
+from experiments.meta_training.law import law_of, measured_sampler
 from torch import nn
 
 from learned_samplers.learned import weights
-from learned_samplers.learned.registry import sampler_from_card
 from meta_tasks.training.process import one_core
 
 
@@ -119,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = options.out / f"{options.name}.safetensors"
     weights.save(path, network, {**card, **changed})
     # The badge is what a user's sampler says of itself with these weights.
-    sampler = sampler_from_card(path, [torch.zeros(1, requires_grad=True)], num_data=options.num_data)
+    sampler = measured_sampler(path, [torch.zeros(1, requires_grad=True)], lr, options.num_data)
     weights.save(path, network, {**card, **changed, "badge": sampler.badge})
     print(f"{path}: {sampler.badge}; {sampler.badge_reason}")
 

@@ -2,8 +2,8 @@
 
 A card's field "law" holds what `tools/ship.py` measured on Gaussians whose law is known: "verdict" and "reason"; for
 each step size, from the largest to the smallest, "lr", "momentum_decay", "largest_bias" (relative, of a variance) and
-"error" (its standard error); and what it was measured at, "temperature", "sha256" (of the network) and "settings". The
-card's own field "badge" is ignored.
+"error" (its standard error); and what it was measured at, "temperature" (or, of several, "temperatures"), "sha256" (of
+the network) and "settings". The card's own field "badge" is ignored.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ def badge_of(
         return HEURISTIC, "the network has other weights than those that were measured"
     ours = settings.as_dict()
     for name in differences(ours, law["settings"]):
+        if name in settings.law_stands_for_any:
+            continue
         there = f"{law['settings'][name]!r}" if name in law["settings"] else "nothing"
         return HEURISTIC, f"{name} is {ours.get(name)!r}, and the law was measured with {there}"
     for group in groups:
@@ -84,6 +86,8 @@ def _outside(law: dict[str, Any], group: dict[str, Any]) -> str | None:
     if not low <= decay <= high:
         where = f"at {low:g}" if low == high else f"from {low:g} to {high:g}"
         return f"momentum_decay is {decay:g}, and the law was measured {where}"
-    if temperature != law["temperature"]:
-        return f"temperature is {temperature:g}, and the law was measured at {law['temperature']:g}"
+    low, high = (bound(law.get("temperatures", [law["temperature"]])) for bound in (min, max))
+    if not low <= temperature <= high:
+        where = f"at {low:g}" if low == high else f"from {low:g} to {high:g}"
+        return f"temperature is {temperature:g}, and the law was measured {where}"
     return None

@@ -280,6 +280,20 @@ def scatter(flat: Tensor, tensors: Sequence[Tensor], segments: Segments | Sequen
         tensor.copy_(piece.reshape(tensor.shape))
 
 
+# Small tensors are updated together, up to so many coordinates: their noise, and copies of their state where the update
+# is torch's, are all that a step in place needs besides the state. Compiled code copies nothing, and every call costs.
+_AT_ONCE_ON_CPU = 1 << 17
+_AT_ONCE_COMPILED = 1 << 19
+_AT_ONCE_ON_GPU = 1 << 22
+
+
+def coordinates_at_once(params: Sequence[Tensor], compiled: bool) -> int:
+    """How many coordinates of these tensors a step in place takes at a time."""
+    if compiled:
+        return _AT_ONCE_COMPILED
+    return _AT_ONCE_ON_CPU if all(p.device.type == "cpu" for p in params) else _AT_ONCE_ON_GPU
+
+
 def together(params: Sequence[Tensor]) -> list[list[int]]:
     """Groups of tensors that can share a buffer, by position: one dtype, one device; empty tensors are left out."""
     by_kind: dict[Any, list[int]] = {}

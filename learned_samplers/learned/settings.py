@@ -54,6 +54,8 @@ class LearnedSettings:
     sampler: ClassVar[str]
     #: Widths of the hidden layers of a fresh network.
     hidden: ClassVar[tuple[int, ...]] = (32, 32)
+    #: Settings that a measured law does not depend on: another value does not cost the badge.
+    law_stands_for_any: ClassVar[tuple[str, ...]] = ()
 
     feature_set: str = ""
 

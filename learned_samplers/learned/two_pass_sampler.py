@@ -15,13 +15,8 @@ from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_tensors_
 from learned_samplers.learned.network import Phi
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
-from learned_samplers.learned.sampler import LearnedSampler, together
+from learned_samplers.learned.sampler import LearnedSampler, coordinates_at_once, together
 from learned_samplers.learned.two_passes import TwoPasses
-
-# Small tensors are updated together, up to so many coordinates: their noise, and copies of their state where the update
-# is torch's, are all that a step needs besides the state.
-_TOGETHER_ON_CPU = 1 << 17
-_TOGETHER_ON_GPU = 1 << 22
 
 
 class TwoPassSampler(LearnedSampler):
@@ -76,12 +71,14 @@ class TwoPassSampler(LearnedSampler):
             for p, gradient in zip(params, gradients, strict=True):
                 self._advance_part(p, gradient, hyper, self.parts.segments(p))
             return
-        limit = _TOGETHER_ON_CPU if all(p.device.type == "cpu" for p in params) else _TOGETHER_ON_GPU
         for alike in together(params):
             chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
+            momenta, averages = ([self.state[p][name] for p in chosen] for name in self.state_names)
             phi = self._phi(chosen[0])
-            for block in blocks(chosen, limit):
-                self._advance(chosen[block], slopes[block], phi, hyper)
+            compiled = can_step(phi, self.settings, *chosen, *slopes, *momenta, averages=averages)
+            for block in blocks(chosen, coordinates_at_once(chosen, compiled)):
+                rows = chosen[block], slopes[block], momenta[block], averages[block]
+                self._advance(*rows, phi, hyper, compiled)
 
     def _advance_part(self, p: Tensor, gradient: Tensor, hyper: dict[str, Any], segments: Segments) -> None:
         noise, passes = self.noise_for([p], hyper), self.passes()
@@ -89,12 +86,12 @@ class TwoPassSampler(LearnedSampler):
         state = [self.state[p][name] for name in self.state_names]
         _in_place(passes, p, gradient, noise, *state, phi=self._phi(p), segments=segments, **hyper)
 
-    def _advance(self, params: list[Tensor], gradients: list[Tensor], phi: Phi, hyper: dict[str, Any]) -> None:
-        noise = self.noise_for(params, hyper)
-        momenta, averages = ([self.state[p][name] for p in params] for name in self.state_names)
-        everything = (*params, *gradients, *(noise or ()), *momenta)
-        passes = self.passes()
-        if can_step(phi, self.settings, *everything, averages=averages):
+    def _advance(
+        self, params: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], averages: list[Tensor], phi: Phi,
+        hyper: dict[str, Any], compiled: bool,
+    ) -> None:  # fmt: skip
+        noise, passes = self.noise_for(params, hyper), self.passes()
+        if compiled:
             step_tensors_(params, gradients, noise, momenta, averages, phi=phi, **hyper)
         elif passes is not None and len(params) == 1 and not torch.compiler.is_compiling():
             _in_place(passes, params[0], gradients[0], noise, momenta[0], averages[0], phi=phi, **hyper)

@@ -7,6 +7,7 @@ from the meta-parameters alone. Collected states are never kept; the meta-object
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -215,7 +216,10 @@ class Unroll:
             self._stretch = torch.zeros_like(self._stretch)
 
     def _retire(self, loss: Tensor) -> None:
-        finite = torch.isfinite(torch.linalg.vector_norm(self.parameter, dim=-1) + loss)
+        size = torch.linalg.vector_norm(self.parameter, dim=-1) + loss
+        if math.isfinite(size.sum().item()):  # as good as always; on small networks every operation counts
+            return
+        finite = torch.isfinite(size)
         if bool(finite.all()):
             return
         for tensor in (self.parameter, *self.state):

@@ -66,20 +66,22 @@ class BatchedNetwork:
 def cross_entropy(logits: Tensor, y: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     """Cross-entropy, summed over n and divided by ``batch``, (P,), of logits (P, n, classes) and labels (G, n); and its
     gradient, like ``logits``."""
-    # Written out: over ten classes torch's log_softmax takes three times as long.
-    classes = y.repeat_interleave(len(logits) // len(y), 0).unsqueeze(-1)
-    top = logits.amax(-1, keepdim=True)
-    exponentials = (logits - top).exp_()
-    total = exponentials.sum(-1, keepdim=True)
-    loss = (total.log() + top - logits.gather(-1, classes)).sum((1, 2)) / batch
+    # Written out: over ten classes torch's log_softmax takes three times as long. Reductions over the classes go side
+    # by side for all of n, for that is how `linear` lays its outputs out.
+    classes = y.repeat_interleave(len(logits) // len(y), 0).unsqueeze(1)
+    by_class = logits.transpose(1, 2)
+    top = by_class.amax(1, keepdim=True)
+    exponentials = (by_class - top).exp_()
+    total = exponentials.sum(1, keepdim=True)
+    loss = (total.log() + top - by_class.gather(1, classes)).sum((1, 2)) / batch
     gradient = exponentials.mul_((1 / batch) / total)
-    gradient.scatter_add_(-1, classes, gradient.new_full((1, 1, 1), -1 / batch).expand(classes.shape))
-    return loss, gradient
+    gradient.scatter_add_(1, classes, gradient.new_full((1, 1, 1), -1 / batch).expand(classes.shape))
+    return loss, gradient.transpose(1, 2)
 
 
 def linear(layer_input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(P, n, in) × (P, out, in) + (P, out) → (P, n, out)."""
-    return torch.baddbmm(bias.unsqueeze(1), layer_input, weight.transpose(1, 2))
+    """(P, n, in) × (P, out, in) + (P, out) → (P, n, out), in memory (P, out, n)."""
+    return torch.baddbmm(bias.unsqueeze(2), weight, layer_input.transpose(1, 2)).transpose(1, 2)
 
 
 def linear_gradients(out: dict[str, Tensor], name: str, layer_input: Tensor, gradient: Tensor) -> None:

@@ -14,6 +14,7 @@ from learned_samplers.learned.l2e.measures import term_contributions
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.native.kinetic import half_step
+from learned_samplers.learned.native.meta_sgmcmc import can_meta_step, meta_step_flat_
 from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
 from learned_samplers.learned.registry import settings_from_card
@@ -215,15 +216,14 @@ class MetaSGMCMCRule(NetworkRule):
 
     def update(self, prepared, at):
         prior = 0.5 * at.hyper.prior_precision * at.parameter.square().sum(-1)
-        parameter, momentum = meta_sgmcmc_rule(
-            *at.tensors,
-            energy=at.hyper.num_data * at.loss + prior,
-            phi=prepared,
-            segments=at.segments,
-            detach_inputs=True,
-            settings=self.settings,
-            **arguments_of(at.hyper),
+        energy = at.hyper.num_data * at.loss + prior
+        common = dict(
+            energy=energy, phi=prepared, segments=at.segments, settings=self.settings, **arguments_of(at.hyper)
         )
+        if can_meta_step(prepared, self.settings, *at.tensors):
+            meta_step_flat_(*at.tensors, **common)
+            return at.parameter, at.state
+        parameter, momentum = meta_sgmcmc_rule(*at.tensors, detach_inputs=True, **common)
         return parameter, (momentum,)
 
     def figures(self, weights: Tensor) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.scale_adapted.rule import (
     ScaleAdaptedL2ESettings,
     explorer,
-    frozen_root,
     scale_adapted_l2e_rule,
+    unsettled_root,
 )
 from meta_tasks.rules.base import State, arguments_of
 from meta_tasks.rules.network_rule import CoordinateRule, settings_given
 
 
 class ScaleAdaptedL2ERule(CoordinateRule):
-    """`learned_samplers.ScaleAdaptedL2E`; the first half of a run explores.
+    """`learned_samplers.ScaleAdaptedL2E`; in the first half of a run it explores and settles.
 
     Args:
         feature_set, hidden, settings, options: as for `L2ERule`.
@@ -63,15 +63,14 @@ class ScaleAdaptedL2ERule(CoordinateRule):
         momentum, averages, root = at.state
         chain = (at.parameter, at.gradient, at.noise, momentum, averages)
         phi, exploration = explorer(prepared), settings.exploration
-        if at.step >= settings.adaptation_steps or not can_step(phi, exploration, *chain):
+        if at.step >= settings.exploration_steps or not can_step(phi, exploration, *chain):
             parameter, *state = scale_adapted_l2e_rule(
                 *at.tensors, phi=prepared, segments=at.segments, settings=settings, step=at.step, **hyper
             )
             return parameter, tuple(state)
         step_flat_(*chain, phi=phi, segments=at.segments, settings=exploration, step=at.step, **hyper)
-        if at.step + 1 == settings.adaptation_steps:
-            chosen = {name: hyper[name] for name in ("lr", "num_data", "momentum_decay")}
-            root = frozen_root(
+        if at.step + 1 == settings.exploration_steps:
+            root = unsettled_root(
                 at.parameter,
                 at.gradient,
                 averages,
@@ -79,7 +78,7 @@ class ScaleAdaptedL2ERule(CoordinateRule):
                 segments=at.segments,
                 settings=settings,
                 step=at.step,
-                **chosen,
+                **hyper,
             )
             momentum.zero_()
         return at.parameter, (momentum, averages, root)

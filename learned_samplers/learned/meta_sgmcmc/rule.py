@@ -42,7 +42,7 @@ from learned_samplers.learned.settings import LearnedSettings, choice, setting
 
 # Added to the mean squares of momentum and gradient before they are divided by. The first keeps a momentum that starts
 # at zero from steep slopes; it is exp(−½‖r‖²) that makes the momentum's scale 1 from the next step on.
-_MOMENTUM_FLOOR, _GRADIENT_FLOOR = 1e-2, 1e-16
+MOMENTUM_FLOOR, GRADIENT_FLOOR = 1e-2, 1e-16
 
 
 def _any_number(name: str, value: Any) -> None:
@@ -147,13 +147,13 @@ def meta_sgmcmc_rule(
     curl_phi, friction_phi = split_meta_network(phi)
 
     def inputs(r: Tensor) -> tuple[Tensor, Tensor | None]:
-        return (seen(r), None) if segments is None else to_root_mean_square(seen(r), segments, _MOMENTUM_FLOOR)
+        return (seen(r), None) if segments is None else to_root_mean_square(seen(r), segments, MOMENTUM_FLOOR)
 
     if segments is None:
         gradient_seen = seen(slope) * (settings.gradient_scale / num_data)
     else:
         gradient_seen = (
-            to_root_mean_square(seen(slope) / num_data, segments, _GRADIENT_FLOOR)[0] * settings.gradient_scale
+            to_root_mean_square(seen(slope) / num_data, segments, GRADIENT_FLOOR)[0] * settings.gradient_scale
         )
     fields = Fields(
         scaled_network(curl_phi, settings.curl_scale, settings.curl_offset),

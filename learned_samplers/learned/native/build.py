@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-_SOURCES = ("l2e.cpp", "kinetic.cpp")
+_SOURCES = ("l2e.cpp", "kinetic.cpp", "meta_sgmcmc.cpp")
 #: Instruction sets, the best first, by the names that ``torch.backends.cpu.get_cpu_capability`` gives them.
 _X86_FLAGS = {
     "AVX512": ("-march=x86-64-v3", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),

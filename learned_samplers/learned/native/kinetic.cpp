@@ -8,9 +8,10 @@
 //   NETWORK   f, r_half, c·y for both inputs; sums of c·y·z
 //   PULL      (∂f/∂θ)ᵀv and (∂f/∂g)ᵀv
 #include <cmath>
-#include <new>
 
+#include "gradients.h"
 #include "phases.h"
+#include "rows.h"
 #include "scales.h"
 
 struct KineticSettings {
@@ -30,84 +31,45 @@ struct KineticPiece {
 
 namespace {
 
-// One member's network, forward and backward.
-struct Weights {
-    std::vector<Layer> forward, backward;  // hidden layers; those behind the first, transposed
-    std::vector<float> last;
-    float last_bias;
-};
-
 struct Scales {
-    double inverse[2], mean[2];                         // c_θ and c_u; the means of c·y·z
-    std::vector<float> weight, bias, column[2];  // the first layer with them in it, as it is read forward and backward
+    double inverse[2], mean[2];  // c_θ and c_u; the means of c·y·z
+    First first;
 };
 
-struct Rows {
-    float *row[ROWS];
-
-    Rows from(int64_t i) const {
-        Rows other = *this;
-        for (auto &each : other.row) each = each ? each + i : nullptr;
-        return other;
-    }
-};
+using Everything = Rows<ROWS>;
 
 class HalfStep {
     const KineticSettings &s;
     const KineticPiece *pieces;
-    std::vector<Weights> networks;
+    std::vector<Differentiable> networks;
     std::vector<Scales> scales;
     std::vector<Block> blocks;
     int first_piece = 0;
-    const int hidden;
 
   public:
     HalfStep(const KineticSettings &settings, const KineticPiece *pieces_, const Network *network, int count)
-        : s(settings), pieces(pieces_), networks(count), hidden(s.layers - 1) {
-        for (int n = 0; n < count; n++) read(networks[n], network, n);
+        : s(settings), pieces(pieces_), networks(count) {
+        for (int n = 0; n < count; n++)
+            read(networks[n], network, s.layers, n, [&](int l) { return Part{s.widths[l], s.widths[l + 1], s.widths[l], 0, 0}; });
     }
 
     void run(int64_t piece_count) {
-        int64_t total = 0;
-        for (int64_t i = 0; i < piece_count; i++) total += pieces[i].length;
-        Team team(threads_for(total, s.threads));
-        for (int64_t begin = 0, end; begin < piece_count; begin = end) {
-            end = group_end(pieces, begin, piece_count, GROUP * s.threads);
-            first_piece = static_cast<int>(begin);
-            cut(pieces, begin, end, blocks);
+        in_groups(pieces, piece_count, s.threads, blocks, [&](Team &team, int begin, int end) {
+            first_piece = begin;
             scales.resize(end - begin);
             phase(team, blocks, [&](Block &b) { squares(b); }, [&](int i, Block *from, Block *to) { specialise(i, from, to); });
             phase(team, blocks, [&](Block &b) { pass(b); }, [&](int i, Block *from, Block *to) {
                 for (int k = 0; k < 2; k++) scales[i].mean[k] = mean(from, to, k, pieces[first_piece + i].length);
             });
             phase(team, blocks, [&](Block &b) { pull(b); });
-        }
+        });
     }
 
   private:
-    void read(Weights &into, const Network *network, int member) const {
-        into.forward.resize(hidden), into.backward.resize(hidden);
-        for (int l = 0; l < hidden; l++) {
-            const int inputs = s.widths[l], units = s.widths[l + 1];
-            const float *weight = network[l].weight + member * network[l].weight_stride;
-            const float *bias = network[l].bias + member * network[l].bias_stride;
-            into.forward[l].shape(inputs, units), into.backward[l].shape(units, inputs);
-            for (int u = 0; u < units; u++) {
-                into.forward[l].bias[u] = bias[u];
-                for (int k = 0; k < inputs; k++)
-                    into.forward[l].at(u, k) = into.backward[l].at(k, u) = weight[u * inputs + k];
-            }
-        }
-        const Network &last = network[hidden];
-        const float *weight = last.weight + member * last.weight_stride;
-        into.last.assign(weight, weight + s.widths[hidden]);
-        into.last_bias = last.bias[member * last.bias_stride];
-    }
-
     const KineticPiece &piece(const Block &b) const { return pieces[first_piece + b.piece]; }
 
-    Rows rows(const Block &b) const {
-        Rows all;
+    Everything rows(const Block &b) const {
+        Everything all;
         std::copy(piece(b).row, piece(b).row + ROWS, all.row);
         return all.from(b.start);
     }
@@ -119,7 +81,7 @@ class HalfStep {
     }
 
     void squares(Block &b) {
-        const Rows r = rows(b);
+        const Everything r = rows(b);
         const float *theta = r.row[PARAMETER_ROW], *gradient = r.row[GRADIENT_ROW];
         Vector total{};
         float rest = 0;
@@ -137,46 +99,23 @@ class HalfStep {
         const KineticPiece &p = pieces[first_piece + i];
         Scales &c = scales[i];
         const Layer &layer = networks[p.network].forward[0];
-        for (int k = 0; k < 2; k++) c.inverse[k] = 1 / std::sqrt(mean(from, to, k, p.length) + FLOOR);
-        c.weight = layer.weight, c.bias = layer.bias;
-        for (size_t at = 0; at < c.weight.size(); at++) c.weight[at] *= static_cast<float>(c.inverse[at / UNITS % 2]);
+        c.first.shape(layer, 2);
         for (int k = 0; k < 2; k++) {
-            c.column[k].resize(layer.units);
-            for (int u = 0; u < layer.units; u++) c.column[k][u] = c.weight[(u / UNITS * 2 + k) * UNITS + u % UNITS];
+            c.inverse[k] = 1 / std::sqrt(mean(from, to, k, p.length) + FLOOR);
+            c.first.row(k, layer, k, static_cast<float>(c.inverse[k]));
+            c.first.slope(k, layer, k, static_cast<float>(c.inverse[k]));
         }
     }
 
     template <int WIDTH>
-    INLINE void tile(const Block &b, const Rows &at) {
-        const KineticPiece &p = piece(b);
-        const Weights &net = networks[p.network];
-        const Scales &c = scales[b.piece];
+    INLINE void tile(const Block &b, const Everything &at) {
         alignas(64) float u[WIDTH * LANES];
         for (int v = 0; v < WIDTH; v++)
             store(u + v * LANES, slope(load(at.row[GRADIENT_ROW] + v * LANES), load(at.row[PARAMETER_ROW] + v * LANES)));
         const float *seen[2] = {at.row[PARAMETER_ROW], u};
-        Activations<WIDTH> active[MOST_LAYERS - 1], one, two, *back = &one, *ahead = &two;
-        hidden_layer<WIDTH>(2, net.forward[0].chunks(), c.weight.data(), c.bias.data(), [&](int k) { return seen[k]; }, active[0]);
-        for (int l = 1; l < hidden; l++) {
-            const Layer &layer = net.forward[l];
-            const auto &in = active[l - 1];
-            hidden_layer<WIDTH>(layer.inputs, layer.chunks(), layer.weight.data(), layer.bias.data(),
-                                [&](int k) { return in.row[k]; }, active[l]);
-        }
         Vector f[WIDTH], by_input[2][WIDTH];
-        output<WIDTH>(net.last.data(), net.last_bias, s.widths[hidden], active[hidden - 1], f);
-
-        for (int k = 0; k < s.widths[hidden]; k++)
-            for (int v = 0; v < WIDTH; v++)
-                store(back->row[k] + v * LANES,
-                      load(active[hidden - 1].row[k] + v * LANES) > 0.0f ? broadcast(net.last[k]) : Vector{});
-        for (int l = hidden - 1; l > 0; l--) {
-            const Layer &layer = net.backward[l];
-            switched_layer<WIDTH>(layer.inputs, layer.chunks(), layer.weight.data(), *back, active[l - 1], *ahead);
-            std::swap(back, ahead);
-        }
-        for (int k = 0; k < 2; k++) output<WIDTH>(c.column[k].data(), 0.0f, s.widths[1], *back, by_input[k]);
-
+        value_and_slopes<WIDTH>(networks[piece(b).network], scales[b.piece].first, [&](int k) { return seen[k]; }, true, f,
+                                by_input);
         for (int v = 0; v < WIDTH; v++) {
             const int i = v * LANES;
             Vector steepness = broadcast(s.mean_scale), mean = f[v];
@@ -200,26 +139,16 @@ class HalfStep {
     }
 
     void pass(Block &b) {
-        const Rows r = rows(b);
+        const Everything r = rows(b);
         const int64_t n = b.stop - b.start;
-        int64_t i = 0;
-        for (; i + VECTORS * LANES <= n; i += VECTORS * LANES) tile<VECTORS>(b, r.from(i));
-        for (; i + LANES <= n; i += LANES) tile<1>(b, r.from(i));
-        if (const size_t rest = (n - i) * sizeof(float)) {
-            alignas(64) float copies[ROWS][LANES] = {};
-            const Rows from = r.from(i);
-            Rows copy;
-            for (int k = 0; k < ROWS; k++) copy.row[k] = copies[k];
-            for (int k = 0; k < MEAN; k++)
-                if (from.row[k]) std::memcpy(copies[k], from.row[k], rest);
-            tile<1>(b, copy);
-            for (int k = MEAN; k < ROWS; k++) std::memcpy(from.row[k], copies[k], rest);
-        }
+        tiles(r, n, MEAN, MEAN, [&](const Everything &at) { tile<VECTORS>(b, at); },
+              [&](const Everything &at) { tile<1>(b, at); });
         const float *theta = r.row[PARAMETER_ROW], *gradient = r.row[GRADIENT_ROW];
         const float *direct = r.row[DIRECT], *through = r.row[THROUGH];
         Vector first{}, second{};
         float rest[2] = {0, 0};
-        for (i = 0; i + LANES <= n; i += LANES) {
+        int64_t i = 0;
+        for (; i + LANES <= n; i += LANES) {
             first = fused(load(direct + i), load(theta + i), first);
             second = fused(load(through + i), slope(load(gradient + i), load(theta + i)), second);
         }
@@ -228,7 +157,7 @@ class HalfStep {
     }
 
     void pull(Block &b) {
-        const Rows r = rows(b);
+        const Everything r = rows(b);
         const Scales &c = scales[b.piece];
         float taken[2];
         for (int k = 0; k < 2; k++) taken[k] = static_cast<float>(c.inverse[k] * c.inverse[k] * c.mean[k]);
@@ -244,16 +173,10 @@ class HalfStep {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int kinetic_settings_size() { return sizeof(KineticSettings); }
+EXPORTED int kinetic_settings_size() { return sizeof(KineticSettings); }
 
 // The first half of a step of `count` tensors; `network` has an entry for each layer. 0, or 1 if memory ran out.
-extern "C" __attribute__((visibility("default"))) int kinetic_half_step(
-    const KineticSettings *settings, const KineticPiece *pieces, int64_t count, const Network *network, int networks) {
-    const FlushToZero mode;
-    try {
-        HalfStep(*settings, pieces, network, networks).run(count);
-    } catch (const std::bad_alloc &) {
-        return 1;
-    }
-    return 0;
+EXPORTED int kinetic_half_step(const KineticSettings *settings, const KineticPiece *pieces, int64_t count,
+                               const Network *network, int networks) {
+    return guarded([&] { HalfStep(*settings, pieces, network, networks).run(count); });
 }

@@ -13,7 +13,6 @@
 // bias, and the division by a root mean square a factor on its weights. Sums run over fixed blocks in a fixed order, so that
 // the number of threads changes no bit.
 #include <cmath>
-#include <new>
 
 #include "phases.h"
 #include "scales.h"
@@ -41,20 +40,15 @@ class Step {
     }
 
     void run(int64_t piece_count) {
-        int64_t total = 0;
-        for (int64_t i = 0; i < piece_count; i++) total += pieces[i].length;
-        Team team(threads_for(total, s.threads));
-        for (int64_t begin = 0, end; begin < piece_count; begin = end) {
-            end = group_end(pieces, begin, piece_count, GROUP * s.threads);
-            first_piece = static_cast<int>(begin);
-            cut(pieces, begin, end, blocks);
+        in_groups(pieces, piece_count, s.threads, blocks, [&](Team &team, int begin, int end) {
+            first_piece = begin;
             wholes.resize(end - begin);
             in_turn(team, &Step::averages, &Step::after_averages);
             in_turn(team, &Step::first, s.normalise && s.friction_beta != 0 ? &Step::after_output : &Step::after_momentum);
             if (s.normalise && s.friction_beta != 0) in_turn(team, &Step::friction, &Step::after_momentum);
             in_turn(team, &Step::second, s.normalise ? &Step::after_output : nullptr);
             if (s.normalise) in_turn(team, &Step::move, nullptr);
-        }
+        });
     }
 
   private:
@@ -303,16 +297,9 @@ class Step {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int l2e_settings_size() { return sizeof(Settings); }
+EXPORTED int l2e_settings_size() { return sizeof(Settings); }
 
 // The update of `count` tensors in place; `network` has an entry for each layer. 0, or 1 if memory ran out.
-extern "C" __attribute__((visibility("default"))) int l2e_step(
-    const Settings *settings, const Piece *pieces, int64_t count, const Network *network, int networks) {
-    const FlushToZero mode;
-    try {
-        Step(*settings, pieces, network, networks).run(count);
-    } catch (const std::bad_alloc &) {
-        return 1;
-    }
-    return 0;
+EXPORTED int l2e_step(const Settings *settings, const Piece *pieces, int64_t count, const Network *network, int networks) {
+    return guarded([&] { Step(*settings, pieces, network, networks).run(count); });
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from learned_samplers.learned.native.build import FOLDER, BuildError, compile_library, levels, library_name
-from learned_samplers.learned.native.structures import KineticSettings, Settings
+from learned_samplers.learned.native.structures import KineticSettings, MetaSettings, Settings
 
 __all__ = ["ENVIRONMENT_VARIABLE", "native_library"]
 
@@ -75,10 +75,10 @@ def _opened(path: Path) -> ctypes.CDLL:
     if not path.is_file():
         raise FileNotFoundError(path)
     library = ctypes.CDLL(str(path))
-    sizes = library.l2e_settings_size(), library.kinetic_settings_size()
-    if sizes != (ctypes.sizeof(Settings), ctypes.sizeof(KineticSettings)):
+    sizes = library.l2e_settings_size(), library.kinetic_settings_size(), library.meta_sgmcmc_settings_size()
+    if sizes != tuple(map(ctypes.sizeof, (Settings, KineticSettings, MetaSettings))):
         raise OSError(f"{path} lays out its settings in another way")
-    for function in (library.l2e_step, library.kinetic_half_step):
+    for function in (library.l2e_step, library.kinetic_half_step, library.meta_sgmcmc_step):
         function.restype = ctypes.c_int
         function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
     return library

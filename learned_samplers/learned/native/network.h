@@ -18,7 +18,11 @@ struct Layer {
         bias.assign(static_cast<size_t>(chunks()) * UNITS, 0.0f);
     }
     int chunks() const { return (units + UNITS - 1) / UNITS; }
-    float &at(int unit, int input) { return weight[(unit / UNITS * inputs + input) * UNITS + unit % UNITS]; }
+    float &at(int unit, int input) { return weight[place(unit, input)]; }
+    float at(int unit, int input) const { return weight[place(unit, input)]; }
+
+  private:
+    size_t place(int unit, int input) const { return (unit / UNITS * inputs + input) * UNITS + unit % UNITS; }
 };
 
 // Activations of one tile, a row a unit.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <new>
 
 #include "team.h"
 #include "tensors.h"
@@ -45,4 +46,31 @@ inline double mean(const Block *from, const Block *to, int k, int64_t length) {
     double total = 0;
     for (; from < to; from++) total += from->sums[k];
     return total / length;
+}
+
+// All pieces, as many at a time as stay in the cache: body(team, first piece, end), with their blocks made.
+template <typename AnyPiece, typename Body>
+void in_groups(const AnyPiece *pieces, int64_t count, int threads, std::vector<Block> &blocks, Body body) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i++) total += pieces[i].length;
+    Team team(threads_for(total, threads));
+    for (int64_t begin = 0, end; begin < count; begin = end) {
+        end = group_end(pieces, begin, count, GROUP * threads);
+        cut(pieces, begin, end, blocks);
+        body(team, static_cast<int>(begin), static_cast<int>(end));
+    }
+}
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// What a call from outside does: 0, or 1 if memory ran out.
+template <typename Work>
+int guarded(Work work) {
+    const FlushToZero mode;
+    try {
+        work();
+    } catch (const std::bad_alloc &) {
+        return 1;
+    }
+    return 0;
 }

@@ -15,7 +15,15 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.narrow import STEP
-from learned_samplers.learned.native.calls import are_plain, call_with_network, widths_of
+from learned_samplers.learned.native.calls import (
+    addresses,
+    are_plain,
+    call_with_network,
+    contiguous_rows,
+    lengths_of,
+    widths_of,
+    write_back,
+)
 from learned_samplers.learned.native.coefficients import coefficients
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.native.structures import fits, settings_of
@@ -40,7 +48,8 @@ def can_step(
     if isinstance(settings, PreconditionedSettings) and settings.correction != "none":
         return False
     narrow = bool(averages) and averages[0].dtype == torch.bfloat16
-    if not are_plain(phi, tensors) or not are_plain((), averages, torch.bfloat16 if narrow else torch.float32):
+    plain = are_plain(phi, tensors if narrow else (*tensors, *averages))
+    if not plain or (narrow and not are_plain((), averages, torch.bfloat16)):
         return False
     return fits(feature_set_named(settings.feature_set), widths_of(phi)) and native_library() is not None
 
@@ -67,21 +76,17 @@ def step_tensors_(
         RuntimeError: the library is not there; see `can_step`.
     """
     rows = [parameters, gradients, noise or parameters, momenta, averages]
-    # A tensor of another memory layout (channels_last) takes the step as a copy.
-    plain = [row if all(x.is_contiguous() for x in row) else [x.contiguous() for x in row] for row in rows]
+    plain = [contiguous_rows(row) for row in rows]
     if noise is None:
         plain[2] = [torch.empty_like(x) for x in plain[0]] if _normalises(settings) else []
     pieces = np.zeros((len(parameters), 8), np.int64)
     for column, row in enumerate(plain):
         if row:
-            pieces[:, column] = [x.data_ptr() for x in row]
-    pieces[:, 5] = pieces[:, 6] = [p.numel() for p in parameters]
+            pieces[:, column] = addresses(row)
+    pieces[:, 5] = pieces[:, 6] = lengths_of(parameters)
     _run(pieces, phi, settings, noise is not None, averages[0].dtype == torch.bfloat16, hyper)
     for before, after in ((parameters, plain[0]), (momenta, plain[3]), (averages, plain[4])):
-        if before is not after:
-            for old, new in zip(before, after, strict=True):
-                if old is not new:
-                    old.copy_(new)
+        write_back(before, after)
 
 
 def step_flat_(

@@ -46,11 +46,25 @@ class KineticSettings(ctypes.Structure):
     )  # fmt: skip
 
 
+class MetaSettings(ctypes.Structure):
+    """``MetaSettings`` of meta_sgmcmc.cpp, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("layers", "threads", "noisy", "absolute", "relative")),
+        ("widths", ctypes.c_int32 * 8),
+        *((name, ctypes.c_float) for name in ("curl_offset", "curl_scale", "curl_clip", "by_square", "constant")),
+        *((name, ctypes.c_float) for name in ("friction_scale", "friction_clip", "num_data", "prior", "step_size")),
+        *((name, ctypes.c_float) for name in ("temperature", "pull", "taken", "gradient_scale")),
+        *((name, ctypes.c_float) for name in ("momentum_floor", "gradient_floor")),
+    )  # fmt: skip
+
+
 def has_room(widths: tuple[int, ...]) -> bool:
     """Whether the compiled code takes networks of these widths, inputs and outputs aside."""
     return 3 <= len(widths) <= _MOST_LAYERS + 1 and max(widths[1:]) <= _MOST_WIDTH
 
 
+@lru_cache(maxsize=64)
 def fits(named: FeatureSet, widths: tuple[int, ...]) -> bool:
     """Whether the structures have room for the feature set and for a network of these widths."""
     return (

@@ -95,6 +95,19 @@ INLINE float sum(Vector x) {
     return total;
 }
 
+INLINE Vector square_root(Vector x) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_maskz_sqrt_ps(0xffff, (__m512)x);
+#elif defined(__AVX2__)
+    return (Vector)_mm256_sqrt_ps((__m256)x);
+#elif defined(__aarch64__)
+    return (Vector)vsqrtq_f32((float32x4_t)x);
+#else
+    for (int i = 0; i < LANES; i++) x[i] = __builtin_sqrtf(x[i]);
+    return x;
+#endif
+}
+
 // 1/√x for positive normal x, to 2 units in the last place or so.
 INLINE Vector reciprocal_root(Vector x) {
 #if defined(__AVX512F__)

@@ -20,9 +20,9 @@ from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, to
 from learned_samplers.learned.scale_adapted.rule import (
     ScaleAdaptedL2ESettings,
     explorer,
-    frozen_root,
     sampling_rule,
     scale_adapted_l2e_rule,
+    unsettled_root,
 )
 
 
@@ -33,13 +33,16 @@ class ScaleAdaptedL2E(LearnedSampler):
     frozen mass is. This one explores as the first and samples as the second. With a = ``momentum_decay`` and t the
     step,
 
-        t ≤ adaptation_steps:  the step of `L2E` (residual form, gated), its run being ``adaptation_steps`` long
-        t = adaptation_steps:  G = κ·a·exp(μ)/(√v̂ + eps),  hᵢ = √(lr·Gᵢ/N),  r = 0;   μ = network, coordinate by
-                               coordinate, on statistics of the chain (running averages, θ, sizes, N)
-        t > adaptation_steps:  r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r
+        t ≤ exploration_steps:  the step of `L2E` (residual form, gated), its run being ``exploration_steps`` long
+        t = exploration_steps:  μ = network, coordinate by coordinate, on statistics of the chain (running averages,
+                                θ, sizes, N);  r = 0
+        t > exploration_steps:  r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r
+                                hᵢ = √(lr·Gᵢ/N),  G = κ·a·exp(μ)/(√v̂ + √(λT)/N + eps)
 
-    with ĝ = g + λθ/N and v̂ the running average of g²: BAOA in the coordinates θ/√G. The factor a makes κ·lr Adam's
-    learning rate, as for `ScaleAdaptedSGHMC`.
+    with ĝ = g + λθ/N and v̂ the running average of g², which is frozen after ``adaptation_steps``: BAOA in the
+    coordinates θ/√G. The exploration takes ``adaptation_steps`` but for a share of ``settling_share`` at their end, in
+    which the mass settles: where L2E ends, at a mode, gradients are smaller than in the posterior around it. The factor
+    a makes κ·lr Adam's learning rate, as for `ScaleAdaptedSGHMC`.
 
     Invariant law once the mass is frozen: exp(−U/T) up to O(lr), for *any* network; exactly on quadratics, while
     hᵢ²k < 4. Before, there is none, and `is_sampling` is False, so that `PosteriorSamples` collects nothing.
@@ -47,18 +50,20 @@ class ScaleAdaptedL2E(LearnedSampler):
     Args:
         params, num_data, temperature, prior_precision, momentum_init, generator, options: as for `SGHMC`.
         lr: of the exploration, as for `L2E`; by default what the network's card recommends.
-        adaptation_steps: steps of exploration; half the run, say. 0 is not possible: there is no mass without it.
+        adaptation_steps: steps of exploration and of settling; half the run, say. 0 is not possible: there is no mass
+            without them.
         network: path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the network (four outputs: α, β,
-            γ and μ), or None for fresh weights, with which the exploration is SGHMC and μ = 0. "default" is None: no
-            weights ship yet.
+            γ and μ), "default" for the shipped "scale-adapted-l2e", or None for fresh weights, with which the
+            exploration is SGHMC and μ = 0.
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         feature_set: a set with a second moment; by default the card's, else "lean".
         alpha_scale, beta_scale, friction_scale, output_bound, reference_data: of `L2E`; by default the card's, else
             0.1, 10, 0, no bound and 50,000.
         mass_scale: κ; by default the card's, else 0.2.
         eps: added to √v̂, in units of the mean loss's gradient; by default the card's, else 1e-5.
-        settings: a `ScaleAdaptedL2ESettings` in the place of the keywords from ``feature_set`` to ``eps`` and of
-            ``adaptation_steps``.
+        settling_share: in [0, 1); by default the card's, else 0.25.
+        settings: a `ScaleAdaptedL2ESettings` in the place of the keywords from ``feature_set`` to ``settling_share``
+            and of ``adaptation_steps``.
         foreach: as every sampler takes it; here small tensors are always updated together.
 
     Raises:
@@ -80,7 +85,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         num_data: float | None = None,
         *,
         adaptation_steps: int | None = None,
-        network: str | os.PathLike[str] | nn.Module | None = None,
+        network: str | os.PathLike[str] | nn.Module | None = "default",
         feature_set: str | None = None,
         momentum_decay: float | None = None,
         temperature: float = 1.0,
@@ -92,15 +97,21 @@ class ScaleAdaptedL2E(LearnedSampler):
         reference_data: float | None = None,
         mass_scale: float | None = None,
         eps: float | None = None,
+        settling_share: float | None = None,
         settings: ScaleAdaptedL2ESettings | None = None,
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],
     ):
+        if (adaptation_steps if settings is None else settings.adaptation_steps) is None:
+            raise ValueError(
+                "adaptation_steps must be given: the steps after which the mass is frozen, and samples are taken"
+            )
         super().__init__(params, arguments(locals()), generator=generator)
-        if self.settings.adaptation_steps is None:
-            raise ValueError("adaptation_steps must be given: the steps of exploration, after which samples are taken")
+
+    def _shipped(self, own: dict[str, Any]) -> str:
+        return "scale-adapted-l2e"
 
     def _rows(self) -> dict[str, int]:
         return {"averages": feature_set_named(self.settings.feature_set).num_averages}
@@ -133,11 +144,15 @@ class ScaleAdaptedL2E(LearnedSampler):
         for p in params:  # all of it, before any noise is drawn
             for name in self.state_names:
                 self.state_of(group, p, name)
-        sampling = group["step"] >= self._adaptation_steps
+        step = group["step"]
+        if step < self.settings.exploration_steps:
+            do = self._explore
+        else:
+            do = self._settle if step < self._adaptation_steps else self._sample
         for alike in together(params):
             chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
             for block in blocks(chosen):
-                (self._sample if sampling else self._explore)(chosen[block], slopes[block], hyper)
+                do(chosen[block], slopes[block], hyper)
 
     def _explore(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
         noise, phi = self.noise_for(params, hyper), self._phi(params[0])
@@ -150,13 +165,15 @@ class ScaleAdaptedL2E(LearnedSampler):
         step_tensors_(
             params, gradients, noise, momenta, averages, phi=explorer(phi), **{**hyper, "settings": exploration}
         )
-        if hyper["step"] + 1 == self._adaptation_steps:
+        if hyper["step"] + 1 == self.settings.exploration_steps:
             segments = Segments(tuple(p.numel() for p in params))
-            chosen = ("lr", "num_data", "momentum_decay", "step", "settings")
             flat = gather(params), gather(gradients), self._flat_state("averages", averages)
-            root = frozen_root(*flat, phi=phi, segments=segments, **{name: hyper[name] for name in chosen})
+            root = unsettled_root(*flat, phi=phi, segments=segments, **hyper)
             scatter(root, [self.state[p]["root"] for p in params], segments)
             torch._foreach_zero_(momenta)
+
+    def _settle(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
+        self.advance_flat(params, gradients, self.noise_for(params, hyper), hyper)
 
     def _sample(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
         momenta, roots = ([self.state[p][name] for p in params] for name in ("momentum", "root"))

@@ -1,4 +1,4 @@
-"""The update of scale-adapted L2E: L2E explores, then a frozen mass that the network has chosen samples.
+"""The update of scale-adapted L2E: L2E explores, a mass settles, and frozen it samples.
 
 A pure function of flat buffers with any leading batch axes, which `ScaleAdaptedL2E` and the meta-trainer call.
 """
@@ -6,7 +6,7 @@ A pure function of flat buffers with any leading batch axes, which `ScaleAdapted
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from learned_samplers.base.operations import FUNCTIONAL
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.adapted import diagonal_mass_rule
 from learned_samplers.learned.feature_sets import FEATURE_SETS, feature_set_named
-from learned_samplers.learned.features import TensorScales
+from learned_samplers.learned.features import TensorScales, update_averages
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.network import GATE_BOUND, Phi, raw_outputs
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
@@ -34,6 +34,7 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
 
     sampler: ClassVar[str] = "ScaleAdaptedL2E"
     hidden: ClassVar[tuple[int, ...]] = (8, 8)
+    law_stands_for_any: ClassVar[tuple[str, ...]] = ("adaptation_steps",)  # whatever the mass is, it is frozen
 
     feature_set: str = choice("lean", *_SETS, doc="What the network sees.")
     alpha_scale: float = setting(0.1, check.non_negative, doc="Factor on the output α.")
@@ -48,8 +49,13 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
     )
     mass_scale: float = setting(0.2, check.positive, doc="κ, factor on lr once the mass is frozen.")
     eps: float = setting(1e-5, check.positive, doc="Added to the root of the second moment in the mass.")
+    settling_share: float = setting(
+        0.25,
+        partial(check.fraction, open_right=True),
+        doc="Share of adaptation_steps, at their end, in which the mass settles at the temperature.",
+    )
     adaptation_steps: int | None = setting(
-        None, check.whole, optional=True, in_card=False, doc="Steps of exploration, after which the mass is frozen."
+        None, check.whole, optional=True, in_card=False, doc="Steps after which the mass is frozen."
     )
 
     @property
@@ -59,6 +65,12 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
     @property
     def outputs(self) -> int:
         return 4
+
+    @property
+    def exploration_steps(self) -> int:
+        """The first of the ``adaptation_steps``, those of L2E."""
+        assert self.adaptation_steps is not None
+        return max(1, self.adaptation_steps - int(self.settling_share * self.adaptation_steps))
 
     @cached_property
     def exploration(self) -> L2ESettings:
@@ -72,7 +84,7 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
             output_bound=self.output_bound,
             reference_data=self.reference_data,
             gated=True,
-            total_steps=self.adaptation_steps if sees else None,
+            total_steps=self.exploration_steps if sees and self.adaptation_steps is not None else None,
         )
 
 
@@ -82,7 +94,7 @@ def explorer(phi: Phi) -> Phi:
     return [*hidden, (weight[..., :3, :].contiguous(), bias[..., :3].contiguous())]
 
 
-def frozen_root(
+def unsettled_root(
     parameter: Tensor,
     gradient: Tensor,
     averages: Tensor,
@@ -94,20 +106,21 @@ def frozen_root(
     num_data: Any,
     momentum_decay: Any,
     step: Any,
+    **hyper: Any,
 ) -> Tensor:
-    """√G of every coordinate, (..., d), with G = κ·a·exp(μ)/(√v̂ + eps), μ held to ±6.
+    """√(κ·a·exp(μ)), (..., d): what the network has to say of √G, after its exploration.
 
-    v̂ is the slowest of the set's second moments, bias-corrected, and μ the network's fourth output where the momentum
-    is zero and the gradient is its slowest running average: statistics of the chain, not of its last minibatch.
+    μ, held to ±6, is its fourth output where the momentum is zero and the gradient is its slowest running average:
+    statistics of the chain, not of its last minibatch. Before the mass is frozen, `settled_root` has the rest of it;
+    where no step is left to settle in, that of the exploration.
 
     Args:
         parameter, gradient, averages: of the chain after step + 1 updates, (..., d) and (..., K, d).
-        phi, segments, settings, lr, num_data, momentum_decay, step: as for `scale_adapted_l2e_rule`.
+        phi, segments, settings, lr, num_data, momentum_decay, step, hyper: as for `scale_adapted_l2e_rule`.
     """
-    named, t = feature_set_named(settings.feature_set), step + 1
+    named = feature_set_named(settings.feature_set)
     k = len(named.average_decays)
-    mean = averages[..., k - 1, :] / (1 - named.average_decays[_SLOWEST] ** t)
-    second = averages[..., _SLOWEST, :] / (1 - named.second_moment_decays[_SLOWEST] ** t)
+    mean = averages[..., k - 1, :] / (1 - named.average_decays[_SLOWEST] ** (step + 1))
     scales = TensorScales(
         parameter,
         mean,
@@ -120,8 +133,32 @@ def frozen_root(
         total_steps=settings.exploration.total_steps,
     ).with_momentum(torch.zeros_like(parameter))
     (mu,) = raw_outputs(phi, scales, slice(3, 4))
-    factor = mu.clamp(-GATE_BOUND, GATE_BOUND).exp() * (settings.mass_scale * momentum_decay)
-    return (factor / (second.sqrt() + settings.eps)).sqrt()
+    root = (mu.clamp(-GATE_BOUND, GATE_BOUND).exp() * (settings.mass_scale * momentum_decay)).sqrt()
+    if settings.exploration_steps < settings.adaptation_steps:  # type: ignore[operator]
+        return root
+    return settled_root(root, averages, settings=settings, num_data=num_data, step=step, **hyper)
+
+
+def settled_root(
+    root: Tensor,
+    averages: Tensor,
+    *,
+    settings: ScaleAdaptedL2ESettings,
+    num_data: Any,
+    temperature: Any,
+    prior_precision: Any,
+    step: Any,
+) -> Tensor:
+    """√G of every coordinate, (..., d): `unsettled_root` over the root of √v̂ + √(λT)/N + eps.
+
+    v̂ is the slowest of the set's second moments after step + 1 updates, bias-corrected. √(λT)/N is the root mean square
+    of the prior's part of the gradient, at the prior: without it a weight that has seen hardly any gradient would fly
+    away on its noise.
+    """
+    named = feature_set_named(settings.feature_set)
+    second = averages[..., _SLOWEST, :] / (1 - named.second_moment_decays[_SLOWEST] ** (step + 1))
+    prior = (prior_precision * temperature) ** 0.5 / num_data
+    return root / (second.sqrt() + prior + settings.eps).sqrt()
 
 
 def scale_adapted_l2e_rule(
@@ -142,13 +179,15 @@ def scale_adapted_l2e_rule(
     step: Any,
     settings: ScaleAdaptedL2ESettings,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One step: of `l2e_rule` while ``step`` < ``adaptation_steps``, of `sampling_rule` afterwards.
+    """One step: of `l2e_rule` while ``step`` < ``exploration_steps``, of `sampling_rule` afterwards.
 
-    The last step of the exploration also sets ``root`` to `frozen_root`, and the momentum to zero.
+    The last step of the exploration also sets ``root`` to `unsettled_root`, and the momentum to zero. Until
+    ``adaptation_steps`` the mass is `settled_root`, of averages that follow the gradients of a chain at its
+    temperature; then it is frozen, and ``root`` is √G.
 
     Args:
         parameter, gradient, noise, momentum, averages: as for `l2e_rule`.
-        root: √G, (..., d); zeros until it is chosen.
+        root: (..., d); zeros while the chain explores.
         phi: layers with four outputs α, β, γ (the gate of β) and μ, with the leading axes of ``parameter`` or none.
         segments, lr, num_data, temperature, prior_precision, momentum_decay, step: as for `l2e_rule`.
         settings: with ``adaptation_steps``.
@@ -156,11 +195,21 @@ def scale_adapted_l2e_rule(
     Returns:
         The new (parameter, momentum, averages, root). Nothing is changed in place.
     """
-    at = dict(lr=lr, num_data=num_data, momentum_decay=momentum_decay)
-    if step >= settings.adaptation_steps:
-        chain = (parameter, gradient, noise, momentum, root)
-        parameter, momentum = sampling_rule(*chain, temperature=temperature, prior_precision=prior_precision, **at)
-        return parameter, momentum, averages, root
+    at = dict(
+        lr=lr,
+        num_data=num_data,
+        temperature=temperature,
+        prior_precision=prior_precision,
+        momentum_decay=momentum_decay,
+    )
+    if step >= settings.exploration_steps:
+        mass = root
+        if step < settings.adaptation_steps:
+            averages = update_averages(averages, gradient, settings.feature_set)
+            here = dict(num_data=num_data, temperature=temperature, prior_precision=prior_precision, step=step)
+            mass = settled_root(root, averages, settings=settings, **here)
+        parameter, momentum = sampling_rule(parameter, gradient, noise, momentum, mass, **at)
+        return parameter, momentum, averages, mass if step + 1 == settings.adaptation_steps else root
     parameter, momentum, averages = l2e_rule(
         parameter,
         gradient,
@@ -170,13 +219,11 @@ def scale_adapted_l2e_rule(
         phi=explorer(phi),
         segments=segments,
         step=step,
-        temperature=temperature,
-        prior_precision=prior_precision,
         settings=settings.exploration,
         **at,
     )
-    if step + 1 == settings.adaptation_steps:
-        root = frozen_root(
+    if step + 1 == settings.exploration_steps:
+        root = unsettled_root(
             parameter, gradient, averages, phi=phi, segments=segments, settings=settings, step=step, **at
         )
         momentum = torch.zeros_like(momentum)
@@ -195,7 +242,7 @@ def sampling_rule(
     ops: Any = FUNCTIONAL,
     **settings: Any,
 ) -> tuple[Any, Any]:
-    """`diagonal_mass_rule` with BAOA and the prior's gradient: the step of the chain once its mass is frozen."""
+    """`diagonal_mass_rule` with BAOA and the prior's gradient: the step of a chain that has a mass."""
     gradient = ops.combine(gradient, parameter, prior_precision / num_data)
     settings |= {"num_data": num_data, "integrator": "baoa", "ops": ops}
     return diagonal_mass_rule(parameter, gradient, noise, momentum, root, **settings)

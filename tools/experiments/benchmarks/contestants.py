@@ -36,8 +36,8 @@ LR = 1e-9
 
 
 def lean_l2e(params: Any, lr: float, num_data: float, **options: Any) -> L2E:
-    """L2E with an untrained network of the feature set "lean", two layers of 8."""
-    settings = L2ESettings(feature_set="lean", normalise_output=True, **options)
+    """L2E with an untrained network of the feature set "lean", two layers of 8, with settings of docs/candidates."""
+    settings = L2ESettings(feature_set="lean", gated=True, friction_scale=0.0, **options)
     return L2E(params, lr, num_data, network=settings.fresh_network((8, 8)), settings=settings)
 
 
@@ -60,10 +60,13 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "KineticL2E without the Hessian": lambda params: KineticL2E(params, LR, NUM_DATA, hessian="none"),
     "ScaleAdaptedL2E": lambda params: ScaleAdaptedL2E(params, LR, NUM_DATA, adaptation_steps=2),
     "PrecondL2E": lambda params: PrecondL2E(params, LR, NUM_DATA),
+    "MetaSGMCMC": lambda params: MetaSGMCMC(params, LR, NUM_DATA),
     "MetaSGMCMC, finite differences": lambda params: MetaSGMCMC(params, LR, NUM_DATA, correction="finite_difference"),
 }
 #: Those that have compiled code.
-COMPILED = ("L2E", "L2E, lean", "L2E, lean, averages in bfloat16", "KineticL2E without the Hessian", "PrecondL2E")
+COMPILED = (
+    "L2E", "L2E, lean", "L2E, lean, averages in bfloat16", "KineticL2E without the Hessian", "PrecondL2E", "MetaSGMCMC",
+)  # fmt: skip
 
 
 def step_of(sampler: Sampler) -> Callable[[], object]:
@@ -84,11 +87,11 @@ def step_of(sampler: Sampler) -> Callable[[], object]:
 def uncompiled(step: Callable[[], object]) -> Callable[[], object]:
     """The step with the compiled code turned off."""
 
-    def slow() -> None:
+    def slow() -> object:
         before = os.environ.get(ENVIRONMENT_VARIABLE)
         os.environ[ENVIRONMENT_VARIABLE] = "0"
         try:
-            step()
+            return step()
         finally:
             del os.environ[ENVIRONMENT_VARIABLE]
             if before is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,18 +33,28 @@ class StepBenchmark:
 
     # Rounds: in each, every sampler takes one timed step in turn.
     rounds: int = 60
-    # The same on 10 million parameters, and on images of 32×32.
+    # The same on 10 million parameters, and on images of 32×32; 0 leaves these out.
     long_rounds: int = 15
     # Also time the samplers that have compiled code without it.
     uncompiled: bool = False
+    # Names of samplers, as in the table; none times all of them. Those of torch are always there.
+    samplers: tuple[str, ...] = ()
     # CPU threads; by default torch's own choice.
     threads: int | None = None
+    # What is timed: time on the clock, or processor time of all threads together, which other programs disturb less.
+    clock: Literal["wall", "processor"] = "wall"
     # Sides of the ResNet's images; none leaves its training steps out.
     sizes: tuple[int, ...] = (16, 32)
     # Device, such as cpu or cuda.
     device: str = "cpu"
     # File for the Markdown table, besides the terminal.
     out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.clock == "processor" and self.device != "cpu":
+            raise ValueError(f"clock='processor' does not see what device={self.device!r} does")
+        if unknown := set(self.samplers) - set(SAMPLERS):
+            raise ValueError(f"samplers must be of {', '.join(SAMPLERS)}, got {', '.join(sorted(unknown))}")
 
 
 def resnet20(device: str) -> list[Tensor]:
@@ -72,17 +83,24 @@ def _parameters(shapes: list[tuple[int, ...]], device: str) -> list[Tensor]:
     return params
 
 
-def contestants(make: Callable[[], list[Tensor]], without_code: bool = False) -> dict[str, Callable[[], object]]:
-    """Name → one step; each has its own parameters. ``without_code``: also without the compiled code."""
+def contestants(
+    make: Callable[[], list[Tensor]], without_code: bool = False, samplers: tuple[str, ...] = ()
+) -> dict[str, Callable[[], object]]:
+    """Name → one step; each has its own parameters. ``without_code``: also without the compiled code; ``samplers``: of
+    the library only these, and no peers."""
+    chosen = samplers or tuple(SAMPLERS)
     steps: dict[str, Callable[[], object]] = {
         "torch SGD(momentum)": torch.optim.SGD(make(), 1e-9, momentum=0.9).step,
         "torch Adam": torch.optim.Adam(make(), 1e-9).step,
     }
     plain = make()
     steps["randn_like of every parameter"] = lambda: [torch.randn_like(p) for p in plain]
-    steps |= {name: step_of(sampler(make())) for name, sampler in SAMPLERS.items()}
-    if without_code:
-        steps |= {f"{name}, without compiled code": uncompiled(step_of(SAMPLERS[name](make()))) for name in COMPILED}
+    steps |= {name: step_of(SAMPLERS[name](make())) for name in chosen}
+    for name in COMPILED if without_code else ():
+        if name in chosen:
+            steps[f"{name}, without compiled code"] = uncompiled(step_of(SAMPLERS[name](make())))
+    if samplers:
+        return steps
     for name, peer in (("posteriors SGHMC", _posteriors_sghmc(make())), ("ivon-opt IVON", _ivon(make()))):
         if peer is not None:
             steps[name] = peer
@@ -138,10 +156,12 @@ def training_steps(device: str, num_images: int = 20_000) -> dict[str, Callable[
 
         return lambda: sampler.step(closure)
 
+    exact = functools.partial(trainer, MetaSGMCMC, network=learned)
     return {
         "SGHMC": trainer(SGHMC),
-        "Meta-SGMCMC, finite differences": trainer(MetaSGMCMC, network=learned, correction="finite_difference"),
-        "Meta-SGMCMC, autograd": trainer(MetaSGMCMC, network=learned, correction="autograd"),
+        "MetaSGMCMC": exact(),
+        "MetaSGMCMC, without compiled code": uncompiled(exact()),
+        "MetaSGMCMC, finite differences": trainer(MetaSGMCMC, network=learned, correction="finite_difference"),
     }
 
 
@@ -211,7 +231,9 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
         "10 million in 200 tensors": (lambda: ten_million(options.device), options.long_rounds),
     }
     for title, (make, rounds) in cases.items():
-        columns[title] = _milliseconds(contestants(make, options.uncompiled), rounds, options, title)
+        if not rounds:
+            continue
+        columns[title] = _milliseconds(contestants(make, options.uncompiled, options.samplers), rounds, options, title)
     resnets = {
         f"{size}×{size}": _milliseconds(
             resnet_steps(size, options.device),
@@ -220,6 +242,7 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
             f"ResNet-20, {size}×{size}",
         )
         for size in options.sizes
+        if size <= _SMALL or options.long_rounds
     }
     whole = "whole training step, MLP 784-20-10, batch 500"
     training = _milliseconds(training_steps(options.device), options.rounds, options, whole)
@@ -227,11 +250,13 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
     tables += [_training_table(f"training step, ResNet-20-FRN, batch 64, {k}", v) for k, v in resnets.items()]
     table = "\n\n".join([*tables, _training_table(whole, training)])
     head = (
-        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.rounds} rounds, "
-        f"{options.long_rounds} on 10 million parameters and on images above {_SMALL}×{_SMALL}"
+        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, "
+        f"{'processor time, ' * (options.clock == 'processor')}{options.rounds} rounds"
     )
+    if options.long_rounds:
+        head += f", {options.long_rounds} on 10 million parameters and on images above {_SMALL}×{_SMALL}"
     write_table(options.out, command, f"{head}\n\n{table}")
-    if not any("posteriors" in name for name in next(iter(columns.values()))):
+    if not options.samplers and not any("posteriors" in name for name in next(iter(columns.values()))):
         print("\n(the posteriors package is not installed: pip install posteriors)")
 
 
@@ -239,7 +264,7 @@ def _milliseconds(
     steps: dict[str, Callable[[], object]], rounds: int, options: StepBenchmark, title: str
 ) -> dict[str, float]:
     """Milliseconds of each, the tenth percentile of interleaved rounds, to which other processes add little."""
-    times = interleaved(steps, rounds, title, warm_up=3, device=options.device)
+    times = interleaved(steps, rounds, title, warm_up=3, device=options.device, clock=options.clock)
     return {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
 
 

@@ -26,8 +26,11 @@ from learned_samplers import (
     EntropyMCMC,
     KineticL2E,
     MetaSGMCMC,
+    ScaleAdaptedL2E,
     ScaleAdaptedSGHMC,
 )
+from learned_samplers.learned import weights
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of
 from meta_tasks.rules.start import FeatureStart
@@ -93,7 +96,20 @@ def hmc(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> to
 
 # The learned samplers keep the momentum decay of their cards: only their learning rate is tuned.
 def l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    return L2E(groups, lr, num_data, network=s.l2e_network, **posterior(s))
+    # A network that sees how much of its run is over is told; the schedules of other methods know it too.
+    told = feature_set_named(weights.load_card(weights.find(s.l2e_network))["feature_set"]).sees_progress
+    total = steps if told else None
+    return L2E(groups, lr, num_data, network=s.l2e_network, total_steps=total, **posterior(s))
+
+
+def scale_adapted_l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    # It explores for all of burn-in: its last step chooses the mass, and the chain has nothing to forget but its
+    # momentum, which a dozen steps do.
+    exploration = int(s.burn_in * steps)
+    if not exploration:
+        raise ValueError(f"burn_in={s.burn_in} of {steps} steps leaves ScaleAdaptedL2E none in which to explore")
+    network = s.scale_adapted_l2e_network
+    return ScaleAdaptedL2E(groups, lr, num_data, adaptation_steps=exploration, network=network, **posterior(s))
 
 
 def l2e_paper(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:

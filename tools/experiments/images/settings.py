@@ -113,6 +113,8 @@ class Settings:
     leapfrog_steps: int = 10
     # Weights of L2E: a name that the package ships, or the path of a .safetensors file with its card.
     l2e_network: str = "l2e"
+    # Weights of ScaleAdaptedL2E.
+    scale_adapted_l2e_network: str = "scale-adapted-l2e"
     # Weights of L2E in the paper's form.
     l2e_paper_network: str = "l2e-paper"
     # Weights of Kinetic-L2E.

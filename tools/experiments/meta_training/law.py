@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from learned_samplers import L2E, MetaSGMCMC
+from learned_samplers import L2E, MetaSGMCMC, ScaleAdaptedL2E
 from learned_samplers.learned import weights
+from learned_samplers.learned.badge import EARNING
 from learned_samplers.learned.law import gaussian_law, l2e_law, measured_at
 from learned_samplers.learned.registry import registered, sampler_from_card
+from learned_samplers.learned.sampler import LearnedSampler
 
 STIFFNESS = (0.03, 0.3)  # lr times the curvatures of the mean loss, from the smallest to the largest
 COORDINATES = 5
 HALVINGS = 3  # step sizes ε, ε/2, ε/4
 TIME = 8  # steps of a run at the largest ε, in units of 1/a; the first half is left out
 LEAST = 120  # steps of it at least
+EXPLORATION = 200  # steps of ScaleAdaptedL2E before it has a law; the simulation's burn-in is longer
+TEMPERATURES = (1.0, 0.1, 0.01)  # of ScaleAdaptedL2E, whose mass depends on them
 SMALL = 0.02  # a bias of the variance that is small enough whatever it was before
 
 
@@ -41,8 +46,37 @@ def law_of(
     if registered(card["sampler"]) is MetaSGMCMC:
         decay = card["defaults"]["momentum_decay"]
         return meta_law(source, lr, decay, num_data=num_data, chains=10 * coordinates, energy=energy)
+    if issubclass(registered(card["sampler"]), ScaleAdaptedL2E):
+        return scale_adapted_law(source, lr, num_data=num_data, coordinates=coordinates)
     measure: Any = l2e_law if registered(card["sampler"]) is L2E else gaussian_law
     return measure(lambda params: sampler_from_card(source, params, lr, num_data), coordinates=coordinates)
+
+
+def measured_sampler(source: Path, params: Any, lr: float, num_data: float, **keywords: Any) -> LearnedSampler:
+    """`sampler_from_card`, with an exploration of `EXPLORATION` steps where there has to be one."""
+    if issubclass(registered(weights.load_card(source)["sampler"]), ScaleAdaptedL2E):
+        keywords = {"adaptation_steps": EXPLORATION, **keywords}
+    return sampler_from_card(source, params, lr, num_data, **keywords)
+
+
+def scale_adapted_law(source: Path, lr: float, *, num_data: int, coordinates: int) -> dict[str, Any]:
+    """The law of ScaleAdaptedL2E once its mass is frozen: at `TEMPERATURES`, at four times ``lr`` and at ``lr``.
+
+    Returns:
+        What `gaussian_law` does, of the temperature with the largest bias; "temperatures", all if each earns the
+        badge, else that one; and "bias_by_temperature", the largest at ``lr``, as text → number.
+    """
+    found = {}
+    for t in TEMPERATURES:
+        make = partial(measured_sampler, source, lr=4 * lr, num_data=num_data, temperature=t)
+        found[t] = gaussian_law(make, coordinates=coordinates)
+    wrong = [t for t, law in found.items() if law["verdict"] not in EARNING]
+    worst = max(wrong or found, key=lambda t: abs(found[t]["largest_bias"][-1]))
+    return {
+        **found[worst],
+        "temperatures": [worst] if wrong else list(TEMPERATURES),
+        "bias_by_temperature": {f"{t:g}": law["largest_bias"][-1] for t, law in found.items()},
+    }
 
 
 def meta_law(

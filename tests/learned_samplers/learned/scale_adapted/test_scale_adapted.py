@@ -15,8 +15,8 @@ from learned_samplers.learned.network import build_network, flatten, layers_of, 
 from learned_samplers.learned.scale_adapted.rule import (
     ScaleAdaptedL2ESettings,
     explorer,
-    frozen_root,
     scale_adapted_l2e_rule,
+    unsettled_root,
 )
 from tests.harness import closure_for, small_network
 
@@ -50,7 +50,7 @@ def chain(steps_done=0, leading=()):
 
 
 def test_while_it_explores_it_is_l2e_whose_run_is_as_long_as_the_exploration():
-    phi, settings = phi_of(network()), ScaleAdaptedL2ESettings(adaptation_steps=5)
+    phi, settings = phi_of(network()), ScaleAdaptedL2ESettings(adaptation_steps=6)
     *state, root = chain()
     exploring = [*state]
     for step in range(4):
@@ -63,31 +63,54 @@ def test_while_it_explores_it_is_l2e_whose_run_is_as_long_as_the_exploration():
         assert all(torch.equal(a, b) for a, b in zip(moved, expected, strict=True))
         assert not root.any()
         state, exploring = ([x[0], *state[1:3], *x[1:]] for x in (moved, expected))
-    assert settings.exploration.total_steps == 5
+    assert settings.exploration.total_steps == settings.exploration_steps
     assert settings.exploration.gated
 
 
-def test_the_mass_is_chosen_once_from_the_statistics_of_the_chain():
-    phi, settings = phi_of(network()), ScaleAdaptedL2ESettings(adaptation_steps=4)
+def test_the_network_chooses_once_and_the_mass_settles_until_it_is_frozen():
+    phi, settings = phi_of(network()), ScaleAdaptedL2ESettings(adaptation_steps=6, settling_share=0.34)
+    assert settings.exploration_steps == 4
+    assert settings.exploration.total_steps == settings.exploration_steps
     tensors = chain(steps_done=3)
     run = dict(phi=phi, segments=SEGMENTS, settings=settings)
-    theta, r, averages, root = scale_adapted_l2e_rule(*tensors, step=3, **run, **HYPER)
+    theta, r, averages, chosen = scale_adapted_l2e_rule(*tensors, step=3, **run, **HYPER)
     assert not r.any()
-    assert root.isfinite().all()
-    assert (root > 0).all()
-    chosen = dict(lr=HYPER["lr"], num_data=300.0, momentum_decay=0.1, step=3)
-    assert torch.equal(root, frozen_root(theta, tensors[1], averages, **run, **chosen))
-    # without the network it is ScaleAdaptedSGHMC's, times κ
-    silent = [*phi[:-1], (phi[-1][0] * 0, phi[-1][1] * 0)]
-    plain = frozen_root(theta, tensors[1], averages, **{**run, "phi": silent}, **chosen)
-    second = averages[3] / (1 - 0.99**4)
-    torch.testing.assert_close(plain.square(), 0.2 * 0.1 / (second.sqrt() + 1e-5))
-    assert ((root / plain).log().abs() > 0.05).any()
+    assert chosen.isfinite().all()
+    assert torch.equal(chosen, unsettled_root(theta, tensors[1], averages, step=3, **run, **HYPER))
     # not of the last minibatch: another gradient, the same averages
-    assert torch.equal(root, frozen_root(theta, tensors[1] * 3, averages, **run, **chosen))
-    after = scale_adapted_l2e_rule(theta, tensors[1], tensors[2], r, averages, root, step=4, **run, **HYPER)
+    assert torch.equal(chosen, unsettled_root(theta, tensors[1] * 3, averages, step=3, **run, **HYPER))
+    silent = [*phi[:-1], (phi[-1][0] * 0, phi[-1][1] * 0)]
+    plain = unsettled_root(theta, tensors[1], averages, step=3, **{**run, "phi": silent}, **HYPER)
+    torch.testing.assert_close(plain.square(), torch.full_like(plain, 0.2 * 0.1))
+    assert ((chosen / plain).log().abs() > 0.05).any()
+    # It settles: the network is not asked again, the second moment follows the gradients, and the last one counts.
+    root = chosen
+    for step, gradient in ((4, tensors[1] * 5), (5, tensors[1] * 7)):
+        theta, r, averages, root = scale_adapted_l2e_rule(
+            theta, gradient, tensors[2], r, averages, root, step=step, **run, **HYPER
+        )
+        assert torch.equal(root, chosen) == (step == 4)
+    # As ScaleAdaptedSGHMC's, times κ·exp(μ), with the prior's gradient as a floor.
+    second, prior = averages[3] / (1 - 0.99**6), (HYPER["prior_precision"] * HYPER["temperature"]) ** 0.5 / 300.0
+    torch.testing.assert_close(root.square(), chosen.square() / (second.sqrt() + prior + 1e-5))
+    after = scale_adapted_l2e_rule(theta, tensors[1] * 9, tensors[2], r, averages, root, step=6, **run, **HYPER)
     assert torch.equal(after[3], root)
     assert torch.equal(after[2], averages)
+
+
+def test_without_settling_the_mass_is_that_of_the_exploration():
+    run = dict(phi=phi_of(network()), segments=SEGMENTS)
+    tensors = chain(steps_done=3)
+    alone, first = (
+        scale_adapted_l2e_rule(*tensors, step=3, settings=settings, **run, **HYPER)
+        for settings in (
+            ScaleAdaptedL2ESettings(adaptation_steps=4, settling_share=0.0),
+            ScaleAdaptedL2ESettings(adaptation_steps=5, settling_share=0.2),
+        )
+    )
+    second, prior = alone[2][3] / (1 - 0.99**4), (HYPER["prior_precision"] * HYPER["temperature"]) ** 0.5 / 300.0
+    torch.testing.assert_close(alone[3], first[3] / (second.sqrt() + prior + 1e-5).sqrt())
+    assert ScaleAdaptedL2ESettings(adaptation_steps=1, settling_share=0.9).exploration_steps == 1
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -216,7 +239,7 @@ def test_untrained_it_explores_as_sghmc():
     p = torch.randn(5, requires_grad=True)
     q = p.detach().clone().requires_grad_()
     generators = [torch.Generator().manual_seed(1) for _ in range(2)]
-    ours = ScaleAdaptedL2E([p], 0.01, N, adaptation_steps=3, generator=generators[0])
+    ours = ScaleAdaptedL2E([p], 0.01, N, network=None, adaptation_steps=3, generator=generators[0])
     theirs = L2E([q], 0.01, N, network=None, generator=generators[1])
     for _ in range(3):
         p.grad, q.grad = torch.ones(5), torch.ones(5)

@@ -1,5 +1,6 @@
 """tools/benchmark.py step: the contestants really step, and the training table says what was measured."""
 
+import pytest
 import torch
 from experiments.benchmarks import step
 from experiments.benchmarks.step import StepBenchmark, contestants, resnet_steps, training_steps
@@ -9,9 +10,14 @@ def test_every_training_step_moves_a_network_of_its_own():
     torch.manual_seed(0)
     steps = training_steps("cpu", num_images=600)
     losses = {name: [step().item() for _ in range(3)] for name, step in steps.items()}
-    assert len(losses) == 3
+    assert len(losses) == 4
     assert all(0.5 < loss < 5 for values in losses.values() for loss in values)
-    assert len({loss for values in losses.values() for loss in values}) == 9
+    assert len({loss for values in losses.values() for loss in values}) == 12
+
+
+def test_the_processors_clock_is_for_a_cpu():
+    with pytest.raises(ValueError, match=r"clock='processor' does not see what device='cuda' does"):
+        StepBenchmark(clock="processor", device="cuda")
 
 
 def test_every_training_step_of_the_resnet_is_one():
@@ -41,20 +47,42 @@ def test_every_contestant_moves_its_parameters():
     assert sum(not each for each in moved) <= 2 + ("ivon-opt IVON" not in steps)
 
 
+def test_some_samplers_can_be_chosen():
+    names = ("SGHMC", "MetaSGMCMC")
+    steps = contestants(lambda: [torch.nn.Parameter(torch.zeros(2))], True, names)
+    torchs = {"torch SGD(momentum)", "torch Adam", "randn_like of every parameter"}
+    assert set(steps) == {*torchs, *names, "MetaSGMCMC, without compiled code"}
+    with pytest.raises(ValueError, match=r"samplers must be of .*MetaSGMCMC.*, got SGHCM"):
+        StepBenchmark(samplers=("SGHCM",))
+
+
 def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
     measured = {
         "SGHMC": 2.0,
-        "Meta-SGMCMC, finite differences": 3.0,
+        "MetaSGMCMC": 3.0,
         "torch SGD(momentum)": 1.0,
         "randn_like of every parameter": 1.0,
     }
-    monkeypatch.setattr(step, "contestants", lambda make, without_code: {})
+    monkeypatch.setattr(step, "contestants", lambda *args: {})
     monkeypatch.setattr(step, "training_steps", lambda device: {})
     monkeypatch.setattr(step, "_milliseconds", lambda *args: measured)
     out = tmp_path / "steps.md"
     monkeypatch.setattr(step, "resnet_steps", lambda size, device: {})
     step.benchmark_steps(StepBenchmark(out=out))
     text = out.read_text()
-    assert "| Meta-SGMCMC, finite differences | 3.00 (1.50×) |" in text
+    assert "| MetaSGMCMC | 3.00 (1.50×) |" in text
     assert "| SGHMC | 2.00 (1.00×) | 2.00 (1.00×) |" in text
     assert text.splitlines()[2] in capsys.readouterr().out
+
+
+def test_what_is_large_can_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        step, "_milliseconds", lambda *args: {"torch SGD(momentum)": 1.0, "randn_like of every parameter": 1.0}
+    )
+    out = tmp_path / "steps.md"
+    step.benchmark_steps(StepBenchmark(out=out, long_rounds=0, samplers=("SGHMC",), rounds=7))
+    text = out.read_text()
+    assert "7 rounds\n" in text
+    assert "16×16" in text
+    assert "10 million" not in text
+    assert "32×32" not in text

@@ -22,7 +22,14 @@ def test_the_shipped_rule_is_that_of_the_shipped_weights():
     assert rule.settings == settings_from_card(card)
     assert rule.settings.features == tuple(card["features"])
     assert [list(shape) for shape in rule._shapes] == [list(shape) for shape in card["layers"]]
-    assert L2ERule(**LEAN).settings.normalise_output
+
+
+def test_the_lean_rule_is_that_of_the_candidates():
+    lean, cards = L2ERule(**LEAN), sorted((ROOT / "docs" / "candidates").glob("*.json"))
+    assert cards
+    for card in (json.loads(path.read_text()) for path in cards):
+        assert lean.settings == settings_from_card(card)
+        assert [list(shape) for shape in lean._shapes] == [list(shape) for shape in card["layers"]]
 
 
 def test_rows_take_steps_and_those_of_the_pure_rule_without_compiled_code(monkeypatch):
