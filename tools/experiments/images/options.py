@@ -21,6 +21,8 @@ from experiments.common.options import (
     not_negative,
     parse,
 )
+from experiments.images.compare_corruptions import check_images
+from experiments.images.measures import CONVERGENCE_DRAWS
 from experiments.images.methods import METHODS, Setting, candidates
 from experiments.images.presets import PRESETS
 from experiments.images.settings import Settings
@@ -175,6 +177,17 @@ class CompareOptions(ImageOptions):
     tune_seeds: int = 3
     # Run every method once more, with as many gradients as the first one's seconds allow: a table at equal time.
     equal_time: bool = False
+    # Score the final runs on the 15 corruptions × 5 severities of CIFAR-10-C, made of the test images by this project's
+    # own code (a re-creation): accuracy, NLL and ECE by severity, as tables and a figure.
+    corruptions: bool = False
+    # Test images that --corruptions takes, chosen at random once; all of them, where there are fewer.
+    corruption_images: int = 1000
+    # Share of the weights with cR̂ < 1.1 between the halves of each final chain; needs eight samples of a run.
+    convergence: bool = False
+    # The same layer by layer, as a table of its own.
+    layers: bool = False
+    # Draw the test error on the plane through the first, the middle and the last sample of each method's first seed.
+    plane: bool = False
     # Do a few steps of every method, say what all runs will cost, and stop.
     dry_run: bool = False
     # Times that a run's curves get the validation scores of its current weights.
@@ -183,7 +196,11 @@ class CompareOptions(ImageOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         each_once(self, "sampler")
-        at_least_one(self, "grid", "tries", "tune_seeds", "keep", "validations")
+        at_least_one(self, "grid", "tries", "tune_seeds", "keep", "validations", "corruption_images")
+        wanted = {"convergence": CONVERGENCE_DRAWS, "layers": CONVERGENCE_DRAWS, "plane": 3}
+        for name, least in wanted.items():
+            if getattr(self, name) and self.settings.num_samples < least:
+                raise ValueError(f"{name} needs num_samples of at least {least}, got {self.settings.num_samples}")
         not_negative(self, "extensions")
         if not self.momentum_decays or not all(0 < decay <= 1 for decay in self.momentum_decays):
             raise ValueError(f"momentum_decays must lie in (0, 1], got {self.momentum_decays}")
@@ -239,6 +256,10 @@ class CompareOptions(ImageOptions):
         """The same data; raises whatever is wrong with the options before anything is trained."""
         if not len(data.val_y):
             raise ValueError(f"tuning needs validation images, which {self.settings.dataset} lacks")
+        if self.corruptions:
+            check_images(data)
+        if self.plane and not data.num_classes:
+            raise ValueError("plane shows the share of wrong classes, and this is a regression")
         for budget in self.all_budgets(data):
             for method in self.sampler:
                 for also in dict.fromkeys(setting.also for setting in self.candidates(method, data)):
