@@ -150,8 +150,8 @@ def loss_plane(
     Args:
         samples: three dictionaries from parameter name to tensor.
         loss: from such a dictionary to a number; :func:`network_loss` makes one.
-        num_points: T = R ≥ 3 evenly spaced points along each axis.
-        margin: how far the grid goes beyond the samples, as a share of their extent, ≥ 0.
+        num_points: T = R ≥ 3 evenly spaced points along each side of a square about the samples.
+        margin: how far the square goes beyond them, as a share of their larger extent, ≥ 0.
 
     Raises:
         TypeError, ValueError: an argument that cannot be used, three samples on one line, or a loss that is not finite.
@@ -176,7 +176,8 @@ def loss_plane(
         raise ValueError("samples must not lie on one line")
     corners = np.array([[0.0, 0.0], [width, 0.0], [along, height]])
     low, high = corners.min(0), corners.max(0)
-    across, down = np.linspace(low - margin * (high - low), high + margin * (high - low), num_points).T
+    half = (0.5 + margin) * (high - low).max()
+    across, down = np.linspace((low + high) / 2 - half, (low + high) / 2 + half, num_points).T
     losses = np.empty((num_points, num_points))
     for row, b in enumerate(down.tolist()):
         for column, a in enumerate(across.tolist()):

@@ -58,11 +58,12 @@ RECREATED: dict[str, Corruption] = {
     "brightness": _of(rules.brightness, 0.05, 0.1, 0.15, 0.2, 0.3),
     "contrast": _of(rules.contrast, 0.75, 0.5, 0.4, 0.3, 0.15),
     "elastic_transform": _of(
-        rules.elastic_transform, (0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)
+        rules.elastic_transform,
+        *((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
     ),
     "pixelate": _of(rules.pixelate, 0.95, 0.9, 0.85, 0.75, 0.65),
     "jpeg_compression": _of(rules.jpeg_compression, 80, 65, 58, 50, 40),
-}  # fmt: skip
+}
 
 
 def corrupt(images: Tensor, corruption: str, severity: int, *, seed: int = 0) -> Tensor:

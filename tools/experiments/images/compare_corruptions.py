@@ -54,8 +54,8 @@ class CorruptedImages:
     def under(self, name: str) -> Tensor:
         """The images at severities 1 to 5, one after the other; under `NONE` as they are."""
         if name != self._name:
-            levels = [corrupt(self.images, name, severity) for severity in SEVERITIES] if name != NONE else [self.images]
-            self._name, self._made = name, torch.cat(levels)
+            levels = () if name == NONE else [corrupt(self.images, name, severity) for severity in SEVERITIES]
+            self._name, self._made = name, torch.cat(levels) if levels else self.images
         return self._made
 
     def scores(self, samples: SampleCollection, name: str) -> dict[str, list[float]]:

@@ -36,6 +36,8 @@ def step_size_figure(path: Path, report: BudgetReport, title: str) -> None:
     From the trials of the tuning: at each rate the best of what else was tuned. The chosen rate is ringed, a cross at
     the upper edge is a rate at which every run diverged.
     """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     curves = {name: best_by_rate(tuning) for name, tuning in report.tuning.items()}
     scores = [score for curve in curves.values() for score in curve.values() if score is not None]
     rates = [rate for curve in curves.values() for rate in curve]
@@ -59,13 +61,18 @@ def step_size_figure(path: Path, report: BudgetReport, title: str) -> None:
         chosen = report.tuning[method].chosen.lr
         ax.plot([chosen], [curve[chosen]], linestyle="", marker="o", markersize=10, fillstyle="none", color="0.2")
         ax.set(xscale="log", xlim=(min(rates) / 1.5, max(rates) * 1.5), ylim=(low - room, high + room))
+        if low > 0:  # of a regression it need not be
+            ax.set(yscale="log", ylim=(0.9 * low, 1.1 * high))
+            ax.yaxis.set(
+                major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter=NullFormatter()
+            )
         ax.set_title(label(report.runs[method]), fontsize=10)
         grid_lines(ax)
     for ax in axes[len(curves) :]:
         ax.remove()
     fig.supxlabel("learning rate", fontsize=10)
     fig.supylabel("validation NLL [nats]", fontsize=10)
-    fig.suptitle(f"{title}; ringed: chosen, ×: diverged", fontsize=11)
+    fig.suptitle(f"{title}; ringed: chosen, ×: diverged, far too high values cut off", fontsize=11)
     fig.savefig(path, dpi=120)
 
 
@@ -94,11 +101,11 @@ def plane_figure(path: Path, report: BudgetReport, title: str) -> None:
         for number, (x, y) in enumerate(plane["corners"], start=1):
             ax.plot([x], [y], marker="o", markersize=13, color="white", markeredgecolor="black")
             ax.annotate(str(number), (x, y), ha="center", va="center", fontsize=9)
-        ax.set_aspect("equal", adjustable="datalim")
+        ax.set_aspect("equal")
         ax.set_title(name, fontsize=10)
     for ax in axes[len(found) :]:
         ax.remove()
-    fig.colorbar(drawn, ax=list(axes[: len(found)]), label="test error")
+    fig.colorbar(drawn, ax=list(axes[: len(found)]), label="test error", pad=0.02, format="{x:.3g}", ticks=levels[::4])
     fig.supxlabel("distance between weights", fontsize=10)
     fig.suptitle(f"{title}; planes through the first, the middle and the last sample", fontsize=11)
     fig.savefig(path, dpi=120)

@@ -16,7 +16,7 @@ ERRORS = 2  # standard errors that a difference must exceed
 
 
 def verdict(runs: Mapping[str, Sequence[Result]], folder: Path) -> dict[str, Any] | None:
-    """The first learned sampler and the rival with the lowest mean test NLL, which may be any method that is not learned.
+    """The first learned sampler beside the rival with the lowest mean test NLL, of all methods that are not learned.
 
     A rival with diverged seeds is taken only where every rival has some. That the rival is the best by these very
     test images favours it. None where there is no learned sampler, no rival, or no seed that both have finished.
@@ -61,10 +61,10 @@ def verdict_line(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     error = "" if found["error"] is None else f" ± {found['error']:.4f}"
     seeds = f"paired over {found['seeds']} seeds" if found["seeds"] > 1 else "one seed, so no standard error over seeds"
     accuracy = found["accuracy_difference"]
+    ahead = labels[found["method" if found["difference"] < 0 else "rival"]]
     conclusion = {
         None: "one seed decides nothing",
-        True: f"more than two of the larger error, so {labels[found['method' if found['difference'] < 0 else 'rival']]} "
-        "is ahead",
+        True: f"more than two of the larger error, so {ahead} is ahead",
         False: "within two of the larger error, so no difference is seen",
     }[found["decided"]]
     return (

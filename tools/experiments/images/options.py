@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -146,10 +147,12 @@ class CompareOptions(ImageOptions):
 
     # A preset of data, network, posterior and budgets; options given beside it override its values.
     preset: Annotated[str, one_of(PRESETS)] | None = None
-    # Methods to compare, in the order of the tables, in any letter case.
+    # Methods to compare, in the order of the tables, in any letter case. LastLayerLaplace is among them where
+    # laplace-torch is installed.
     sampler: tuple[MethodName, ...] = (
         *("SGHMC", "BAOA", "PSGLD", "CyclicalSGMCMC", "ScaleAdaptedSGHMC", "L2EStart", "L2E"),
         *("SGD", "Adam", "AdamEMA", "AdamAverage", "SWAG", "IVON", "DeepEnsemble", "AdamEnsemble"),
+        *(("LastLayerLaplace",) if find_spec("laplace") else ()),
     )
     # Budgets in minibatch gradients, each for every run; by default the one of --steps or --epochs.
     budgets: tuple[int, ...] | None = None

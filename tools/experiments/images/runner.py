@@ -16,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from experiments.common.devices import synchronize
 from experiments.common.run_store import RunStore, data_fingerprint
+from experiments.images.gaussians import MINIBATCH_RUNS
 from experiments.images.likelihood import likelihood_of
 from experiments.images.log import VALIDATIONS, Diverged, Log
 from experiments.images.measures import CONVERGENCE_DRAWS, converged, error_plane, mean_temperatures, modes
@@ -24,7 +25,7 @@ from experiments.images.minibatches import minibatches
 from experiments.images.result import Result, new_result
 from experiments.images.scoring import score, validate, write_curves
 from experiments.images.settings import Settings
-from experiments.images.training import MINIBATCH_RUNS, build_network, hmc_run
+from experiments.images.training import build_network, hmc_run
 from learned_samplers.integrations.tensorboard import write_settings
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
