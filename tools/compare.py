@@ -12,7 +12,8 @@ minibatches for every method. Runs are kept, so that a command that was interrup
 
 Under --out: table.md, results.json, for each budget figure1 (scores against the number of samples, and effective
 samples a second), figure2 (losses on the lines between samples, and the samples' cosine similarities), temperatures,
-step_sizes (validation NLL against the learning rate) and what else is asked for as PNG, and steps_<budget>/ with every run, its samples and its TensorBoard curves.
+step_sizes (validation NLL against the learning rate) and what else is asked for as PNG, and steps_<budget>/ with every
+run, its samples and its TensorBoard curves.
 """
 
 from __future__ import annotations
