@@ -5,9 +5,9 @@
 
 The card gets a field "law": `check_sampler` on two Gaussians, and of L2E the violation of Assumption 3.1 and what each
 term of a step does (`learned_samplers.learned.law`), at the learning rate that the card recommends. The badge follows
-from it: "O(h)" for a sampler that claims an invariant law (KineticL2E, MetaSGMCMC, ScaleAdaptedL2E) whose bias was seen to vanish with
-the step size, else "heuristic". Under "meta_training" stands how to get the weights again: "reproduce" is the command
-of the training, and "blend" has the other network's training and the command of this tool.
+from it: "O(h)" for a sampler that claims an invariant law (KineticL2E, MetaSGMCMC, ScaleAdaptedL2E) whose bias was seen
+to vanish with the step size, else "heuristic". Under "meta_training" stands how to get the weights again: "reproduce"
+is the command of the training, and "blend" has the other network's training and the command of this tool.
 """
 
 from __future__ import annotations

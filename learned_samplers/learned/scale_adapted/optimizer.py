@@ -62,8 +62,8 @@ class ScaleAdaptedL2E(LearnedSampler):
         mass_scale: κ; by default the card's, else 0.2.
         eps: added to √v̂, in units of the mean loss's gradient; by default the card's, else 1e-5.
         settling_share: in [0, 1); by default the card's, else 0.25.
-        settings: a `ScaleAdaptedL2ESettings` in the place of the keywords from ``feature_set`` to ``settling_share`` and of
-            ``adaptation_steps``.
+        settings: a `ScaleAdaptedL2ESettings` in the place of the keywords from ``feature_set`` to ``settling_share``
+            and of ``adaptation_steps``.
         foreach: as every sampler takes it; here small tensors are always updated together.
 
     Raises:
@@ -105,7 +105,9 @@ class ScaleAdaptedL2E(LearnedSampler):
         **options: Unpack[SamplerOptions],
     ):
         if (adaptation_steps if settings is None else settings.adaptation_steps) is None:
-            raise ValueError("adaptation_steps must be given: the steps after which the mass is frozen, and samples are taken")
+            raise ValueError(
+                "adaptation_steps must be given: the steps after which the mass is frozen, and samples are taken"
+            )
         super().__init__(params, arguments(locals()), generator=generator)
 
     def _shipped(self, own: dict[str, Any]) -> str:

@@ -171,14 +171,16 @@ def test_modules_and_fresh_networks_have_none():
 def test_shipped_laws_say_at_what_they_were_measured(name):
     law = pretrained.card(name)["law"]
     assert len(law["lr"]) == len(law["momentum_decay"]) == len(law["largest_bias"]) == len(law["error"]) >= 2
-    assert law["lr"][0] == pretrained.card(name)["defaults"]["lr"]
+    assert law["lr"][0] >= pretrained.card(name)["defaults"]["lr"]
 
 
 def test_a_frozen_mass_keeps_its_badge_however_long_it_was_explored(tmp_path):
     """The law was measured after three steps of exploration, at two temperatures; no measurement is needed between."""
     path = tmp_path / "mass.safetensors"
     module = build_network("lean", (4,), 4)
-    card = make_card(sampler="ScaleAdaptedL2E", feature_set="lean", features=list(FEATURE_SETS["lean"].names), scales={})
+    card = make_card(
+        sampler="ScaleAdaptedL2E", feature_set="lean", features=list(FEATURE_SETS["lean"].names), scales={}
+    )
     del card["form"]
     weights.save(path, module, card)
     run = dict(num_data=10, network=path)

@@ -16,13 +16,14 @@ from meta_tasks.tasks.gaussians import GaussianFamily
 def check_sampler(rule: NetworkRule, seed: int, lr: float, momentum_decay: float) -> None:
     """Make the sampler that the weight card will describe, once; ValueError is what its users would get."""
     sampler: Any = registered(rule.name)
+    of_a_run: Any = rule.for_run(1)  # ScaleAdaptedL2E wants to know how long it explores
     sampler(
         [torch.zeros(1, requires_grad=True)],
         lr,
         1000,
         network=rule.network(rule.initial_weights(seed)),
         momentum_decay=momentum_decay,
-        settings=rule.for_run(1).settings,  # ScaleAdaptedL2E wants to know how long it explores
+        settings=of_a_run.settings,
     )
 
 

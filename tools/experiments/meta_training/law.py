@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +66,10 @@ def scale_adapted_law(source: Path, lr: float, *, num_data: int, coordinates: in
         What `gaussian_law` does, of the temperature with the largest bias; "temperatures", all if each earns the
         badge, else that one; and "bias_by_temperature", the largest at ``lr``, as text → number.
     """
-    found = {
-        t: gaussian_law(
-            lambda params, t=t: measured_sampler(source, params, 4 * lr, num_data, temperature=t),
-            coordinates=coordinates,
-        )
-        for t in TEMPERATURES
-    }
+    found = {}
+    for t in TEMPERATURES:
+        make = partial(measured_sampler, source, lr=4 * lr, num_data=num_data, temperature=t)
+        found[t] = gaussian_law(make, coordinates=coordinates)
     wrong = [t for t, law in found.items() if law["verdict"] not in EARNING]
     worst = max(wrong or found, key=lambda t: abs(found[t]["largest_bias"][-1]))
     return {
