@@ -38,10 +38,10 @@ wheel: $(READY)  ## build the wheel into dist/
 benchmark: $(READY)  ## time per step of every sampler
 	$(PY) tools/benchmark.py step
 
-docs: $(VENV)/.docs  ## build the documentation into build/site, offline; a dead link or a missing docstring fails
+docs: $(READY)  ## build the documentation into build/site, offline; a dead link or a missing docstring fails
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-docs-serve: $(VENV)/.docs  ## show the documentation at http://127.0.0.1:8000, and again after every change
+docs-serve: $(READY)  ## show the documentation at http://127.0.0.1:8000, and again after every change
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
 # Last, L2E's C++ is compiled ahead of its first use, where there is a compiler.
@@ -50,10 +50,6 @@ $(READY): pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	$(call install,.[dev])
 	$(PY) -W ignore -c "from learned_samplers.learned.native.library import native_library as find; find()"
-	touch $@
-
-$(VENV)/.docs: $(READY)
-	$(call install,.[docs])
 	touch $@
 
 clean:           ## remove what builds and runs leave behind

@@ -1,7 +1,8 @@
-"""Run samplers on toy problems: particles with their baselines on two, a chain each on a posterior of two weights.
+"""Run samplers on toy problems: particles with their baselines, chains on Gaussians and on a posterior of two weights.
 
     python tools/toy.py mixtures    # three mixtures with a common region, five seeds: about a minute
     python tools/toy.py zdt3        # a Pareto front in five pieces, in its box: half an hour
+    python tools/toy.py bias        # how far each sampler is from a Gaussian, against its step size: minutes
     python tools/toy.py posterior   # SGD, SGHMC, cyclical SGMCMC and L2E between two modes: seconds
 
 Writes table.md, results.json and figures under --out. The particles' commands keep every finished run, too, so that an
@@ -15,6 +16,8 @@ from typing import Any
 
 from experiments.common.options import parse_command
 from experiments.common.output import command_line, explained
+from experiments.toys.bias import Bias
+from experiments.toys.bias import draw as draw_bias
 from experiments.toys.experiment import ZDT3, Mixtures, compare
 from experiments.toys.trajectories import Posterior, draw
 
@@ -25,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         commands: dict[str, tuple[type, Any]] = {
             "mixtures": (Mixtures, compare),
             "zdt3": (ZDT3, compare),
+            "bias": (Bias, draw_bias),
             "posterior": (Posterior, draw),
         }
         options, action = parse_command(commands, arguments, __doc__)

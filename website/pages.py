@@ -19,6 +19,7 @@ from types import FunctionType, ModuleType
 import learned_samplers
 import pretrained
 from learned_samplers.learned.sampler import LearnedSampler
+from website import bias
 
 ROOT = Path(__file__).parents[1]
 #: Files outside docs/ that are pages: page → file.
@@ -46,8 +47,6 @@ INTEGRATIONS = (
     *(f"learned_samplers.integrations.{name}" for name in ("lightning", "huggingface", "tensorboard")),
     "learned_samplers.differentiable",
 )
-#: The samplers whose bias the figure of the tutorial on check_sampler shows.
-BIAS_SHOWN = ("SGLD", "SGHMC", "BAOA")
 _METHODS = (FunctionType, property, staticmethod, classmethod)
 _PICTURE = re.compile(
     r'<picture>.*?srcset="docs/(?P<dark>[^"]+)">.*?alt="(?P<alt>[^"]+)" src="docs/(?P<light>[^"]+)">\s*</picture>',
@@ -92,14 +91,10 @@ def sampler_page(name: str) -> str:
         "[the table of all samplers](../which_sampler.md#what-each-costs-and-promises), T, N, λ and lr in "
         "[conventions](../conventions.md).",
     ]
-    if name in BIAS_SHOWN:
-        parts.append(
-            "[Its exact bias against the step size, beside others'](../tutorials/is_my_sampler_right.md"
-            "#how-the-bias-depends-on-the-step-size)."
-        )
     title = "Update, law and arguments"
     shown = f"    options:\n      heading: {title}\n      toc_label: {title}"
     parts.append(f"::: {sampler.__module__}.{name}\n{shown}\n")
+    parts.append(f"## Bias against the step size\n\n{bias.text(name)}")
     if issubclass(sampler, LearnedSampler):
         weights = [one for one in pretrained.names() if pretrained.card(one)["sampler"] == name]
         links = ", ".join(f"[`{one}`](../cards.md#{one})" for one in weights)

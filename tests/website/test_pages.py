@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import learned_samplers
-from website import pages
+from website import bias, pages
 
 ROOT = Path(__file__).parents[2]
 installed = pytest.mark.skipif(
@@ -44,6 +44,21 @@ def test_a_sampler_without_a_row_or_a_paragraph_is_refused(monkeypatch):
     monkeypatch.setattr(pages, "_which", lambda: whole.replace("**`SGHMC`**", "It"))
     with pytest.raises(ValueError, match="SGHMC has no paragraph in"):
         pages.sampler_page("SGHMC")
+
+
+def test_every_sampler_shows_its_bias_and_one_without_is_refused(monkeypatch, tmp_path):
+    from experiments.toys.bias import CURVES
+
+    for name in pages.sampler_names():
+        page = pages.sampler_page(name).split("## Bias against the step size")[1]
+        if name in CURVES:
+            assert f"../figures/bias/{name}_dark.png#only-dark)" in page
+        else:  # a learned one: what its cards say
+            assert "SGHMC" in page or "BAOA" in page
+    assert "cards.md#kinetic-l2e): bias" in pages.sampler_page("KineticL2E")
+    monkeypatch.setattr(bias, "FIGURES", tmp_path)
+    with pytest.raises(ValueError, match=r"SGLD has no .*SGLD_light.png: run python tools/toy.py bias"):
+        bias.text("SGLD")
 
 
 def test_links_of_moved_text_lead_to_the_same_page():
@@ -87,7 +102,10 @@ def test_the_readme_is_one_screen_and_its_picture_follows_the_page():
 
 def test_versions_and_citation_agree():
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
-    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"version: {version}\n" in citation
+    released = re.search(r"^date-released: (.*)$", citation, re.MULTILINE)[1]
+    assert f"\n## {version}, {released}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_all_integrations_are_in_the_reference():

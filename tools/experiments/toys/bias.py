@@ -1,0 +1,274 @@
+"""A sampler's variance against that of a Gaussian posterior, over step sizes: a figure for every sampler's page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import learned_samplers as ls
+from experiments.common.figures import new_figure
+from experiments.common.options import at_least_one
+from experiments.common.output import settings_of, write_outputs
+from experiments.common.tables import markdown
+from learned_samplers.checks.linear import read_linear_step
+from learned_samplers.checks.simulation import Simulation
+from learned_samplers.classical.adapted import diagonal_mass_rule
+from learned_samplers.plots import PALETTE
+
+NUM_DATA, LR, DECAY = 100, 0.1, 0.1
+#: h = lr/N: SGLD's step size in the energy. A Gaussian of curvature k has the dimensionless step size x = hk.
+H = LR / NUM_DATA
+#: Variance of the minibatches' noise on ∇U, that which heats SGLD by 2 %: hV/2T = .02.
+NOISE = 0.02 * 2 / H
+#: EntropyMCMC's η, ten times h.
+GUIDE_VARIANCE = 10 * H
+_RANGE = (0.02, 4.2)
+_SHOWN = (0.05, 0.2, 0.5, 1.0)
+_GRID = sorted({*torch.logspace(*(math.log10(x) for x in _RANGE), 40, dtype=torch.double).tolist(), *_SHOWN})
+_SIMULATED = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+CYCLE = 200  # steps of CyclicalSGMCMC, of which the last fifth are samples
+_MIXED = 12  # directions of a chain of MCLMC
+
+Make = Callable[[list[Tensor]], Any]
+#: Step size x, relative error of the variance, and its standard error (0 where it is exact).
+Point = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Bias of every hand-designed sampler's variance against its step size: a figure each, for its page."""
+
+    # Samplers; none stands for all.
+    samplers: tuple[str, ...] = ()
+    # Independent coordinates (or chains) of a simulation, where a step is not linear.
+    coordinates: int = 5_000
+    # Seed of the simulations.
+    seed: int = 0
+    # Folder for the figures and the table.
+    out: Path = Path("runs/bias")
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "coordinates")
+        for name in self.samplers:
+            if name not in CURVES:
+                raise ValueError(f"samplers must be of {', '.join(CURVES)}, got {name!r}")
+
+
+def exact(make: Make, options: Bias, *, noise: float = 0.0, gain: float = 1.0, guide: bool = False) -> list[Point]:
+    """By the discrete Lyapunov equation, as `check_sampler` does, up to where the step becomes unstable.
+
+    Args:
+        make: makes the sampler; its step must be linear.
+        options: not looked at: nothing is simulated.
+        noise: V, the variance of the minibatches' noise on ∇U.
+        gain: step size of the coordinates in units of h.
+        guide: the law of `EntropyMCMC`'s guide, whose variance is to be T/k + ηT.
+    """
+    points = []
+    for x in _GRID:
+        k = x / (gain * H)
+        step = read_linear_step(make, k / NUM_DATA, math.sqrt(noise) / NUM_DATA)
+        if step is None:
+            raise ValueError(f"the step of {make} is not linear")
+        i = step.names.index("guide") if guide else 0
+        variance = float(step.stationary_covariance()[i, i])
+        if not math.isfinite(variance):
+            break
+        points.append((x, variance / (1 / k + GUIDE_VARIANCE * guide) - 1, 0.0))
+    return points
+
+
+def simulated(
+    make: Make,
+    options: Bias,
+    *,
+    noise: float = 0.0,
+    spectrum: int = 1,
+    direction: int = -1,
+    curvature: Callable[[float], float] = lambda x: x / H,
+    per_chain: bool = False,
+    steps: float = 10.0,
+    least: int = 200,
+) -> list[Point]:
+    """From exact draws on, ``steps`` relaxation times 1/x of burn-in and as many measured ones.
+
+    Args:
+        make: makes the sampler.
+        options: coordinates and seed.
+        noise: V, as for `exact`.
+        spectrum: directions of a chain, of curvatures from a tenth of the largest up, evenly on a log scale.
+        direction: which of them is reported.
+        curvature: from the step size x to the largest curvature.
+        per_chain: coordinates are chains, and the closure returns a loss for each.
+        steps: in units of 1/x.
+        least: steps, however large x is.
+    """
+    points = []
+    for x in _SIMULATED:
+        k = curvature(x)
+        curvatures = [k * 10 ** (-i / max(1, spectrum - 1)) for i in reversed(range(spectrum))]
+        targets = [1 / each for each in curvatures]
+        push = math.sqrt(noise) / NUM_DATA
+        run = Simulation(
+            make, curvatures, targets, NUM_DATA, 1.0, push, options.coordinates, per_chain, torch.float32, options.seed
+        )
+        found = run(max(least, math.ceil(steps / x)), 1.0, None)[direction]
+        if math.isfinite(found["variance"]):
+            points.append((x, found["variance"] * curvatures[direction] - 1, found["error"] * curvatures[direction]))
+    return points
+
+
+def cyclical(make: Make, options: Bias, *, noise: float = 0.0, cycles: int = 4) -> list[Point]:
+    """Over the sampling steps of some cycles after a first one, which checks of a fixed step size cannot see."""
+    points = []
+    for x in _SIMULATED:
+        k = x / H
+        torch.manual_seed(options.seed)
+        theta = (torch.randn(options.coordinates) / math.sqrt(k)).requires_grad_()
+        sampler = make([theta])
+        total, count = torch.zeros(options.coordinates), 0
+        for step in range((cycles + 1) * CYCLE):
+            push = math.sqrt(noise) / NUM_DATA * torch.randn_like(theta) if noise else 0.0
+            theta.grad = theta.detach() * (k / NUM_DATA) + push
+            sampler.step()
+            if step >= CYCLE and sampler.is_sampling:
+                total, count = total + theta.detach().square() * k, count + 1
+        mean = total / count
+        points.append((x, float(mean.mean()) - 1, float(mean.std()) / math.sqrt(len(mean))))
+    return points
+
+
+class _Frozen(torch.optim.Optimizer):
+    """`ScaleAdaptedSGHMC` with a mass that is constant, and so no part of the state: its rule, with G = a."""
+
+    def __init__(self, params: list[Tensor], integrator: str):
+        super().__init__(params, {"lr": LR})
+        self.integrator = integrator
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                root = torch.full_like(p, math.sqrt(DECAY))
+                hyper = {"lr": group["lr"], "num_data": NUM_DATA, "temperature": 1.0, "momentum_decay": DECAY}
+                noise = torch.randn_like(p)
+                moved = diagonal_mass_rule(p, p.grad, noise, momentum, root, integrator=self.integrator, **hyper)
+                for before, after in zip((p, momentum), moved, strict=True):
+                    before.copy_(after)
+
+
+def _maker(name: str, **settings: Any) -> Make:
+    return lambda params: getattr(ls, name)(params, LR, NUM_DATA, **settings)
+
+
+def _both(measure: Callable[..., list[Point]], make: Make, **how: Any) -> dict[str, Callable[[Bias], list[Point]]]:
+    """Full gradients, and minibatches."""
+    return {
+        "full gradients": partial(measure, make, **how),
+        "minibatches": partial(measure, make, noise=NOISE, **how),
+    }
+
+
+def _psgld_curvature(x: float) -> float:
+    """The step size of PSGLD is lr·G·k/N with G = 1/RMS(ĝ) = N/√(kT) at the posterior: x = lr·√(k/T)."""
+    return (x / LR) ** 2
+
+
+_GUIDED = _maker("EntropyMCMC", guide_variance=GUIDE_VARIANCE)
+_MASS = {each: partial(exact, partial(_Frozen, integrator=each), gain=DECAY) for each in ("baoa", "semi_implicit")}
+_CHAIN = {"spectrum": _MIXED, "per_chain": True, "steps": 6.0}
+#: Sampler → its curves, by their labels.
+CURVES: dict[str, dict[str, Callable[[Bias], list[Point]]]] = {
+    **{name: _both(exact, _maker(name)) for name in ("SGHMC", "BAOA", "SGLD")},
+    "ScaleAdaptedSGHMC": {
+        "baoa, full gradients": _MASS["baoa"],
+        "baoa, minibatches": partial(_MASS["baoa"], noise=NOISE / DECAY),
+        "semi-implicit, full gradients": _MASS["semi_implicit"],
+    },
+    "CyclicalSGMCMC": _both(cyclical, _maker("CyclicalSGMCMC", cycle_length=CYCLE)),
+    # Its preconditioner remembers 100 steps.
+    "PSGLD": {"without Γ": partial(simulated, _maker("PSGLD"), curvature=_psgld_curvature, least=1000)},
+    "SGNHT": _both(simulated, _maker("SGNHT")),
+    "HMC": {"full gradients": partial(simulated, _maker("HMC", leapfrog_steps=5), per_chain=True)},
+    "MCLMC": {
+        "stiffest of 12 directions": partial(simulated, _maker("MCLMC"), **_CHAIN),
+        "softest, k/10": partial(simulated, _maker("MCLMC"), direction=0, **_CHAIN),
+    },
+    "SGLRW": _both(simulated, _maker("SGLRW")),
+    "EntropyMCMC": {
+        "weights, full gradients": partial(exact, _GUIDED),
+        "weights, minibatches": partial(exact, _GUIDED, noise=NOISE),
+        "guide, full gradients": partial(exact, _GUIDED, guide=True),
+    },
+}
+
+
+def figure(curves: dict[str, list[Point]], *, dark: bool) -> Any:
+    """Bias in per cent against x; lines are exact, points are measured, with two standard errors."""
+    ground, ink, pale = ("#1e2129", "#e6e6e6", "0.35") if dark else ("white", "black", "0.9")
+    colours = ("#56B4E9", "#FF9F4A", "#4CD3A6") if dark else PALETTE[:3]
+    fig = new_figure(6.4, 3.2)
+    fig.set_facecolor(ground)
+    ax = fig.add_subplot()
+    ax.axhline(0, color=ink, linewidth=0.8)
+    for (label, points), colour, mark, dash in zip(curves.items(), colours, "os^", ("-", "--", "-."), strict=False):
+        x, bias, error = zip(*points, strict=True)
+        percent = [100 * each for each in bias]
+        if any(error):
+            bars = [200 * each for each in error]
+            ax.errorbar(x, percent, yerr=bars, fmt=mark + dash, color=colour, label=label, markersize=4, linewidth=1.2)
+        else:
+            ax.plot(x, percent, dash, color=colour, label=label, linewidth=2)
+            if x[-1] < _GRID[-1]:
+                ax.axvline(x[-1], color=colour, linestyle=":", linewidth=1)
+    ax.set(xscale="log", xlim=_RANGE, ylim=(-100, 1000), facecolor=ground)
+    ax.set_yscale("symlog", linthresh=1, linscale=0.5)
+    ticks = (-100, -10, -1, 0, 1, 10, 100, 1000)
+    ax.set_yticks(ticks, [f"{t:+d} %" if t else "0" for t in ticks])
+    ax.set_xticks([0.02, 0.1, 0.5, 1, 2, 4], ["0.02", "0.1", "0.5", "1", "2", "4"])
+    ax.minorticks_off()
+    ax.set_xlabel("step size x", color=ink)
+    ax.set_ylabel("bias of the variance", color=ink)
+    ax.tick_params(colors=ink)
+    ax.grid(color=pale, linewidth=0.8)
+    ax.set_axisbelow(True)
+    for spine in ax.spines.values():
+        spine.set_color(ink)
+    ax.legend(frameon=False, labelcolor=ink, loc="upper left", fontsize=9)
+    return fig
+
+
+def draw(options: Bias, command: str) -> None:
+    """Measure, and write NAME_light.png, NAME_dark.png and the table."""
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows, numbers = [], {}
+    for name in options.samplers or CURVES:
+        curves = {label: measure(options) for label, measure in CURVES[name].items()}
+        for theme in ("light", "dark"):
+            fig = figure(curves, dark=theme == "dark")
+            fig.savefig(options.out / f"{name}_{theme}.png", dpi=100, facecolor=fig.get_facecolor())
+        for label, points in curves.items():
+            at = {x: (bias, error) for x, bias, error in points}
+            rows.append({"sampler": name, "curve": label} | {f"x = {x:g}": _cell(at.get(x)) for x in _SHOWN})
+        numbers[name] = curves
+    text = markdown(rows)
+    write_outputs(options.out, command, text, {"settings": settings_of(options), "curves": numbers})
+    print(f"{text}\nwritten to {options.out}")
+
+
+def _cell(found: tuple[float, float] | None) -> str:
+    if found is None:
+        return "unstable"
+    bias, error = (f"{100 * each:.2f} %" for each in found)
+    return f"{'+' if found[0] >= 0 else ''}{bias}" + (f" ± {error}" if found[1] else "")
