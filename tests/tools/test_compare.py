@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from experiments.common.run_store import RunStore
+from experiments.images.comparison import Comparison
 from experiments.images.measures import modes
 from experiments.images.options import parse_compare
 from experiments.images.runner import ImageRuns
@@ -238,3 +239,25 @@ def test_an_interrupted_command_goes_on_and_a_finished_one_repeats_nothing(whole
     compare.main(arguments)
     again = {path for path in out.glob("steps_*/runs/*.json") if stamps.get(path) != path.stat().st_mtime_ns}
     assert again == {gone}, "only the run that was missing is repeated"
+
+
+def test_a_method_that_diverges_everywhere_costs_only_its_row(tmp_path, monkeypatch):
+    tune = Comparison.tune
+    why = "it diverged at every learning rate of [0.1]"
+
+    def diverging(self, method, budget):
+        if method in lost:
+            raise RuntimeError(why)
+        return tune(self, method, budget)
+
+    monkeypatch.setattr(Comparison, "tune", diverging)
+    arguments = [*TINY, *SMALL, "--sampler", "SGLD", "SGHMC", "--budgets", "20", "--seeds", "2", "--equal-time"]
+    lost = {"SGLD"}
+    compare.main([*arguments, "--out", str(tmp_path / "one")])
+    content = numbers(tmp_path / "one")["20"]
+    assert list(content["methods"]) == ["SGHMC"]
+    assert content["lost"] == {"SGLD": why}
+    assert f"- **SGLD has no row**: {why}." in (tmp_path / "one" / "table.md").read_text()
+    lost = {"SGLD", "SGHMC"}
+    with pytest.raises(SystemExit, match="20 gradients: SGLD: it diverged .*; SGHMC: it diverged"):
+        compare.main([*arguments, "--out", str(tmp_path / "none")])

@@ -52,6 +52,7 @@ class BudgetReport:
         tuning, runs: of each method its trials, and its final runs, one a seed.
         equal_time: of each method its runs in the seconds of the first; {} if there are none.
         reference: probabilities (test images, classes) to compare with, or None.
+        lost: why a method has no runs: it diverged at every setting.
     """
 
     budget: int
@@ -63,6 +64,7 @@ class BudgetReport:
     runs: dict[str, list[Result]] = field(default_factory=dict)
     equal_time: dict[str, list[Result]] = field(default_factory=dict)
     reference: torch.Tensor | None = None
+    lost: dict[str, str] = field(default_factory=dict)
 
 
 def measured(result: Result) -> dict[str, Any]:
@@ -137,6 +139,7 @@ def content(report: BudgetReport) -> dict[str, Any]:
         "methods": methods,
         "verdict": verdict(report.runs, report.folder),
         "lowest_nll": min(ended, key=lambda name: methods[name]["mean"]["nll"]) if ended else None,
+        "lost": report.lost,
     }
 
 
@@ -191,6 +194,7 @@ def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
     edges = [method["label"] for method in numbers["methods"].values() if method["at_edge"]]
     if edges:
         lines.append(f"- Tuned to the edge of what was tried: {', '.join(edges)}.")
+    lines += [f"- **{name} has no row**: {why}." for name, why in report.lost.items()]
     parts = [f"### {report.budget} gradients", markdown(scores), markdown(rectangular(robust))]
     parts += [markdown(rectangular(others))] if any(len(row) > 1 for row in others) else []
     parts += [markdown(healths)]

@@ -102,17 +102,14 @@ class Comparison:
         def attempt(setting: Setting, seed: int) -> Result:
             return self.run(method, setting, budget, seed, test=False)
 
-        try:
-            tuning = tune(
-                self.candidates[method],
-                attempt,
-                lambda result: result.validation_nll,
-                seeds=options.tuning_seeds(),
-                tries=tries_at(budget, options, self.data),
-                propose=lambda tuning: proposal(tuning, self.alternatives),
-            )
-        except RuntimeError as error:
-            raise RuntimeError(f"{method}, {budget} gradients: {error}") from error
+        tuning = tune(
+            self.candidates[method],
+            attempt,
+            lambda result: result.validation_nll,
+            seeds=options.tuning_seeds(),
+            tries=tries_at(budget, options, self.data),
+            propose=lambda tuning: proposal(tuning, self.alternatives),
+        )
         self.candidates[method] = tuning.ranked()[: options.keep]
         edge = ", at the edge of what was tried" if tuning.edges() else ""
         tqdm.write(
@@ -128,7 +125,12 @@ class Comparison:
             budget, runs.store.folder, settings, self.data.num_data, self.data.num_classes, reference=self.reference
         )
         for method in options.sampler:
-            tuning = self.tune(method, budget)
+            try:
+                tuning = self.tune(method, budget)
+            except RuntimeError as error:  # the others are worth their table
+                report.lost[method] = str(error)
+                tqdm.write(f"{budget} gradients, {method}: {error}")
+                continue
             chosen = tuning.chosen
             finals = [self.run(method, chosen, budget, seed, test=True) for seed in options.seed_list()]
             runs.add_modes(finals[0], self.settings(budget, chosen))
@@ -136,10 +138,12 @@ class Comparison:
                 runs.discard_samples(loser)
             self.measure(runs, finals, self.settings(budget, chosen))
             report.tuning[method], report.runs[method] = tuning, finals
+        if not report.runs:
+            raise RuntimeError(f"{budget} gradients: {'; '.join(f'{name}: {why}' for name, why in report.lost.items())}")
         if options.corruptions:
             self.corrupt(report)
         if options.equal_time:
-            report.equal_time = {method: self.at_equal_time(report, method) for method in options.sampler}
+            report.equal_time = {method: self.at_equal_time(report, method) for method in report.runs}
         return report
 
     def measure(self, runs: ImageRuns, finals: Sequence[Result], settings: Settings) -> None:
@@ -172,7 +176,7 @@ class Comparison:
 
         [] where a run of either has diverged, or the method cannot be run so briefly.
         """
-        first = report.runs[self.options.sampler[0]]
+        first = next(iter(report.runs.values()))
         own, setting = report.runs[method], report.tuning[method].chosen
         if own is first or any(result.diverged for result in (*own, *first)):
             return own if own is first else []
