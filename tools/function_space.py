@@ -4,6 +4,7 @@
     python tools/function_space.py uci --preset paper
     python tools/function_space.py mnist                   # classification error
     python tools/function_space.py attack                  # accuracy on adversarial examples of those networks
+    python tools/function_space.py cifar10                 # ResNets on CIFAR-10 at 16×16; then attack_cifar10
     python tools/function_space.py sine                    # a one-dimensional posterior beside HMC
 
 Each writes table.md and results.json (attack and sine also figure.png) under --out. Runs are kept there: after an

@@ -79,7 +79,7 @@ def make_trainer(options: Options) -> Trainer:
     seed = options.settings.seed
     defaults = recommended(options.default_lr, family)
     check_sampler(rule, seed, defaults["lr"], defaults["momentum_decay"])
-    check_tasks(family, seed, every=options.tasks.labels is not None or options.tasks.datasets is not None)
+    check_tasks(family, seed)
     evaluation = None
     if options.settings.evaluate_every:
         if isinstance(family, GaussianFamily):
@@ -90,7 +90,7 @@ def make_trainer(options: Options) -> Trainer:
             horizon[1],
             samples=samples,
             tasks=options.held_out_tasks,
-            lrs=sorted(set(family.lrs)),
+            lrs=sorted(set(options.held_out_lrs or family.lrs)),
             baseline_lrs=BASELINE_LRS,
             stepping=stepping_of(options.execution),
         )
@@ -138,6 +138,7 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
             "command": command,
             "reproduce": reproducing(command, trainer.iteration),
             "iterations": trainer.iteration,
+            **trainer.stopping.card(trainer.scores),
             "hours": trainer.seconds / 3600,
         },
         "curve": [float(f"{loss:.4g}") if math.isfinite(loss) else None for loss in losses],
@@ -145,7 +146,7 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
         "licence": "MIT",
     }
     path = options.folder / "weights.safetensors"
-    save_weights(path, rule.network(trainer.averaged), card)
+    save_weights(path, rule.network(trainer.result), card)
     return path
 
 

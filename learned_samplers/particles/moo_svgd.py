@@ -28,6 +28,12 @@ class MOOSVGD(SteinSampler):
     is a combination of the gradients at hand and costs no further pass. Heads take their own ∇Ũₖ in the place of the
     weighted sum, with the same kernel.
 
+    A particle follows the gradients of all particles with like losses, which for networks with initial weights of their
+    own are gradients at other places: noise of a gradient's size. At learning rates that `MGDA` bears (beware of the
+    1/M) ReLU networks can lose all their units to it, and nothing revives them: 4 particles of 30 in an epoch of
+    Multi-MNIST at lr 0.5, with or without repulsion, none at 0.2 (docs/multi_task.md). ``kernel_on="parameters"``
+    hardly mixes gradients, for then the kernel between such networks is small.
+
     Args:
         kernel: `RBF` with the full-matrix median by default.
         kernel_on: "losses", or "parameters" as in the toy of MT-SGD's published code.

@@ -6,6 +6,7 @@
   division into splits. `out_of_distribution(name)` names a data set of unlike images.
 - `load_text(name)` gives a `TokenData`: texts as indices of words, padded, and their vocabulary. `text_names()` lists
   them.
+- `load_corrupted` reads CIFAR-10-C: the test images of CIFAR under a corruption of `CORRUPTIONS`, five severities.
 - `load_overlaid` (Multi-MNIST and its like) and `load_celeba` give a `MultiTaskData`: several labels an image.
 
 Files are looked for in the folder given as ``root``, else in the one named by the environment variable
@@ -15,6 +16,7 @@ scikit-learn and Pillow are imported when a data set needs them.
 
 from meta_tasks.datasets.array_data import ArrayData, array_data
 from meta_tasks.datasets.celeba import load_celeba
+from meta_tasks.datasets.corrupted import CORRUPTIONS, load_corrupted
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.image_data import ImageData, divide_anew, keep_labels, match
 from meta_tasks.datasets.loading import load
@@ -24,6 +26,7 @@ from meta_tasks.datasets.registry import check_name, names, out_of_distribution,
 from meta_tasks.datasets.token_data import TokenData, load_text, mask_of, pad, text_names
 
 __all__ = [
+    "CORRUPTIONS",
     "ArrayData",
     "ImageData",
     "MultiTaskData",
@@ -35,6 +38,7 @@ __all__ = [
     "keep_labels",
     "load",
     "load_celeba",
+    "load_corrupted",
     "load_overlaid",
     "load_text",
     "mask_of",

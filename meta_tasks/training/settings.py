@@ -26,6 +26,8 @@ class TrainerSettings:
         checkpoint_minutes: minutes between checkpoints (0: after every iteration).
         keep_checkpoints: how many to keep.
         evaluate_every: iterations between evaluations on held-out tasks; 0 for none.
+        patience: evaluations in a row without a lower held-out NLL after which the run ends; the result is then the
+            running average that had the lowest. 0: no such end, and the result is the last one.
         figures_every: iterations between figures of the network in the log; 0 for none.
 
     Raises:
@@ -44,6 +46,7 @@ class TrainerSettings:
     keep_checkpoints: int = 3
     evaluate_every: int = 50
     figures_every: int = 25
+    patience: int = 0
 
     def __post_init__(self) -> None:
         objective_named(self.objective)
@@ -53,11 +56,11 @@ class TrainerSettings:
             validation.positive("max_gradient_norm", self.max_gradient_norm)
         validation.fraction("averaging", self.averaging, open_right=True)
         validation.non_negative("checkpoint_minutes", self.checkpoint_minutes)
-        for name in ("evaluate_every", "figures_every"):
+        for name in ("evaluate_every", "figures_every", "patience"):
             validation.whole(name, getattr(self, name), least=0)
 
     @property
     def outer_loop(self) -> dict[str, Any]:
         """The settings that change the result, which a resumed run must share (it may run longer)."""
-        free = ("iterations", "checkpoint_minutes", "keep_checkpoints", "evaluate_every", "figures_every")
+        free = ("iterations", "checkpoint_minutes", "keep_checkpoints", "evaluate_every", "figures_every", "patience")
         return {key: value for key, value in asdict(self).items() if key not in free}

@@ -23,6 +23,7 @@ from meta_tasks.training.iteration import Iteration
 from meta_tasks.training.monitoring import Monitor
 from meta_tasks.training.process import of_first_rank, stop_signals
 from meta_tasks.training.settings import TrainerSettings
+from meta_tasks.training.stopping import EarlyStopping
 from meta_tasks.training.workers import Executor, SerialExecutor
 
 __all__ = ["Trainer"]
@@ -33,7 +34,8 @@ class Trainer:
 
         φ ← Adam(φ, clip(estimate of ∇L)),    φ̄ ← d·φ̄ + (1 − d)·φ
 
-    `run` trains; `weights` is φ, and `averaged`, φ̄, is the result.
+    `run` trains; `weights` is φ. The result is `averaged`, φ̄, or with ``settings.patience`` the φ̄ that did best on
+    the held-out tasks: `result`.
 
     Args:
         family, rule, estimator: what to train on, what to train, how to estimate its gradient.
@@ -73,6 +75,9 @@ class Trainer:
         self.iteration, self.seconds = 0, 0.0
         self.history: dict[str, list[float]] = {}
         self.scores: dict[str, Any] = {}
+        self.stopping = EarlyStopping(settings.patience)
+        if settings.patience and (evaluation is None or not settings.evaluate_every):
+            raise ValueError(f"patience={settings.patience} counts evaluations on held-out tasks, and there are none")
         # Whether weights and unrolls are those of one and the same iteration, and which iteration was saved last.
         self._whole, self._saved_at = True, 0
         if evaluation is not None and settings.evaluate_every:
@@ -119,6 +124,11 @@ class Trainer:
     def _jobs(self) -> list[Job]:
         return self.estimator.jobs(self.settings.seed, self.iteration)
 
+    @property
+    def result(self) -> torch.Tensor:
+        """The meta-parameters that the run has to show, see the class."""
+        return self.averaged if self.stopping.weights is None else self.stopping.weights
+
     # ---------------------------------------------------------------- running
 
     def run(self, minutes: float | None = None, progress: bool = False) -> str:
@@ -131,7 +141,7 @@ class Trainer:
             progress: whether to show a progress bar.
 
         Returns:
-            "finished", "time is up" or "interrupted".
+            "finished", "time is up", "interrupted", or where patience ran out, that.
         """
         from meta_tasks.progress import progress as progress_bar  # tqdm comes when a bar is shown
 
@@ -148,16 +158,18 @@ class Trainer:
         while self.iteration < self.settings.iterations:
             now = time.monotonic()
             # The clocks and signals of several ranks differ; all do what the first one decides.
-            interrupted, over, save = self.executor.agree(
+            ended, interrupted, over, save = self.executor.agree(
                 (
+                    self.stopping.over(self.scores),
                     stopped(),
                     minutes is not None and now - started > 60 * minutes,
                     self.iteration > self._saved_at and now - saved > 60 * self.settings.checkpoint_minutes,
                 )
             )
-            if interrupted or over:
+            if ended or interrupted or over:
                 self._save()
-                return "interrupted" if interrupted else "time is up"
+                without = f"no better after {self.settings.patience} evaluations: stopped"
+                return without if ended else "interrupted" if interrupted else "time is up"
             if save:
                 self._save()
                 saved = now
@@ -216,6 +228,7 @@ class Trainer:
         evaluate, draw = self.settings.evaluate_every, self.settings.figures_every
         if self.evaluation is not None and self.main and evaluate and self.iteration % evaluate == 0:
             score = self.evaluation.record(self.scores, self.rule, self.averaged, self.iteration)
+            self.stopping.look(self.scores, self.averaged)
             if self.monitor is not None:
                 baselines = {name: Score(**each) for name, each in self.scores["baselines"].items()}
                 self.monitor.evaluation(self.iteration, score, baselines)
@@ -259,6 +272,7 @@ class Trainer:
                 "specification": self.specification(),
                 "weights": self.weights.detach(),
                 "averaged": self.averaged,
+                "best": self.stopping.weights,
                 "optimizer": self.optimizer.state_dict(),
                 "seconds": self.seconds,
                 "history": self.history,
@@ -274,6 +288,8 @@ class Trainer:
         with torch.no_grad():
             self.weights.copy_(saved["weights"])
             self.averaged.copy_(saved["averaged"])
+        if self.settings.patience:
+            self.stopping.weights = saved.get("best")
         self.optimizer.load_state_dict(saved["optimizer"])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
         self.history, self.scores = saved["history"], saved["scores"]

@@ -51,7 +51,7 @@ def test_every_method_gets_the_same_gradients_and_leaves_its_files(whole):
             assert all((out / each["file"]).is_file() for each in method["runs"])
             samples = {"SGD": 1, "AdamEnsemble": 2}.get(name, 4)
             assert [each["num_samples"] for each in method["runs"]] == [samples] * 2
-        for figure in ("figure1", "figure2", "temperatures", "validation"):
+        for figure in ("figure1", "figure2", "temperatures", "validation", "movement"):
             assert (out / f"{figure}_{budget}.png").read_bytes().startswith(b"\x89PNG")
     assert list(numbers(out)) == ["20", "40"], "from the smallest budget to the largest"
 
@@ -207,6 +207,15 @@ def test_a_run_keeps_the_validation_scores_of_its_weights(whole):
     curve = read(out / file).validation_curve
     assert [point[0] for point in curve] == [20, 40]
     assert all(loss > 0 and 0 <= accuracy <= 1 for _, loss, accuracy in curve)
+
+
+def test_a_run_keeps_how_far_its_steps_went(whole):
+    out, _ = whole
+    for name, method in numbers(out)["40"]["methods"].items():
+        curve = read(out / method["runs"][0]["file"]).movement_curve
+        assert curve, f"{name} has no points"
+        assert all(squared > 0 and loss > 0 for _, squared, loss in curve)
+        assert [step for step, *_ in curve] == sorted({step for step, *_ in curve})
 
 
 def test_labels_choose_the_images(tmp_path):

@@ -87,6 +87,25 @@ def test_mnist_and_attack(tmp_path, capsys):
     assert re.search(r"one network of it +\| +0\.\d+", capsys.readouterr().out)
 
 
+def test_resnets_and_attack(tmp_path, capsys):
+    """The commands of CIFAR-10, on small digits in its place."""
+    settings = ["--dataset", "digits", "--size", "8", "--width", "4", "--particles", "2", "--epochs", "6"]
+    settings += ["--tuning-epochs", "1", "--rates", "0.03", "--limit", "700", "--methods", "FSVGD", "DeepEnsemble"]
+    settings += ["--runs", str(tmp_path / "runs")]
+    main(["cifar10", *settings, "--out", str(tmp_path / "error")])
+    content = json.loads((tmp_path / "error" / "results.json").read_text())["methods"]
+    assert all(runs[0]["error"] < 0.6 for runs in content.values()), "nothing was learned"
+    attack = ["attack_cifar10", *settings, "--images", "40", "--epsilons", "0", "0.2", "--attack-steps", "2"]
+    main([*attack, "--out", str(tmp_path / "attack")])
+    content = json.loads((tmp_path / "attack" / "results.json").read_text())["methods"]
+    assert list(content) == ["FSVGD", "DeepEnsemble", "one network of it"]
+    for entry in content.values():
+        assert entry["iterated"][0][1] < entry["iterated"][0][0]
+        assert entry["without_gradient"] == [0.0]
+    with pytest.raises(SystemExit, match="was trained with protocol"):
+        main([*attack, "--width", "8", "--out", str(tmp_path / "other")])
+
+
 def test_sine(tmp_path, capsys):
     small = ["--steps", "5", "--particles", "4", "--trajectories", "10", "--burn-in", "2"]
     main(["sine", "--seeds", "2", *small, "--out", str(tmp_path)])

@@ -13,13 +13,14 @@ import torch
 from experiments.multi_task import options
 from experiments.multi_task.methods import METHODS
 from experiments.multi_task.networks import ResNet18
-from experiments.multi_task.runner import Result
+from experiments.multi_task.runner import Result, constant_particles
+from safetensors.torch import load_file
 from torch import nn
 
 from meta_tasks.datasets.celeba import FIRST_TEN
 from tests.meta_tasks.datasets.celeba_archive import write_celeba
 
-EVERY = tuple(METHODS)
+EVERY = tuple(name for name, method in METHODS.items() if not method.separate)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +90,7 @@ def test_the_command_on_two_data_sets(root, tmp_path, capsys):
             )
     table = (tmp_path / "table.md").read_text()
     assert table.startswith("`python tools/multi_task.py --particles 2")
-    assert all(name in table and name in printed for name in METHODS)
+    assert all(name in table and name in printed for name in EVERY)
     assert "multi_fashion_mnist, bottom right" in table
     trial = content["data sets"]["multi_mnist"]["MGDA"]["tuning"][0]
     assert f"{trial['lr']:g}: {trial['validation_nll']:.3f}" in table
@@ -137,6 +138,36 @@ def test_celeba_two_steps(root, tmp_path, monkeypatch, particles, attributes):
     assert "over 1 seed; calibration" in table
 
 
+def test_single_tasks_are_networks_of_their_own(root, tmp_path):
+    """Table 2's baseline: what one task's network learns depends on no other task."""
+    common = [*CELEBA, "--data", str(root), "--particles", "2", "--method", "SingleTask", "LinearScalarisation"]
+    alone, beside = ("--attributes", "Bald"), ("--attributes", "Bald", "Bangs")
+    for name, chosen in (("alone", alone), ("beside", beside)):
+        multi_task.main([*common, *chosen, "--out", str(tmp_path / name)])
+    kept = {}
+    for name in ("alone", "beside"):
+        (path,) = (tmp_path / name / "particles").glob("celeba_SingleTask_*")
+        kept[name] = load_file(path)
+    assert {key.split(".")[1] for key in kept["beside"]} == {"0", "1"}
+    assert len(kept["beside"]) == 2 * len(kept["alone"])
+    for key, value in kept["alone"].items():
+        assert torch.equal(kept["beside"][key], value), f"{key} was moved by the other task"
+    content = json.loads((tmp_path / "beside" / "results.json").read_text())["data sets"]["celeba"]
+    assert len(content["SingleTask"]["runs"][0]["scores"]["ece"]) == 2
+    # Twice the trunks of the network that shares its own.
+    (path,) = (tmp_path / "beside" / "particles").glob("celeba_LinearScalarisation_*")
+    assert sum("trunk" in key for key in kept["beside"]) == 2 * sum("trunk" in key for key in load_file(path))
+
+
+def test_constant_particles_are_counted():
+    p = torch.rand(2, 3, 20, 10).softmax(-1)
+    assert constant_particles(p) == 0
+    p[:, 1] = p[:, 1, :1].clone()
+    assert constant_particles(p) == 1
+    p[0, 2] = p[0, 2, :1].clone()
+    assert constant_particles(p) == 1, "the other task's head still sees the image"
+
+
 def test_presets():
     cpu, paper, celeba = (options.parse(["--preset", name]) for name in ("cpu", "paper", "celeba"))
     assert cpu.settings.train < 20_000
@@ -146,6 +177,7 @@ def test_presets():
     assert celeba.dataset == ("celeba",)
     assert (celeba.settings.network, celeba.settings.train, len(celeba.settings.attributes)) == ("resnet18", 40_000, 10)
     assert "ParetoMTL" not in celeba.method
+    assert celeba.method[0] == "SingleTask"
     changed = options.parse(["--preset", "cpu", "--epochs", "9", "--first-kernel", "9", "--size", "36"])
     assert (changed.settings.epochs, changed.settings.train) == (9, cpu.settings.train)
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from experiments.common.run_store import RunStore, data_fingerprint
 from experiments.common.tuning import Choice, tune
 from experiments.function_space.stacked_mlp import StackedMLP
+from experiments.function_space.stacked_resnet import StackedResNet
 from learned_samplers import FSVGD, SVGD, LinearScalarisation, metrics
-from learned_samplers.particles import GaussianProcessPrior, classification_loss, measurement_set
+from learned_samplers.particles import FittedPrior, GaussianProcessPrior, classification_loss, measurement_set
 from learned_samplers.particles.measurement import Covariance
 from meta_tasks.datasets import ImageData
 from meta_tasks.progress import progress
@@ -33,16 +34,21 @@ class ImageProtocol:
     """How every method is trained.
 
     Attributes:
-        particles, hidden: number of networks, and units of their hidden layers.
+        particles: number of networks.
+        network: "mlp", or "resnet": ResNet-20 with filter response normalisation.
+        hidden, width: units of the MLP's hidden layers, and channels of the ResNet's first stage.
         epochs, tuning_epochs: of a run, and of those that choose the learning rate.
         batch: images a step. Adam's rate falls to zero along a cosine.
         extra, noise: draws of ν at each step of f-SVGD, training images plus N(0, noise²) in standardised pixels.
-        prior_inputs: inputs at which f-SVGD's prior on functions is evaluated each step.
+        prior_inputs: inputs at which f-SVGD's prior on functions is evaluated each step: for MLPs the Gaussian process
+            of infinite width, for ResNets the normal distribution fitted to draws of the prior on weights.
         rates: those tried.
     """
 
     particles: int = 5
+    network: str = "mlp"
     hidden: tuple[int, ...] = (400, 400)
+    width: int = 8
     epochs: int = 10
     tuning_epochs: int = 2
     batch: int = 250
@@ -60,18 +66,27 @@ class Classifiers:
 
     def __init__(self, data: ImageData, protocol: ImageProtocol):
         self.mean, self.deviation = data.train_x.mean().item(), data.train_x.std().item()
-        self.mlp = StackedMLP((data.train_x[0].numel(), *protocol.hidden, data.num_classes))
+        self.stack: StackedMLP | StackedResNet
+        if protocol.network == "resnet":
+            self.stack = StackedResNet(data.input_shape, data.num_classes, protocol.width)
+        else:
+            self.stack = StackedMLP((data.train_x[0].numel(), *protocol.hidden, data.num_classes))
         self.params: list[Tensor] = []
 
     def start(self, count: int) -> None:
-        self.params = [(PRIOR_VARIANCE**0.5 * p).requires_grad_() for p in self.mlp.draw(count)]
+        self.params = [p.requires_grad_() for p in self.prior_draw(count)]
+
+    def prior_draw(self, count: int) -> list[Tensor]:
+        return [PRIOR_VARIANCE**0.5 * p for p in self.stack.draw(count)]
 
     def standardised(self, images: Tensor) -> Tensor:
-        return (images.flatten(1) - self.mean) / self.deviation
+        """What the networks see: rows for an MLP, images for a ResNet."""
+        shaped = images.flatten(1) if isinstance(self.stack, StackedMLP) else images
+        return (shaped - self.mean) / self.deviation
 
     def logits(self, images: Tensor) -> Tensor:
         """(M, n, C)."""
-        return self.mlp(self.params, self.standardised(images))
+        return self.stack(self.params, self.standardised(images))
 
     def log_predictive(self, images: Tensor) -> Tensor:
         """log of the average probabilities, (n, C)."""
@@ -80,7 +95,7 @@ class Classifiers:
     def members(self, count: int) -> Classifiers:
         """The first ``count`` networks alone."""
         part = object.__new__(Classifiers)
-        part.mean, part.deviation, part.mlp = self.mean, self.deviation, self.mlp
+        part.mean, part.deviation, part.stack = self.mean, self.deviation, self.stack
         part.params = [p[:count] for p in self.params]
         return part
 
@@ -116,13 +131,18 @@ def _step(method: str, networks: Classifiers, data: ImageData, lr: float, protoc
     """The sampler, and what makes its closure from a minibatch."""
     count, params = len(data.train_y), networks.params
     if method == "FSVGD":
-        prior = GaussianProcessPrior(infinite_width(len(protocol.hidden), PRIOR_VARIANCE))
+        prior: GaussianProcessPrior | FittedPrior
+        if protocol.network == "mlp":
+            prior = GaussianProcessPrior(infinite_width(len(protocol.hidden), PRIOR_VARIANCE))
+        else:
+            stack = networks.stack
+            prior = FittedPrior(lambda x, n: stack(networks.prior_draw(n), x), num_inputs=protocol.prior_inputs)
         pixels = networks.standardised(data.train_x)
         functions = FSVGD(params, lr, count, base_optimizer=torch.optim.Adam)
 
         def function_space(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             inputs = measurement_set(networks.standardised(x), pixels, protocol.extra, scale=protocol.noise)
-            outputs = networks.mlp(params, inputs)
+            outputs = networks.stack(params, inputs)
             chosen = torch.randperm(len(inputs))[: protocol.prior_inputs]
             density = prior.log_density(inputs[chosen], outputs[:, chosen])
             return classification_loss(outputs[:, : len(x)], y), outputs, density

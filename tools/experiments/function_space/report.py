@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from experiments.common.figures import grid_lines, new_figure
+from experiments.common.output import settings_of, write_outputs
 from experiments.common.tables import markdown, spread
 from experiments.function_space.sine import REGIONS
 
@@ -77,3 +80,10 @@ def sine_rows(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[s
         row["seconds"] = spread([run["seconds"] for run in runs], 0, with_std=False)
         rows.append(row)
     return rows
+
+
+def write(options: Any, command: str, results: dict[str, Any], text: str) -> None:
+    """table.md and results.json, and the table on the screen."""
+    content = {"settings": settings_of(options), "torch": torch.__version__, **results}
+    write_outputs(options.out, command, text, content)
+    print(f"\n{text}\nwritten to {options.out}")

@@ -41,16 +41,17 @@ def draw(ax: Any, x: np.ndarray, values: Any, style: dict[str, Any], **more: Any
 
 
 def draw_all(report: BudgetReport, out: Path) -> None:
-    """The figures of one budget; of a regression the temperatures alone."""
+    """The figures of one budget; of a regression temperatures and movement alone."""
     title = f"{report.settings.dataset}, {report.settings.model}, {report.budget} gradients"
     figures = {
         "figure1": figure_1,
         "figure2": figure_2,
         "temperatures": temperature_figure,
         "validation": validation_figure,
+        "movement": movement_figure,
     }
-    if not report.num_classes:
-        figures = {"temperatures": temperature_figure}  # the others are of classes
+    if not report.num_classes:  # the others are of classes
+        figures = {"temperatures": temperature_figure, "movement": movement_figure}
     for name, figure in figures.items():
         figure(out / f"{name}_{report.budget}.png", report, title)
 
@@ -181,6 +182,32 @@ def validation_figure(path: Path, report: BudgetReport, title: str) -> None:
         grid_lines(ax)
     axes[1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
     fig.suptitle(f"{title}; validation images")
+    fig.savefig(path, dpi=110)
+
+
+def movement_figure(path: Path, report: BudgetReport, title: str) -> None:
+    """‖Δθ‖² of single steps and the training loss over a run, mean ± standard deviation over seeds (L2E's Figure 3)."""
+    per_epoch = report.settings.steps_per_epoch(report.num_data)
+    runs = {name: finished(report.runs[name]) for name in styles(report)}
+    curves = {name: [r.movement_curve for r in results if r.movement_curve] for name, results in runs.items()}
+    if not any(curves.values()):
+        return
+    fig = new_figure(14, 4.2)
+    axes = fig.subplots(1, 2)
+    for method, found in curves.items():
+        if not found:
+            continue
+        points = np.array([curve[: min(map(len, found))] for curve in found])
+        for ax, column in zip(axes, (1, 2)):
+            style = styles(report)[method]
+            values = np.stack([running_mean(points[0, :, 0], run[:, column])[1] for run in points])
+            draw(ax, running_mean(points[0, :, 0], points[0, :, column])[0] / per_epoch, values, style)
+    axes[0].set(xlabel="epochs", ylabel="‖Δθ‖² of a step", yscale="log")
+    axes[1].set(xlabel="epochs", ylabel="training loss (nats)", yscale="log")
+    for ax in axes:
+        grid_lines(ax)
+    axes[1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
+    fig.suptitle(f"{title}; means of {SMOOTHING} points")
     fig.savefig(path, dpi=110)
 
 

@@ -34,7 +34,7 @@ class Log:
         temperatures: of a sampler, one entry a point: {"step", "sampling" (whether the state counts as a sample's),
             "groups": {part of the network: {"kinetic", "configurational", "size" (its number of weights)}}}; None
             for a temperature that does not exist.
-        validation_curve: see `experiments.images.runner.Result`.
+        validation_curve, movement_curve: see `experiments.images.result.Result`.
     """
 
     def __init__(
@@ -53,6 +53,8 @@ class Log:
         self.validation_seconds = 0.0
         self.temperatures: list[dict[str, Any]] = []
         self.validation_curve: list[list[float]] = []
+        self.movement_curve: list[list[float]] = []
+        self._written = math.nan
         self._collection: Sized = ()
         self._optimizer: Any = None
         self._mean: Tensor | float = 0.0
@@ -85,6 +87,7 @@ class Log:
         curve = self.likelihood.average(float(self.hits), self.images)
         self.writer.add_scalar(f"train/{self.likelihood.curve}", curve, step)
         self.writer.add_scalar("train/learning_rate", optimizer.param_groups[0]["lr"], step)
+        self._written = loss
         self.reset()
         if isinstance(optimizer, Sampler):
             sampling = float(optimizer.is_sampling)
@@ -102,6 +105,18 @@ class Log:
                     self.writer.add_scalar(f"temperature_{kind}/{group['name']}", value, step)
         sampling = getattr(optimizer, "is_sampling", True)
         self.temperatures.append({"step": step, "sampling": sampling, "groups": groups})
+
+    def moved(self, step: int, before: list[Tensor], model: nn.Module) -> None:
+        """Write ‖Δθ‖² of one step of the optimizer; call it after that step, and after ``write``.
+
+        Args:
+            before: the parameters as they were before the step.
+        """
+        moves = zip(model.parameters(), before, strict=True)
+        squared = float(sum((p.detach() - old).square().sum() for p, old in moves))
+        if math.isfinite(squared):
+            self.movement_curve.append([step, squared, self._written])
+        self.writer.add_scalar("chain/squared_step", squared, step)
 
     def validate(self, step: int, model: nn.Module) -> None:
         """Write loss and accuracy of the current weights on the validation images, if there are any."""

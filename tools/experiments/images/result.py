@@ -54,6 +54,8 @@ class Result:
         accuracy_curve, nll_curve, ece_curve, brier_curve: test scores of the average over the first 1, 2, … samples.
         kld_curve: `pairwise_kld` of the first 2, 3, … samples.
         validation_curve: (gradient evaluations, loss in nats, accuracy) of the current weights on validation images.
+        movement_curve: (gradient evaluations, ‖Δθ‖² of the step taken there, mean training loss in nats since the point
+            before), at most 100 points; none for HMC.
         acceptance_rate: of HMC after burn-in; None for other methods.
         temperatures: of a sampler, over the run, see `experiments.images.training.Log`.
         mean_temperatures: their means after burn-in, see `experiments.images.measures.mean_temperatures`.
@@ -83,6 +85,7 @@ class Result:
     brier_curve: list[float] = field(default_factory=list)
     kld_curve: list[float] = field(default_factory=list)
     validation_curve: list[list[float]] = field(default_factory=list)
+    movement_curve: list[list[float]] = field(default_factory=list)
     acceptance_rate: float | None = None
     temperatures: list[dict[str, Any]] = field(default_factory=list)
     mean_temperatures: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -124,6 +124,7 @@ class ImageRuns:
             result.seconds = time.perf_counter() - start - log.validation_seconds
             result.gradient_evaluations = bar.n - begun
             result.temperatures, result.validation_curve = log.temperatures, log.validation_curve
+            result.movement_curve = log.movement_curve
             result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)
             if samples is not None:
                 validate(result, samples, data, self.store, log.likelihood)

@@ -62,8 +62,10 @@ def minibatch_run(
             loss = log.likelihood.loss(logits, labels)
             loss.backward()
         log.add(loss, logits, labels)
+        before = None
         if step % log.every == 0:
             log.write(step * gradients_per_step, model, optimizer)
+            before = [p.detach().clone() for p in model.parameters()]
         if getattr(optimizer, "needs_closure", False):
             closure: Any = Reevaluation(model, optimizer, images, labels, loss, log.likelihood)
             optimizer.step(closure)
@@ -71,6 +73,8 @@ def minibatch_run(
         else:
             optimizer.step()
             log.bar.update()
+        if before is not None:
+            log.moved(step * gradients_per_step, before, model)
         if schedule is not None:
             schedule.step()
         if step % log.validate_every == 0:

@@ -27,17 +27,27 @@ def check_sampler(rule: NetworkRule, seed: int, lr: float, momentum_decay: float
     )
 
 
-def check_tasks(family: ImageTaskFamily | GaussianFamily, seed: int, *, every: bool) -> None:
-    """Draw one task, or one of every data set with all of the family's labels.
+def check_tasks(family: ImageTaskFamily | GaussianFamily, seed: int) -> None:
+    """Draw a task of every data set with all of the family's labels, so that none turns out to be missing hours later.
 
     Raises:
-        ValueError, FileNotFoundError: a data set has no such labels, no training images, or no files.
+        ValueError: a data set has no such labels, or no training images.
+        FileNotFoundError: data sets have no files; names all of them, and those that are there.
     """
-    if not (every and isinstance(family, ImageTaskFamily)):
+    if not isinstance(family, ImageTaskFamily):
         family.task(seed, 0, 0)
         return
-    for name in dict.fromkeys(family.dataset_names):
+    missing: dict[str, FileNotFoundError] = {}
+    names = tuple(dict.fromkeys(family.dataset_names))
+    for name in names:
         try:
             replace(family, dataset_names=(name,), label_subset_share=0.0).task(seed, 0, 0)
+        except FileNotFoundError as error:
+            missing[name] = error
         except ValueError as error:
             raise ValueError(f"datasets={family.dataset_names}, labels={family.labels}: {error}") from error
+    if missing:
+        there = " ".join(name for name in names if name not in missing)
+        without = f"; without {'it' if len(missing) == 1 else 'them'}: --datasets {there}" if there else ""
+        reasons = "; ".join(str(error) for error in missing.values())
+        raise FileNotFoundError(f"family {family.name!r} needs {', '.join(missing)}{without}; {reasons}")

@@ -288,6 +288,8 @@ class Options:
     default_lr: float | None = None
     # Number of held-out tasks to evaluate on.
     held_out_tasks: int = 3
+    # Learning rates to evaluate at, of which each task's best counts; by default those that the tasks are drawn with.
+    held_out_lrs: tuple[float, ...] | None = None
     # Stop after this many minutes; the same command continues the run.
     minutes: float | None = None
     # Whether to show a progress bar.

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from experiments.common.methods import Method, by_name
 from experiments.common.options import at_least_one, not_negative, share_below_one
@@ -64,15 +65,20 @@ class Settings:
     # Of MTSGD: the scores that U is made of are divided by their norm: of each task and particle, or of each task and
     # coordinate.
     gradient_normalisation: Literal["none", "particle", "coordinate"] = "none"
+    # Of MOOSVGD: the kernel acts on the losses, as in its paper, or on parameters.
+    moo_svgd_kernel_on: Literal["losses", "parameters"] = "losses"
+    # Of the repulsion between particles; at 0 there is none.
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         at_least_one(self, "size", "particles", "epochs", "batch_size", "first_kernel", "train", "validation", "test")
         share_below_one(self, "momentum", "warm_up")
         if not 0 < self.halve_every <= 1:
             raise ValueError(f"halve_every must lie in (0, 1], got {self.halve_every}")
-        not_negative(self, "prior_precision")
-        if math.isinf(self.prior_precision):
-            raise ValueError(f"prior_precision must be finite, got {self.prior_precision}")
+        not_negative(self, "prior_precision", "temperature")
+        for name in ("prior_precision", "temperature"):
+            if math.isinf(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
         if self.kernel_on == "features" and self.target_weights == "exact":
             raise ValueError("kernel_on=features needs target_weights=gradients: U has no closed form there")
 
@@ -84,10 +90,12 @@ class TaskMethod(Method):
     Attributes:
         repels: whether the particles repel each other, so that the scale of the energies matters.
         two_tasks: whether it is for two tasks only.
+        separate: whether each task has a network of its own, with nothing shared.
     """
 
     repels: bool = False
     two_tasks: bool = False
+    separate: bool = False
 
 
 def _mt_sgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
@@ -118,6 +126,27 @@ def _svgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: A
     return MTSGD(groups, lr, num_data, target_weights="equal", kernel_on=settings.kernel_on, **more)
 
 
+def _moo_svgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
+    return MOOSVGD(groups, lr, num_data, kernel_on=settings.moo_svgd_kernel_on, **more)
+
+
+class SingleTasks(LinearScalarisation):
+    """Networks that share nothing: the gradient of the losses' sum is for each parameter that of its own task."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of every task's particles on its own loss; the losses (K, M)."""
+        assert closure is not None
+        kept: list[Tensor] = []
+
+        def total() -> Tensor:
+            kept.append(closure())
+            return kept[0].sum(0, keepdim=True)
+
+        super().step(total)
+        self.weights = None  # there is nothing to weigh
+        return kept[0].detach()
+
+
 def _plain(cls: Callable[..., ParticleSampler]) -> Callable[..., ParticleSampler]:
     def make(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
         return cls(groups, lr, num_data, **more)
@@ -125,12 +154,14 @@ def _plain(cls: Callable[..., ParticleSampler]) -> Callable[..., ParticleSampler
     return make
 
 
-#: In the order of the paper's Table 1; MTSGDCode is the rule of the published code, SVGD has equal weights.
+#: In the order of the paper's tables; MTSGDCode is the rule of the published code, SVGD has equal weights. SingleTask,
+#: of Table 2, has an ensemble of independent networks for each task.
 METHODS: dict[str, TaskMethod] = by_name(
+    TaskMethod("SingleTask", _plain(SingleTasks), 0.1, separate=True),
     TaskMethod("LinearScalarisation", _plain(LinearScalarisation), 0.1),
     TaskMethod("MGDA", _plain(MGDA), 0.1),
     TaskMethod("ParetoMTL", _plain(ParetoMTL), 0.1, two_tasks=True),
-    TaskMethod("MOOSVGD", _plain(MOOSVGD), 0.2, repels=True),
+    TaskMethod("MOOSVGD", _moo_svgd, 0.2, repels=True),
     TaskMethod("MTSGD", _mt_sgd, 0.2, repels=True),
     TaskMethod("MTSGDCode", _mt_sgd_code, 0.2, repels=True),
     TaskMethod("SVGD", _svgd, 0.2, repels=True),
@@ -146,10 +177,11 @@ def make_sampler(
 ) -> ParticleSampler:
     """The sampler of a method, which hands its direction to SGD with momentum."""
     scale = num_data if energy == "posterior" else 1
+    more: dict[str, Any] = {"prior_precision": settings.prior_precision}
+    if METHODS[method].repels:
+        more["temperature"] = settings.temperature
     base = partial(torch.optim.SGD, momentum=settings.momentum)
-    return METHODS[method].build(
-        groups, lr, scale, settings, base_optimizer=base, prior_precision=settings.prior_precision
-    )
+    return METHODS[method].build(groups, lr, scale, settings, base_optimizer=base, **more)
 
 
 def uses_features(method: str, settings: Settings) -> bool:

@@ -162,10 +162,57 @@ class ResNet18(ParticleNetwork):
         return torch.stack(calls)
 
 
+class SeparateNetworks(ParticleNetwork):
+    """A whole network for every task, with nothing shared: each parameter is in the loss of its task alone.
+
+    Args:
+        parts: a network of one task for each task.
+    """
+
+    def __init__(self, parts: list[ParticleNetwork]) -> None:
+        self.parts = parts
+        self.trunk, self.heads = {}, [part.heads[0] for part in parts]
+        self.mean, self.deviation = 0.0, 1.0
+
+    def parameters(self) -> dict[str, Tensor]:
+        """All of them by name, those of task k with ``tasks.<k>.`` before the name that they have in its network."""
+        return {f"tasks.{k}.{name}": p for k, part in enumerate(self.parts) for name, p in part.parameters().items()}
+
+    def groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.parameters().values())}]
+
+    def to(self, device: torch.device | str) -> ParticleNetwork:
+        for part in self.parts:
+            part.to(device)
+        return self
+
+    def latents(self, x: Tensor) -> Tensor:
+        """(M, B, K·width), those of the tasks beside each other."""
+        return torch.cat([part.latents(x) for part in self.parts], dim=-1)
+
+    def outputs(self, latents: Tensor) -> list[Tensor]:
+        own = latents.chunk(len(self.parts), dim=-1)
+        return [part.outputs(one)[0] for part, one in zip(self.parts, own, strict=True)]
+
+
 def build(
-    name: str, input_shape: tuple[int, int, int], tasks: int, classes: int, particles: int, first_kernel: int
+    name: str,
+    input_shape: tuple[int, int, int],
+    tasks: int,
+    classes: int,
+    particles: int,
+    first_kernel: int,
+    *,
+    separate: bool = False,
 ) -> ParticleNetwork:
-    """M particles with initial weights of their own, drawn from torch's global random state."""
+    """M particles with initial weights of their own, drawn from torch's global random state.
+
+    Args:
+        separate: each task has a network of its own, see `SeparateNetworks`.
+    """
+    if separate:
+        shape = (name, input_shape, 1, classes, particles, first_kernel)
+        return SeparateNetworks([build(*shape) for _ in range(tasks)])
     if name == "resnet18":
         return ResNet18(input_shape, tasks, classes, particles)
     if name != "lenet":

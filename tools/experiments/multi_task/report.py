@@ -26,8 +26,10 @@ Tunings = Mapping[str, Mapping[str, Tuning[Choice, Result]]]  # data set → met
 Tasks = Mapping[str, Sequence[str]]  # data set → the names of its tasks
 
 
-def values(results: Sequence[Result], score: str, task: int) -> list[float]:
-    return [SCORES[score][1] * result.scores[score][task] for result in finished(results)]
+def values(results: Sequence[Result], score: str, task: int | None) -> list[float]:
+    """A score of each run that did not diverge, of one task, or (None) the mean over all."""
+    found = [result.scores[score] for result in finished(results)]
+    return [SCORES[score][1] * float(np.mean(of if task is None else of[task])) for of in found]
 
 
 def overconfidence(result: Result) -> float:
@@ -44,13 +46,16 @@ def score_table(finals: Finals, tasks: Tasks, score: str) -> str:
     names = dict.fromkeys(name for methods in finals.values() for name in methods)
     table = []
     for dataset, methods in finals.items():
-        for k, task in enumerate(tasks[dataset]):
+        rows: list[tuple[str, int | None]] = [(task, k) for k, task in enumerate(tasks[dataset])]
+        if len(rows) > 2:
+            rows.append(("mean over the tasks", None))
+        for task, k in rows:
             cells = {name: cell(methods.get(name, ()), score, k) for name in names}
             table.append({"data set, task": f"{dataset}, {task}", **cells})
     return markdown(table)
 
 
-def cell(results: Sequence[Result], score: str, task: int) -> str:
+def cell(results: Sequence[Result], score: str, task: int | None) -> str:
     """Mean ± standard deviation over the runs that did not diverge, and how many did."""
     return with_failures(spread(values(results, score, task), SCORES[score][2]), results)
 
@@ -68,6 +73,7 @@ def run_table(finals: Finals) -> str:
                 "lr": f"{runs[0].lr:g}",
                 "energy": runs[0].energy.replace("_", " ") if METHODS[runs[0].method].repels else "–",
                 "best epoch": ", ".join(str(r.best_epoch) for r in good),
+                "constant particles": ", ".join(str(r.constant[r.best_epoch - 1]) for r in good),
                 "validation NLL": spread([r.validation_nll for r in good if r.validation_nll is not None], 4),
                 "accuracy % of one particle": spread(single, 2),
                 "confidence − accuracy %": spread([overconfidence(r) for r in good], 1),
@@ -132,7 +138,8 @@ def report(options: TaskOptions, finals: Finals, tunings: Tunings, tasks: Tasks,
     note = (
         f"Test scores of the ensemble of {options.settings.particles} particles, mean ± standard deviation over "
         f"{counted(options.seeds, 'seed')}; calibration error in 10 bins. Learning rates are tried on the first seed, "
-        f"in {counted(options.tune_epochs, 'epoch')}. Seconds are of the clock, for training alone."
+        f"in {counted(options.tune_epochs, 'epoch')}. Constant particles predict the same for every validation image. "
+        "Seconds are of the clock, for training alone."
     )
     text = "\n\n".join([note, *parts])
     write_outputs(options.out, command, text, content(finals, tunings, tasks))

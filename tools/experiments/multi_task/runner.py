@@ -15,13 +15,14 @@ from torch.utils.tensorboard import SummaryWriter
 
 from experiments.common.devices import synchronize
 from experiments.common.run_store import RunStore, data_fingerprint
-from experiments.multi_task.methods import Settings, make_sampler, uses_features
+from experiments.multi_task.methods import METHODS, Settings, make_sampler, uses_features
 from experiments.multi_task.networks import ParticleNetwork, build
 from learned_samplers import metrics
 from meta_tasks.datasets import MultiTaskData
 
 BINS = 10  # of the calibration error, as in the paper
 CHUNK = 500  # images predicted at a time
+CONSTANT = 1e-4  # a probability that differs by less over all images says nothing about them
 POINTS = 100  # of a run's loss curves
 
 Scores = dict[str, list[float]]  # score → one number a task
@@ -34,6 +35,7 @@ class Result:
     Attributes:
         dataset, method, lr, energy, epochs, seed, settings: what was run.
         curve: after each epoch, scores of the ensemble on the validation images, see `score`.
+        constant: after each epoch, how many particles predict the same for every validation image.
         best_epoch: from 1; that of the lowest validation NLL, mean over the tasks. Its particles are kept.
         validation_nll: that NLL, in nats; None for a run that diverged.
         scores: of the ensemble on the test images; empty until they are asked for.
@@ -54,6 +56,7 @@ class Result:
     seed: int
     settings: dict[str, Any]
     curve: list[Scores] = field(default_factory=list)
+    constant: list[int] = field(default_factory=list)
     best_epoch: int = 0
     validation_nll: float | None = None
     scores: Scores = field(default_factory=dict)
@@ -124,6 +127,7 @@ def run(
         data.num_classes,
         settings.particles,
         settings.first_kernel,
+        separate=METHODS[method].separate,
     ).to(data.train_x.device)
     if settings.standardise:
         network.standardise(data.train_x)
@@ -181,8 +185,11 @@ def train(
                     log_losses(losses[0] if with_features else losses, data, writer, bar, result.steps)
             synchronize(data.train_x.device)
             result.seconds += time.perf_counter() - start
-            scores = score(predict(network, data.val_x).mean(1), data.val_y)
+            predicted = predict(network, data.val_x)
+            scores = score(predicted.mean(1), data.val_y)
             result.curve.append(scores)
+            result.constant.append(constant_particles(predicted))
+            writer.add_scalar("constant particles", result.constant[-1], result.steps)
             for key, values in scores.items():
                 for task, value in zip(data.tasks, values, strict=True):
                     writer.add_scalar(f"validation {key}/{task}", value, result.steps)
@@ -237,6 +244,11 @@ def predict(network: ParticleNetwork, x: Tensor) -> Tensor:
     if not probabilities.isfinite().all():
         raise FloatingPointError("the predictions are not finite")
     return probabilities
+
+
+def constant_particles(probabilities: Tensor) -> int:
+    """How many particles predict the same for every image, of (K, M, n, classes): their latent units are dead."""
+    return int(((probabilities.amax(2) - probabilities.amin(2)) < CONSTANT).flatten(2).all(2).all(0).sum())
 
 
 def score(probabilities: Tensor, labels: Tensor) -> Scores:

@@ -4,7 +4,9 @@ import multi_task
 import pytest
 import torch
 from experiments.multi_task import cost
+from experiments.multi_task.networks import ResNet18
 from experiments.multi_task.options import parse
+from torch import nn
 
 from meta_tasks.datasets import load_overlaid
 
@@ -40,6 +42,25 @@ def test_celeba_has_its_own_shape():
     options = parse(["--preset", "celeba"])
     data = cost.stand_in(options, "celeba")
     assert (data.input_shape, data.num_classes, len(data.tasks)) == ((3, 64, 64), 2, 10)
+
+
+def test_celebas_large_minibatches_are_timed_in_proportion(monkeypatch):
+    options = parse(["--preset", "celeba", "--method", "SingleTask", "MGDA", "--size", "32"])
+    sizes = []
+
+    def timed(network, settings, result, data, writer, bar):
+        sizes.append((settings.batch_size, data.num_data, len(network.parameters())))
+        result.seconds, result.steps = 2.0, 1
+
+    monkeypatch.setattr(ResNet18, "one", staticmethod(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 512))))
+    monkeypatch.setattr(cost, "train", timed)
+    table = cost.cost_table(options, "cpu").splitlines()
+    assert sizes == [(8, 8, 40)] * 2 + [(8, 8, 22)] * 2, "ten networks of four tensors; one trunk and ten heads"
+    steps = (3 * 40 + 3 * 4) * (40_000 // 256)
+    for name, row in zip(("SingleTask", "MGDA"), table[2:4], strict=True):
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert cells[:4] == ["celeba", name, f"{steps:,}", "6.4e+04"], "two seconds for 8 images are 64 for 256"
+    assert "8 of them, in proportion" in table[-1]
 
 
 def test_the_pairs_that_are_counted_are_those_that_are_made():

@@ -106,7 +106,7 @@ def test_methods_are_what_they_are_called():
     network = LeNet((1, 28, 28), 2, 10, 2)
     made = {name: make_sampler(name, network.groups(), 0.1, "posterior", 50, settings) for name in METHODS}
     kinds = [type(sampler).__name__ for sampler in made.values()]
-    assert kinds == ["LinearScalarisation", "MGDA", "ParetoMTL", "MOOSVGD", "MTSGD", "MTSGD", "MTSGD"]
+    assert kinds == ["SingleTasks", "LinearScalarisation", "MGDA", "ParetoMTL", "MOOSVGD", "MTSGD", "MTSGD", "MTSGD"]
     rules = {
         name: (sampler.target_weights, sampler.kernel_on, sampler.gradient_normalisation)
         for name, sampler in made.items()

@@ -1,0 +1,103 @@
+"""CIFAR-10-C and CIFAR-100-C: the test images of CIFAR under corruptions of five severities, from the published files.
+
+Hendrycks and Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations" (ICLR 2019).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from learned_samplers.base import validation
+from meta_tasks.datasets.files import data_root, fetch, find, read_npy
+from meta_tasks.datasets.image_data import ImageData, scale_images
+
+__all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES", "load_corrupted"]
+
+#: The fifteen corruptions of the benchmark, by kind: noise, blur, weather, digital.
+CORRUPTIONS = (
+    *("gaussian_noise", "shot_noise", "impulse_noise"),
+    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness"),
+    *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)
+#: Four more that the files come with; the benchmark keeps them for choosing hyperparameters.
+EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+SEVERITIES = (1, 2, 3, 4, 5)
+
+_FOLDERS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
+_CLASSES = {"cifar10": 10, "cifar100": 100}
+_SOURCES = {"cifar10": "https://zenodo.org/records/2535967", "cifar100": "https://zenodo.org/records/3555552"}
+
+
+def load_corrupted(
+    name: str,
+    corruption: str,
+    severity: int,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    size: int | None = None,
+    grayscale: bool = False,
+) -> ImageData:
+    """The test images of CIFAR under one corruption at one severity, with their labels; no training images.
+
+    <root>/CIFAR-10-C/<corruption>.npy holds the images of all severities one after the other, (5·n, 32, 32, 3) in
+    uint8, and labels.npy beside it the labels, (5·n,); n is 10,000 in the published files. Of the images those of the
+    severity alone are read.
+
+    Args:
+        name: "cifar10" or "cifar100".
+        corruption: one of `CORRUPTIONS` or `EXTRA_CORRUPTIONS`.
+        severity: 1 to 5.
+        root, size, grayscale: as for `load`.
+
+    Raises:
+        FileNotFoundError: a file is missing; says which, where, and how to get it.
+        ValueError: an argument out of range, or a file that is damaged or of another shape.
+    """
+    validation.one_of("name", name, _FOLDERS)
+    validation.one_of("corruption", corruption, (*CORRUPTIONS, *EXTRA_CORRUPTIONS))
+    validation.one_of("severity", severity, SEVERITIES)
+    if size is not None:
+        validation.whole("size", size)
+    folder = data_root(root) / _FOLDERS[name]
+    images, labels = (_file(folder, stem, name) for stem in (corruption, "labels"))
+    x, y = _mapped(images), read_npy(labels)
+    count = len(x) // len(SEVERITIES)
+    if (
+        x.ndim != 4
+        or x.shape[1:] != (32, 32, 3)
+        or x.dtype != np.uint8
+        or len(x) != count * len(SEVERITIES)
+        or not count
+    ):
+        raise ValueError(f"{images} must be uint8 of shape (5·n, 32, 32, 3), got {x.dtype} of shape {x.shape}")
+    if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
+        raise ValueError(f"{labels} must hold {len(x)} integers, one an image, got {y.dtype} of shape {y.shape}")
+    if not 0 <= y.min() <= y.max() < _CLASSES[name]:
+        raise ValueError(f"{labels} must lie in [0, {_CLASSES[name]}), got {y.min()} to {y.max()}")
+    part = slice((severity - 1) * count, severity * count)
+    pixels = torch.from_numpy(np.ascontiguousarray(x[part].transpose(0, 3, 1, 2)))
+    test = scale_images(pixels, 255.0, size, grayscale), torch.from_numpy(y[part].astype(np.int64))
+    none = test[0][:0], test[1][:0]
+    return ImageData(f"{name} with {corruption} {severity}", _CLASSES[name], *none, *none, *test)
+
+
+def _file(folder: Path, stem: str, name: str) -> Path:
+    path = find([folder / f"{stem}.npy"])
+    if path is None:
+        how = f"unpack {_FOLDERS[name]}.tar of {_SOURCES[name]} into {folder.parent}"
+        fetch(f"{name}-c", str(folder / f"{stem}.npy"), how, None)
+        raise AssertionError("fetch raises where nothing can be downloaded")
+    return path
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """The array of an npy file, of which is read what is used; nothing is unpickled."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as an npy of numbers: {error!s:.300}") from error

@@ -1,0 +1,94 @@
+"""The stopping rule: the best weights are kept and written, patience counts evaluations, and both survive a stop."""
+
+import pytest
+import torch
+
+from meta_tasks.training import Trainer, TrainerSettings
+from meta_tasks.training.evaluation import Score
+from meta_tasks.training.stopping import EarlyStopping
+from tests.meta_tasks.training.test_trainer import LearnableSGD, QuadraticFamily, es
+
+
+class Scripted:
+    """Held-out scores that are given, one an evaluation, in the place of `HeldOutEvaluation`."""
+
+    def __init__(self, *nlls):
+        self.nlls = nlls
+
+    def check(self, rule):
+        pass
+
+    def record(self, scores, rule, weights, iteration):
+        each = scores.setdefault("sampler", [])
+        scores.setdefault("baselines", {})
+        each.append({"iteration": iteration, "nll": self.nlls[min(len(each), len(self.nlls) - 1)]})
+        return Score(each[-1]["nll"], 0.5, 0.0)
+
+
+def trainer(nlls, folder=None, iterations=20, patience=2):
+    settings = TrainerSettings(iterations=iterations, evaluate_every=2, patience=patience, learning_rate=0.1)
+    return Trainer(QuadraticFamily(), LearnableSGD(), es(), settings, folder=folder, evaluation=Scripted(*nlls))
+
+
+def test_it_ends_when_patience_is_over_and_keeps_the_best():
+    made = trainer((5.0, 3.0, 2.0, 2.5, 2.0, 1.0))  # of iterations 0, 2, 4, 6, 8: an equal one is no better
+    kept = {}
+    step = made.step
+
+    def noting():
+        done = step()
+        kept[made.iteration] = made.averaged.clone()
+        return done
+
+    made.step = noting
+    assert made.run() == "no better after 2 evaluations: stopped"
+    assert made.iteration == 8
+    assert torch.equal(made.result, kept[4])
+    assert not torch.equal(made.result, made.averaged)
+    assert made.stopping.card(made.scores) == {"patience": 2, "best_iteration": 4}
+
+
+def test_without_patience_the_result_is_the_last():
+    made = trainer((1.0, 2.0, 3.0, 4.0), patience=0, iterations=8)
+    assert made.run() == "finished"
+    assert made.iteration == 8
+    assert torch.equal(made.result, made.averaged)
+    assert made.stopping.card(made.scores) == {}
+
+
+def test_a_run_that_ends_in_between_has_its_best_too():
+    made = trainer((1.0, 2.0), iterations=2)
+    assert made.run() == "finished"
+    assert torch.equal(made.result, LearnableSGD().initial_weights(0))
+
+
+def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path):
+    nlls = (5.0, 3.0, 4.0, 2.0, 4.0, 4.0, 4.0)
+    whole = trainer(nlls)
+    whole.run()
+    first = trainer(nlls, tmp_path, iterations=7)
+    first.run()
+    first.close()
+    resumed = trainer(nlls, tmp_path)
+    assert torch.equal(resumed.result, first.result)
+    assert resumed.run() == "no better after 2 evaluations: stopped"
+    assert resumed.iteration == whole.iteration == 10
+    assert torch.equal(resumed.result, whole.result)
+    resumed.close()
+    again = trainer(nlls, tmp_path)
+    again.run()
+    assert again.iteration == 10, "a run that has stopped goes on"
+    again.close()
+
+
+def test_patience_without_evaluations_is_refused():
+    with pytest.raises(ValueError, match="patience=2 counts evaluations"):
+        Trainer(QuadraticFamily(), LearnableSGD(), es(), TrainerSettings(patience=2))
+    with pytest.raises(ValueError, match="patience"):
+        TrainerSettings(patience=-1)
+
+
+def test_before_the_first_evaluation_nothing_is_over():
+    stopping = EarlyStopping(1)
+    assert not stopping.over({})
+    assert stopping.weights is None
