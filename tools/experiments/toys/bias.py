@@ -167,7 +167,7 @@ class _Frozen(torch.optim.Optimizer):
                     before.copy_(after)
 
 
-def _maker(name: str, **settings: Any) -> Make:
+def maker(name: str, **settings: Any) -> Make:
     return lambda params: getattr(ls, name)(params, LR, NUM_DATA, **settings)
 
 
@@ -184,27 +184,27 @@ def _psgld_curvature(x: float) -> float:
     return (x / LR) ** 2
 
 
-_GUIDED = _maker("EntropyMCMC", guide_variance=GUIDE_VARIANCE)
+_GUIDED = maker("EntropyMCMC", guide_variance=GUIDE_VARIANCE)
 _MASS = {each: partial(exact, partial(_Frozen, integrator=each), gain=DECAY) for each in ("baoa", "semi_implicit")}
 _CHAIN = {"spectrum": _MIXED, "per_chain": True, "steps": 6.0}
 #: Sampler → its curves, by their labels.
 CURVES: dict[str, dict[str, Callable[[Bias], list[Point]]]] = {
-    **{name: _both(exact, _maker(name)) for name in ("SGHMC", "BAOA", "SGLD")},
+    **{name: _both(exact, maker(name)) for name in ("SGHMC", "BAOA", "SGLD")},
     "ScaleAdaptedSGHMC": {
         "baoa, full gradients": _MASS["baoa"],
         "baoa, minibatches": partial(_MASS["baoa"], noise=NOISE / DECAY),
         "semi-implicit, full gradients": _MASS["semi_implicit"],
     },
-    "CyclicalSGMCMC": _both(cyclical, _maker("CyclicalSGMCMC", cycle_length=CYCLE)),
+    "CyclicalSGMCMC": _both(cyclical, maker("CyclicalSGMCMC", cycle_length=CYCLE)),
     # Its preconditioner remembers 100 steps.
-    "PSGLD": {"without Γ": partial(simulated, _maker("PSGLD"), curvature=_psgld_curvature, least=1000)},
-    "SGNHT": _both(simulated, _maker("SGNHT")),
-    "HMC": {"full gradients": partial(simulated, _maker("HMC", leapfrog_steps=5), per_chain=True)},
+    "PSGLD": {"without Γ": partial(simulated, maker("PSGLD"), curvature=_psgld_curvature, least=1000)},
+    "SGNHT": _both(simulated, maker("SGNHT")),
+    "HMC": {"full gradients": partial(simulated, maker("HMC", leapfrog_steps=5), per_chain=True)},
     "MCLMC": {
-        "stiffest of 12 directions": partial(simulated, _maker("MCLMC"), **_CHAIN),
-        "softest, k/10": partial(simulated, _maker("MCLMC"), direction=0, **_CHAIN),
+        "stiffest of 12 directions": partial(simulated, maker("MCLMC"), **_CHAIN),
+        "softest, k/10": partial(simulated, maker("MCLMC"), direction=0, **_CHAIN),
     },
-    "SGLRW": _both(simulated, _maker("SGLRW")),
+    "SGLRW": _both(simulated, maker("SGLRW")),
     "EntropyMCMC": {
         "weights, full gradients": partial(exact, _GUIDED),
         "weights, minibatches": partial(exact, _GUIDED, noise=NOISE),
