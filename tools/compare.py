@@ -11,8 +11,9 @@ and a few more. The winner runs over all seeds, which the tuning has not seen. A
 minibatches for every method. Runs are kept, so that a command that was interrupted goes on where it was.
 
 Under --out: table.md, results.json, for each budget figure1 (scores against the number of samples, and effective
-samples a second), figure2 (losses on the lines between samples, and the samples' cosine similarities) and temperatures
-as PNG, and steps_<budget>/ with every run, its samples and its TensorBoard curves.
+samples a second), figure2 (losses on the lines between samples, and the samples' cosine similarities), temperatures,
+step_sizes (validation NLL against the learning rate) and what else is asked for as PNG, and steps_<budget>/ with every
+run, its samples and its TensorBoard curves.
 """
 
 from __future__ import annotations

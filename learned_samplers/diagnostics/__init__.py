@@ -10,9 +10,11 @@ from learned_samplers.diagnostics.convergence import (
 )
 from learned_samplers.diagnostics.landscape import (
     LossLines,
+    LossPlane,
     cosine_similarity,
     loss_barrier,
     loss_lines,
+    loss_plane,
     network_loss,
 )
 from learned_samplers.diagnostics.learning_coefficient import LearningCoefficient, local_learning_coefficient
@@ -21,6 +23,7 @@ __all__ = [
     "MINIMUM_DRAWS",
     "LearningCoefficient",
     "LossLines",
+    "LossPlane",
     "chainwise_rhat",
     "converged_share",
     "cosine_similarity",
@@ -29,6 +32,7 @@ __all__ = [
     "local_learning_coefficient",
     "loss_barrier",
     "loss_lines",
+    "loss_plane",
     "network_loss",
     "split_rhat",
 ]

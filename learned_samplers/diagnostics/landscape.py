@@ -101,7 +101,7 @@ def loss_lines(
     losses = np.empty((len(chosen), num_points))
     for row, (i, j) in enumerate(chosen):
         first, second = samples[i], samples[j]
-        if {name: t.shape for name, t in first.items()} != {name: t.shape for name, t in second.items()}:
+        if _shapes(first) != _shapes(second):
             raise ValueError(f"samples {i} and {j} have different parameters")
         for column, t in enumerate(positions.tolist()):
             value = float(loss({name: _between(first[name], second[name], t) for name in first}))
@@ -115,6 +115,82 @@ def _between(first: Tensor, second: Tensor, t: float) -> Tensor:
     wide = torch.promote_types(first.dtype, torch.float32)
     # (1−t)·a + t·b, and not a lerp, is exact at both ends.
     return first.to(wide) * (1 - t) + second.to(wide) * t
+
+
+def _shapes(state: State) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in state.items()}
+
+
+@dataclass(frozen=True)
+class LossPlane:
+    """Losses on the plane through three samples.
+
+    across, down: (T,) and (R,) coordinates along the plane's two axes, in the weights' unit; losses: (R, T);
+    corners: (3, 2) coordinates of the samples, the first at the origin and the second on the first axis.
+    """
+
+    across: np.ndarray
+    down: np.ndarray
+    losses: np.ndarray
+    corners: np.ndarray
+
+
+def loss_plane(
+    samples: Sequence[State] | SampleCollection,
+    loss: Callable[[dict[str, Tensor]], Any],
+    *,
+    num_points: int = 15,
+    margin: float = 0.25,
+) -> LossPlane:
+    """Evaluate a loss on the plane through three samples (Garipov et al., NeurIPS 2018).
+
+    The axes are orthonormal: θ₂ − θ₁, and what of θ₃ − θ₁ is orthogonal to it. Distances on the plane are those between
+    the weights.
+
+    Args:
+        samples: three dictionaries from parameter name to tensor.
+        loss: from such a dictionary to a number; :func:`network_loss` makes one.
+        num_points: T = R ≥ 3 evenly spaced points along each side of a square about the samples.
+        margin: how far the square goes beyond them, as a share of their larger extent, ≥ 0.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used, three samples on one line, or a loss that is not finite.
+    """
+    validation.whole("num_points", num_points, least=3)
+    validation.non_negative("margin", margin)
+    states = [dict(samples[k]) for k in range(len(samples))]
+    if len(states) != 3:
+        raise ValueError(f"samples must be three, got {len(states)}")
+    if any(_shapes(state) != _shapes(states[0]) for state in states):
+        raise ValueError("samples have different parameters")
+    origin, second, third = ({name: tensor.detach().double() for name, tensor in state.items()} for state in states)
+    sides = [{name: other[name] - origin[name] for name in origin} for other in (second, third)]
+    width, length = (_dot(side, side) ** 0.5 for side in sides)
+    if not width > 0:
+        raise ValueError("samples must not lie on one line, the first two are the same")
+    first_axis = {name: tensor / width for name, tensor in sides[0].items()}
+    along = _dot(sides[1], first_axis)
+    rest = {name: tensor - along * first_axis[name] for name, tensor in sides[1].items()}
+    height = _dot(rest, rest) ** 0.5
+    if not height > 1e-6 * length:
+        raise ValueError("samples must not lie on one line")
+    corners = np.array([[0.0, 0.0], [width, 0.0], [along, height]])
+    low, high = corners.min(0), corners.max(0)
+    half = (0.5 + margin) * (high - low).max()
+    across, down = np.linspace((low + high) / 2 - half, (low + high) / 2 + half, num_points).T
+    losses = np.empty((num_points, num_points))
+    for row, b in enumerate(down.tolist()):
+        for column, a in enumerate(across.tolist()):
+            point = {name: origin[name] + a * first_axis[name] + b / height * rest[name] for name in origin}
+            value = float(loss({name: tensor.to(states[0][name].dtype) for name, tensor in point.items()}))
+            if not np.isfinite(value):
+                raise ValueError(f"loss must be finite, got {value} at ({a:.3g}, {b:.3g}) of the plane")
+            losses[row, column] = value
+    return LossPlane(across, down, losses, corners)
+
+
+def _dot(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    return float(sum((first[name] * second[name]).sum() for name in first))
 
 
 def loss_barrier(

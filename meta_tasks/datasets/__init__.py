@@ -4,6 +4,7 @@
   `names()` lists the data sets; "digits" and "photos" need no file.
 - `match`, `keep_labels` and `divide_anew` change an `ImageData`: to another image shape, to some classes, to another
   division into splits. `out_of_distribution(name)` names a data set of unlike images.
+- `corrupt(images, corruption, severity)` makes the corruptions of CIFAR-10-C from any images, a re-creation.
 - `load_text(name)` gives a `TokenData`: texts as indices of words, padded, and their vocabulary. `text_names()` lists
   them.
 - `load_corrupted` reads CIFAR-10-C: the test images of CIFAR under a corruption of `CORRUPTIONS`, five severities.
@@ -17,6 +18,7 @@ scikit-learn and Pillow are imported when a data set needs them.
 from meta_tasks.datasets.array_data import ArrayData, array_data
 from meta_tasks.datasets.celeba import load_celeba
 from meta_tasks.datasets.corrupted import CORRUPTIONS, load_corrupted
+from meta_tasks.datasets.corruptions import corrupt
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.image_data import ImageData, divide_anew, keep_labels, match
 from meta_tasks.datasets.loading import load
@@ -33,6 +35,7 @@ __all__ = [
     "TokenData",
     "array_data",
     "check_name",
+    "corrupt",
     "data_root",
     "divide_anew",
     "keep_labels",

@@ -9,7 +9,10 @@ import numpy as np
 
 from experiments.common.figures import grid_lines, new_figure
 from experiments.common.tables import finished
+from experiments.images.compare_corruptions import corruption_figure
+from experiments.images.compare_landscapes import plane_figure, step_size_figure
 from experiments.images.compare_report import BudgetReport
+from experiments.images.compare_styles import styles
 from experiments.images.measures import KINDS, overall
 from experiments.images.report import label
 from experiments.images.result import CURVES, Result
@@ -18,17 +21,6 @@ from learned_samplers.diagnostics import LossLines
 
 PANELS = {"accuracy": "accuracy", "nll": "NLL [nats]", "ece": "ECE", "brier": "Brier score", "kld": "KLD [nats]"}
 SMOOTHING = 5  # points of a run over which a temperature is averaged in its figure
-
-
-def styles(report: BudgetReport) -> dict[str, dict[str, Any]]:
-    """How every method is drawn in all figures: those with several samples in a run before the single networks."""
-    ended = {name: finished(results) for name, results in report.runs.items()}
-    names = sorted((name for name in ended if ended[name]), key=lambda name: ended[name][0].num_samples == 1)
-    looks = ((color, dash) for dash in plots.DASHES for color in plots.PALETTE)
-    return {
-        name: {"color": color, "linestyle": dash, "label": label(report.runs[name])}
-        for name, (color, dash) in zip(names, looks)
-    }
 
 
 def draw(ax: Any, x: np.ndarray, values: Any, style: dict[str, Any], **more: Any) -> None:
@@ -41,7 +33,7 @@ def draw(ax: Any, x: np.ndarray, values: Any, style: dict[str, Any], **more: Any
 
 
 def draw_all(report: BudgetReport, out: Path) -> None:
-    """The figures of one budget; of a regression temperatures and movement alone."""
+    """The figures of one budget; of a regression temperatures, movement and step sizes alone."""
     title = f"{report.settings.dataset}, {report.settings.model}, {report.budget} gradients"
     figures = {
         "figure1": figure_1,
@@ -49,11 +41,14 @@ def draw_all(report: BudgetReport, out: Path) -> None:
         "temperatures": temperature_figure,
         "validation": validation_figure,
         "movement": movement_figure,
+        "step_sizes": step_size_figure,
+        "planes": plane_figure,
     }
     if not report.num_classes:  # the others are of classes
-        figures = {"temperatures": temperature_figure, "movement": movement_figure}
+        figures = {name: figures[name] for name in ("temperatures", "movement", "step_sizes")}
     for name, figure in figures.items():
         figure(out / f"{name}_{report.budget}.png", report, title)
+    corruption_figure(out / f"corruptions_{report.budget}.png", report.runs, styles(report), title)
 
 
 def figure_1(path: Path, report: BudgetReport, title: str) -> None:

@@ -1,4 +1,4 @@
-"""What `compare.py` writes of a budget: tables, the learned samplers against the best baseline, and all as JSON."""
+"""What `compare.py` writes of a budget: tables, the first learned sampler against the best rival, and all as JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -13,22 +14,15 @@ import torch
 from experiments.common.output import write_outputs
 from experiments.common.tables import finished, markdown, mean_and_std, rectangular, spread
 from experiments.common.tuning import Tuning
-from experiments.images.compare_statistics import (
-    beside,
-    beside_cells,
-    equal_time,
-    image_error,
-    robust_cells,
-    robustness,
-)
-from experiments.images.methods import METHODS, Setting
+from experiments.images.compare_corruptions import corruption_numbers, corruption_tables
+from experiments.images.compare_statistics import beside, beside_cells, equal_time, robust_cells, robustness
+from experiments.images.compare_verdict import verdict, verdict_line
+from experiments.images.methods import Setting
 from experiments.images.report import label
 from experiments.images.result import CURVES, Result, score_columns
 from experiments.images.runner import predictions
 from experiments.images.settings import Settings
 from learned_samplers import metrics
-
-BASELINES = ("SGHMC", "CyclicalSGMCMC", "PSGLD")  # those that a learned sampler has to beat
 
 # Columns of a table: key, heading, decimals; the keys are those of `measured`.
 SCORE_COLUMNS = (
@@ -41,6 +35,7 @@ SCORE_COLUMNS = (
     ("coverage", "90 % coverage", 3),
     ("kld", "KLD", 4),
     ("ess_per_second", "ESS/s", 2),
+    ("converged", "cR̂ < 1.1", 3),
     ("seconds", "seconds", 1),
 )
 
@@ -73,6 +68,8 @@ class BudgetReport:
 def measured(result: Result) -> dict[str, Any]:
     """The numbers of a run that are averaged over seeds; None where a method has no such number."""
     own = {"kld": result.pairwise_kld, "ess_per_second": result.ess_per_second, "seconds": result.seconds}
+    if result.converged is not None:
+        own["converged"] = result.converged["all"]
     return {**result.scores, **own, "num_samples": result.num_samples}
 
 
@@ -100,34 +97,6 @@ def pooled(results: Sequence[Result], folder: Path) -> dict[str, float] | None:
     return {**metrics.summary(average, ended[0]["test_labels"]), "chains": len(ended)}
 
 
-def against_baselines(report: BudgetReport) -> dict[str, dict[str, Any]]:
-    """Each learned method beside that one of `BASELINES` with the lowest mean NLL; {} if none of these was run.
-
-    ``relative_nll`` is (NLL − NLL of the baseline) / NLL of the baseline, less than zero for the better one;
-    ``exceeds_std`` says whether the difference is larger than either's standard deviation over seeds (None for one
-    seed).
-    """
-    sums = {name: summary(results) for name, results in report.runs.items() if finished(results)}
-    rivals = [name for name in BASELINES if name in sums]
-    if not rivals or not report.num_classes:  # a density's NLL has no zero that it could be relative to
-        return {}
-    best = min(rivals, key=lambda name: sums[name]["mean"]["nll"])
-    found = {}
-    for name in sums:
-        if METHODS[name].network is None:
-            continue
-        ours, theirs = sums[name], sums[best]
-        difference = ours["mean"]["nll"] - theirs["mean"]["nll"]
-        stds = [ours["std"]["nll"], theirs["std"]["nll"]]
-        found[name] = {
-            "baseline": best,
-            "relative_nll": difference / theirs["mean"]["nll"],
-            "exceeds_std": None if None in stds else abs(difference) > max(stds),
-            "accuracy_difference": ours["mean"]["accuracy"] - theirs["mean"]["accuracy"],
-        }
-    return found
-
-
 def content(report: BudgetReport) -> dict[str, Any]:
     """All numbers of a budget; the curves and the temperatures over a run are in its own file, which "file" names."""
     methods: dict[str, Any] = {}
@@ -151,6 +120,8 @@ def content(report: BudgetReport) -> dict[str, Any]:
             **robustness(report.runs, name, report.folder, report.num_classes),
             "equal_time": equal_time(report.equal_time.get(name, ())),
             **beside(results, report.folder, report.reference),
+            **layer_numbers(results),
+            **corruption_numbers(results),
             "runs": [
                 {
                     "file": f"{report.folder.name}/runs/{result.name}.json",
@@ -161,14 +132,10 @@ def content(report: BudgetReport) -> dict[str, Any]:
             ],
         }
     ended = [name for name, results in report.runs.items() if finished(results)]
-    verdicts = against_baselines(report)
-    for name, verdict in verdicts.items():
-        error = image_error(report.runs[name], report.runs[verdict["baseline"]], report.folder)
-        verdict["relative_image_error"] = error / methods[verdict["baseline"]]["mean"]["nll"]
     return {
         "settings": asdict(report.settings),
         "methods": methods,
-        "against_baselines": verdicts,
+        "verdict": verdict(report.runs, report.folder),
         "lowest_nll": min(ended, key=lambda name: methods[name]["mean"]["nll"]) if ended else None,
     }
 
@@ -198,7 +165,8 @@ def health(result: Result) -> dict[str, Any]:
 def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
     """The budget's tables and the sentences below them, as Markdown; `numbers` is its `content`."""
     scores, robust, others, healths, chains = [], [], [], [], list[dict[str, str]]()
-    known = {key for key, *_ in score_columns(report.runs.values())} | {"kld", "ess_per_second", "seconds"}
+    known = {key for results in report.runs.values() for result in results for key in measured(result)}
+    known |= {key for key, *_ in score_columns(report.runs.values())}
     columns = [column for column in SCORE_COLUMNS if column[0] in known]
     for name, results in report.runs.items():
         rows = [measured(result) for result in finished(results)]
@@ -215,7 +183,8 @@ def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
         if (together := numbers["methods"][name]["pooled"]) is not None:
             cells = {heading: f"{together[key]:.4f}" for key, heading, _ in SCORE_COLUMNS if key in together}
             chains.append({"method": label(results), **cells, "runs": str(together["chains"])})
-    lines = [comparison_line(name, verdict, numbers) for name, verdict in numbers["against_baselines"].items()]
+    labels = {name: method["label"] for name, method in numbers["methods"].items()}
+    lines = [] if numbers["verdict"] is None else [verdict_line(numbers["verdict"], labels)]
     if numbers["lowest_nll"] is not None:
         lowest = numbers["methods"][numbers["lowest_nll"]]
         lines.append(f"- Lowest NLL: {lowest['label']}, {lowest['mean']['nll']:.4f}.")
@@ -226,7 +195,26 @@ def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
     parts += [markdown(rectangular(others))] if any(len(row) > 1 for row in others) else []
     parts += [markdown(healths)]
     parts += [markdown(chains)] if chains else []
+    parts += [markdown(layers)] if (layers := layer_rows(numbers["methods"])) else []
+    parts += corruption_tables(numbers["methods"])
     return "\n\n".join([*parts, "\n".join(lines)])
+
+
+def layer_numbers(results: Sequence[Result]) -> dict[str, Any]:
+    """{"layers": share of each layer's weights with cR̂ < 1.1, the mean over seeds}; {} where it was not asked for."""
+    known = [result.converged for result in finished(results) if result.converged is not None]
+    names = [name for name in known[0] if name != "all"] if known else []
+    return {"layers": {name: fmean(each[name] for each in known) for name in names}} if names else {}
+
+
+def layer_rows(methods: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Rows of layers, columns of methods."""
+    known = {each["label"]: each["layers"] for each in methods.values() if "layers" in each}
+    layers = dict.fromkeys(layer for shares in known.values() for layer in shares)
+    return [
+        {"cR̂ < 1.1 of the layer": layer, **{label: f"{shares[layer]:.3f}" for label, shares in known.items()}}
+        for layer in layers
+    ]
 
 
 def health_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
@@ -242,24 +230,10 @@ def health_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
     return cells
 
 
-def comparison_line(name: str, verdict: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
-    baseline = numbers["methods"][verdict["baseline"]]["label"]
-    spread_text = {
-        None: "one seed, so no standard deviation to compare it with",
-        True: "more than the standard deviation over seeds",
-        False: "within the standard deviation over seeds",
-    }[verdict["exceeds_std"]]
-    rivals = ", ".join(each for each in BASELINES if each in numbers["methods"])
-    return (
-        f"- {numbers['methods'][name]['label']}: NLL {100 * verdict['relative_nll']:+.1f} % (± "
-        f"{100 * verdict['relative_image_error']:.1f} % by the choice of test images) against {baseline}, the best of "
-        f"the tuned {rivals}; {spread_text}; accuracy {verdict['accuracy_difference']:+.4f}."
-    )
-
-
 NOTES = """Mean ± standard deviation over seeds. NLL in nats, ECE in 15 bins; KLD: mean divergence between the
 predictions of two samples; ESS/s: effective sample size of the samples' log-probability of the true label, the median
-over test images, per second of the run; also tuned: momentum decay a, temperature T, exploration ratio, or an
+over test images, per second of the run; cR̂ < 1.1: share of the weights whose chain agrees between its two halves (1,000
+weights of a run); also tuned: momentum decay a, temperature T, exploration ratio, or an
 optimizer's weight decay; seconds of training and collecting alone.
 Second table: tries, the settings that were tuned over, each on every tuning seed; median and worst seed; collapsed:
 runs that diverged, or whose NLL is above that of uniform predictions or 1.5 times the method's median; difference of

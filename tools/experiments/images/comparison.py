@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
 
+from experiments.common.tables import finished
 from experiments.common.tuning import Tuning, score_text, tune
+from experiments.images.compare_corruptions import NONE, CorruptedImages
 from experiments.images.compare_report import BudgetReport
 from experiments.images.methods import METHODS, Setting, proposal
 from experiments.images.options import CompareOptions
@@ -18,6 +20,7 @@ from experiments.images.runner import ImageRuns, store_for
 from experiments.images.settings import Settings
 from experiments.images.training import validate_run
 from meta_tasks.datasets import ImageData
+from meta_tasks.datasets.corruptions import RECREATED
 
 
 def tries_at(budget: int, options: CompareOptions, data: ImageData) -> int:
@@ -120,21 +123,49 @@ class Comparison:
 
     def report(self, budget: int) -> BudgetReport:
         """Tuning and final runs of every method at one budget."""
-        runs, settings = self.runs[budget], replace(self.options.settings, steps=budget)
+        options, runs, settings = self.options, self.runs[budget], replace(self.options.settings, steps=budget)
         report = BudgetReport(
             budget, runs.store.folder, settings, self.data.num_data, self.data.num_classes, reference=self.reference
         )
-        for method in self.options.sampler:
+        for method in options.sampler:
             tuning = self.tune(method, budget)
             chosen = tuning.chosen
-            finals = [self.run(method, chosen, budget, seed, test=True) for seed in self.options.seed_list()]
+            finals = [self.run(method, chosen, budget, seed, test=True) for seed in options.seed_list()]
             runs.add_modes(finals[0], self.settings(budget, chosen))
             for loser in losers(tuning):
                 runs.discard_samples(loser)
+            self.measure(runs, finals, self.settings(budget, chosen))
             report.tuning[method], report.runs[method] = tuning, finals
-        if self.options.equal_time:
-            report.equal_time = {method: self.at_equal_time(report, method) for method in self.options.sampler}
+        if options.corruptions:
+            self.corrupt(report)
+        if options.equal_time:
+            report.equal_time = {method: self.at_equal_time(report, method) for method in options.sampler}
         return report
+
+    def measure(self, runs: ImageRuns, finals: Sequence[Result], settings: Settings) -> None:
+        """What the options ask for of a method's final runs beside their scores."""
+        options = self.options
+        for result in finals if options.convergence or options.layers else ():
+            runs.add_convergence(result, settings, layers=options.layers)
+        if options.plane:
+            runs.add_plane(finals[0], settings)
+
+    def corrupt(self, report: BudgetReport) -> None:
+        """Score the final runs of all methods on corrupted test images; each corruption is made once."""
+        runs, images = self.runs[report.budget], CorruptedImages(self.data, self.options.corruption_images)
+        finals = {
+            method: (finished(results), self.settings(report.budget, report.tuning[method].chosen))
+            for method, results in report.runs.items()
+        }
+        for name in (NONE, *RECREATED):
+            self.bar.set_description(f"{report.budget} gradients, test images under {name}")
+            for results, settings in finals.values():
+                for result in results:
+                    if name in images.missing(result):
+                        assert result.corruptions is not None
+                        found = images.scores(runs.samples(result, settings), name)
+                        result.corruptions["scores"][name] = found
+                        runs.keep(result)
 
     def at_equal_time(self, report: BudgetReport, method: str) -> list[Result]:
         """The final runs of a method over again with as many gradients as take the first method's seconds.

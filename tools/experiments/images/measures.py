@@ -13,6 +13,8 @@ from meta_tasks.datasets import ImageData
 
 IMAGES = 1000  # on which losses along lines are evaluated
 POINTS = 11  # on each line, its ends among them
+PLANE_POINTS = 15  # along each side of a plane
+CONVERGENCE_DRAWS = 2 * diagnostics.MINIMUM_DRAWS  # that cR̂ of κ = 2 takes
 KINDS = ("kinetic", "configurational")
 
 
@@ -63,4 +65,37 @@ def modes(samples: SampleCollection, data: ImageData) -> dict[str, Any]:
         "mean_barrier": float(lines.barriers.mean()),
         "cosine_similarity": cosines.tolist(),
         "mean_cosine_similarity": float(pairs.mean()),
+    }
+
+
+def converged(samples: SampleCollection, *, layers: bool) -> dict[str, float]:
+    """Share of the weights with cR̂ < 1.1 between the two halves of the chain (κ = 2): "all", and layer by layer.
+
+    Of all, and of each layer, 1,000 evenly spaced weights are taken. Needs `CONVERGENCE_DRAWS` samples or more.
+    """
+    shares = {"all": diagnostics.converged_share(samples)}
+    for name in samples[0] if layers else ():
+        shares[name] = diagnostics.converged_share(samples.to_arviz(parameters=[name]))
+    return shares
+
+
+def error_plane(samples: SampleCollection, data: ImageData) -> dict[str, Any] | None:
+    """Test error on the plane through the first, the middle and the last sample, on at most 1,000 images.
+
+    None where these three lie on one line. Needs three samples or more.
+    """
+    error = diagnostics.network_loss(samples, data.test_x[:IMAGES], data.test_y[:IMAGES], kind="error")
+    chosen = [0, len(samples) // 2, len(samples) - 1]
+    try:
+        plane = diagnostics.loss_plane([samples[k] for k in chosen], error, num_points=PLANE_POINTS)
+    except ValueError as problem:
+        if "on one line" not in str(problem):
+            raise
+        return None
+    return {
+        "samples": chosen,
+        "across": plane.across.tolist(),
+        "down": plane.down.tolist(),
+        "test_error": plane.losses.tolist(),
+        "corners": plane.corners.tolist(),
     }

@@ -30,8 +30,9 @@ class ImageMethod(Method):
         kind: "optimizer" gives its last weights, with the learning rate going to zero along half a cosine; "ensemble"
             those of several such runs, which share the budget; "average" gives snapshots of one run of an optimizer
             at a constant rate, when a sampler would give its samples; "running_average" gives a running average of the
-            weights of such a run; "gaussian" gives draws from the Gaussian that a run has fitted; "sampler" gives
-            posterior samples; "full_batch" likewise, from gradients over the whole training set.
+            weights of such a run; "gaussian" gives draws from the Gaussian that a run has fitted; "last_layer" gives
+            draws of the last layer's weights around a trained network; "sampler" gives posterior samples; "full_batch"
+            likewise, from gradients over the whole training set.
         tunes: the settings of which a comparison tries several values beside its learning rates.
         network: of a learned sampler, the setting that names its weights.
         gradients_per_step: gradient evaluations that one step costs.
@@ -39,9 +40,9 @@ class ImageMethod(Method):
             `CyclicalSGMCMC` has of itself, and any other sampler by `CyclicalSchedule`.
     """
 
-    kind: Literal["optimizer", "ensemble", "average", "running_average", "gaussian", "sampler", "full_batch"] = (
-        "sampler"
-    )
+    kind: Literal[
+        "optimizer", "ensemble", "average", "running_average", "gaussian", "last_layer", "sampler", "full_batch"
+    ] = "sampler"
     tunes: tuple[str, ...] = ()
     network: str | None = None
     gradients_per_step: int = 1
@@ -84,6 +85,8 @@ METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod("AdamEMA", builders.adam, 3e-3, "running_average", _DECAY),
     ImageMethod("SWAG", builders.sgd, 0.05, "gaussian", _DECAY_MOMENTUM),
     ImageMethod("AdamSWAG", builders.adam, 3e-3, "gaussian", _DECAY),
+    # Laplace's approximation of the last layer, by laplace-torch.
+    ImageMethod("LastLayerLaplace", builders.sgd, 0.05, "last_layer", _DECAY_MOMENTUM),
     ImageMethod("IVON", builders.ivon, 0.2, "gaussian", _COLD),
     ImageMethod("SGLD", builders.sgld, 0.1, tunes=_COLD),
     ImageMethod("SGLRW", builders.sglrw, 0.1, tunes=_COLD),

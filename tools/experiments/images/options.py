@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ from experiments.common.options import (
     not_negative,
     parse,
 )
+from experiments.images.compare_corruptions import check_images
+from experiments.images.measures import CONVERGENCE_DRAWS
 from experiments.images.methods import METHODS, Setting, candidates
 from experiments.images.presets import PRESETS
 from experiments.images.settings import Settings
@@ -144,10 +147,12 @@ class CompareOptions(ImageOptions):
 
     # A preset of data, network, posterior and budgets; options given beside it override its values.
     preset: Annotated[str, one_of(PRESETS)] | None = None
-    # Methods to compare, in the order of the tables, in any letter case.
+    # Methods to compare, in the order of the tables, in any letter case. LastLayerLaplace is among them where
+    # laplace-torch is installed.
     sampler: tuple[MethodName, ...] = (
         *("SGHMC", "BAOA", "PSGLD", "CyclicalSGMCMC", "ScaleAdaptedSGHMC", "L2EStart", "L2E"),
         *("SGD", "Adam", "AdamEMA", "AdamAverage", "SWAG", "IVON", "DeepEnsemble", "AdamEnsemble"),
+        *(("LastLayerLaplace",) if find_spec("laplace") else ()),
     )
     # Budgets in minibatch gradients, each for every run; by default the one of --steps or --epochs.
     budgets: tuple[int, ...] | None = None
@@ -175,6 +180,17 @@ class CompareOptions(ImageOptions):
     tune_seeds: int = 3
     # Run every method once more, with as many gradients as the first one's seconds allow: a table at equal time.
     equal_time: bool = False
+    # Score the final runs on the 15 corruptions × 5 severities of CIFAR-10-C, made of the test images by this project's
+    # own code (a re-creation): accuracy, NLL and ECE by severity, as tables and a figure.
+    corruptions: bool = False
+    # Test images that --corruptions takes, chosen at random once; all of them, where there are fewer.
+    corruption_images: int = 1000
+    # Share of the weights with cR̂ < 1.1 between the halves of each final chain; needs eight samples of a run.
+    convergence: bool = False
+    # The same layer by layer, as a table of its own.
+    layers: bool = False
+    # Draw the test error on the plane through the first, the middle and the last sample of each method's first seed.
+    plane: bool = False
     # Do a few steps of every method, say what all runs will cost, and stop.
     dry_run: bool = False
     # Times that a run's curves get the validation scores of its current weights.
@@ -183,7 +199,11 @@ class CompareOptions(ImageOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         each_once(self, "sampler")
-        at_least_one(self, "grid", "tries", "tune_seeds", "keep", "validations")
+        at_least_one(self, "grid", "tries", "tune_seeds", "keep", "validations", "corruption_images")
+        wanted = {"convergence": CONVERGENCE_DRAWS, "layers": CONVERGENCE_DRAWS, "plane": 3}
+        for name, least in wanted.items():
+            if getattr(self, name) and self.settings.num_samples < least:
+                raise ValueError(f"{name} needs num_samples of at least {least}, got {self.settings.num_samples}")
         not_negative(self, "extensions")
         if not self.momentum_decays or not all(0 < decay <= 1 for decay in self.momentum_decays):
             raise ValueError(f"momentum_decays must lie in (0, 1], got {self.momentum_decays}")
@@ -239,6 +259,10 @@ class CompareOptions(ImageOptions):
         """The same data; raises whatever is wrong with the options before anything is trained."""
         if not len(data.val_y):
             raise ValueError(f"tuning needs validation images, which {self.settings.dataset} lacks")
+        if self.corruptions:
+            check_images(data)
+        if self.plane and not data.num_classes:
+            raise ValueError("plane shows the share of wrong classes, and this is a regression")
         for budget in self.all_budgets(data):
             for method in self.sampler:
                 for also in dict.fromkeys(setting.also for setting in self.candidates(method, data)):

@@ -60,6 +60,10 @@ class Result:
         temperatures: of a sampler, over the run, see `experiments.images.training.Log`.
         mean_temperatures: their means after burn-in, see `experiments.images.measures.mean_temperatures`.
         modes: of a run that was asked for them, see `experiments.images.measures.modes`.
+        converged: of a chain that was asked for it, see `experiments.images.measures.converged`.
+        plane: of a run that was asked for it, see `experiments.images.measures.error_plane`.
+        corruptions: of a run that was asked for them, {"images": how many, "scores": {corruption: {measure: its values
+            at severities 1 to 5}}}; under "none" those of the images as they are.
         diverged: why there are no scores, or None.
     """
 
@@ -90,6 +94,9 @@ class Result:
     temperatures: list[dict[str, Any]] = field(default_factory=list)
     mean_temperatures: dict[str, dict[str, float]] = field(default_factory=dict)
     modes: dict[str, Any] | None = None
+    converged: dict[str, float] | None = None
+    plane: dict[str, Any] | None = None
+    corruptions: dict[str, Any] | None = None
     diverged: str | None = None
 
     @property

@@ -16,15 +16,16 @@ from torch.utils.tensorboard import SummaryWriter
 
 from experiments.common.devices import synchronize
 from experiments.common.run_store import RunStore, data_fingerprint
+from experiments.images.gaussians import MINIBATCH_RUNS
 from experiments.images.likelihood import likelihood_of
 from experiments.images.log import VALIDATIONS, Diverged, Log
-from experiments.images.measures import mean_temperatures, modes
+from experiments.images.measures import CONVERGENCE_DRAWS, converged, error_plane, mean_temperatures, modes
 from experiments.images.methods import METHODS
 from experiments.images.minibatches import minibatches
 from experiments.images.result import Result, new_result
 from experiments.images.scoring import score, validate, write_curves
 from experiments.images.settings import Settings
-from experiments.images.training import MINIBATCH_RUNS, build_network, hmc_run
+from experiments.images.training import build_network, hmc_run
 from learned_samplers.integrations.tensorboard import write_settings
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
@@ -82,7 +83,7 @@ class ImageRuns:
             with nullcontext(bar) if bar is not None else progress(total=steps, unit="grad") as own:
                 own.set_description(title or result.name)
                 self._train(result, settings, steps, own, test, validations)
-            self._write(result)
+            self.keep(result)
         if bar is not None and result.name not in self.seen:
             bar.total -= steps - (bar.n - before)
             bar.refresh()
@@ -101,7 +102,7 @@ class ImageRuns:
             score(result, self.samples(result, settings), self.data, self.ood, self.store, likelihood)
             with SummaryWriter(self.store.board(wanted.name)) as writer:
                 write_curves(result, writer)
-            self._write(result)
+            self.keep(result)
         return result
 
     def _train(self, result: Result, settings: Settings, steps: int, bar: Any, test: bool, validations: int) -> None:
@@ -137,7 +138,8 @@ class ImageRuns:
             del made_of["settings"]
             write_settings(writer, made_of, numbers)
 
-    def _write(self, result: Result) -> None:
+    def keep(self, result: Result) -> None:
+        """Write a run's result, with what has been measured of it since."""
         own = {key: value for key, value in asdict(result).items() if key not in result.made_of}
         self.store.write(result.name, result.made_of, own)
 
@@ -145,7 +147,22 @@ class ImageRuns:
         """Fill in `Result.modes`, once, of a classification's run that has several samples."""
         if result.diverged is None and result.num_samples > 1 and result.modes is None and self.data.num_classes:
             result.modes = modes(self.samples(result, settings), self.data)
-            self._write(result)
+            self.keep(result)
+
+    def add_convergence(self, result: Result, settings: Settings, *, layers: bool) -> None:
+        """Fill in `Result.converged`, once, of a chain with enough samples."""
+        chain = METHODS[result.method].kind in ("sampler", "full_batch")
+        if result.diverged is not None or not chain or result.num_samples < CONVERGENCE_DRAWS:
+            return
+        if result.converged is None or (layers and len(result.converged) == 1):
+            result.converged = converged(self.samples(result, settings), layers=layers)
+            self.keep(result)
+
+    def add_plane(self, result: Result, settings: Settings) -> None:
+        """Fill in `Result.plane`, once, of a classification's run that has three samples."""
+        if result.diverged is None and result.num_samples > 2 and result.plane is None and self.data.num_classes:
+            result.plane = error_plane(self.samples(result, settings), self.data)
+            self.keep(result)
 
     def samples(self, result: Result, settings: Settings) -> SampleCollection:
         """A run's weights, as a collection that predicts."""

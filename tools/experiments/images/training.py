@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from experiments.images import own_models
 from experiments.images.likelihood import Likelihood, likelihood_of, outputs_of
@@ -17,7 +16,8 @@ from experiments.images.methods import ImageMethod
 from experiments.images.minibatches import Minibatches
 from experiments.images.own_models import is_own
 from experiments.images.settings import Settings
-from learned_samplers import HMC, SWAG, CyclicalSchedule
+from learned_samplers import HMC, CyclicalSchedule
+from learned_samplers.base.optional import require
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ArrayData, ImageData, TokenData
@@ -122,36 +122,6 @@ def point_runs(
     return PosteriorSamples.from_samples(model, states)
 
 
-def averaged_run(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, minibatches: Minibatches, log: Log
-) -> SampleCollection:
-    """The running average of the weights over a run of an optimizer at a constant rate."""
-    model = build_network(settings, data)
-    optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
-    decay = 1 - 1 / max(2, settings.average_length * steps)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
-    optimizer.register_step_post_hook(lambda *_: average.update_parameters(model))
-    minibatch_run(model, optimizer, data, steps, minibatches, log)
-    return PosteriorSamples.from_samples(model, [average.module.state_dict()])
-
-
-def gaussian_run(
-    method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, minibatches: Minibatches, log: Log
-) -> SampleCollection:
-    """Draws from the Gaussian that a run has fitted: an optimizer's own (at a decaying rate), or else SWAG's."""
-    model = build_network(settings, data)
-    optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
-    if hasattr(optimizer, "sampled_params"):
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        minibatch_run(model, optimizer, data, steps, minibatches, log, schedule=schedule)
-        return SampleCollection.from_draws(model, optimizer.sampled_params, settings.num_samples)
-    # Fitted to twice as many states as a chain gives samples, evenly over the rest of the run.
-    burn_in = int(settings.burn_in * steps)
-    swag = SWAG(model, optimizer, burn_in, max(1, (steps - burn_in) // (2 * settings.num_samples)))
-    minibatch_run(model, optimizer, data, steps, minibatches, log)
-    return SampleCollection.from_draws(model, swag.sampled_params, settings.num_samples)
-
-
 def sampler_run(
     method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, minibatches: Minibatches, log: Log
 ) -> SampleCollection:
@@ -239,17 +209,6 @@ def hmc_run(
     return samples, sampler.acceptance_rate
 
 
-#: What runs a method of each kind that takes minibatches.
-MINIBATCH_RUNS = {
-    "optimizer": point_runs,
-    "ensemble": point_runs,
-    "average": sampler_run,
-    "running_average": averaged_run,
-    "gaussian": gaussian_run,
-    "sampler": sampler_run,
-}
-
-
 def build_network(settings: Settings, data: ImageData) -> nn.Module:
     """A freshly initialised network on the device of the data."""
     outputs, shape = outputs_of(data, settings), data.input_shape
@@ -286,6 +245,13 @@ def validate_run(method: ImageMethod, settings: Settings, lr: float, data: Image
         collection(settings, steps)
     elif method.kind == "ensemble" and steps < settings.ensemble_size:
         raise ValueError(f"ensemble_size={settings.ensemble_size} exceeds the budget of {steps} steps")
+    elif method.kind == "last_layer":
+        try:
+            require("laplace", "laplace")
+        except ModuleNotFoundError as error:
+            raise ValueError(f"{method.name}: {error}") from error
+        if not data.num_classes:
+            raise ValueError(f"{method.name} is for classes, and {data.name} is a regression")
     elif method.kind == "gaussian" and steps - int(settings.burn_in * steps) < 2:
         raise ValueError(f"burn_in={settings.burn_in} of {steps} steps leaves fewer than two to fit a Gaussian to")
     optimizer = method.build(groups, settings, lr, data.num_data, steps)

@@ -1,15 +1,14 @@
-"""The parts of tools/compare.py: grids, mean temperatures, the verdict, runs with other weights."""
+"""The parts of tools/compare.py: grids, mean temperatures, runs with other weights."""
 
 import math
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from experiments.common.tuning import Tuning
-from experiments.images.compare_report import BudgetReport, against_baselines, measured
+from experiments.images.compare_report import measured
 from experiments.images.compare_statistics import collapsed, image_error, paired
 from experiments.images.log import Log
 from experiments.images.measures import mean_temperatures, overall
@@ -106,30 +105,6 @@ def test_temperatures_are_weighted_by_size_and_taken_after_burn_in():
     assert overall(points[1]["groups"], "configurational") is None
     assert mean_temperatures(points, after=5) == {"kinetic": {"all": 3.5, "a": 2.0, "b": 4.0}}
     assert mean_temperatures([], after=0) == {}
-
-
-def report(nlls: dict[str, list[float]]) -> BudgetReport:
-    runs = {
-        name: [
-            Result(name, 0.1, seed, {}, scores={"accuracy": 1 - nll, "nll": nll, "ece": 0.1, "brier": 0.1})
-            for seed, nll in enumerate(values)
-        ]
-        for name, values in nlls.items()
-    }
-    return BudgetReport(10, Path("nowhere"), Settings(), 100, runs=runs)
-
-
-def test_a_learned_sampler_is_held_against_the_best_baseline():
-    verdict = against_baselines(report({"SGHMC": [0.5, 0.52], "PSGLD": [0.4, 0.44], "L2E": [0.3, 0.32], "SGD": [0.1]}))
-    assert list(verdict) == ["L2E"]
-    assert verdict["L2E"]["baseline"] == "PSGLD", "SGD is no sampler, and does not count"
-    assert verdict["L2E"]["relative_nll"] == pytest.approx((0.31 - 0.42) / 0.42)
-    assert verdict["L2E"]["accuracy_difference"] == pytest.approx(0.11)
-    assert verdict["L2E"]["exceeds_std"] is True
-    noisy = against_baselines(report({"SGHMC": [0.3, 0.5], "L2E": [0.3, 0.4]}))
-    assert noisy["L2E"]["exceeds_std"] is False, "0.05 is less than 0.14"
-    assert against_baselines(report({"SGHMC": [0.3], "L2E": [0.2]}))["L2E"]["exceeds_std"] is None
-    assert against_baselines(report({"L2E": [0.3]})) == {}
 
 
 def test_the_error_of_the_images_is_that_of_their_mean_difference(tmp_path):

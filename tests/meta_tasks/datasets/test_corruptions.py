@@ -1,0 +1,220 @@
+"""The re-created corruptions: limits in which nothing is corrupted, closed forms, severities, shapes and repeats."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meta_tasks import datasets
+from meta_tasks.datasets import corruption_rules as rules
+from meta_tasks.datasets.corruptions import CHUNK, RECREATED, corrupt
+
+#: Parameters with which a corruption leaves the images alone.
+NEUTRAL = {
+    "gaussian_noise": (0,),
+    "shot_noise": (1e12,),
+    "impulse_noise": (0,),
+    "defocus_blur": (0, 1e-3),
+    "glass_blur": (1e-3, 1, 0),
+    "motion_blur": (6, 1e-3),
+    "zoom_blur": (1.005,),
+    "snow": (0, 0, 1, 0.5, 3, 1e-3, 1),
+    "frost": (1, 0),
+    "fog": (0, 3),
+    "brightness": (0,),
+    "contrast": (1,),
+    "elastic_transform": (0, 0, 0),
+    "pixelate": (1,),
+    "jpeg_compression": (100,),
+}
+#: Where the published values make one severity as far from the original as the one before, or nearer: stronger local
+#: corruption with less blur, or less of the image with more of the frost.
+WEAKER = {"glass_blur", "frost", "elastic_transform"}
+
+
+@pytest.fixture(scope="module")
+def photos():
+    return datasets.load("photos", size=32).test_x[:40]
+
+
+def stream():
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("name", RECREATED)
+def test_neutral_parameters_leave_the_images_alone(name, photos):
+    for images in (photos[:5], photos[:5, :1]):
+        x = images.double().numpy()
+        found = RECREATED[name].rule(x.copy(), stream(), *NEUTRAL[name])
+        if name == "jpeg_compression":  # which always rounds, and halves the resolution of colour
+            assert np.abs(found - x).mean() < 0.02
+        else:
+            np.testing.assert_allclose(found, x, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", RECREATED)
+def test_severities_go_away_from_the_original(name, photos):
+    distances = [float((corrupt(photos, name, severity) - photos).square().mean().sqrt()) for severity in range(1, 6)]
+    assert min(distances) > 0.004, "it does something"
+    if name not in WEAKER:
+        # Motion blur differs between 3 and 4 by the length of its kernel alone, where that has no weight.
+        assert all(later > earlier - 1e-6 for earlier, later in pairwise(distances))
+        assert distances[4] > 1.2 * distances[0]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    name=st.sampled_from(sorted(RECREATED)),
+    severity=st.integers(1, 5),
+    shape=st.tuples(st.integers(0, 3), st.sampled_from([1, 3]), st.integers(4, 19), st.integers(4, 19)),
+    fill=st.sampled_from(["random", "black", "white"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 2**31),
+)
+def test_any_images_keep_shape_dtype_and_range_and_a_seed_repeats(name, severity, shape, fill, dtype, seed):
+    stream = torch.Generator().manual_seed(1)
+    images = {
+        "random": torch.rand(shape, generator=stream, dtype=dtype),
+        "black": torch.zeros(shape, dtype=dtype),
+        "white": torch.ones(shape, dtype=dtype),
+    }[fill]
+    before = images.clone()
+    found = corrupt(images, name, severity, seed=seed)
+    assert torch.equal(images, before), "the original is not written to"
+    assert (found.shape, found.dtype) == (images.shape, dtype)
+    assert bool(found.isfinite().all())
+    assert not len(found) or 0 <= found.min() <= found.max() <= 1
+    assert torch.equal(corrupt(images, name, severity, seed=seed), found)
+
+
+RANDOM = [
+    *("gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "motion_blur"),
+    *("snow", "frost", "fog", "elastic_transform"),
+]
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_another_seed_and_another_image_get_other_random_numbers(name, photos):
+    same = photos[:1].expand(3, -1, -1, -1)
+    found = corrupt(same, name, 3)
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found, corrupt(same, name, 3, seed=1))
+    torch.manual_seed(7)
+    np.random.seed(7)  # noqa: NPY002 -- no global stream is listened to
+    assert torch.equal(corrupt(same, name, 3), found)
+
+
+def test_chunks_have_streams_of_their_own():
+    images = torch.full((2 * CHUNK + 1, 1, 4, 4), 0.5)
+    found = corrupt(images, "gaussian_noise", 5)
+    assert torch.equal(found[:CHUNK], corrupt(images[:CHUNK], "gaussian_noise", 5))
+    assert not torch.equal(found[:CHUNK], found[CHUNK : 2 * CHUNK])
+
+
+# --- closed forms -------------------------------------------------------------------------------------------------
+
+
+def test_noise_has_the_published_moments():
+    grey = torch.full((50, 3, 32, 32), 0.5)
+    assert float(corrupt(grey, "gaussian_noise", 2).std()) == pytest.approx(0.06, rel=0.02)
+    shot = corrupt(grey, "shot_noise", 4)
+    assert float(shot.mean()) == pytest.approx(0.5, abs=0.002)
+    assert float(shot.std()) == pytest.approx((0.5 / 75) ** 0.5, rel=0.02), "a Poisson count of 37.5 photons, over 75"
+    impulses = corrupt(grey, "impulse_noise", 5)
+    assert float((impulses != 0.5).float().mean()) == pytest.approx(0.07, rel=0.03)
+    assert float((impulses == 1).float().mean()) == pytest.approx(0.035, rel=0.05)
+
+
+def test_contrast_and_brightness_are_their_formulas():
+    x = torch.rand(4, 3, 6, 6, generator=torch.Generator().manual_seed(0)) * 0.6
+    mean = x.mean((2, 3), keepdim=True)
+    assert torch.allclose(corrupt(x, "contrast", 4), mean + 0.3 * (x - mean), atol=1e-6)
+    bright = corrupt(x, "brightness", 5)
+    assert torch.allclose(bright.amax(1), x.amax(1) + 0.3, atol=1e-6), "the value of HSV"
+    saturation = [1 - image.amin(1) / image.amax(1) for image in (x, bright)]
+    assert torch.allclose(*saturation, atol=1e-5)
+    assert torch.allclose(corrupt(x[:, :1], "brightness", 5), x[:, :1] + 0.3, atol=1e-6), "grey is its own value"
+
+
+def point(side=15):
+    x = np.zeros((1, 1, side, side))
+    x[0, 0, side // 2, side // 2] = 1
+    return x
+
+
+def test_blurs_spread_a_point_and_keep_its_sum():
+    for name in ("defocus_blur", "motion_blur"):
+        found = RECREATED[name].rule(point(41), stream(), *RECREATED[name].levels[4])
+        assert found.sum() == pytest.approx(1, abs=1e-4)
+        assert 0 < found.max() < 0.5
+    disk = rules.defocus_blur(point(), stream(), 1.5, 1e-3)[0, 0]
+    assert (disk > 0.1).sum() == 9, "the pixels within 1.5 of the centre"
+    assert disk.max() == pytest.approx(1 / 9)
+
+
+def test_a_smear_goes_one_way_along_its_angle():
+    found = rules.smeared(point(), 4, 2.0, np.array([0.0]))[0, 0]
+    weights = np.exp(-0.5 * (np.arange(8) / 2) ** 2)
+    weights /= np.exp(-0.5 * (np.arange(9) / 2) ** 2).sum()
+    np.testing.assert_allclose(found[7, 7::-1], weights, rtol=1e-6)
+    assert found[7, 8:].sum() == 0
+    assert np.delete(found, 7, axis=0).sum() == 0
+    turned = rules.smeared(point(), 4, 2.0, np.array([np.pi / 2]))[0, 0]
+    np.testing.assert_allclose(turned, found.T)
+
+
+def test_an_enlargement_keeps_the_centre_and_stretches_a_slope():
+    slope = np.broadcast_to(np.arange(9.0), (1, 1, 9, 9)) / 8
+    np.testing.assert_allclose(rules.zoomed(slope, 2.0)[0, 0], np.broadcast_to(0.25 + np.arange(9) / 16, (9, 9)))
+
+
+def test_glass_moves_pixels_and_makes_none():
+    x = np.arange(100.0).reshape(1, 1, 10, 10) / 100
+    found = rules.glass_blur(x, stream(), 1e-6, 1, 2)
+    np.testing.assert_allclose(np.sort(found.ravel()), np.sort(x.ravel()))
+    assert (found != x).mean() > 0.5
+
+
+def test_an_affine_map_moves_the_points_of_a_slope(photos):
+    """Of an image that is its own coordinate the result is affine in the coordinates, away from mirrored borders."""
+    slope = np.broadcast_to(np.arange(32.0), (2, 1, 32, 32)) / 31
+    found = rules.elastic_transform(slope, stream(), 0, 0, 0.05)[:, 0, 10:22, 10:22]
+    np.testing.assert_allclose(np.diff(found, 2, axis=1), 0, atol=1e-9)
+    np.testing.assert_allclose(np.diff(found, 2, axis=2), 0, atol=1e-9)
+    assert not np.allclose(found[0], found[1])
+
+
+def test_pixels_become_boxes(photos):
+    found = corrupt(torch.rand(1, 1, 8, 8), "pixelate", 5)[0, 0]
+    assert len(found.unique()) <= 25, "int(.65 · 8) = 5 by 5 boxes"
+
+
+def test_a_fractal_is_rougher_where_its_displacements_decay_less():
+    maps = [rules.fractal(stream(), 20, 32, decay) for decay in (3.0, 1.5)]
+    for land in maps:
+        np.testing.assert_allclose(land.min((1, 2)), 0)
+        np.testing.assert_allclose(land.max((1, 2)), 1)
+    roughness = [np.abs(np.diff(land, axis=1)).mean() for land in maps]
+    assert roughness[1] > 1.5 * roughness[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((torch.rand(1, 3, 8, 8), "rain", 1), ValueError, "corruption must be one of"),
+        ((torch.rand(1, 3, 8, 8), "fog", 0), ValueError, "severity must be at least 1, got 0"),
+        ((torch.rand(1, 3, 8, 8), "fog", 6), ValueError, "severity must be at most 5, got 6"),
+        ((torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "fog", 1), TypeError, "images must be floats, got torch.uint8"),
+        ((torch.rand(1, 2, 8, 8), "fog", 1), ValueError, "one channel or three"),
+        ((torch.rand(3, 8, 8), "fog", 1), ValueError, "images must be (n, C, H, W)"),
+        ((torch.rand(1, 1, 3, 8), "fog", 1), ValueError, "at least 4×4 pixels, got (1, 1, 3, 8)"),
+        ((torch.rand(1, 1, 8, 8) + 1, "fog", 1), ValueError, "images must lie in [0, 1], got 1"),
+    ],
+)
+def test_what_cannot_be_corrupted_is_refused(arguments, error, message):
+    with pytest.raises(error) as caught:
+        corrupt(*arguments)
+    assert message in str(caught.value)

@@ -1,0 +1,146 @@
+"""Test images under the re-created corruptions of CIFAR-10-C: a finished run's scores, their table and figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.common.figures import grid_lines, new_figure
+from experiments.common.tables import finished, markdown, spread
+from learned_samplers import metrics
+from learned_samplers.posterior.collecting import SampleCollection
+from meta_tasks.datasets import ArrayData, ImageData, TokenData
+from meta_tasks.datasets.corruptions import LARGEST_SEVERITY, RECREATED, corrupt
+from meta_tasks.random_streams import generator
+
+if TYPE_CHECKING:
+    from experiments.images.result import Result
+
+#: key, heading, decimals
+MEASURES = (("accuracy", "accuracy", 3), ("nll", "NLL [nats]", 3), ("ece", "ECE", 3))
+SEVERITIES = range(1, LARGEST_SEVERITY + 1)
+NONE = "none"  # the same images as they are, of severity 0
+
+
+def check_images(data: ImageData) -> None:
+    """ValueError for data that cannot be corrupted."""
+    channels, *sides = data.input_shape if len(data.input_shape) == 3 else (0, 0)
+    if isinstance(data, ArrayData | TokenData) or channels not in (1, 3) or min(sides) < 4 or not data.num_classes:
+        raise ValueError(
+            f"corruptions needs classes of images with one channel or three and at least 4×4 pixels, {data.name} has "
+            f"inputs of shape {tuple(data.input_shape)}"
+        )
+
+
+class CorruptedImages:
+    """So many of the test images, chosen at random once, under each corruption; the last one made is kept.
+
+    Args:
+        count: of images; all of them, where there are fewer.
+    """
+
+    def __init__(self, data: ImageData, count: int) -> None:
+        total = len(data.test_y)
+        chosen = torch.randperm(total, generator=generator(0, "corrupted images"))[:count].sort().values
+        chosen = chosen.to(data.test_y.device)
+        self.images, self.labels = data.test_x[chosen], data.test_y[chosen]
+        self._name, self._made = NONE, self.images
+
+    def under(self, name: str) -> Tensor:
+        """The images at severities 1 to 5, one after the other; under `NONE` as they are."""
+        if name != self._name:
+            levels = () if name == NONE else [corrupt(self.images, name, severity) for severity in SEVERITIES]
+            self._name, self._made = name, torch.cat(levels) if levels else self.images
+        return self._made
+
+    def scores(self, samples: SampleCollection, name: str) -> dict[str, list[float]]:
+        """Of each measure its values at the severities."""
+        found = samples.predict(self.under(name), batch_size=1024).split(len(self.labels))
+        return {key: [getattr(metrics, key)(part, self.labels) for part in found] for key, *_ in MEASURES}
+
+    def missing(self, result: Result) -> list[str]:
+        """The corruptions of which a run has no scores on so many images."""
+        if result.corruptions is None or result.corruptions["images"] != len(self.labels):
+            result.corruptions = {"images": len(self.labels), "scores": {}}
+        return [name for name in (NONE, *RECREATED) if name not in result.corruptions["scores"]]
+
+
+def by_severity(results: Sequence[Result]) -> dict[str, np.ndarray] | None:
+    """Of each measure the means over the corruptions at severities 0 to 5, a row a seed; None without such scores."""
+    known = [result.corruptions["scores"] for result in finished(results) if result.corruptions is not None]
+    if not known:
+        return None
+    return {
+        key: np.array(
+            [[*scores[NONE][key], *np.mean([scores[name][key] for name in RECREATED], axis=0)] for scores in known]
+        )
+        for key, *_ in MEASURES
+    }
+
+
+def corruption_numbers(results: Sequence[Result]) -> dict[str, Any]:
+    """{"corruptions": …} of a method as JSON takes it: means over seeds, by severity and by corruption; {} without."""
+    means = by_severity(results)
+    if means is None:
+        return {}
+    scores = [r.corruptions["scores"] for r in finished(results) if r.corruptions is not None]
+    return {
+        "corruptions": {
+            "images": next(r.corruptions["images"] for r in finished(results) if r.corruptions is not None),
+            "by_severity": {key: rows.tolist() for key, rows in means.items()},
+            "by_corruption": {
+                name: {key: np.mean([each[name][key] for each in scores], axis=0).tolist() for key, *_ in MEASURES}
+                for name in RECREATED
+            },
+        }
+    }
+
+
+def corruption_tables(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A table of each measure: a row a method, a column a severity; [] where none was measured."""
+    known = {name: each["corruptions"] for name, each in methods.items() if "corruptions" in each}
+    if not known:
+        return []
+    tables = []
+    for key, heading, decimals in MEASURES:
+        rows = []
+        for name, numbers in known.items():
+            columns = np.array(numbers["by_severity"][key]).T
+            cells = {str(severity): spread(values.tolist(), decimals) for severity, values in enumerate(columns)}
+            rows.append({f"{heading} at severity": methods[name]["label"], **cells})
+        tables.append(markdown(rows))
+    count = next(iter(known.values()))["images"]
+    note = (
+        f"The {len(RECREATED)} corruptions of CIFAR-10-C, a re-creation by this project's own code (frost is made up, "
+        f"not photographed), of {count} test images; means over the corruptions, severity 0 are the images as they are."
+    )
+    return [note, *tables]
+
+
+def corruption_figure(
+    path: Path, runs: Mapping[str, Sequence[Result]], styles: Mapping[str, dict[str, Any]], title: str
+) -> None:
+    """Accuracy, NLL and ECE against severity, a line a method, with a band of one standard deviation over seeds."""
+    curves = {name: means for name in styles if (means := by_severity(runs[name])) is not None}
+    if not curves:
+        return
+    fig = new_figure(14, 5.2)
+    axes = fig.subplots(1, 3)
+    x = np.arange(LARGEST_SEVERITY + 1)
+    for ax, (key, heading, _) in zip(axes, MEASURES):
+        for name, means in curves.items():
+            mean, std = means[key].mean(0), means[key].std(0)
+            ax.plot(x, mean, **styles[name], marker="o", markersize=3)
+            if len(means[key]) > 1:
+                ax.fill_between(x, mean - std, mean + std, color=styles[name]["color"], alpha=0.12, linewidth=0)
+        ax.set(xlabel="severity", ylabel=heading, xticks=x)
+        grid_lines(ax)
+    handles, labels = axes[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
+    fig.suptitle(f"{title}; corruptions as in CIFAR-10-C, a re-creation; means over {len(RECREATED)}")
+    fig.savefig(path, dpi=120)
