@@ -31,7 +31,9 @@ NOISE = 0.02 * 2 / H
 GUIDE_VARIANCE = 10 * H
 _RANGE = (0.02, 4.2)
 _SHOWN = (0.05, 0.2, 0.5, 1.0)
-_GRID = sorted({*torch.logspace(*(math.log10(x) for x in _RANGE), 40, dtype=torch.double).tolist(), *_SHOWN})
+_GRID = sorted(
+    {*torch.logspace(math.log10(_RANGE[0]), math.log10(_RANGE[1]), 40, dtype=torch.double).tolist(), *_SHOWN}
+)
 _SIMULATED = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 CYCLE = 200  # steps of CyclicalSGMCMC, of which the last fifth are samples
 _MIXED = 12  # directions of a chain of MCLMC
@@ -184,7 +186,7 @@ def _psgld_curvature(x: float) -> float:
 
 _GUIDED = maker("EntropyMCMC", guide_variance=GUIDE_VARIANCE)
 _MASS = {each: partial(exact, partial(_Frozen, integrator=each), gain=DECAY) for each in ("baoa", "semi_implicit")}
-_CHAIN = {"spectrum": _MIXED, "per_chain": True, "steps": 6.0}
+_CHAIN: dict[str, Any] = {"spectrum": _MIXED, "per_chain": True, "steps": 6.0}
 #: Sampler → its curves, by their labels.
 CURVES: dict[str, dict[str, Callable[[Bias], list[Point]]]] = {
     **{name: _both(exact, maker(name)) for name in ("SGHMC", "BAOA", "SGLD")},
