@@ -104,7 +104,8 @@ def simulated(
         make: makes the sampler.
         options: coordinates and seed.
         noise: V, as for `exact`.
-        spectrum: directions of a chain, of curvatures from a tenth of the largest up, evenly on a log scale; reported is the stiffest.
+        spectrum: directions of a chain, of curvatures from a tenth of the largest up, evenly on a log scale.
+            Reported is the stiffest.
         curvature: from the step size x to the largest curvature.
         per_chain: coordinates are chains, and the closure returns a loss for each.
         steps: in units of 1/x.
