@@ -1,4 +1,4 @@
-"""tools/toy.py: both commands end to end on a few steps, and what it does not load."""
+"""tools/toy.py: its commands end to end on a few steps, and what it does not load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from experiments.toys import experiment, trajectories
+from experiments.toys import bias, experiment, trajectories
 from experiments.toys.methods import METHODS, ON_A_FRONT
 from toy import main
 
@@ -92,3 +92,39 @@ def test_it_does_not_load_the_image_engine():
         env={"PYTHONPATH": str(root)},
     )
     assert done.stdout.strip() == "['meta_tasks.progress']"
+
+
+def test_the_bias_of_linear_steps_is_the_closed_form_and_figures_are_written(tmp_path, capsys):
+    main(["bias", "--samplers", "SGLD", "SGHMC", "ScaleAdaptedSGHMC", "EntropyMCMC", "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "results.json").read_text())["curves"]
+    a = bias.DECAY
+    for x, error, _ in found["SGLD"]["full gradients"]:
+        assert error == pytest.approx(1 / (1 - x / 2) - 1, rel=1e-6)
+    for x, error, _ in found["SGLD"]["minibatches"]:
+        assert 1 + error == pytest.approx(1.02 / (1 - x / 2), rel=1e-6)
+    for curves, label in (("SGHMC", "full gradients"), ("ScaleAdaptedSGHMC", "semi-implicit, full gradients")):
+        for x, error, _ in found[curves][label]:
+            assert 1 + error == pytest.approx(2 * (2 - a) / (4 - 2 * a - x), rel=1e-6)
+    assert max(abs(error) for _, error, _ in found["ScaleAdaptedSGHMC"]["baoa, full gradients"]) < 1e-6
+    # The joint law of weights and guide, T·H⁻¹(I − hH/2)⁻¹.
+    for which, label in enumerate(("weights, full gradients", "guide, full gradients")):
+        for x, error, _ in found["EntropyMCMC"][label][::10]:
+            pull, k = 1 / bias.GUIDE_VARIANCE, x / bias.H
+            curvature = torch.tensor([[k + pull, -pull], [-pull, pull]], dtype=torch.double)
+            law = torch.linalg.inv(curvature @ (torch.eye(2, dtype=torch.double) - bias.H / 2 * curvature))
+            target = 1 / k + bias.GUIDE_VARIANCE * which
+            assert error == pytest.approx(float(law[which, which]) / target - 1, rel=1e-5)
+    assert (tmp_path / "SGHMC_dark.png").exists()
+    assert "unstable" not in capsys.readouterr().out
+
+
+def test_a_simulated_bias_agrees_with_the_exact_one_and_bad_names_are_refused():
+    options = bias.Bias(coordinates=2000)
+    exact = {x: error for x, error, _ in bias.exact(bias.maker("SGLD"), options)}
+    for x, error, spread in bias.simulated(bias.maker("SGLD"), options):
+        if x in exact:
+            assert abs(error - exact[x]) < 5 * spread
+    with pytest.raises(ValueError, match=r"samplers must be of .*, got 'Adam'"):
+        bias.Bias(samplers=("Adam",))
+    with pytest.raises(ValueError, match="is not linear"):
+        bias.exact(bias.maker("PSGLD"), options)
