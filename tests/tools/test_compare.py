@@ -259,5 +259,5 @@ def test_a_method_that_diverges_everywhere_costs_only_its_row(tmp_path, monkeypa
     assert content["lost"] == {"SGLD": why}
     assert f"- **SGLD has no row**: {why}." in (tmp_path / "one" / "table.md").read_text()
     lost = {"SGLD", "SGHMC"}
-    with pytest.raises(SystemExit, match="20 gradients: SGLD: it diverged .*; SGHMC: it diverged"):
+    with pytest.raises(SystemExit, match=r"20 gradients: SGLD: it diverged .*; SGHMC: it diverged"):
         compare.main([*arguments, "--out", str(tmp_path / "none")])

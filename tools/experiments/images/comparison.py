@@ -139,7 +139,9 @@ class Comparison:
             self.measure(runs, finals, self.settings(budget, chosen))
             report.tuning[method], report.runs[method] = tuning, finals
         if not report.runs:
-            raise RuntimeError(f"{budget} gradients: {'; '.join(f'{name}: {why}' for name, why in report.lost.items())}")
+            raise RuntimeError(
+                f"{budget} gradients: {'; '.join(f'{name}: {why}' for name, why in report.lost.items())}"
+            )
         if options.corruptions:
             self.corrupt(report)
         if options.equal_time:
