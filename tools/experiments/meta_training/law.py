@@ -60,15 +60,15 @@ def measured_sampler(source: Path, params: Any, lr: float, num_data: float, **ke
 
 
 def scale_adapted_law(source: Path, lr: float, *, num_data: int, coordinates: int) -> dict[str, Any]:
-    """The law of ScaleAdaptedL2E once its mass is frozen: at `TEMPERATURES`, at four times ``lr`` and at ``lr``.
+    """The law of ScaleAdaptedL2E once its mass is frozen: at `TEMPERATURES`, at 8 and at 2 times ``lr``.
 
     Returns:
         What `gaussian_law` does, of the temperature with the largest bias; "temperatures", all if each earns the
-        badge, else that one; and "bias_by_temperature", the largest at ``lr``, as text → number.
+        badge, else that one; and "bias_by_temperature", the largest at 2·``lr``, as text → number.
     """
     found = {}
     for t in TEMPERATURES:
-        make = partial(measured_sampler, source, lr=4 * lr, num_data=num_data, temperature=t)
+        make = partial(measured_sampler, source, lr=8 * lr, num_data=num_data, temperature=t)
         found[t] = gaussian_law(make, coordinates=coordinates)
     wrong = [t for t, law in found.items() if law["verdict"] not in EARNING]
     worst = max(wrong or found, key=lambda t: abs(found[t]["largest_bias"][-1]))
