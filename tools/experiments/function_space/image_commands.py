@@ -128,10 +128,13 @@ class CIFAR10(MNIST):
 class AttackCIFAR10(Attack):
     """Accuracy on adversarial examples (FGSM, and iterated) of the networks that the command cifar10 has trained."""
 
+    # Preset of the networks.
     preset: Literal["cpu", "full", "cifar10", "cifar10_full"] = "cifar10"
+    # Folder of the trained networks.
     runs: Path = Path("runs/function_space_cifar10")
     # CIFAR-10's images are lost sooner than MNIST's.
     epsilons: tuple[float, ...] = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05)
+    # Folder for the results.
     out: Path = Path("runs/function_space_attack_cifar10")
 
 
