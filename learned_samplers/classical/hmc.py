@@ -19,7 +19,8 @@ from learned_samplers.base.step import Evaluation, GroupInputs, chains_of
 class HMC(Sampler):
     """Exact samples of the posterior, from gradients over the full data.
 
-    Hamiltonian Monte Carlo (Neal, 2011) with leapfrog steps and the Metropolis test.
+    Source: Neal, MCMC using Hamiltonian dynamics, Handbook of Markov Chain Monte Carlo, 2011. Leapfrog steps, then the
+    Metropolis test.
 
     ``step(closure)`` draws one state: with ε = √(lr/N), r ~ N(0, T·I) and L = ``leapfrog_steps``,
 

@@ -23,7 +23,9 @@ from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, to
 class KineticL2E(LearnedSampler):
     """A learned sampler that keeps the posterior: SGHMC whose momentum has a learned mean f(θ).
 
-    L2E with the kinetic energy g(θ, r) = ½‖r − f(θ)‖² (Kim et al., ICML 2024, Appendix D).
+    Source: Kim, Jung, Kim and Lee, Learning to explore for stochastic gradient MCMC, ICML 2024, Appendix D.
+
+    L2E with the kinetic energy g(θ, r) = ½‖r − f(θ)‖².
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), f(θ) = s·network(θ, ∇Ũ(θ)) and J = ∂f/∂θ:
 

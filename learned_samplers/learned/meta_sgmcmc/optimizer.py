@@ -27,7 +27,8 @@ _BLOCK_ON_GPU = 1 << 22
 class MetaSGMCMC(LearnedSampler):
     """A learned sampler whose curl and friction are small networks, corrected so that it keeps the posterior.
 
-    Meta-learning for SGMCMC (Gong, Li and Hernández-Lobato, ICLR 2019), with curl Q and diffusion D.
+    Source: Gong, Li and Hernández-Lobato, Meta-learning for stochastic gradient MCMC, ICLR 2019; its curl is Q, its
+    diffusion D.
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, u = s_u·Ũ/N, γ = s_g·∇Ũ/N, ξ ~ N(0, I), coordinate by coordinate:
 
