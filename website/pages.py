@@ -92,7 +92,7 @@ def sampler_page(name: str) -> str:
         f"# {name}",
         paragraphs[name],
         # Two columns fit a phone.
-        "\n".join(["| at a glance | |", "|---|---|", *(f"| {fact} | {what} |" for fact, what in facts)]),
+        "\n".join(["| | at a glance |", "|---|---|", *(f"| {fact} | {what} |" for fact, what in facts)]),
         "*Gradients*, *step time*, *state* and *law* are explained with "
         "[the table of all samplers](../which_sampler.md#what-each-costs-and-promises), T, N, λ and lr in "
         "[conventions](../conventions.md).",

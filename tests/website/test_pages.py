@@ -158,6 +158,19 @@ def test_the_gallery_shows_every_figure():
     assert shown == {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/figures").rglob("*.png")}
 
 
+def test_every_figure_of_the_gallery_stands_with_a_command_that_is_there():
+    made = re.compile(r"`(make demo|python (-m website\.tutorials|tools/\w+\.py)[^`]*)`")
+    for section in (ROOT / "docs/gallery.md").read_text().split("\n## ")[1:]:
+        head, _, figures = section.partition('<div class="gallery" markdown>')
+        if made.search(head):  # one command for all
+            continue
+        for entry in figures.split("\n\n[![")[1:]:
+            assert made.search(entry), entry
+    for _, script in made.findall((ROOT / "docs/gallery.md").read_text()):
+        if script.startswith("tools/"):
+            assert (ROOT / script).exists()
+
+
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     """A copy of what the site is made of, to plant faults in."""
