@@ -11,7 +11,7 @@ N = 1000
 
 
 def run(heat, steps, lr=0.02, temperature=0.5, seed=0):
-    """Var θ·k/T, friction, Var r/T on a quadratic with k = N, where the gradient's noise heats a step by 2T·``heat``."""
+    """Var θ·k/T, friction and Var r/T on a quadratic, k = N, where the gradient's noise heats a step by 2T·``heat``."""
     torch.manual_seed(seed)
     p = torch.zeros(4000, requires_grad=True)
     sampler = SGNHT([p], lr, N, temperature=temperature, momentum_decay=0.1)
