@@ -28,7 +28,7 @@ def run(heat, steps, lr=0.02, temperature=0.5, seed=0):
 
 @pytest.mark.parametrize("heat", [0.0, 0.5, 1.5])
 def test_the_friction_rises_by_the_heat_and_the_variance_stays_right(heat):
-    """ζ = a + ηV/2T. 3,000 steps of 4,000 coordinates: the variance is right to 4 %; SGHMC's is 1 + ηV/2aT times T/k."""
+    """ζ = a + ηV/2T. 3,000 steps of 4,000 coordinates: Var θ is right to 4 %; SGHMC's is 1 + ηV/2aT times T/k."""
     ratio, friction, kinetic = run(heat, 6000)
     assert kinetic < 6
     assert friction == pytest.approx(0.1 + heat, rel=0.06)
