@@ -98,7 +98,8 @@ def sampler_page(name: str) -> str:
         "[conventions](../conventions.md).",
     ]
     title = "Update, law and arguments"
-    shown = f"    options:\n      heading: {title}\n      toc_label: {title}\n      filters: {json.dumps(_filters() + [*_HOOKS])}"
+    filters = json.dumps([*_filters(), *_HOOKS])
+    shown = f"    options:\n      heading: {title}\n      toc_label: {title}\n      filters: {filters}"
     parts.append(f"::: {sampler.__module__}.{name}\n{shown}\n")
     parts.append(f"## Bias against the step size\n\n{bias.text(name)}")
     if issubclass(sampler, LearnedSampler):

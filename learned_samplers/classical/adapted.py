@@ -83,8 +83,8 @@ class ScaleAdaptedSGHMC(Sampler):
     scale-adapted SGHMC.
 
     A diagonal mass follows the gradients' second moment for ``adaptation_steps`` steps and is then frozen, which gives
-    the chain a law that a moving mass (pSGLD, Adam with noise) does not have. With ĝ = g + λθ/N the gradient of the mean loss and prior, a = ``momentum_decay``, β =
-    ``decay`` and t the step,
+    the chain a law that a moving mass (pSGLD, Adam with noise) does not have. With ĝ = g + λθ/N the gradient of
+    the mean loss and prior, a = ``momentum_decay``, β = ``decay`` and t the step,
 
         v̂ ← v̂ + (1−β)/(1−βᵗ)·(ĝ² − v̂)                                while t ≤ adaptation_steps: Adam's v̂
         G = a/(√v̂ + eps);    hᵢ = √(lr·Gᵢ/N)                           the step of each coordinate

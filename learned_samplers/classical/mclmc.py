@@ -33,7 +33,8 @@ class MCLMC(Sampler):
 
     Source: Robnik and Seljak, Fluctuation without dissipation: microcanonical Langevin Monte Carlo, 2023.
 
-    One unit vector u spans all d weights of all parameter groups. With the energy S = U/T, σ = √(lr·T·d/N), a = ``momentum_decay`` and ξ ~ N(0, I),
+    One unit vector u spans all d weights of all parameter groups. With the energy S = U/T, σ = √(lr·T·d/N),
+    a = ``momentum_decay`` and ξ ~ N(0, I),
 
         u ← turn(u);  u ← normalise[(1−a)·u + √((2a−a²)/d)·ξ];  u ← turn(u);  θ ← θ + σ·u
         turn: e = −∇S/‖∇S‖, δ = σ‖∇S‖/(2(d−1)), ζ = exp(−δ):  u ← normalise[e·(1−ζ)·(1+ζ+(u·e)(1−ζ)) + 2ζu]

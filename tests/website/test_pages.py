@@ -63,7 +63,7 @@ def test_a_sampler_without_a_row_or_a_paragraph_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="SGHMC has no paragraph in"):
         pages.sampler_page("SGHMC")
     monkeypatch.setattr(pages, "_which", lambda: whole.replace("and at temperature 0 exactly that", "and so on"))
-    with pytest.raises(ValueError, match="SGHMC's paragraph in .* does not say what it is at temperature 0"):
+    with pytest.raises(ValueError, match=r"SGHMC's paragraph in .* does not say what it is at temperature 0"):
         pages.sampler_page("SGHMC")
 
 
@@ -130,7 +130,7 @@ def test_versions_and_citation_agree():
     moved = citation("9.8", texts[0], texts[1] + "\n## 9.8, 2030-01-02\n")
     assert "version: 9.8\n" in moved
     assert "date-released: 2030-01-02\n" in moved
-    with pytest.raises(ValueError, match='no heading "## 9.9, DATE"'):
+    with pytest.raises(ValueError, match=r'no heading "## 9\.9, DATE"'):
         citation("9.9", *texts)
 
 
