@@ -84,7 +84,7 @@ def exact(make: Make, options: Bias, *, noise: float = 0.0, gain: float = 1.0, g
         variance = float(step.stationary_covariance()[i, i])
         return variance / (1 / k + GUIDE_VARIANCE * guide) - 1
 
-    points = []
+    points: list[Point] = []
     for x in _GRID:
         found = bias(x)
         if not math.isfinite(found):
@@ -95,7 +95,7 @@ def exact(make: Make, options: Bias, *, noise: float = 0.0, gain: float = 1.0, g
 
 def _up_to_the_limit(bias: Callable[[float], float], stable: float, unstable: float) -> list[Point]:
     """Stable points between two of the grid, each halfway to the limit, the last within a thousandth of it."""
-    points = []
+    points: list[Point] = []
     while unstable - stable > 1e-3 * unstable:
         x = (stable + unstable) / 2
         found = bias(x)
@@ -131,7 +131,7 @@ def simulated(
         steps: in units of 1/x.
         least: steps, however large x is.
     """
-    points = []
+    points: list[Point] = []
     for x in _SIMULATED:
         k = curvature(x)
         curvatures = [k * 10 ** (-i / max(1, spectrum - 1)) for i in reversed(range(spectrum))]
@@ -148,7 +148,7 @@ def simulated(
 
 def cyclical(make: Make, options: Bias, *, noise: float = 0.0, cycles: int = 4) -> list[Point]:
     """Over the sampling steps of some cycles after a first one, which checks of a fixed step size cannot see."""
-    points = []
+    points: list[Point] = []
     for x in _SIMULATED:
         k = x / H
         torch.manual_seed(options.seed)
