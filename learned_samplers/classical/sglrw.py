@@ -59,7 +59,8 @@ def sglrw_rule(
 class SGLRW(Sampler):
     """Langevin dynamics whose every step has the same length: each weight moves up or down by δ, whatever its gradient.
 
-    Source: Mensch et al., stochastic gradient lattice random walk, arXiv 2602.15925.
+    Source: Mensch et al., Robust stochastic gradient posterior sampling with lattice based discretisation, 2026 (arXiv
+    2602.15925): stochastic gradient lattice random walk.
 
     With g the gradient of the mean minibatch loss, coordinate by coordinate,
 
