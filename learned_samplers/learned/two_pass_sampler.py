@@ -87,9 +87,15 @@ class TwoPassSampler(LearnedSampler):
         _in_place(passes, p, gradient, noise, *state, phi=self._phi(p), segments=segments, **hyper)
 
     def _advance(
-        self, params: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], averages: list[Tensor], phi: Phi,
-        hyper: dict[str, Any], compiled: bool,
-    ) -> None:  # fmt: skip
+        self,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        momenta: list[Tensor],
+        averages: list[Tensor],
+        phi: Phi,
+        hyper: dict[str, Any],
+        compiled: bool,
+    ) -> None:
         noise, passes = self.noise_for(params, hyper), self.passes()
         if compiled:
             step_tensors_(params, gradients, noise, momenta, averages, phi=phi, **hyper)
