@@ -13,14 +13,15 @@ from meta_tasks.networks import BatchedNetwork
 class StackedNetwork:
     """P copies of a network, in one tensor w (P, d): its parameters are scale·w + offset.
 
-    A subclass fills `scale` and `offset`.
+    A subclass fills `scale`, and `offset` where that is not zero.
     """
 
     def __init__(self, network: BatchedNetwork):
         self.network = network
         count = sum(network.segments.lengths)
         # In double precision for networks in double precision; each is rounded to that of the weights.
-        self.scale, self.offset = torch.ones(count, dtype=torch.double), torch.zeros(count, dtype=torch.double)
+        self.scale = torch.ones(count, dtype=torch.double)
+        self.offset: Tensor | None = None
 
     def views(self, values: Tensor) -> dict[str, Tensor]:
         """One number a parameter, (d,), by the parameters' names."""
@@ -38,4 +39,5 @@ class StackedNetwork:
             inputs: of a group of networks, (G, n, ...): the first P/G networks get the first of these, and so on.
         """
         w = params[0]
-        return self.network.logits(torch.addcmul(self.offset.to(w), self.scale.to(w), w), inputs)
+        weights = self.scale.to(w) * w
+        return self.network.logits(weights if self.offset is None else weights + self.offset.to(w), inputs)

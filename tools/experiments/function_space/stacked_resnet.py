@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from experiments.function_space.stacked_network import StackedNetwork
@@ -27,6 +28,7 @@ class StackedResNet(StackedNetwork):
 
     def __init__(self, input_shape: tuple[int, int, int], classes: int, width: int):
         super().__init__(batched_network_for("resnet20_frn", input_shape, classes, width=width))
+        self.offset = torch.zeros_like(self.scale)
         scales, offsets = self.views(self.scale.fill_(SMALL)), self.views(self.offset)
         for name, scale in scales.items():
             if scale.dim() > 1:  # (out, in, k, k) or (out, in)
