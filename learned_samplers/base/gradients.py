@@ -101,7 +101,9 @@ def advance_or_restore(sampler: Any, evaluation: Evaluation, swapped: list[tuple
     """
     params = [p for inputs in evaluation.groups for p in inputs.params]
     values = [p.clone() for p in params]
-    states = {p: {name: x.clone() for name, x in sampler.state[p].items()} for p in params if p in sampler.state}
+    # Also of those that do not move: their mass may be frozen in this step.
+    everything = [p for group in sampler.param_groups for p in group["params"] if p in sampler.state]
+    states = {p: {name: x.clone() for name, x in sampler.state[p].items()} for p in everything}
     try:
         with sampler.restored_on_error():
             sampler.advance_all(evaluation)
@@ -109,7 +111,8 @@ def advance_or_restore(sampler: Any, evaluation: Evaluation, swapped: list[tuple
     except BaseException:
         for p, value in zip(params, values, strict=True):
             p.copy_(value)
-            for name, x in states.get(p, {}).items():
+        for p, state in states.items():
+            for name, x in state.items():
                 sampler.state[p][name].copy_(x)
         if evaluation.restore is not None:
             evaluation.restore()

@@ -65,6 +65,10 @@ class SGNHT(Sampler):
     Var θ = T/k goes with Var r = T/(1 − ζ/2), and without the factor Var θ would be low by ζ/2. A tensor with several
     curvatures has the right temperature on average over its coordinates.
 
+    No friction absorbs noise near ηV = 2T(2−a), at which ζ would be 2: at ηV = 3T the law still holds, at 3.4T the
+    chain explodes. A lower ``lr``, a larger minibatch or a higher ``temperature`` helps; `SGHMC` in its place stays
+    stable, and is hotter than T.
+
     Args:
         params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`;
             temperature > 0.

@@ -70,16 +70,8 @@ class ScaleAdaptedL2ERule(CoordinateRule):
             return parameter, tuple(state)
         step_flat_(*chain, phi=phi, segments=at.segments, settings=exploration, step=at.step, **hyper)
         if at.step + 1 == settings.exploration_steps:
-            root = unsettled_root(
-                at.parameter,
-                at.gradient,
-                averages,
-                phi=prepared,
-                segments=at.segments,
-                settings=settings,
-                step=at.step,
-                **hyper,
-            )
+            chosen = dict(phi=prepared, segments=at.segments, settings=settings, step=at.step)
+            root = unsettled_root(at.parameter, averages, **chosen, **hyper)
             momentum.zero_()
         return at.parameter, (momentum, averages, root)
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base import prior_mean
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FOREACH
 from learned_samplers.base.sampler import arguments
@@ -22,6 +23,7 @@ from learned_samplers.learned.scale_adapted.rule import (
     explorer,
     sampling_rule,
     scale_adapted_l2e_rule,
+    settled_root,
     unsettled_root,
 )
 
@@ -71,7 +73,7 @@ class ScaleAdaptedL2E(LearnedSampler):
 
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a step
-            of a parameter that joined after the mass was frozen. See `Sampler.step` for the others of a step.
+            of a parameter that joined after the exploration. See `Sampler.step` for the others of a step.
     """
 
     settings_class = ScaleAdaptedL2ESettings
@@ -132,13 +134,14 @@ class ScaleAdaptedL2E(LearnedSampler):
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         evaluation = super().evaluate(closure)
         for group in self.param_groups:
-            if torch.compiler.is_compiling() or group["step"] < self._adaptation_steps:
+            exploring = self.settings.exploration_steps
+            if torch.compiler.is_compiling() or group["step"] < exploring:
                 continue  # a compiled step cannot raise
             for i, p in enumerate(group["params"]):
                 if p.requires_grad and p.grad is not None and "root" not in self.state.get(p, {}):
                     raise ValueError(
-                        f"parameter {self.name_of(group, i)} has no mass: adaptation_steps is {self._adaptation_steps} "
-                        f"and {group['step']} steps are over; let it join before the mass is frozen"
+                        f"parameter {self.name_of(group, i)} has no mass: the exploration has {exploring} steps, "
+                        f"{group['step']} are over and it was in none of them; let it join before"
                     )
         return evaluation
 
@@ -156,6 +159,8 @@ class ScaleAdaptedL2E(LearnedSampler):
             chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
             for block in blocks(chosen):
                 do(chosen[block], slopes[block], hyper)
+        if step + 1 in (self.settings.exploration_steps, self._adaptation_steps):
+            self._complete(group, params, hyper)
 
     def _explore(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
         noise, phi = self.noise_for(params, hyper), self._phi(params[0])
@@ -169,11 +174,29 @@ class ScaleAdaptedL2E(LearnedSampler):
             params, gradients, noise, momenta, averages, phi=explorer(phi), **{**hyper, "settings": exploration}
         )
         if hyper["step"] + 1 == self.settings.exploration_steps:
-            segments = Segments(tuple(p.numel() for p in params))
-            flat = gather(params), gather(gradients), self._flat_state("averages", averages)
-            root = unsettled_root(*flat, phi=phi, segments=segments, **hyper)
-            scatter(root, [self.state[p]["root"] for p in params], segments)
-            torch._foreach_zero_(momenta)
+            self._choose(params, params, hyper)
+
+    def _choose(self, params: list[Tensor], centred: list[Tensor], hyper: dict[str, Any]) -> None:
+        """End the exploration of some parameters, whose differences from the prior's mean are ``centred``."""
+        segments = Segments(tuple(p.numel() for p in params))
+        momenta, averages, roots = ([self.state[p][name] for p in params] for name in self.state_names)
+        flat = gather(centred), self._flat_state("averages", averages)
+        scatter(unsettled_root(*flat, phi=self._phi(params[0]), segments=segments, **hyper), roots, segments)
+        torch._foreach_zero_(momenta)
+
+    def _complete(self, group: dict[str, Any], seen: list[Tensor], hyper: dict[str, Any]) -> None:
+        """Choose, or freeze, also the mass of the parameters that have no gradient in the very step that does so."""
+        here = {id(p) for p in seen}
+        left = [p for p in group["params"] if p.numel() and id(p) not in here and "root" in self.state.get(p, {})]
+        chosen = ("num_data", "temperature", "prior_precision", "step", "settings")
+        for p, centred in zip(left, prior_mean.centred(group, left), strict=True):
+            root = self.state[p]["root"]
+            if hyper["step"] + 1 == self.settings.exploration_steps:
+                self._choose([p], [centred.to(root.dtype)], hyper)
+            else:
+                averages = self._flat_state("averages", [self.state[p]["averages"]])
+                frozen = settled_root(root.reshape(-1), averages, **{name: hyper[name] for name in chosen})
+                root.copy_(frozen.reshape(root.shape))
 
     def _settle(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
         self.advance_flat(params, gradients, self.noise_for(params, hyper), hyper)

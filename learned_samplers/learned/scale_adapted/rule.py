@@ -96,7 +96,6 @@ def explorer(phi: Phi) -> Phi:
 
 def unsettled_root(
     parameter: Tensor,
-    gradient: Tensor,
     averages: Tensor,
     *,
     phi: Phi,
@@ -115,7 +114,7 @@ def unsettled_root(
     where no step is left to settle in, that of the exploration.
 
     Args:
-        parameter, gradient, averages: of the chain after step + 1 updates, (..., d) and (..., K, d).
+        parameter, averages: of the chain after step + 1 updates, (..., d) and (..., K, d).
         phi, segments, settings, lr, num_data, momentum_decay, step, hyper: as for `scale_adapted_l2e_rule`.
     """
     named = feature_set_named(settings.feature_set)
@@ -223,9 +222,7 @@ def scale_adapted_l2e_rule(
         **at,
     )
     if step + 1 == settings.exploration_steps:
-        root = unsettled_root(
-            parameter, gradient, averages, phi=phi, segments=segments, settings=settings, step=step, **at
-        )
+        root = unsettled_root(parameter, averages, phi=phi, segments=segments, settings=settings, step=step, **at)
         momentum = torch.zeros_like(momentum)
     return parameter, momentum, averages, root
 

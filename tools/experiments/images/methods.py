@@ -104,7 +104,7 @@ METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod(
         "CyclicalL2E", builders.l2e, 0.005, tunes=(*_COLD, "exploration_ratio"), network="l2e_network", cyclical=True
     ),
-    ImageMethod("ScaleAdaptedL2E", builders.scale_adapted_l2e, 0.005, tunes=_COLD, network="scale_adapted_l2e_network"),
+    ImageMethod("ScaleAdaptedL2E", builders.scale_adapted_l2e, 0.001, tunes=_COLD, network="scale_adapted_l2e_network"),
     ImageMethod("L2EPaper", builders.l2e_paper, 0.02, tunes=_COLD, network="l2e_paper_network"),
     # Its Hessian-vector product takes a second gradient at each step.
     ImageMethod(

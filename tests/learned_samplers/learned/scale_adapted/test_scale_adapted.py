@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -16,6 +17,7 @@ from learned_samplers.learned.scale_adapted.rule import (
     ScaleAdaptedL2ESettings,
     explorer,
     scale_adapted_l2e_rule,
+    settled_root,
     unsettled_root,
 )
 from tests.harness import closure_for, small_network
@@ -76,11 +78,9 @@ def test_the_network_chooses_once_and_the_mass_settles_until_it_is_frozen():
     theta, r, averages, chosen = scale_adapted_l2e_rule(*tensors, step=3, **run, **HYPER)
     assert not r.any()
     assert chosen.isfinite().all()
-    assert torch.equal(chosen, unsettled_root(theta, tensors[1], averages, step=3, **run, **HYPER))
-    # not of the last minibatch: another gradient, the same averages
-    assert torch.equal(chosen, unsettled_root(theta, tensors[1] * 3, averages, step=3, **run, **HYPER))
+    assert torch.equal(chosen, unsettled_root(theta, averages, step=3, **run, **HYPER))
     silent = [*phi[:-1], (phi[-1][0] * 0, phi[-1][1] * 0)]
-    plain = unsettled_root(theta, tensors[1], averages, step=3, **{**run, "phi": silent}, **HYPER)
+    plain = unsettled_root(theta, averages, step=3, **{**run, "phi": silent}, **HYPER)
     torch.testing.assert_close(plain.square(), torch.full_like(plain, 0.2 * 0.1))
     assert ((chosen / plain).log().abs() > 0.05).any()
     # It settles: the network is not asked again, the second moment follows the gradients, and the last one counts.
@@ -207,18 +207,81 @@ def test_nothing_is_collected_before_the_mass_is_frozen():
     assert len(samples) == 3
 
 
-def test_a_parameter_that_joins_too_late_has_no_mass():
+@pytest.mark.parametrize("joins_after", [3, 4, 7])
+def test_a_parameter_that_joins_after_the_exploration_has_no_mass(joins_after):
+    """Three steps of exploration, two of settling."""
     p, late = (torch.ones(3, requires_grad=True) for _ in range(2))
-    sampler = ScaleAdaptedL2E([p], 0.01, N, network=None, adaptation_steps=2)
-    for _ in range(3):
+    sampler = ScaleAdaptedL2E([p], 0.01, N, network=None, adaptation_steps=5, settling_share=0.4)
+    for _ in range(joins_after):
         p.grad = torch.ones(3)
         sampler.step()
     sampler.add_param_group({"params": [late]})
     p.grad, late.grad = torch.ones(3), torch.ones(3)
     before = p.detach().clone()
-    with pytest.raises(ValueError, match="has no mass: adaptation_steps is 2 and 3 steps are over"):
+    with pytest.raises(ValueError, match=f"has no mass: the exploration has 3 steps, {joins_after} are over"):
         sampler.step()
     assert torch.equal(p.detach(), before)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("without", [{3}, {5}, {3, 4, 5}])
+def test_a_parameter_without_a_gradient_when_the_mass_is_chosen_or_frozen_gets_one_all_the_same(
+    without, compiled, monkeypatch
+):
+    """Steps 0 to 3 explore, 4 and 5 settle. Its mass is that of its averages, as for a parameter of its own chain."""
+    if not compiled:
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, "0")
+    torch.manual_seed(0)
+    other, p = torch.randn(7).requires_grad_(), torch.randn(2, 20).requires_grad_()
+    means = [torch.zeros(7), torch.full((2, 20), 0.5)]
+    sampler = ScaleAdaptedL2E(
+        [{"params": [other, p], "prior_mean": means}], 0.02, N, network=network(0.3), temperature=0.5,
+        prior_precision=2.0, adaptation_steps=6, settling_share=0.34, missing_gradient="skip",
+    )  # fmt: skip
+    assert sampler.settings.exploration_steps == 4
+    run = dict(settings=sampler.settings, num_data=N, temperature=0.5, prior_precision=2.0)
+    for step in range(8):
+        before = p.detach().clone()
+        other.grad = 0.05 * torch.randn(7)
+        p.grad = None if step in without else 0.05 * torch.randn(2, 20)
+        sampler.step()
+        state = {name: x.reshape(*x.shape[: x.dim() - 2], 40) for name, x in sampler.state[p].items()}
+        assert torch.equal(before, p) == (step in without)
+        if step == 3:
+            phi, segments = [(w.detach(), b.detach()) for w, b in layers_of(sampler.network)], Segments((40,))
+            where, at = (p.detach() - 0.5).reshape(-1), dict(lr=0.02, momentum_decay=0.1, step=3)
+            expected = unsettled_root(where, state["averages"], phi=phi, segments=segments, **at, **run)
+            torch.testing.assert_close(state["root"], expected, rtol=1e-4, atol=1e-6)
+            assert not state["momentum"].any()
+        if step == 5:
+            expected = settled_root(expected, state["averages"], step=5, **run)
+            torch.testing.assert_close(state["root"], expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(state["root"], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("done", [2, 4, 5, 8])
+def test_a_chain_resumes_bit_for_bit_in_each_of_its_phases(done):
+    """Four steps of exploration, two of settling."""
+
+    def chain():
+        model = small_network()
+        generator = torch.Generator().manual_seed(2)
+        settings = dict(network=network(0.3), adaptation_steps=6, settling_share=0.34, generator=generator)
+        return model, ScaleAdaptedL2E(model.parameters(), 0.02, N, **settings)
+
+    model, sampler = chain()
+    for step in range(10):
+        if step == done:
+            kept = copy.deepcopy([model.state_dict(), sampler.state_dict()])
+        sampler.step(closure_for(model, sampler))
+    other, resumed = chain()
+    other.load_state_dict(kept[0])
+    resumed.load_state_dict(kept[1])
+    for _ in range(done, 10):
+        resumed.step(closure_for(other, resumed))
+    assert resumed.is_sampling
+    for ours, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_the_length_of_the_exploration_must_be_given():

@@ -1,0 +1,48 @@
+"""What the builders of learned samplers tell them about their run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from experiments.images import builders
+from experiments.images.settings import Settings
+
+from learned_samplers.learned import weights
+from learned_samplers.learned.feature_sets import feature_set_named
+from learned_samplers.learned.network import build_network
+
+SETTINGS = Settings(burn_in=0.3, temperature=0.5, prior_precision=2.0)
+
+
+def groups():
+    return [{"params": [torch.zeros(3, requires_grad=True)]}]
+
+
+def l2e_weights(path, feature_set):
+    names = feature_set_named(feature_set).names
+    card = dict(name=path.stem, sampler="L2E", form="residual", feature_set=feature_set, features=list(names))
+    card |= dict(scales={}, defaults={}, badge="heuristic", curve=[], metrics={}, licence="MIT")
+    weights.save(
+        path,
+        build_network(feature_set, (4,), 2),
+        {**card, "meta_training": dict.fromkeys(weights.META_TRAINING_FIELDS)},
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize(("feature_set", "total_steps"), [("lean", 700), ("adaptive", None)])
+def test_a_network_that_sees_how_much_of_its_run_is_over_is_told_its_length(tmp_path, feature_set, total_steps):
+    settings = replace(SETTINGS, l2e_network=l2e_weights(tmp_path / "own.safetensors", feature_set))
+    sampler = builders.l2e(groups(), settings, 0.01, 100, 700)
+    assert sampler.settings.feature_set == feature_set
+    assert sampler.settings.total_steps == total_steps
+
+
+def test_the_scale_adapted_one_explores_for_all_of_burn_in(learned_weights):
+    settings = replace(SETTINGS, scale_adapted_l2e_network=learned_weights["scale_adapted_l2e_network"])
+    sampler = builders.scale_adapted_l2e(groups(), settings, 0.01, 100, 700)
+    assert sampler.settings.adaptation_steps == 210
+    group = sampler.param_groups[0]
+    assert (group["lr"], group["temperature"], group["prior_precision"]) == (0.01, 0.5, 2.0)
+    with pytest.raises(ValueError, match=r"burn_in=0.3 of 3 steps leaves ScaleAdaptedL2E none in which to explore"):
+        builders.scale_adapted_l2e(groups(), settings, 0.01, 100, 3)
