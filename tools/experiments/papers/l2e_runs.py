@@ -51,3 +51,14 @@ DIGITS = "The digits, an MLP of three layers, 2,000 gradients, three seeds; five
 
 def chain(row: str, column: str) -> Cell:
     return Cell("compare_digits_chains", ("2000 gradients",), row, column)
+
+
+GONG = (
+    f"{COMPARE} cifar10_gong --size 16 --budgets 300 --tries 3 --grid 3 --extensions 0 --tune-seeds 1 --seeds 2 "
+    "--sampler SGHMC MetaSGMCMC L2E"
+)
+GONG_SCALE = "16×16 pixels, 300 minibatches of 500 (3.7 epochs), three settings tried, two seeds"
+
+
+def gong(sampler: str, column: str) -> Cell:
+    return Cell("compare_cifar10_gong", ("300 gradients",), sampler, column)
