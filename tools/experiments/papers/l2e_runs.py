@@ -62,3 +62,21 @@ GONG_SCALE = "16×16 pixels, 300 minibatches of 500 (3.7 epochs), three settings
 
 def gong(sampler: str, column: str) -> Cell:
     return Cell("compare_cifar10_gong", ("300 gradients",), sampler, column)
+
+
+MEASURES = (
+    f"{COMPARE} cifar10 --budgets 1000 --tries 2 --grid 2 --extensions 0 --tune-seeds 1 --seeds 2 --weight-decays 0 "
+    "--ood photos --reference cifar10_test_probs.npy --corruptions --corruption-images 100 --convergence --plane "
+    "--sampler SGHMC CyclicalSGMCMC L2E DeepEnsemble"
+)
+MEASURES_SCALE = "16×16 pixels, a CNN of two convolutions, 1,000 minibatches of 64, two settings tried, two seeds"
+
+
+def measures(column: str, *names: str, heading: str = "") -> tuple[tuple[str, Cell], ...]:
+    """A column of that run's tables for some methods; the heading stands before the first."""
+    cells = ((name, Cell("compare_cifar10_tables", ("1000 gradients",), name, column)) for name in names)
+    called = {"CyclicalSGMCMC": "cyclical SGMCMC", "DeepEnsemble": "deep ensemble"}
+    return tuple(
+        (f"{heading} {called.get(name, name)}" if name == names[0] else called.get(name, name), cell)
+        for name, cell in cells
+    )
