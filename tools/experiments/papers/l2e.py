@@ -105,8 +105,8 @@ ROWS = (
             ("SGHMC", fresh(CIFAR, "SGHMC", "ESS/s")),
             *measures("cR̂ < 1.1", *RIVALS[:3], heading="cR̂ < 1.1 after 1,000 gradients:"),
         ),
-        f"ESS of predictions, not of parameters; SGHMC has more. {SMALL_CIFAR}; cR̂ as in Tables 1 to 3, two seeds: **seen**, "
-        "and on the digits (Figure 11)",
+        f"ESS of predictions, not of parameters; SGHMC has more. {SMALL_CIFAR}; cR̂ as in Tables 1 to 3, two "
+        "seeds: **seen**, and on the digits (Figure 11)",
         FULL + " --convergence",
         "Effective samples of parameters; other data sets.",
     ),

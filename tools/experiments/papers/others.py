@@ -175,7 +175,7 @@ MT_SGD = (
         "Supplement, Appendix B",
         "Networks, settings, ablations",
         full=f"{_MULTI} paper --device cuda",
-        between="Our text of it has Appendix A alone.",
+        between="Our text of it has Appendix A alone; the preset wants a GPU.",
     ),
 )
 
