@@ -28,6 +28,9 @@ from learned_samplers.learned.scale_adapted.optimizer import ScaleAdaptedL2E
 from learned_samplers.particles import FSVGD, MGDA, MOOSVGD, MTSGD, SVGD, LinearScalarisation, ParetoMTL
 from learned_samplers.posterior import PosteriorSamples, SampleCollection, to_arviz
 
+#: The one place that says so: pyproject.toml reads it here, without importing the package.
+__version__ = "0.2.0"
+
 __all__ = [
     "BAOA",
     "FSVGD",

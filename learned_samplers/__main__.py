@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from importlib.metadata import PackageNotFoundError, version
+import os
+import sys
 
 import torch
 
@@ -43,16 +44,16 @@ def _table(rows: list[tuple[str, str, str]]) -> str:
 
 def main() -> None:
     """Print all of it."""
-    try:
-        number = version("learned-samplers")
-    except PackageNotFoundError:  # a checkout that was never installed
-        number = "(not installed)"
     compiled = "compiled" if native_library() is not None else "in torch (no compiled code here)"
-    print(f"learned-samplers {number}, torch {torch.__version__}; L2E's update is {compiled}\n")
+    print(f"learned-samplers {learned_samplers.__version__}, torch {torch.__version__}; L2E's update is {compiled}\n")
     print(f"Samplers (name, invariant law, what it is)\n\n{_table(samplers())}\n")
     print(f"Shipped weights (name, invariant law, sampler and measurement)\n\n{_table(shipped())}\n")
     print("One of them in full: import pretrained; print(pretrained.card('l2e'))")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at its end

@@ -66,7 +66,7 @@ def drawn(name: str) -> str:
         f"How far the variance of a weight is from T/k on a Gaussian of curvature k: {_AXIS.get(name, 'x = lr·k/N')}.",
         "Curves without marks are exact (the Lyapunov equation of the running step) and end, dotted, where the step",
         "becomes unstable; marks are simulated, with two standard errors. *Minibatches*: gradient noise that heats",
-        "`SGLD` by 2 % at the same step. `python tools/toy.py bias` draws it;",
+        "`SGLD` by 2 % at the same step. `python tools/toy.py bias` draws it, [with the numbers](../tables/bias.md);",
         "[check_sampler](../tutorials/is_my_sampler_right.md) measures any other setting.",
     )
     return "\n".join(shown) + "\n\n" + " ".join(caption)

@@ -60,6 +60,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turn links to files outside docs/ towards their pages, and put the cards where they belong."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]  # a column with one entry
+    if page.file.src_uri == "papers.md":
+        page.meta["hide"] = ["toc"]  # four entries beside tables of six columns
     return pages.page_links(markdown, page.file.src_uri).replace("<!-- cards -->", pages.cards())
 
 

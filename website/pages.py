@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +48,8 @@ INTEGRATIONS = (
     *(f"learned_samplers.integrations.{name}" for name in ("lightning", "huggingface", "tensorboard")),
     "learned_samplers.differentiable",
 )
+#: What only those who write a sampler call; on the page of `Sampler`, in the reference, they stay.
+_HOOKS = ("!^initial_state$", "!^evaluate$", "!^advance$", "!^noise_like$", "!^noise_for$")
 _METHODS = (FunctionType, property, staticmethod, classmethod)
 _PICTURE = re.compile(
     r'<picture>.*?srcset="docs/(?P<dark>[^"]+)">.*?alt="(?P<alt>[^"]+)" src="docs/(?P<light>[^"]+)">\s*</picture>',
@@ -74,25 +77,29 @@ def sampler_page(name: str) -> str:
     """The page of one sampler.
 
     Raises:
-        ValueError: docs/which_sampler.md has no row or no paragraph of it.
+        ValueError: docs/which_sampler.md has no row or no paragraph of it, the paragraph does not say what it is at
+            temperature 0, or its docstring names no source.
     """
     rows, paragraphs = _rows(), _paragraphs()
     for what, found in (("row", rows), ("paragraph", paragraphs)):
         if name not in found:
             raise ValueError(f"{name} has no {what} in docs/which_sampler.md")
+    if not re.search(r"temperature\s+(above\s+)?0", paragraphs[name]):
+        raise ValueError(f"{name}'s paragraph in docs/which_sampler.md does not say what it is at temperature 0")
     sampler = getattr(learned_samplers, name)
-    row = rows[name]
-    table = [" | ".join(cells) for cells in (row, ["---"] * len(row), row.values())]
+    facts = [*rows[name].items(), ("paper", source(sampler))]
     parts = [
         f"# {name}",
         paragraphs[name],
-        "\n".join(f"| {line} |" for line in table),
+        # Two columns fit a phone.
+        "\n".join(["| | at a glance |", "|---|---|", *(f"| {fact} | {what} |" for fact, what in facts)]),
         "*Gradients*, *step time*, *state* and *law* are explained with "
         "[the table of all samplers](../which_sampler.md#what-each-costs-and-promises), T, N, λ and lr in "
         "[conventions](../conventions.md).",
     ]
     title = "Update, law and arguments"
-    shown = f"    options:\n      heading: {title}\n      toc_label: {title}"
+    filters = json.dumps([*_filters(), *_HOOKS])
+    shown = f"    options:\n      heading: {title}\n      toc_label: {title}\n      filters: {filters}"
     parts.append(f"::: {sampler.__module__}.{name}\n{shown}\n")
     parts.append(f"## Bias against the step size\n\n{bias.text(name)}")
     if issubclass(sampler, LearnedSampler):
@@ -105,6 +112,28 @@ def sampler_page(name: str) -> str:
         shown = "    options:\n      heading_level: 3\n      show_source: true"
         parts += [f"::: {each.__module__}.{each.__name__}\n{shown}" for each in rules]
     return "\n\n".join(parts) + "\n"
+
+
+def _filters() -> list[str]:
+    """What the whole reference leaves out, in mkdocs.yml."""
+    found = re.search(r"^ +filters: (\[.*\])$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    if found is None:
+        raise ValueError("mkdocs.yml has no filters in one line")
+    return list(json.loads(found[1]))
+
+
+def source(sampler: type) -> str:
+    """Who published a sampler, from the paragraph of its docstring that begins with "Source:".
+
+    Raises:
+        ValueError: the docstring has no such paragraph, or one without a year.
+    """
+    docstring = inspect.cleandoc(sampler.__doc__ or "")
+    found = re.search(r"^Source: (.*?)(?=\n\n|\Z)", docstring, re.DOTALL | re.MULTILINE)
+    text = " ".join(found[1].split()) if found else ""
+    if not re.search(r"\b(19|20)\d\d\b|arXiv", text):
+        raise ValueError(f'{sampler.__name__}\'s docstring has no paragraph "Source: authors, title, year"')
+    return text[0].upper() + text[1:]
 
 
 def _rules(sampler: type) -> list[FunctionType]:

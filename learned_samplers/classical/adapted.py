@@ -79,10 +79,12 @@ def scale_adapted_rule(
 class ScaleAdaptedSGHMC(Sampler):
     """Adam for the first steps, then a sampler whose step size in each coordinate is what Adam had settled on.
 
-    Scale-adapted SGHMC (Springenberg et al., NeurIPS 2016): a diagonal mass follows the gradients' second moment for
-    ``adaptation_steps`` steps and is then frozen, which gives the chain a law that a moving mass (pSGLD, Adam with
-    noise) does not have. With ĝ = g + λθ/N the gradient of the mean loss and prior, a = ``momentum_decay``, β =
-    ``decay`` and t the step,
+    Source: Springenberg et al., Bayesian optimization with robust Bayesian neural networks, NeurIPS 2016, where it is
+    scale-adapted SGHMC.
+
+    A diagonal mass follows the gradients' second moment for ``adaptation_steps`` steps and is then frozen, which gives
+    the chain a law that a moving mass (pSGLD, Adam with noise) does not have. With ĝ = g + λθ/N the gradient of
+    the mean loss and prior, a = ``momentum_decay``, β = ``decay`` and t the step,
 
         v̂ ← v̂ + (1−β)/(1−βᵗ)·(ĝ² − v̂)                                while t ≤ adaptation_steps: Adam's v̂
         G = a/(√v̂ + eps);    hᵢ = √(lr·Gᵢ/N)                           the step of each coordinate

@@ -43,9 +43,11 @@ def baoa_rule(
 class BAOA(Sampler):
     """SGD with momentum plus noise, ordered so that large steps cause no bias on Gaussians.
 
-    The same dynamics as `SGHMC` at the same cost, in the order kick, half a drift, friction and noise, half a drift
-    (BAOAB of Leimkuhler and Matthews, 2013, with its two half kicks joined, so that a step takes one gradient). With
-    ε = √(lr/N), momentum decay a, ξ ~ N(0, I):
+    Source: Leimkuhler and Matthews, Rational construction of stochastic numerical methods for molecular sampling, 2013:
+    BAOAB, here with its two half kicks joined, so that a step takes one gradient.
+
+    The same dynamics as `SGHMC` at the same cost, in the order kick, half a drift, friction and noise, half a drift.
+    With ε = √(lr/N), momentum decay a, ξ ~ N(0, I):
 
         r ← r − ε·∇Ũ,    ∇Ũ = N·g + λθ
         θ ← θ + (ε/2)·r

@@ -119,7 +119,8 @@ class CyclicalSchedule(LRScheduler):
 class CyclicalSGMCMC(Sampler):
     """Visits several modes: every cycle first optimises at a large learning rate, then samples while it falls.
 
-    Cyclical SGMCMC (Zhang, Li, Zhang, Chen and Wilson, ICLR 2020) over `SGHMC` or `SGLD`.
+    Source: Zhang, Li, Zhang, Chen and Wilson, Cyclical stochastic gradient MCMC for Bayesian deep learning, ICLR 2020;
+    here over `SGHMC` or `SGLD`.
 
     Step k = 1, 2, … is a step of the base sampler with
 

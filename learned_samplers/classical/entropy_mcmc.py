@@ -46,8 +46,10 @@ def entropy_mcmc_rule(
 class EntropyMCMC(Sampler):
     """Samples the weights together with a second set, the guide, which prefers flat minima and pulls the weights along.
 
-    Entropy-MCMC (Li and Zhang, ICLR 2024). The guide θₐ has the weights' shapes and starts as a copy of them. With
-    η = ``guide_variance``, g the gradient of the mean minibatch loss at θ, and two independent noises ξ, ξ' ~ N(0, I),
+    Source: Li and Zhang, Entropy-MCMC: sampling from flat basins with ease, ICLR 2024.
+
+    The guide θₐ has the weights' shapes and starts as a copy of them. With η = ``guide_variance``, g the gradient of
+    the mean minibatch loss at θ, and two independent noises ξ, ξ' ~ N(0, I),
 
         θ  ← θ  − (lr/N)·(∇Ũ + (θ−θₐ)/η) + √(2·lr·T/N)·ξ,     ∇Ũ = N·g + λθ
         θₐ ← θₐ − (lr/N)·(θₐ−θ)/η        + √(2·lr·T/N)·ξ'

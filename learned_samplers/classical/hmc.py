@@ -19,7 +19,8 @@ from learned_samplers.base.step import Evaluation, GroupInputs, chains_of
 class HMC(Sampler):
     """Exact samples of the posterior, from gradients over the full data.
 
-    Hamiltonian Monte Carlo (Neal, 2011) with leapfrog steps and the Metropolis test.
+    Source: Neal, MCMC using Hamiltonian dynamics, Handbook of Markov Chain Monte Carlo, 2011. Leapfrog steps, then the
+    Metropolis test.
 
     ``step(closure)`` draws one state: with ε = √(lr/N), r ~ N(0, T·I) and L = ``leapfrog_steps``,
 
@@ -92,7 +93,7 @@ class HMC(Sampler):
         validation.whole("adapt_steps", group["adapt_steps"], least=0)
         validation.fraction("target_acceptance", group["target_acceptance"], open_left=True, open_right=True)
         whole_trajectory = ("leapfrog_steps", "adapt_steps", "step_jitter", "target_acceptance")
-        self._validate_shared(group, ("num_data", "temperature", "prior_precision", *whole_trajectory))
+        validation.same_in_all_groups(self, group, ("num_data", "temperature", "prior_precision", *whole_trajectory))
 
     # ---------------------------------------------------------------- one trajectory
 

@@ -31,8 +31,10 @@ from learned_samplers.classical.mclmc_rule import (
 class MCLMC(Sampler):
     """Moves all weights together at constant speed; the gradient only turns the direction.
 
-    Microcanonical Langevin Monte Carlo (Robnik and Seljak, 2023). One unit vector u spans all d weights of all
-    parameter groups. With the energy S = U/T, σ = √(lr·T·d/N), a = ``momentum_decay`` and ξ ~ N(0, I),
+    Source: Robnik and Seljak, Fluctuation without dissipation: microcanonical Langevin Monte Carlo, 2023.
+
+    One unit vector u spans all d weights of all parameter groups. With the energy S = U/T, σ = √(lr·T·d/N),
+    a = ``momentum_decay`` and ξ ~ N(0, I),
 
         u ← turn(u);  u ← normalise[(1−a)·u + √((2a−a²)/d)·ξ];  u ← turn(u);  θ ← θ + σ·u
         turn: e = −∇S/‖∇S‖, δ = σ‖∇S‖/(2(d−1)), ζ = exp(−δ):  u ← normalise[e·(1−ζ)·(1+ζ+(u·e)(1−ζ)) + 2ζu]
@@ -106,7 +108,7 @@ class MCLMC(Sampler):
         validation.one_of("preconditioner", group["preconditioner"], ("none", "gradient_noise"))
         if group["energy_target"] is not None:
             validation.positive("energy_target", group["energy_target"])
-        self._validate_shared(group, (*self.hyperparameters, "preconditioner", "energy_target"))
+        validation.same_in_all_groups(self, group, (*self.hyperparameters, "preconditioner", "energy_target"))
 
     @property
     def badge(self) -> str:  # type: ignore[override]

@@ -62,7 +62,8 @@ def psgld_rule(
 class PSGLD(Sampler):
     """RMSprop plus noise: approximate samples of the posterior, with a step size for each weight.
 
-    Preconditioned SGLD (Li, Chen, Carlson and Carin, AAAI 2016).
+    Source: Li, Chen, Carlson and Carin, Preconditioned stochastic gradient Langevin dynamics for deep neural networks,
+    AAAI 2016.
 
     Update, with ĝ = ∇Ũ/N = g + λθ/N, d = ``decay``, ξ ~ N(0, I):
 

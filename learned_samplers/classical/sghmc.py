@@ -42,7 +42,7 @@ def sghmc_rule(
 class SGHMC(Sampler):
     """SGD with momentum plus noise, so that the weights it visits are samples of the posterior.
 
-    Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin, ICML 2014), semi-implicit.
+    Source: Chen, Fox and Guestrin, Stochastic gradient Hamiltonian Monte Carlo, ICML 2014; here semi-implicit.
 
     Update, with ε = √(lr/N), momentum decay a (friction C = a/ε), ξ ~ N(0, I):
 

@@ -39,7 +39,7 @@ def sgld_rule(
 class SGLD(Sampler):
     """SGD plus noise, so that the weights it visits are samples of the posterior.
 
-    Stochastic gradient Langevin dynamics (Welling and Teh, ICML 2011).
+    Source: Welling and Teh, Bayesian learning via stochastic gradient Langevin dynamics, ICML 2011.
 
     Update, with g the gradient of the mean minibatch loss and ξ ~ N(0, I):
 

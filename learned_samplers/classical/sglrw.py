@@ -59,8 +59,10 @@ def sglrw_rule(
 class SGLRW(Sampler):
     """Langevin dynamics whose every step has the same length: each weight moves up or down by δ, whatever its gradient.
 
-    Stochastic gradient lattice random walk (Mensch et al., arXiv 2602.15925). With g the gradient of the mean minibatch
-    loss, coordinate by coordinate,
+    Source: Mensch et al., Robust stochastic gradient posterior sampling with lattice based discretisation, 2026 (arXiv
+    2602.15925): stochastic gradient lattice random walk.
+
+    With g the gradient of the mean minibatch loss, coordinate by coordinate,
 
         δ = √(2·lr·T/N);    θ ← θ ± δ,    P(+) = ½·(1 + clip(−(lr/N)·∇Ũ/δ, −1, 1)),    ∇Ũ = N·g + λθ
 

@@ -51,7 +51,8 @@ def sgnht_rule(
 class SGNHT(Sampler):
     """`SGHMC` whose friction adapts, so that minibatch noise does not heat the chain.
 
-    Stochastic gradient Nosé–Hoover thermostat (Ding et al., NeurIPS 2014), one thermostat a tensor.
+    Source: Ding et al., Bayesian sampling using stochastic gradient thermostats, NeurIPS 2014: Nosé–Hoover; here
+    one thermostat a tensor.
 
     Update, with ε = √(lr/N), a = ``momentum_decay``, κ = ``thermostat_rate``, ξ ~ N(0, I) and d the tensor's size:
 

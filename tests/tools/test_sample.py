@@ -39,12 +39,12 @@ def test_the_script_runs_as_a_user_runs_it(tmp_path):
         assert text in done.stdout
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
     content = results_of(tmp_path)
-    assert list(content["methods"]) == ["SGD", "SGHMC", "CyclicalSGMCMC", "DeepEnsemble"]
+    assert list(content["methods"]) == ["SGD", "DeepEnsemble", "SGHMC", "ScaleAdaptedSGHMC", "L2E"]
     for method in content["methods"].values():
         assert [r["gradient_evaluations"] for r in method["runs"]] == [20, 20]
         assert set(method["mean"]) == {"accuracy", "nll", "ece", "brier", "ood_auroc"}
     assert str(tmp_path / "samples") in done.stdout
-    assert len(list((tmp_path / "samples").glob("*.safetensors"))) == 8
+    assert len(list((tmp_path / "samples").glob("*.safetensors"))) == 10
 
 
 def test_tuning_takes_the_lowest_validation_nll_of_a_grid_around_each_methods_own(tmp_path, capsys):

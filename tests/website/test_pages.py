@@ -14,6 +14,7 @@ import pytest
 
 import learned_samplers
 from website import bias, pages
+from website.citation import citation
 
 ROOT = Path(__file__).parents[2]
 installed = pytest.mark.skipif(
@@ -29,10 +30,27 @@ def test_every_sampler_has_a_page_with_its_row_and_its_rule():
         page = pages.sampler_page(name)
         assert page.startswith(f"# {name}\n")
         assert f".{name}\n" in page
-        assert "| gradients | step time |" in page
+        facts = dict(re.findall(r"^\| (\w[\w ]*) \| (.+) \|$", page.split("## ")[0], re.MULTILINE))
+        # Cost, memory, law, paper; then the twin at T = 0, when to take it, the law's figure, the rule itself.
+        assert list(facts) == ["gradients", "step time", "state", "law", "paper"], name
+        assert all(fact.strip(" –") or what == "step time" for what, fact in facts.items()), name
+        assert re.search(r"temperature\s+(above\s+)?0", page.split("\n| ")[0]), name
+        assert "*Take it*" in page, name
+        assert re.search(r"## Bias against the step size\n\n\S", page), name
+        assert name in ("HMC", "CyclicalSGMCMC") or "## The rule as a pure function\n" in page, name
     assert "learned_samplers.classical.sghmc.sghmc_rule" in pages.sampler_page("SGHMC")
     assert "learned_samplers.learned.l2e.rule.l2e_rule" in pages.sampler_page("L2E")
     assert "../cards.md#l2e-paper" in pages.sampler_page("L2E")
+
+
+def test_the_paper_on_a_page_is_that_of_the_docstring_and_one_without_is_refused(monkeypatch):
+    assert "| paper | Welling and Teh, Bayesian learning via" in pages.sampler_page("SGLD")
+    text = learned_samplers.SGHMC.__doc__
+    for said in ("", "Source: somebody.", "A Source: Chen, 2014."):
+        changed = re.sub(r"Source: .*?(?=\n\n)", said, text, flags=re.DOTALL)
+        monkeypatch.setattr(learned_samplers.SGHMC, "__doc__", changed)
+        with pytest.raises(ValueError, match=r"SGHMC's docstring has no paragraph \"Source:"):
+            pages.sampler_page("SGHMC")
 
 
 def test_a_sampler_without_a_row_or_a_paragraph_is_refused(monkeypatch):
@@ -43,6 +61,9 @@ def test_a_sampler_without_a_row_or_a_paragraph_is_refused(monkeypatch):
         pages.sampler_page("SGHMC")
     monkeypatch.setattr(pages, "_which", lambda: whole.replace("**`SGHMC`**", "It"))
     with pytest.raises(ValueError, match="SGHMC has no paragraph in"):
+        pages.sampler_page("SGHMC")
+    monkeypatch.setattr(pages, "_which", lambda: whole.replace("and at temperature 0 exactly that", "and so on"))
+    with pytest.raises(ValueError, match=r"SGHMC's paragraph in .* does not say what it is at temperature 0"):
         pages.sampler_page("SGHMC")
 
 
@@ -101,11 +122,16 @@ def test_the_readme_is_one_screen_and_its_picture_follows_the_page():
 
 
 def test_versions_and_citation_agree():
-    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
-    citation = (ROOT / "CITATION.cff").read_text()
-    assert f"version: {version}\n" in citation
-    released = re.search(r"^date-released: (.*)$", citation, re.MULTILINE)[1]
-    assert f"\n## {version}, {released}\n" in (ROOT / "CHANGELOG.md").read_text()
+    texts = [(ROOT / name).read_text() for name in ("CITATION.cff", "CHANGELOG.md")]
+    released = re.search(r"^## (\d[.\d]*), (.*)$", texts[1], re.MULTILINE)
+    assert citation(released[1], *texts) == texts[0], "run python -m website.citation"
+    version = learned_samplers.__version__
+    assert version == released[1] or ".dev" in version
+    moved = citation("9.8", texts[0], texts[1] + "\n## 9.8, 2030-01-02\n")
+    assert "version: 9.8\n" in moved
+    assert "date-released: 2030-01-02\n" in moved
+    with pytest.raises(ValueError, match=r'no heading "## 9\.9, DATE"'):
+        citation("9.9", *texts)
 
 
 def test_all_integrations_are_in_the_reference():
@@ -115,10 +141,34 @@ def test_all_integrations_are_in_the_reference():
     assert modules - shared <= set(pages.INTEGRATIONS)
 
 
+def test_the_bias_figures_and_their_table_are_those_of_the_command():
+    from experiments.toys.bias import CURVES
+
+    made = {f"{name}_{theme}.png" for name in CURVES for theme in ("light", "dark")}
+    assert {path.name for path in bias.FIGURES.iterdir()} == made
+    text = (ROOT / "docs/tables/bias.md").read_text()
+    assert text.startswith("`python tools/toy.py bias`\n")
+    rows = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in text.splitlines() if line.startswith("| ")]
+    assert rows[1:] == [(name, label) for name, curves in CURVES.items() for label in curves]
+
+
 def test_the_gallery_shows_every_figure():
     gallery = (ROOT / "docs/gallery.md").read_text()
     shown = set(re.findall(r"\((figures/[\w/]+\.png)", gallery))
     assert shown == {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/figures").rglob("*.png")}
+
+
+def test_every_figure_of_the_gallery_stands_with_a_command_that_is_there():
+    made = re.compile(r"`(make demo|python (-m website\.tutorials|tools/\w+\.py)[^`]*)`")
+    for section in (ROOT / "docs/gallery.md").read_text().split("\n## ")[1:]:
+        head, _, figures = section.partition('<div class="gallery" markdown>')
+        if made.search(head):  # one command for all
+            continue
+        for entry in figures.split("\n\n[![")[1:]:
+            assert made.search(entry), entry
+    for _, script in made.findall((ROOT / "docs/gallery.md").read_text()):
+        if script.startswith("tools/"):
+            assert (ROOT / script).exists()
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,18 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
+from learned_samplers.learned.flat_buffers import gather, scatter, together
 from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_finish, kinetic_mean
 from learned_samplers.learned.native.kinetic import half_step
-from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
+from learned_samplers.learned.sampler import LearnedSampler
 
 
 class KineticL2E(LearnedSampler):
     """A learned sampler that keeps the posterior: SGHMC whose momentum has a learned mean f(θ).
 
-    L2E with the kinetic energy g(θ, r) = ½‖r − f(θ)‖² (Kim et al., ICML 2024, Appendix D).
+    Source: Kim, Jung, Kim and Lee, Learning to explore for stochastic gradient MCMC, ICML 2024, Appendix D.
+
+    L2E with the kinetic energy g(θ, r) = ½‖r − f(θ)‖².
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), f(θ) = s·network(θ, ∇Ũ(θ)) and J = ∂f/∂θ:
 

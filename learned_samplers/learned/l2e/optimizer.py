@@ -28,7 +28,8 @@ PUBLISHED_CODE: dict[str, Any] = {
 class L2E(TwoPassSampler):
     """SGHMC with a learned correction, meta-trained so that predictions are good after few steps.
 
-    Learning to Explore (Kim, Jung, Kim and Lee, ICML 2024): the gradient of the kinetic energy is learned.
+    Source: Kim, Jung, Kim and Lee, Learning to explore for stochastic gradient MCMC, ICML 2024. The gradient of the
+    kinetic energy is learned.
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), m the running averages of g, and
     (α, β) = network(features(θ, r, g, m)), coordinate by coordinate:

@@ -14,10 +14,11 @@ from learned_samplers.base.operations import is_finite
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
+from learned_samplers.learned.flat_buffers import coordinates_at_once, gather, scatter, together
 from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.native.meta_sgmcmc import can_meta_step, meta_step_tensors_
 from learned_samplers.learned.network import Phi
-from learned_samplers.learned.sampler import LearnedSampler, coordinates_at_once, gather, scatter, together
+from learned_samplers.learned.sampler import LearnedSampler
 
 # Coordinates of a chain that are updated at a time, so that ten units' activations stay in the second-level cache.
 _BLOCK_ON_CPU = 1 << 14
@@ -27,7 +28,8 @@ _BLOCK_ON_GPU = 1 << 22
 class MetaSGMCMC(LearnedSampler):
     """A learned sampler whose curl and friction are small networks, corrected so that it keeps the posterior.
 
-    Meta-learning for SGMCMC (Gong, Li and Hernández-Lobato, ICLR 2019), with curl Q and diffusion D.
+    Source: Gong, Li and Hernández-Lobato, Meta-learning for stochastic gradient MCMC, ICLR 2019; its curl is Q, its
+    diffusion D.
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, u = s_u·Ũ/N, γ = s_g·∇Ũ/N, ξ ~ N(0, I), coordinate by coordinate:
 

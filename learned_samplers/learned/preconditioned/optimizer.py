@@ -18,7 +18,9 @@ from learned_samplers.learned.two_passes import TwoPasses
 class PrecondL2E(TwoPassSampler):
     """SGHMC with a learned preconditioner and a learned friction for each weight: an ablation of `L2E`.
 
-    That of Kim et al. (ICML 2024, Appendix J): D and Q are learned, the kinetic energy stays ½‖r‖².
+    Source: Kim, Jung, Kim and Lee, Learning to explore for stochastic gradient MCMC, ICML 2024, Appendix J.
+
+    D and Q are learned, the kinetic energy stays ½‖r‖².
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), (q, d) = network(features(θ, r, g, m)), and
     Q = exp(s_q·q), D = exp(s_d·d) coordinate by coordinate:

@@ -49,8 +49,9 @@ class ScaleAdaptedL2E(LearnedSampler):
     Invariant law once the mass is frozen: exp(−U/T) up to O(lr), for *any* network; exactly on quadratics, while
     hᵢ²k < 4. Before, there is none, and `is_sampling` is False, so that `PosteriorSamples` collects nothing.
 
-    The exploration is that of Kim et al. (ICML 2024), the mass that of Springenberg et al. (NeurIPS 2016); to join them
-    is ours.
+    Source: the exploration is that of Kim, Jung, Kim and Lee, Learning to explore for stochastic gradient MCMC, ICML
+    2024, the mass that of Springenberg et al., Bayesian optimization with robust Bayesian neural networks, NeurIPS
+    2016; to join them is ours.
 
     Args:
         params, num_data, temperature, prior_precision, momentum_init, generator, options: as for `SGHMC`.

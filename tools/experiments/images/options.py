@@ -94,7 +94,7 @@ class SampleOptions(ImageOptions):
     """Sample the posterior of a network on real images, beside ordinary training with the same budget."""
 
     # Methods to compare, one or several, in any letter case.
-    sampler: tuple[MethodName, ...] = ("SGD", "SGHMC", "CyclicalSGMCMC", "DeepEnsemble")
+    sampler: tuple[MethodName, ...] = ("SGD", "DeepEnsemble", "SGHMC", "ScaleAdaptedSGHMC", "L2E")
     # Learning rate of every method, dimensionless, for the mean loss (the peak for CyclicalSGMCMC, the start for
     # HMC, which adapts it); by default each method's own.
     lr: float | None = None

@@ -60,7 +60,7 @@ FIGURES = (
     Row(
         "Figure 9",
         "Meta-SGMCMC's training is unstable in its clip and step size, L2E's is not",
-        between="Not repeated as a sweep, each point a meta-training; docs/meta_sgmcmc.md and the log tell of single runs.",
+        between="Not repeated as a sweep of meta-trainings; docs/meta_sgmcmc.md and the log tell of single runs.",
     ),
     Row("Figure 10", "A picture of the procedure", between="No claim."),
     Row(

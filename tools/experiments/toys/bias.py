@@ -30,6 +30,7 @@ NOISE = 0.02 * 2 / H
 #: EntropyMCMC's η, ten times h.
 GUIDE_VARIANCE = 10 * H
 _RANGE = (0.02, 4.2)
+_SEEN = (0.018, 4.5)  # marks at the ends of the range are seen whole
 _SHOWN = (0.05, 0.2, 0.5, 1.0)
 _GRID = sorted(
     {*torch.logspace(math.log10(_RANGE[0]), math.log10(_RANGE[1]), 40, dtype=torch.double).tolist(), *_SHOWN}
@@ -73,17 +74,36 @@ def exact(make: Make, options: Bias, *, noise: float = 0.0, gain: float = 1.0, g
         gain: step size of the coordinates in units of h.
         guide: the law of `EntropyMCMC`'s guide, whose variance is to be T/k + ηT.
     """
-    points = []
-    for x in _GRID:
+
+    def bias(x: float) -> float:
         k = x / (gain * H)
         step = read_linear_step(make, k / NUM_DATA, math.sqrt(noise) / NUM_DATA)
         if step is None:
             raise ValueError(f"the step of {make} is not linear")
         i = step.names.index("guide") if guide else 0
         variance = float(step.stationary_covariance()[i, i])
-        if not math.isfinite(variance):
-            break
-        points.append((x, variance / (1 / k + GUIDE_VARIANCE * guide) - 1, 0.0))
+        return variance / (1 / k + GUIDE_VARIANCE * guide) - 1
+
+    points: list[Point] = []
+    for x in _GRID:
+        found = bias(x)
+        if not math.isfinite(found):
+            return points + _up_to_the_limit(bias, points[-1][0], x)
+        points.append((x, found, 0.0))
+    return points
+
+
+def _up_to_the_limit(bias: Callable[[float], float], stable: float, unstable: float) -> list[Point]:
+    """Stable points between two of the grid, each halfway to the limit, the last within a thousandth of it."""
+    points: list[Point] = []
+    while unstable - stable > 1e-3 * unstable:
+        x = (stable + unstable) / 2
+        found = bias(x)
+        if math.isfinite(found):
+            stable = x
+            points.append((x, found, 0.0))
+        else:
+            unstable = x
     return points
 
 
@@ -111,7 +131,7 @@ def simulated(
         steps: in units of 1/x.
         least: steps, however large x is.
     """
-    points = []
+    points: list[Point] = []
     for x in _SIMULATED:
         k = curvature(x)
         curvatures = [k * 10 ** (-i / max(1, spectrum - 1)) for i in reversed(range(spectrum))]
@@ -128,7 +148,7 @@ def simulated(
 
 def cyclical(make: Make, options: Bias, *, noise: float = 0.0, cycles: int = 4) -> list[Point]:
     """Over the sampling steps of some cycles after a first one, which checks of a fixed step size cannot see."""
-    points = []
+    points: list[Point] = []
     for x in _SIMULATED:
         k = x / H
         torch.manual_seed(options.seed)
@@ -215,7 +235,7 @@ def figure(curves: dict[str, list[Point]], *, dark: bool) -> Any:
     """Bias in per cent against x; lines are exact, points are measured, with two standard errors."""
     ground, ink, pale = ("#1e2129", "#e6e6e6", "0.35") if dark else ("white", "black", "0.9")
     colours = ("#56B4E9", "#FF9F4A", "#4CD3A6") if dark else PALETTE[:3]
-    fig = new_figure(6.4, 3.2)
+    fig = new_figure(5.4, 3.0)
     fig.set_facecolor(ground)
     ax = fig.add_subplot()
     ax.axhline(0, color=ink, linewidth=0.8)
@@ -229,10 +249,10 @@ def figure(curves: dict[str, list[Point]], *, dark: bool) -> Any:
             ax.plot(x, percent, dash, color=colour, label=label, linewidth=2)
             if x[-1] < _GRID[-1]:
                 ax.axvline(x[-1], color=colour, linestyle=":", linewidth=1)
-    ax.set(xscale="log", xlim=_RANGE, ylim=(-100, 1000), facecolor=ground)
+    ax.set(xscale="log", xlim=_SEEN, ylim=(-100, 1000), facecolor=ground)
     ax.set_yscale("symlog", linthresh=1, linscale=0.5)
     ticks = (-100, -10, -1, 0, 1, 10, 100, 1000)
-    ax.set_yticks(ticks, [f"{t:+d} %" if t else "0" for t in ticks])
+    ax.set_yticks(ticks, [f"{t:+d} %".replace("-", "−") if t else "0" for t in ticks])
     ax.set_xticks([0.02, 0.1, 0.5, 1, 2, 4], ["0.02", "0.1", "0.5", "1", "2", "4"])
     ax.minorticks_off()
     ax.set_xlabel("step size x", color=ink)
@@ -255,7 +275,7 @@ def draw(options: Bias, command: str) -> None:
         curves = {label: measure(options) for label, measure in CURVES[name].items()}
         for theme in ("light", "dark"):
             fig = figure(curves, dark=theme == "dark")
-            fig.savefig(options.out / f"{name}_{theme}.png", dpi=100, facecolor=fig.get_facecolor())
+            fig.savefig(options.out / f"{name}_{theme}.png", dpi=120, facecolor=fig.get_facecolor())
         for label, points in curves.items():
             at = {x: (bias, error) for x, bias, error in points}
             rows.append({"sampler": name, "curve": label} | {f"x = {x:g}": _cell(at.get(x)) for x in _SHOWN})
