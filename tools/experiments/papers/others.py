@@ -222,7 +222,10 @@ F_SVGD = (
             ("deep ensemble, no prior", Quote("function_space.md", "0.897 ± 0.005")),
             ("iterated, ε = .1: f-SVGD", Quote("function_space.md", "0.259 ± 0.013")),
             ("SVGD", Quote("function_space.md", "0.482 ± 0.006")),
-            ("CIFAR-10:", Quote("function_space.md", "No method differs from another by more than the error")),
+            (
+                "CIFAR-10:",
+                Quote("function_space.md", "Between the four ensembles no difference is larger than the errors"),
+            ),
         ),
         "FGSM seen up to ε = .075, iterated **not**; CIFAR-10 with three ResNets after 160 steps, one seed",
         full="python tools/function_space.py cifar10 --preset cifar10_full",
