@@ -22,8 +22,14 @@ FLOORS: list[tuple[str, ...]] = [
     ("learned_samplers.classical", "learned_samplers.posterior"),
     ("learned_samplers.checks",),
     ("learned_samplers.learned", "learned_samplers.particles", "learned_samplers.approximations"),
-    ("learned_samplers.metrics", "learned_samplers.diagnostics", "learned_samplers.plots",
-     "learned_samplers.conventions", "learned_samplers.differentiable", "learned_samplers.integrations"),
+    (
+        "learned_samplers.metrics",
+        "learned_samplers.diagnostics",
+        "learned_samplers.plots",
+        "learned_samplers.conventions",
+        "learned_samplers.differentiable",
+        "learned_samplers.integrations",
+    ),
     ("learned_samplers", "learned_samplers.__main__"),
     ("pretrained",),
     ("meta_tasks.random_streams", "meta_tasks.progress"),
@@ -39,7 +45,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("experiments.common",),
     ("experiments",),
     ("tools",),
-]  # fmt: skip
+]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 

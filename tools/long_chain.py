@@ -90,7 +90,6 @@ def chain(options: Options, data: ImageData) -> list[Block]:
         options.lr,
         data.num_data,
         network=options.network,
-        correction="finite_difference",
         prior_precision=options.prior_precision,
     )
     per_block = options.block * (data.num_data // options.batch_size)

@@ -12,6 +12,26 @@ from torch import Tensor
 from learned_samplers.base import validation
 
 
+def listed_parameters(param_group: Any) -> list[Any]:
+    """The tensors, or (name, tensor) pairs, of a new parameter group as it is given to an optimizer.
+
+    Raises:
+        TypeError: the group is no dict, or its tensors are in no order.
+        ValueError: it has none.
+    """
+    if not isinstance(param_group, dict):
+        raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
+    if "params" not in param_group:
+        raise ValueError("param_group must have 'params'")
+    params = param_group["params"]
+    if isinstance(params, set):
+        raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    if not listed:
+        raise ValueError("params of a parameter group must not be empty")
+    return listed
+
+
 def validate_parameters(listed: Sequence[Any], others: Sequence[Tensor]) -> None:
     """Raise TypeError or ValueError unless every entry is a tensor that a sampler can move on its own.
 

@@ -17,7 +17,7 @@ from learned_samplers.base import distributed, gradients, master_weights, prior_
 from learned_samplers.base.clipping import ClippingWatch
 from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, refuse_unknown
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
-from learned_samplers.base.parameters import validate_parameters
+from learned_samplers.base.parameters import listed_parameters, validate_parameters
 from learned_samplers.base.saved_state import ResumableOptimizer
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
 from learned_samplers.base.temperatures import temperatures_of
@@ -95,16 +95,6 @@ class Sampler(ResumableOptimizer):
         validation.positive("lr", group["lr"])
         self._validate(group)
 
-    def _validate_shared(self, group: dict[str, Any], names: Sequence[str]) -> None:
-        """Check that a group has the first group's values of what belongs to the whole chain."""
-        first = self.param_groups[0] if getattr(self, "param_groups", None) else group
-        for name in names:
-            if group[name] != first[name]:
-                raise ValueError(
-                    f"{name} must be the same in every group of {type(self).__name__}, got {group[name]} beside "
-                    f"{first[name]}"
-                )
-
     def _validate_changed(self) -> None:
         """Check each group whose hyperparameters differ from those checked last; a scheduler may have changed them."""
         known = self.__dict__.setdefault("_validated", {})
@@ -117,16 +107,7 @@ class Sampler(ResumableOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in `torch.optim.Optimizer`, after checking its hyperparameters and tensors."""
-        if not isinstance(param_group, dict):
-            raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
-        if "params" not in param_group:
-            raise ValueError("param_group must have 'params'")
-        params = param_group["params"]
-        if isinstance(params, set):
-            raise TypeError("params must be in an order, got a set, in which a resumed chain could not find them again")
-        listed = [params] if isinstance(params, Tensor) else list(params)
-        if not listed:
-            raise ValueError("params of a parameter group must not be empty")
+        listed = listed_parameters(param_group)
         others = [p for group in self.param_groups for p in group["params"]]
         validate_parameters(listed, others)
         refuse_unknown(type(self).__name__, param_group, self.defaults, self.group_keys)

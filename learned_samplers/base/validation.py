@@ -100,6 +100,18 @@ def comparable(value: Any) -> Any:
     return value
 
 
+def same_in_all_groups(sampler: Any, group: dict[str, Any], names: Iterable[str]) -> None:
+    """Raise ValueError unless a group has the first group's values of what belongs to the whole chain."""
+    groups = getattr(sampler, "param_groups", None)
+    first = groups[0] if groups else group
+    for name in names:
+        if group[name] != first[name]:
+            raise ValueError(
+                f"{name} must be the same in every group of {type(sampler).__name__}, got {group[name]} beside "
+                f"{first[name]}"
+            )
+
+
 class LastValues:
     """Hyperparameters as they were at the last validation."""
 

@@ -93,7 +93,7 @@ class HMC(Sampler):
         validation.whole("adapt_steps", group["adapt_steps"], least=0)
         validation.fraction("target_acceptance", group["target_acceptance"], open_left=True, open_right=True)
         whole_trajectory = ("leapfrog_steps", "adapt_steps", "step_jitter", "target_acceptance")
-        self._validate_shared(group, ("num_data", "temperature", "prior_precision", *whole_trajectory))
+        validation.same_in_all_groups(self, group, ("num_data", "temperature", "prior_precision", *whole_trajectory))
 
     # ---------------------------------------------------------------- one trajectory
 

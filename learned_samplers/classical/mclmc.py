@@ -108,7 +108,7 @@ class MCLMC(Sampler):
         validation.one_of("preconditioner", group["preconditioner"], ("none", "gradient_noise"))
         if group["energy_target"] is not None:
             validation.positive("energy_target", group["energy_target"])
-        self._validate_shared(group, (*self.hyperparameters, "preconditioner", "energy_target"))
+        validation.same_in_all_groups(self, group, (*self.hyperparameters, "preconditioner", "energy_target"))
 
     @property
     def badge(self) -> str:  # type: ignore[override]

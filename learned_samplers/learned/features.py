@@ -90,9 +90,14 @@ def progress_feature(time: Any, total_steps: int | None) -> Any:
 
 
 def update_averages(
-    averages: Tensor, gradient: Tensor, feature_set: str | FeatureSet = "paper", *, in_place: bool = False,
-    step: Any = 0, segments: Segments | None = None,
-) -> Tensor:  # fmt: skip
+    averages: Tensor,
+    gradient: Tensor,
+    feature_set: str | FeatureSet = "paper",
+    *,
+    in_place: bool = False,
+    step: Any = 0,
+    segments: Segments | None = None,
+) -> Tensor:
     """m_d ← d·m_d + (1−d)·g, and v_d ← d·v_d + (1−d)·g² where the set keeps any; no bias correction.
 
     ``averages`` is (..., K, d) with the m first, ``gradient`` (..., d). New averages, or with ``in_place`` the same.
@@ -110,9 +115,14 @@ def update_averages(
         averages = averages if in_place else averages.clone()
         for i, (row, decay) in enumerate(zip(averages.unbind(-2), decays, strict=True)):
             narrow_update_(
-                row, gradient, 1 - decay, square=i >= k, number=i, step=step,
+                row,
+                gradient,
+                1 - decay,
+                square=i >= k,
+                number=i,
+                step=step,
                 segments=segments or Segments((gradient.shape[-1],)),
-            )  # fmt: skip
+            )
         return averages
     if in_place:
         # Average by average, for the gradient as many times as there are averages is as large as they are.

@@ -11,10 +11,11 @@ from torch import Tensor
 from learned_samplers.base.operations import as_number
 from learned_samplers.checks.check import check_sampler
 from learned_samplers.learned.badge import EARNING
+from learned_samplers.learned.flat_buffers import gather
 from learned_samplers.learned.l2e.measures import assumption_violation, term_contributions, term_effects
 from learned_samplers.learned.l2e.optimizer import L2E
 from learned_samplers.learned.l2e.report import flat_states
-from learned_samplers.learned.sampler import LearnedSampler, gather
+from learned_samplers.learned.sampler import LearnedSampler
 
 #: Steps after which `l2e_law` looks at the terms.
 STEPS = 200

@@ -11,11 +11,12 @@ from torch import Tensor
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.flat_buffers import coordinates_at_once, together
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_tensors_
 from learned_samplers.learned.network import Phi
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
-from learned_samplers.learned.sampler import LearnedSampler, coordinates_at_once, together
+from learned_samplers.learned.sampler import LearnedSampler
 from learned_samplers.learned.two_passes import TwoPasses
 
 
@@ -87,9 +88,15 @@ class TwoPassSampler(LearnedSampler):
         _in_place(passes, p, gradient, noise, *state, phi=self._phi(p), segments=segments, **hyper)
 
     def _advance(
-        self, params: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], averages: list[Tensor], phi: Phi,
-        hyper: dict[str, Any], compiled: bool,
-    ) -> None:  # fmt: skip
+        self,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        momenta: list[Tensor],
+        averages: list[Tensor],
+        phi: Phi,
+        hyper: dict[str, Any],
+        compiled: bool,
+    ) -> None:
         noise, passes = self.noise_for(params, hyper), self.passes()
         if compiled:
             step_tensors_(params, gradients, noise, momenta, averages, phi=phi, **hyper)

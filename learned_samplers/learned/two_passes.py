@@ -34,9 +34,21 @@ class TwoPasses:
     second: int
 
     def __call__(
-        self, parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, averages: Tensor, *,
-        phi: Phi, segments: Segments, settings: Any, lr: Any, num_data: Any, step: Any, **hyper: Any,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        noise: Tensor | None,
+        momentum: Tensor,
+        averages: Tensor,
+        *,
+        phi: Phi,
+        segments: Segments,
+        settings: Any,
+        lr: Any,
+        num_data: Any,
+        step: Any,
+        **hyper: Any,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The new (parameter, momentum, averages) of flat buffers with any leading axes; nothing changes in place."""
         at = dict(settings=settings, lr=lr, num_data=num_data, step=step)
         network, averages = self.network(phi, parameter, gradient, averages, segments, **at)
@@ -45,9 +57,21 @@ class TwoPasses:
         return self.move(parameter, momentum, output, **at, **hyper), momentum, averages
 
     def step_(
-        self, parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, averages: Tensor, *,
-        phi: Phi, settings: Any, lr: Any, num_data: Any, step: Any, segments: Segments | None = None, **hyper: Any,
-    ) -> None:  # fmt: skip
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        noise: Tensor | None,
+        momentum: Tensor,
+        averages: Tensor,
+        *,
+        phi: Phi,
+        settings: Any,
+        lr: Any,
+        num_data: Any,
+        step: Any,
+        segments: Segments | None = None,
+        **hyper: Any,
+    ) -> None:
         """The same for one tensor (d,), in place: besides the state it needs memory for a piece of it only.
 
         ``segments``: where its statistics come from, if not from these values alone.

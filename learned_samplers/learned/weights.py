@@ -13,7 +13,6 @@ import json
 import os
 import reprlib
 from collections import OrderedDict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +20,14 @@ import torch
 from torch import nn
 
 from learned_samplers.base.files import write_atomically
+from learned_samplers.learned.cards import FORMAT, VERSION, brought_up_to_date, check_card
 from learned_samplers.learned.network import layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings
-
-FORMAT = "learned-samplers network weights"
-VERSION = 1
 
 #: Where the weights lie that ship with the package: in the package ``pretrained``, beside this one.
 SHIPPED = Path(__file__).resolve().parents[2] / "pretrained"
 
-#: What a card must say, and of what type. ``sampler`` is the name of its class, ``feature_set`` that of the network's
-#: inputs, and ``features`` are these in order; where the sampler has forms, ``form`` stands beside them. ``scales`` are
-#: the sampler's arguments that the weights were trained with, ``defaults`` those that are recommended with them.
-#: ``law`` is what was measured of the invariant law, None before it was; ``badge`` is its summary for readers, which
-#: no program believes (see `learned_samplers.learned.badge`).
-CARD_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "name": str,
-    "sampler": str,
-    "feature_set": str,
-    "features": list,
-    "scales": dict,
-    "defaults": dict,
-    "badge": str,
-    "law": (dict, type(None)),
-    "meta_training": dict,
-    "curve": list,
-    "metrics": dict,
-    "licence": str,
-}
-#: What ``meta_training`` must say: None where it is not known.
-META_TRAINING_FIELDS = ("tasks", "horizon", "estimator", "seed", "commit", "command")
 _VERSION_MARK = ", version "
-_FILLED_IN = ("format", "version", "layers", "sha256")
 # Bytes that a card, and a weight file beside its weights, may have.
 _LARGEST_CARD, _LARGEST_HEADER = 2**26, 2**20
 
@@ -68,7 +43,7 @@ def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any])
     Args:
         path: of the weights, ending in ``.safetensors``; the card is written beside it.
         network: its ``nn.Linear`` layers in order are saved, in float32.
-        card: the fields of `CARD_FIELDS`; format, version, layers and checksum are filled in.
+        card: the fields of `cards.CARD_FIELDS`; format, version, layers and checksum are filled in.
 
     Raises:
         ValueError, TypeError: the card misses a field or has a wrong one, or a weight is not finite.
@@ -96,7 +71,7 @@ def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any])
         "layers": [list(shape) for shape in shapes_of(layers_of(network))],
         "sha256": hashlib.sha256(data).hexdigest(),
     }
-    _check_card("card", filled)
+    check_card("card", filled)
     text = json.dumps(filled, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     write_atomically(path, data)
     write_atomically(card_path(path), text.encode())
@@ -163,9 +138,9 @@ def load_card(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{file}: not a card, for it is nested too deeply") from error
     except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise ValueError(f"{file}: truncated or not JSON ({error})") from error
-    card = _brought_up_to_date(card)
+    card = brought_up_to_date(card)
     try:
-        _check_card(str(file), card)
+        check_card(str(file), card)
     except TypeError as error:
         raise ValueError(str(error)) from error
     return card
@@ -262,45 +237,3 @@ def _tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
     if version != str(VERSION):
         raise ValueError(f"{path}: version {version!r} cannot be read, only {VERSION}")
     return tensors
-
-
-def _brought_up_to_date(card: Any) -> Any:
-    """A card as it would be written today: samplers that have one form do not name it, and ``law`` is always there."""
-    if not isinstance(card, dict):
-        return card
-    card = {**card, "law": card.get("law")}
-    if (card.get("sampler"), card.get("form")) in (("KineticL2E", "kinetic"), ("PrecondL2E", "preconditioner")):
-        del card["form"]
-    return card
-
-
-def _check_card(where: str, card: Any) -> None:
-    if not isinstance(card, dict):
-        raise TypeError(f"{where}: a card must be a JSON object, got {type(card).__name__}")
-    if card.get("format") != FORMAT:
-        raise ValueError(f"{where}: not a card of {FORMAT} (its format is {card.get('format')!r})")
-    if card.get("version") != VERSION:
-        raise ValueError(f"{where}: version {card.get('version')!r} cannot be read, only {VERSION}")
-    missing = [key for key in (*CARD_FIELDS, *_FILLED_IN) if key not in card]
-    if missing:
-        raise ValueError(f"{where}: the card lacks {', '.join(missing)}")
-    for key, kind in CARD_FIELDS.items():
-        if not isinstance(card[key], kind):
-            raise TypeError(f"{where}: the card's {key} must be of type {kind}, got {card[key]!r}")
-    missing = [key for key in META_TRAINING_FIELDS if key not in card["meta_training"]]
-    if missing:
-        raise ValueError(f"{where}: the card's meta_training lacks {', '.join(missing)}")
-    layers = card["layers"]
-    whole = isinstance(layers, list) and layers and all(_is_shape(shape) for shape in layers)
-    if not whole or any(a[0] != b[1] for a, b in pairwise(layers)):
-        raise ValueError(f"{where}: the card's layers must be [out, in] pairs that fit each other, got {layers!r}")
-    if len(card["features"]) != layers[0][1]:
-        raise ValueError(
-            f"{where}: the card names {len(card['features'])} features, the first layer takes {layers[0][1]}"
-        )
-    if not isinstance(card["sha256"], str):
-        raise TypeError(f"{where}: the card's sha256 must be a string, got {card['sha256']!r}")
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 0 < n < 10_000 for n in value)

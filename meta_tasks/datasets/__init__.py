@@ -17,7 +17,7 @@ scikit-learn and Pillow are imported when a data set needs them.
 
 from meta_tasks.datasets.array_data import ArrayData, array_data
 from meta_tasks.datasets.celeba import load_celeba
-from meta_tasks.datasets.corrupted import CORRUPTIONS, load_corrupted
+from meta_tasks.datasets.corrupted import CORRUPTIONS, find_corrupted, load_corrupted
 from meta_tasks.datasets.corruptions import corrupt
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.image_data import ImageData, divide_anew, keep_labels, match
@@ -38,6 +38,7 @@ __all__ = [
     "corrupt",
     "data_root",
     "divide_anew",
+    "find_corrupted",
     "keep_labels",
     "load",
     "load_celeba",

@@ -15,7 +15,7 @@ from learned_samplers.base import validation
 from meta_tasks.datasets.files import data_root, fetch, find, read_npy
 from meta_tasks.datasets.image_data import ImageData, scale_images
 
-__all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES", "load_corrupted"]
+__all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES", "find_corrupted", "load_corrupted"]
 
 #: The fifteen corruptions of the benchmark, by kind: noise, blur, weather, digital.
 CORRUPTIONS = (
@@ -58,13 +58,11 @@ def load_corrupted(
         FileNotFoundError: a file is missing; says which, where, and how to get it.
         ValueError: an argument out of range, or a file that is damaged or of another shape.
     """
-    validation.one_of("name", name, _FOLDERS)
     validation.one_of("corruption", corruption, (*CORRUPTIONS, *EXTRA_CORRUPTIONS))
     validation.one_of("severity", severity, SEVERITIES)
     if size is not None:
         validation.whole("size", size)
-    folder = data_root(root) / _FOLDERS[name]
-    images, labels = (_file(folder, stem, name) for stem in (corruption, "labels"))
+    images, labels = (_file(name, stem, root) for stem in (corruption, "labels"))
     x, y = _mapped(images), read_npy(labels)
     count = len(x) // len(SEVERITIES)
     if (
@@ -86,7 +84,15 @@ def load_corrupted(
     return ImageData(f"{name} with {corruption} {severity}", _CLASSES[name], *none, *none, *test)
 
 
-def _file(folder: Path, stem: str, name: str) -> Path:
+def find_corrupted(name: str, root: str | os.PathLike[str] | None = None) -> list[Path]:
+    """The files of the benchmark's fifteen corruptions and their labels, none of them read; arguments and errors are
+    those of `load_corrupted`."""
+    return [_file(name, stem, root) for stem in (*CORRUPTIONS, "labels")]
+
+
+def _file(name: str, stem: str, root: str | os.PathLike[str] | None) -> Path:
+    validation.one_of("name", name, _FOLDERS)
+    folder = data_root(root) / _FOLDERS[name]
     path = find([folder / f"{stem}.npy"])
     if path is None:
         how = f"unpack {_FOLDERS[name]}.tar of {_SOURCES[name]} into {folder.parent}"

@@ -72,7 +72,8 @@ class BatchedMLP(BatchedNetwork):
     def _forward(self, w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Logits, inputs of the layers, and pre-activations."""
         per_group = len(w[f"{self.linear[0]}.bias"]) // len(x)
-        inputs, before = [x.flatten(2).repeat_interleave(per_group, 0)], list[Tensor]()
+        shared = x.flatten(2).unsqueeze(1).expand(-1, per_group, -1, -1).flatten(0, 1)  # a copy, but of one group
+        inputs, before = [shared], list[Tensor]()
         for i, name in enumerate(self.linear):
             z = linear(inputs[-1], w[f"{name}.weight"], w[f"{name}.bias"])
             if i == len(self.linear) - 1:

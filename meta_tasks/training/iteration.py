@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from meta_tasks.estimators.jobs import JobResult
 
@@ -34,3 +37,22 @@ class Iteration:
     failed: int
     member_steps_per_second: float
     results: list[JobResult]
+
+    @classmethod
+    def of(
+        cls, results: list[JobResult], losses: Tensor, *, number: int, gradient_norm: float, seconds: float
+    ) -> Iteration:
+        """From the jobs' results, their meta-losses side by side, and the seconds that they took."""
+        # Only perturbations come in pairs.
+        differences = losses[losses.isfinite().all(1)].diff(dim=1).neg().flatten()
+        return cls(
+            number=number,
+            loss=losses.nanmean().item(),
+            median_loss=losses.nanmedian().item(),
+            gradient_norm=gradient_norm,
+            mean_difference=differences.mean().item() if len(differences) else math.nan,
+            rms_difference=differences.square().mean().sqrt().item() if len(differences) else math.nan,
+            failed=sum(result.failed for result in results),
+            member_steps_per_second=sum(result.member_steps for result in results) / seconds,
+            results=results,
+        )

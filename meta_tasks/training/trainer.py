@@ -6,7 +6,6 @@ of iterations, the log, and the unrolls that an estimator keeps; everything rand
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -203,19 +202,7 @@ class Trainer:
         self.iteration += 1
         elapsed = time.monotonic() - started
         self.seconds += elapsed
-        # Only perturbations come in pairs.
-        differences = losses[losses.isfinite().all(1)].diff(dim=1).neg().flatten()
-        done = Iteration(
-            number=self.iteration,
-            loss=losses.nanmean().item(),
-            median_loss=losses.nanmedian().item(),
-            gradient_norm=norm,
-            mean_difference=differences.mean().item() if len(differences) else math.nan,
-            rms_difference=differences.square().mean().sqrt().item() if len(differences) else math.nan,
-            failed=sum(result.failed for result in results),
-            member_steps_per_second=sum(result.member_steps for result in results) / elapsed,
-            results=results,
-        )
+        done = Iteration.of(results, losses, number=self.iteration, gradient_norm=norm, seconds=elapsed)
         for key in ("loss", "median_loss", "gradient_norm", "rms_difference", "failed", "member_steps_per_second"):
             self.history.setdefault(key, []).append(float(getattr(done, key)))
         self._whole = True

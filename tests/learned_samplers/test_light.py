@@ -13,9 +13,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: Import names of what comes with the extras.
 OPTIONAL = {
-    "torchvision", "PIL", "medmnist", "sklearn", "tensorboard", "tyro", "matplotlib", "arviz", "torchmetrics", "higher",
-    "tqdm", "pandas",
-}  # fmt: skip
+    "torchvision",
+    "PIL",
+    "medmnist",
+    "sklearn",
+    "tensorboard",
+    "tyro",
+    "matplotlib",
+    "arviz",
+    "torchmetrics",
+    "higher",
+    "tqdm",
+    "pandas",
+}
 #: What the import of a sampler need not pay for either.
 SLOW = {"scipy.linalg", "scipy.optimize", "torch.utils.tensorboard"}
 #: Put before a program: an environment in which none of the optional packages is installed.

@@ -9,12 +9,30 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "meta_tasks"
 #: From the ground up; `meta_tasks.__init__` says the same.
 ROOMS = (
-    "random_streams", "datasets", "networks", "rules", "tasks", "objectives", "inner_loop", "estimators", "training",
-)  # fmt: skip
+    "random_streams",
+    "datasets",
+    "networks",
+    "rules",
+    "tasks",
+    "objectives",
+    "inner_loop",
+    "estimators",
+    "training",
+)
 HEAVY = (
-    "torchvision", "medmnist", "sklearn", "PIL", "tensorboard", "matplotlib", "tqdm", "tyro", "arviz", "torchmetrics",
-    "higher", "triton",
-)  # fmt: skip
+    "torchvision",
+    "medmnist",
+    "sklearn",
+    "PIL",
+    "tensorboard",
+    "matplotlib",
+    "tqdm",
+    "tyro",
+    "arviz",
+    "torchmetrics",
+    "higher",
+    "triton",
+)
 
 
 def test_every_room_is_described_in_order():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learned_samplers.learned import weights
+from learned_samplers.learned import cards, weights
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES
 from learned_samplers.learned.meta_sgmcmc.network import META_FEATURES, build_meta_network
@@ -39,7 +39,7 @@ def learned_weights(tmp_path_factory):
             "feature_set": feature_set,
             "badge": "heuristic",
             "curve": [],
-            "meta_training": dict.fromkeys(weights.META_TRAINING_FIELDS),
+            "meta_training": dict.fromkeys(cards.META_TRAINING_FIELDS),
             "metrics": {},
             "licence": "MIT",
         }

@@ -183,14 +183,21 @@ UNBOUNDED = {
     "type that takes forever to print": laughs(DTYPE + b"MANY\x85R."),
     "state that takes forever to print": laughs(DTYPE + b"(X\x02\x00\x00\x00f4\x89\x88tRMANYb."),
     "encoding that takes forever to print": laughs(ENCODE + b"(X\x01\x00\x00\x00aMANYtR."),
-    "text that is encoded 10,000 times": b"\x80\x04X" + struct.pack("<I", 10**6) + b"a" * 10**6 + b"\x940("
-    + (ENCODE + b"h\x00\x85R") * 10**4 + b"l.",
-    "shape of enormous numbers": b"\x80\x04cnumpy.core.numeric\n_frombuffer\n(C\x01a" + DTYPE
-    + b"(X\x02\x00\x00\x00f4\x89\x88tR" + LONG * 8 + b"tX\x01\x00\x00\x00CtR.",
+    "text that is encoded 10,000 times": b"\x80\x04X"
+    + struct.pack("<I", 10**6)
+    + b"a" * 10**6
+    + b"\x940("
+    + (ENCODE + b"h\x00\x85R") * 10**4
+    + b"l.",
+    "shape of enormous numbers": b"\x80\x04cnumpy.core.numeric\n_frombuffer\n(C\x01a"
+    + DTYPE
+    + b"(X\x02\x00\x00\x00f4\x89\x88tR"
+    + LONG * 8
+    + b"tX\x01\x00\x00\x00CtR.",
     "dictionaries that are one": wide(),
     "name of a million letters": b"\x80\x04c" + b"a" * 10**6 + b"\nb\n.",
     "number of three million digits": b"L" + b"9" * 3 * 10**6 + b"L\n.",
-}  # fmt: skip
+}
 
 ATTACK = """
 import resource, sys

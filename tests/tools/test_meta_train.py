@@ -21,10 +21,10 @@ from meta_tasks.rules.triton_l2e import FusedL2ERule, triton_installed
 from meta_tasks.training.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[2]
-TINY = [
-    "--family", "digits", "--horizon", "12", "12", "--samples", "3", "--pairs", "2", "--evaluate-every", "0",
-    "--checkpoint-minutes", "0", "--no-progress", "--workers", "1",
-]  # fmt: skip
+TINY = shlex.split(
+    "--family digits --horizon 12 12 --samples 3 --pairs 2 --evaluate-every 0 --checkpoint-minutes 0 "
+    "--no-progress --workers 1"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,12 +18,11 @@ from learned_samplers import MetaSGMCMC
 from meta_tasks.training.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[2]
-TINY = [
-    "--family", "gaussians", "--sampler", "MetaSGMCMC", "--method", "tbptt", "--objective", "stein_kl",
-    "--evaluate-every", "0",
-    "--horizon", "12", "24", "--samples", "4", "--window", "6", "--hidden", "4", "--num-chains", "6", "--slots", "2",
-    "--energy-scale", "300", "--learning-rate", "0.01", "--checkpoint-minutes", "0", "--no-progress",
-]  # fmt: skip
+TINY = shlex.split(
+    "--family gaussians --sampler MetaSGMCMC --method tbptt --objective stein_kl --evaluate-every 0 "
+    "--horizon 12 24 --samples 4 --window 6 --hidden 4 --num-chains 6 --slots 2 --energy-scale 300 "
+    "--learning-rate 0.01 --checkpoint-minutes 0 --no-progress"
+)
 
 
 def options(folder, *more):

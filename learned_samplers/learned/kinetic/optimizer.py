@@ -15,9 +15,10 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
+from learned_samplers.learned.flat_buffers import gather, scatter, together
 from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_finish, kinetic_mean
 from learned_samplers.learned.native.kinetic import half_step
-from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
+from learned_samplers.learned.sampler import LearnedSampler
 
 
 class KineticL2E(LearnedSampler):

@@ -102,15 +102,27 @@ def kinetic_half_step(
 
     def mean_of(theta: Tensor, slope: Tensor) -> Tensor:
         return kinetic_mean(
-            theta, slope, phi=phi, segments=segments, num_data=num_data, prior_precision=prior_precision,
+            theta,
+            slope,
+            phi=phi,
+            segments=segments,
+            num_data=num_data,
+            prior_precision=prior_precision,
             settings=settings,
-        )  # fmt: skip
+        )
 
     mean, pull = torch.func.vjp(mean_of, parameter, gradient)[:2]
     _, half = sghmc_rule(
-        parameter, gradient, noise, momentum, lr=lr, num_data=num_data, temperature=temperature,
-        prior_precision=prior_precision, momentum_decay=momentum_decay,
-    )  # fmt: skip
+        parameter,
+        gradient,
+        noise,
+        momentum,
+        lr=lr,
+        num_data=num_data,
+        temperature=temperature,
+        prior_precision=prior_precision,
+        momentum_decay=momentum_decay,
+    )
     half = FUNCTIONAL.add(half, mean, momentum_decay)
     direct, through_gradient = pull(half - mean)
     return mean, half, direct, through_gradient
@@ -162,9 +174,19 @@ def l2e_kinetic_rule(
         The new (parameter, momentum). With a last layer of zeros it is `sghmc_rule`.
     """
     mean, half, force, direction = half_step(
-        parameter, gradient, noise, momentum, phi=phi, segments=segments, lr=lr, num_data=num_data,
-        temperature=temperature, prior_precision=prior_precision, momentum_decay=momentum_decay, settings=settings,
-    )  # fmt: skip
+        parameter,
+        gradient,
+        noise,
+        momentum,
+        phi=phi,
+        segments=segments,
+        lr=lr,
+        num_data=num_data,
+        temperature=temperature,
+        prior_precision=prior_precision,
+        momentum_decay=momentum_decay,
+        settings=settings,
+    )
     if hessian_product is not None:
         force = force + hessian_product(direction)
     return kinetic_finish(parameter, mean, half, force, lr=lr, num_data=num_data)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from learned_samplers.base.segments import Segments
+from learned_samplers.learned.flat_buffers import gather, together
 from learned_samplers.learned.l2e.optimizer import L2E
-from learned_samplers.learned.sampler import gather, together
 
 
 def flat_states(sampler: L2E) -> list[dict[str, Any]]:

@@ -14,10 +14,11 @@ from learned_samplers.base.operations import is_finite
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
+from learned_samplers.learned.flat_buffers import coordinates_at_once, gather, scatter, together
 from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.native.meta_sgmcmc import can_meta_step, meta_step_tensors_
 from learned_samplers.learned.network import Phi
-from learned_samplers.learned.sampler import LearnedSampler, coordinates_at_once, gather, scatter, together
+from learned_samplers.learned.sampler import LearnedSampler
 
 # Coordinates of a chain that are updated at a time, so that ten units' activations stay in the second-level cache.
 _BLOCK_ON_CPU = 1 << 14

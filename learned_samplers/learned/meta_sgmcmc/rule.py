@@ -157,9 +157,12 @@ def meta_sgmcmc_rule(
         )
     fields = Fields(
         scaled_network(curl_phi, settings.curl_scale, settings.curl_offset),
-        scaled_network(friction_phi, momentum_decay * settings.friction_scale), seen(u), gradient_seen,
-        settings.curl_clip, absolute=settings.form == "absolute",
-    )  # fmt: skip
+        scaled_network(friction_phi, momentum_decay * settings.friction_scale),
+        seen(u),
+        gradient_seen,
+        settings.curl_clip,
+        absolute=settings.form == "absolute",
+    )
     derivatives = CORRECTIONS[settings.correction]
     step_size = scalar_sqrt(lr / num_data)
 

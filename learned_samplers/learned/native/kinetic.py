@@ -29,9 +29,16 @@ def can_half_step(phi: Phi, *tensors: Tensor | None) -> bool:
 
 
 def half_step(
-    parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor, *, phi: Phi, segments: Segments,
-    settings: KineticSettings, **hyper: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Tensor | None,
+    momentum: Tensor,
+    *,
+    phi: Phi,
+    segments: Segments,
+    settings: KineticSettings,
+    **hyper: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`kinetic_half_step`, with its arguments and returns: by the compiled code where it can, else by the rule."""
     tensors = (parameter, gradient, noise, momentum)
     library = native_library() if can_half_step(phi, *tensors) else None
@@ -57,9 +64,16 @@ def half_step(
 
 
 def _settings_of(
-    settings: KineticSettings, widths: tuple[int, ...], noisy: bool, *, lr: float, num_data: float,
-    temperature: float, prior_precision: float, momentum_decay: float,
-) -> structures.KineticSettings:  # fmt: skip
+    settings: KineticSettings,
+    widths: tuple[int, ...],
+    noisy: bool,
+    *,
+    lr: float,
+    num_data: float,
+    temperature: float,
+    prior_precision: float,
+    momentum_decay: float,
+) -> structures.KineticSettings:
     s, step_size = structures.KineticSettings(), scalar_sqrt(lr / num_data)
     s.layers, s.threads = len(widths) - 1, torch.get_num_threads()
     s.widths[: len(widths)] = widths

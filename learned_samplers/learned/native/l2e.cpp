@@ -179,31 +179,9 @@ class Step {
             for (int v = 0; v < WIDTH; v++) out[v] = hyperbolic_tangent(out[v] / s.output_bound) * s.output_bound;
     }
 
-    // A block in tiles of WIDTH vectors, then of one; the last, which may be incomplete, on copies.
     template <int WIDTH = VECTORS, typename Wide, typename Narrow>
     void tiles(const Block &b, Wide wide, Narrow narrow) {
-        const Tile t = tile(b);
-        const int64_t n = b.stop - b.start;
-        int64_t i = 0;
-        for (; i + WIDTH * LANES <= n; i += WIDTH * LANES) wide(t.from(i));
-        for (; i + LANES <= n; i += LANES) narrow(t.from(i));
-        const size_t rest = (n - i) * sizeof(float);
-        if (!rest) return;
-        alignas(64) float copies[4 + MOST_AVERAGES + MOST_SECONDS][LANES] = {};
-        const Tile from = t.from(i), copy{copies[0], copies[1], copies[2], t.noise ? copies[3] : nullptr, copies[4],
-                                         nullptr, LANES};
-        std::memcpy(copies[0], from.gradient, rest);
-        std::memcpy(copy.parameter, from.parameter, rest);
-        std::memcpy(copy.momentum, from.momentum, rest);
-        if (t.noise) std::memcpy(copy.noise, from.noise, rest);
-        for (int k = 0; k < s.averages + s.seconds; k++) {
-            if (!from.narrow) std::memcpy(copies[4 + k], from.averages + k * from.stride, rest);
-            else for (int64_t j = 0; j < n - i; j++) copies[4 + k][j] = widened(from.narrow[k * from.stride + j]);
-        }
-        narrow(copy);
-        std::memcpy(from.parameter, copy.parameter, rest);
-        std::memcpy(from.momentum, copy.momentum, rest);
-        if (t.noise) std::memcpy(from.noise, copy.noise, rest);
+        ::tiles<WIDTH>(tile(b), b.stop - b.start, s.averages + s.seconds, wide, narrow);
     }
 
     template <int WIDTH>

@@ -38,9 +38,16 @@ def can_meta_step(phi: Phi, settings: MetaSGMCMCSettings, *tensors: Tensor | Non
 
 
 def meta_step_tensors_(
-    parameters: Sequence[Tensor], gradients: Sequence[Tensor], noise: Sequence[Tensor] | None,
-    momenta: Sequence[Tensor], *, energy: Tensor, phi: Phi, settings: MetaSGMCMCSettings, **hyper: Any,
-) -> None:  # fmt: skip
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    noise: Sequence[Tensor] | None,
+    momenta: Sequence[Tensor],
+    *,
+    energy: Tensor,
+    phi: Phi,
+    settings: MetaSGMCMCSettings,
+    **hyper: Any,
+) -> None:
     """One step of tensors of any shapes behind the leading axes of ``energy``, in place; one network for all of them.
 
     Args:
@@ -65,9 +72,17 @@ def meta_step_tensors_(
 
 
 def meta_step_flat_(
-    parameter: Tensor, gradient: Tensor, noise: Tensor | None, momentum: Tensor,
-    *, energy: Tensor, phi: Phi, segments: Segments, settings: MetaSGMCMCSettings, **hyper: Any,
-) -> None:  # fmt: skip
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Tensor | None,
+    momentum: Tensor,
+    *,
+    energy: Tensor,
+    phi: Phi,
+    segments: Segments,
+    settings: MetaSGMCMCSettings,
+    **hyper: Any,
+) -> None:
     """One step of flat buffers with leading axes of members, in place; each member may have weights of its own.
 
     Args:
@@ -122,9 +137,16 @@ def _own_widths(phi: Phi) -> tuple[int, ...]:
 
 
 def _settings_of(
-    settings: MetaSGMCMCSettings, widths: tuple[int, ...], noisy: bool, *, lr: float, num_data: float,
-    temperature: float, prior_precision: float, momentum_decay: float,
-) -> structures.MetaSettings:  # fmt: skip
+    settings: MetaSGMCMCSettings,
+    widths: tuple[int, ...],
+    noisy: bool,
+    *,
+    lr: float,
+    num_data: float,
+    temperature: float,
+    prior_precision: float,
+    momentum_decay: float,
+) -> structures.MetaSettings:
     s, step_size = structures.MetaSettings(), scalar_sqrt(lr / num_data)
     s.layers, s.threads = len(widths) - 1, torch.get_num_threads()
     s.widths[: len(widths)] = widths

@@ -32,7 +32,7 @@ class Settings(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("keep", "kick", "pull", "heat", "alpha", "friction_beta", "inertia")),
         *((name, ctypes.c_float) for name in ("velocity_beta", "step_size", "curl_clip", "friction_low")),
         *((name, ctypes.c_float) for name in ("friction_high", "output_factor", "output_bound")),
-    )  # fmt: skip
+    )
 
 
 class KineticSettings(ctypes.Structure):
@@ -43,7 +43,7 @@ class KineticSettings(ctypes.Structure):
         ("widths", ctypes.c_int32 * 8),
         *((name, ctypes.c_float) for name in ("keep", "kick", "pull", "heat", "decay")),
         *((name, ctypes.c_float) for name in ("mean_scale", "output_bound", "prior_share")),
-    )  # fmt: skip
+    )
 
 
 class MetaSettings(ctypes.Structure):
@@ -56,7 +56,7 @@ class MetaSettings(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("friction_scale", "friction_clip", "num_data", "prior", "step_size")),
         *((name, ctypes.c_float) for name in ("temperature", "pull", "taken", "gradient_scale")),
         *((name, ctypes.c_float) for name in ("momentum_floor", "gradient_floor")),
-    )  # fmt: skip
+    )
 
 
 def has_room(widths: tuple[int, ...]) -> bool:

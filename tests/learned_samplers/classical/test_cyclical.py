@@ -38,9 +38,8 @@ def test_phases_and_cycles_belong_to_the_step_just_taken():
     sampler = CyclicalSGMCMC([torch.zeros(1, requires_grad=True)], 0.1, 100, cycle_length=4, exploration_ratio=0.5)
     assert not sampler.is_sampling
     cold, hot = False, True
-    assert _track(sampler, 9) == [
-        (0, cold), (0, cold), (0, hot), (0, hot), (1, cold), (1, cold), (1, hot), (1, hot), (2, cold)
-    ]  # fmt: skip
+    one_cycle = [cold, cold, hot, hot]
+    assert _track(sampler, 9) == [*((0, each) for each in one_cycle), *((1, each) for each in one_cycle), (2, cold)]
 
 
 @pytest.mark.parametrize("base", ["sghmc", "sgld"])

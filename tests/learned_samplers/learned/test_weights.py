@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import pretrained
 from learned_samplers import L2E, KineticL2E, PrecondL2E
-from learned_samplers.learned import weights
+from learned_samplers.learned import cards, weights
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES
 from learned_samplers.learned.network import build_network
@@ -29,7 +29,7 @@ def make_card(**changes):
         "scales": {"alpha_scale": 0.2, "beta_scale": 0.7, "output_bound": None},
         "defaults": {"lr": 0.03, "momentum_decay": 0.25},
         "badge": "heuristic",
-        "meta_training": dict.fromkeys(weights.META_TRAINING_FIELDS),
+        "meta_training": dict.fromkeys(cards.META_TRAINING_FIELDS),
         "curve": [[0, 2.3], [10, 1.9]],
         "metrics": {},
         "licence": "MIT",

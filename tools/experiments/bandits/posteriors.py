@@ -15,7 +15,7 @@ from experiments.common.methods import Method, by_name
 from experiments.common.options import at_least_one
 from learned_samplers import FSVGD, SGHMC
 from learned_samplers.particles import FittedPrior, measurement_set
-from meta_tasks.networks.batched_base import linear
+from meta_tasks.networks import batched_mlp
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,8 @@ def prior_draw(sizes: tuple[int, ...], members: int, generator: torch.Generator)
 
 def forward(tensors: list[Tensor], x: Tensor) -> Tensor:
     """Predictions of every member, (M, n, A), at contexts (n, d)."""
-    hidden = x.expand(len(tensors[0]), *x.shape)
-    for number, (weight, bias) in enumerate(zip(tensors[::2], tensors[1::2], strict=True)):
-        hidden = linear(hidden.relu() if number else hidden, weight.mT, bias[:, 0])
-    return hidden
+    layers = [(weight.mT, bias[:, 0]) for weight, bias in zip(tensors[::2], tensors[1::2], strict=True)]
+    return batched_mlp(layers, x)
 
 
 class Posterior:

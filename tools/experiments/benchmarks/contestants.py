@@ -65,8 +65,13 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
 }
 #: Those that have compiled code.
 COMPILED = (
-    "L2E", "L2E, lean", "L2E, lean, averages in bfloat16", "KineticL2E without the Hessian", "PrecondL2E", "MetaSGMCMC",
-)  # fmt: skip
+    "L2E",
+    "L2E, lean",
+    "L2E, lean, averages in bfloat16",
+    "KineticL2E without the Hessian",
+    "PrecondL2E",
+    "MetaSGMCMC",
+)
 
 
 def step_of(sampler: Sampler) -> Callable[[], object]:

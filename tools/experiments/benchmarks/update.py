@@ -34,13 +34,14 @@ TASKS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 #: Those of the shipped network and of the lean one, which has the settings of docs/candidates, as `L2ERule` takes them.
 SHIPPED: dict[str, Any] = {
-    "form": "residual", "feature_set": "adaptive_data", "hidden": [16, 16], "beta_scale": 10.0, "friction_scale": 0.0,
+    "form": "residual",
+    "feature_set": "adaptive_data",
+    "hidden": [16, 16],
+    "beta_scale": 10.0,
+    "friction_scale": 0.0,
     "reference_data": 50_000.0,
-}  # fmt: skip
-LEAN: dict[str, Any] = {
-    "form": "residual", "feature_set": "lean", "hidden": [8, 8], "beta_scale": 10.0, "friction_scale": 0.0,
-    "reference_data": 50_000.0, "gated": True,
-}  # fmt: skip
+}
+LEAN: dict[str, Any] = {**SHIPPED, "feature_set": "lean", "hidden": [8, 8], "gated": True}
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,11 @@ def speed_elsewhere(checkout: Path, task: tuple[str, dict[str, Any], int], membe
     """
     network, options, size = task
     command = [
-        sys.executable, member_steps.__file__, "--network", network, "--options", json.dumps(options),
-        "--rule", json.dumps(SHIPPED), "--size", str(size), "--members", str(members), "--steps", str(steps),
-    ]  # fmt: skip
+        sys.executable,
+        member_steps.__file__,
+        *("--network", network, "--options", json.dumps(options), "--rule", json.dumps(SHIPPED)),
+        *("--size", str(size), "--members", str(members), "--steps", str(steps)),
+    ]
     # Python would look beside the script first.
     environment = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{checkout / 'tools'}", "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -236,7 +236,8 @@ class ImageRuns:
 
         Raises:
             FileNotFoundError: there is none.
-            ValueError: they were trained with other settings (the learning rate may be any).
+            ValueError: they were trained with other settings (the learning rate may be any), or saved by an earlier
+                version, in another layout.
         """
         path = self.store.path(f"{method}_seed{seed}", "samples", ".safetensors")
         made_of = self.record(method, seed)["made_of"]
@@ -248,6 +249,9 @@ class ImageRuns:
             raise ValueError(f"{path} was trained on other data")
         found, networks = load_file(path), Classifiers(self.data, self.protocol)
         networks.params = [found[str(i)] for i in range(len(found))]
+        fresh = networks.stack.draw(1, generator=torch.Generator())
+        if [p.shape[1:] for p in networks.params] != [p.shape[1:] for p in fresh]:
+            raise ValueError(f"{path} has the weights of an earlier version in another layout: train anew (--fresh)")
         return networks
 
     def record(self, method: str, seed: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Many small multilayer perceptrons at once, by batched products; a kernel that keeps groups of particles apart."""
+"""Multilayer perceptrons with a prior that suits every layer; a kernel that keeps groups of particles apart."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from experiments.function_space.stacked_network import StackedNetwork
 from learned_samplers.particles.kernels import Kernel, KernelMatrix
+from meta_tasks.networks import BatchedMLP
 
 
-class StackedMLP:
+class StackedMLP(StackedNetwork):
     """P multilayer perceptrons (ReLU) of one architecture.
 
-    A layer is one tensor (P, out, in + 1) whose last column holds the biases, and gives W·(h, 1)/√(in + 1): with
-    weights from N(0, 1) its outputs are of a unit's size whatever the widths. So the prior N(0, I) suits every layer.
-
-    `meta_tasks.networks.batched_mlp` keeps weights and biases apart, while the priors here are on one W of this scale,
-    and it copies the inputs for every network of a group. Computed by it from W, outputs agree to rounding and their
-    gradients take 1.6 times as long for one network of 50 by 50 units, 1.2 times for five of 784-400-400-10, and as
-    long for the 400 of the UCI runs (one core).
+    A layer gives (W·h + b)/√(in + 1): with weights and biases from N(0, 1) its outputs are of a unit's size whatever
+    the widths. So the prior N(0, I) suits every layer.
 
     Args:
         sizes: numbers of inputs, of hidden units layer by layer, and of outputs.
@@ -33,32 +30,25 @@ class StackedMLP:
         if len(sizes) < 2 or min(sizes) < 1:
             raise ValueError(f"sizes must be two positive numbers or more, got {tuple(sizes)}")
         self.sizes = tuple(sizes)
+        super().__init__(BatchedMLP(self._one))
+        for name, scale in self.views(self.scale).items():
+            scale.fill_((self.network.shapes[name.replace("bias", "weight")][1] + 1) ** -0.5)
+
+    def _one(self) -> nn.Module:
+        layers = [layer for into, out in pairwise(self.sizes) for layer in (nn.Linear(into, out), nn.ReLU())]
+        return nn.Sequential(*layers[:-1])
 
     def draw(self, count: int, *, generator: torch.Generator | None = None) -> list[Tensor]:
-        """Weights of so many networks from N(0, 1)."""
-        return [torch.randn(count, out, into + 1, generator=generator) for into, out in pairwise(self.sizes)]
+        drawn = [torch.randn(count, out, into + 1, generator=generator) for into, out in pairwise(self.sizes)]
+        return [torch.cat([part.flatten(1) for layer in drawn for part in (layer[..., :-1], layer[..., -1])], 1)]
 
     def __call__(self, params: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        """Outputs (P, n, C).
-
-        Args:
-            params: the layers, as from `draw`.
-            inputs: (n, d) for all networks, or (G, n, d): the first P/G networks get the first of these, and so on.
-        """
-        columns = (inputs if inputs.dim() == 3 else inputs[None]).mT
-        groups, features, n = columns.shape
-        first = params[0]
-        if features != self.sizes[0] or len(first) % groups:
+        count, groups = len(params[0]), len(inputs) if inputs.dim() == 3 else 1
+        if inputs.shape[-1] != self.sizes[0] or count % groups:
             raise ValueError(
-                f"{len(first)} networks of {self.sizes[0]} inputs cannot take inputs of shape {tuple(inputs.shape)}"
+                f"{count} networks of {self.sizes[0]} inputs cannot take inputs of shape {tuple(inputs.shape)}"
             )
-        columns = torch.cat([columns, columns.new_ones(groups, 1, n)], dim=1) / (features + 1) ** 0.5
-        # One product for all networks of a group: its inputs are not copied.
-        hidden = torch.bmm(first.reshape(groups, -1, features + 1), columns).view(len(first), -1, n)
-        for layer in params[1:]:
-            scale = layer.shape[2] ** -0.5
-            hidden = torch.baddbmm(layer[:, :, -1:], layer[:, :, :-1], hidden.relu(), beta=scale, alpha=scale)
-        return hidden.mT
+        return super().__call__(params, inputs.view(groups, *inputs.shape[-2:]))
 
 
 class SeparateGroups:

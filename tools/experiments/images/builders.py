@@ -121,10 +121,7 @@ def kinetic_l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: in
 
 
 def meta_sgmcmc(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    # Finite differences: the cheaper of the two forms of its corrections.
-    return MetaSGMCMC(
-        groups, lr, num_data, network=s.meta_sgmcmc_network, correction="finite_difference", **posterior(s)
-    )
+    return MetaSGMCMC(groups, lr, num_data, network=s.meta_sgmcmc_network, **posterior(s))
 
 
 def baoa(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:

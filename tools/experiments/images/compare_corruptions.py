@@ -1,4 +1,4 @@
-"""Test images under the re-created corruptions of CIFAR-10-C: a finished run's scores, their table and figure."""
+"""Test images under the corruptions of CIFAR-10-C, re-created or published: a run's scores, their table and figure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from experiments.common.figures import grid_lines, new_figure
 from experiments.common.tables import finished, markdown, spread
 from learned_samplers import metrics
 from learned_samplers.posterior.collecting import SampleCollection
-from meta_tasks.datasets import ArrayData, ImageData, TokenData
+from meta_tasks.datasets import ArrayData, ImageData, TokenData, load_corrupted
 from meta_tasks.datasets.corruptions import LARGEST_SEVERITY, RECREATED, corrupt
 from meta_tasks.random_streams import generator
 
@@ -37,26 +37,65 @@ def check_images(data: ImageData) -> None:
         )
 
 
+#: Where corrupted images come from: as tables and figures say it.
+SOURCES = {
+    "recreated": "a re-creation by this project's own code (frost is made up, not photographed)",
+    "published": "the published files",
+}
+
+
+class PublishedImages:
+    """The corrupted test images of the published files, as the settings have the images.
+
+    Args:
+        name: "cifar10" or "cifar100".
+        root: the folder of the data files, None for the usual one.
+        size, grayscale: as for `load_corrupted`.
+    """
+
+    def __init__(self, name: str, root: str | None, size: int | None, grayscale: bool) -> None:
+        self.name, self.root, self.form = name, root, {"size": size, "grayscale": grayscale}
+
+    def under(self, corruption: str, severity: int, chosen: Tensor, labels: Tensor) -> Tensor:
+        """The chosen images; ValueError where the files have other labels, and so other images, than the test set."""
+        form: Any = self.form
+        found = load_corrupted(self.name, corruption, severity, self.root, **form)
+        kept = chosen.cpu()
+        if len(found.test_y) <= int(kept.max()) or not torch.equal(found.test_y[kept], labels.cpu()):
+            raise ValueError(
+                f"the published images of {self.name} under {corruption} have other labels than its test images: "
+                "corruption_files needs all of these, in the published order"
+            )
+        return found.test_x[kept].to(chosen.device)
+
+
 class CorruptedImages:
     """So many of the test images, chosen at random once, under each corruption; the last one made is kept.
 
     Args:
         count: of images; all of them, where there are fewer.
+        published: takes the place of corruptions made here.
     """
 
-    def __init__(self, data: ImageData, count: int) -> None:
+    def __init__(self, data: ImageData, count: int, published: PublishedImages | None = None) -> None:
         total = len(data.test_y)
         chosen = torch.randperm(total, generator=generator(0, "corrupted images"))[:count].sort().values
         chosen = chosen.to(data.test_y.device)
-        self.images, self.labels = data.test_x[chosen], data.test_y[chosen]
+        self.images, self.labels, self._chosen = data.test_x[chosen], data.test_y[chosen], chosen
+        self._published, self.source = published, "recreated" if published is None else "published"
         self._name, self._made = NONE, self.images
 
     def under(self, name: str) -> Tensor:
         """The images at severities 1 to 5, one after the other; under `NONE` as they are."""
         if name != self._name:
-            levels = () if name == NONE else [corrupt(self.images, name, severity) for severity in SEVERITIES]
+            levels = () if name == NONE else [self._corrupted(name, severity) for severity in SEVERITIES]
             self._name, self._made = name, torch.cat(levels) if levels else self.images
         return self._made
+
+    def _corrupted(self, name: str, severity: int) -> Tensor:
+        if self._published is None:
+            return corrupt(self.images, name, severity)
+        return self._published.under(name, severity, self._chosen, self.labels)
 
     def scores(self, samples: SampleCollection, name: str) -> dict[str, list[float]]:
         """Of each measure its values at the severities."""
@@ -64,10 +103,17 @@ class CorruptedImages:
         return {key: [getattr(metrics, key)(part, self.labels) for part in found] for key, *_ in MEASURES}
 
     def missing(self, result: Result) -> list[str]:
-        """The corruptions of which a run has no scores on so many images."""
-        if result.corruptions is None or result.corruptions["images"] != len(self.labels):
-            result.corruptions = {"images": len(self.labels), "scores": {}}
-        return [name for name in (NONE, *RECREATED) if name not in result.corruptions["scores"]]
+        """The corruptions of which a run has no scores on so many images of this source."""
+        own = {"images": len(self.labels), "source": self.source}
+        known = result.corruptions
+        if known is None or own != {"images": known["images"], "source": source_of(known)}:
+            known = result.corruptions = {**own, "scores": {}}
+        return [name for name in (NONE, *RECREATED) if name not in known["scores"]]
+
+
+def source_of(known: Mapping[str, Any]) -> str:
+    """Of a run's scores; those that do not say it are older than the published files' place here."""
+    return str(known.get("source", "recreated"))
 
 
 def by_severity(results: Sequence[Result]) -> dict[str, np.ndarray] | None:
@@ -88,10 +134,12 @@ def corruption_numbers(results: Sequence[Result]) -> dict[str, Any]:
     means = by_severity(results)
     if means is None:
         return {}
-    scores = [r.corruptions["scores"] for r in finished(results) if r.corruptions is not None]
+    known = [r.corruptions for r in finished(results) if r.corruptions is not None]
+    scores = [each["scores"] for each in known]
     return {
         "corruptions": {
-            "images": next(r.corruptions["images"] for r in finished(results) if r.corruptions is not None),
+            "images": known[0]["images"],
+            "source": source_of(known[0]),
             "by_severity": {key: rows.tolist() for key, rows in means.items()},
             "by_corruption": {
                 name: {key: np.mean([each[name][key] for each in scores], axis=0).tolist() for key, *_ in MEASURES}
@@ -114,10 +162,10 @@ def corruption_tables(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
             cells = {str(severity): spread(values.tolist(), decimals) for severity, values in enumerate(columns)}
             rows.append({f"{heading} at severity": methods[name]["label"], **cells})
         tables.append(markdown(rows))
-    count = next(iter(known.values()))["images"]
+    one = next(iter(known.values()))
     note = (
-        f"The {len(RECREATED)} corruptions of CIFAR-10-C, a re-creation by this project's own code (frost is made up, "
-        f"not photographed), of {count} test images; means over the corruptions, severity 0 are the images as they are."
+        f"The {len(RECREATED)} corruptions of CIFAR-10-C, {SOURCES[one['source']]}, of {one['images']} test images; "
+        "means over the corruptions, severity 0 are the images as they are."
     )
     return [note, *tables]
 
@@ -142,5 +190,7 @@ def corruption_figure(
         grid_lines(ax)
     handles, labels = axes[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
-    fig.suptitle(f"{title}; corruptions as in CIFAR-10-C, a re-creation; means over {len(RECREATED)}")
+    source = next(source_of(r.corruptions) for name in curves for r in finished(runs[name]) if r.corruptions)
+    whose = {"recreated": "as in CIFAR-10-C, a re-creation", "published": "of CIFAR-10-C"}[source]
+    fig.suptitle(f"{title}; corruptions {whose}; means over {len(RECREATED)}")
     fig.savefig(path, dpi=120)

@@ -24,12 +24,15 @@ SMOOTHING = 5  # points of a run over which a temperature is averaged in its fig
 
 
 def draw(ax: Any, x: np.ndarray, values: Any, style: dict[str, Any], **more: Any) -> None:
-    """Values (runs, points): their mean, and a band of one standard deviation."""
-    runs = np.array(values, dtype=float)
+    """Values (runs, points): their mean, and a band of one standard deviation; of their logarithms on such an axis."""
+    runs, logarithmic = np.array(values, dtype=float), ax.get_yscale() == "log"
+    if logarithmic:
+        runs = np.log(np.maximum(runs, np.finfo(float).tiny))
     mean, std = runs.mean(0), runs.std(0)
-    ax.plot(x, mean, **style, **more)
+    middle, low, high = (np.exp(each) if logarithmic else each for each in (mean, mean - std, mean + std))
+    ax.plot(x, middle, **style, **more)
     if len(runs) > 1:
-        ax.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+        ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def draw_all(report: BudgetReport, out: Path) -> None:
@@ -181,7 +184,8 @@ def validation_figure(path: Path, report: BudgetReport, title: str) -> None:
 
 
 def movement_figure(path: Path, report: BudgetReport, title: str) -> None:
-    """‖Δθ‖² of single steps and the training loss over a run, mean ± standard deviation over seeds (L2E's Figure 3)."""
+    """‖Δθ‖² of single steps and the training loss over a run, mean ± standard deviation of their logarithms over
+    seeds (L2E's Figure 3)."""
     per_epoch = report.settings.steps_per_epoch(report.num_data)
     runs = {name: finished(report.runs[name]) for name in styles(report)}
     curves = {name: [r.movement_curve for r in results if r.movement_curve] for name, results in runs.items()}
@@ -189,6 +193,8 @@ def movement_figure(path: Path, report: BudgetReport, title: str) -> None:
         return
     fig = new_figure(14, 4.2)
     axes = fig.subplots(1, 2)
+    axes[0].set(xlabel="epochs", ylabel="‖Δθ‖² of a step", yscale="log")
+    axes[1].set(xlabel="epochs", ylabel="training loss (nats)", yscale="log")
     for method, found in curves.items():
         if not found:
             continue
@@ -197,8 +203,6 @@ def movement_figure(path: Path, report: BudgetReport, title: str) -> None:
             style = styles(report)[method]
             values = np.stack([running_mean(points[0, :, 0], run[:, column])[1] for run in points])
             draw(ax, running_mean(points[0, :, 0], points[0, :, column])[0] / per_epoch, values, style)
-    axes[0].set(xlabel="epochs", ylabel="‖Δθ‖² of a step", yscale="log")
-    axes[1].set(xlabel="epochs", ylabel="training loss (nats)", yscale="log")
     for ax in axes:
         grid_lines(ax)
     axes[1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from experiments.common.tables import finished
 from experiments.common.tuning import Tuning, score_text, tune
-from experiments.images.compare_corruptions import NONE, CorruptedImages
+from experiments.images.compare_corruptions import NONE, CorruptedImages, PublishedImages
 from experiments.images.compare_report import BudgetReport
 from experiments.images.methods import METHODS, Setting, proposal
 from experiments.images.options import CompareOptions
@@ -158,7 +158,11 @@ class Comparison:
 
     def corrupt(self, report: BudgetReport) -> None:
         """Score the final runs of all methods on corrupted test images; each corruption is made once."""
-        runs, images = self.runs[report.budget], CorruptedImages(self.data, self.options.corruption_images)
+        options, own, runs = self.options, self.options.settings, self.runs[report.budget]
+        files = (
+            PublishedImages(own.dataset, options.data, own.size, own.grayscale) if options.corruption_files else None
+        )
+        images = CorruptedImages(self.data, options.corruption_images, files)
         finals = {
             method: (finished(results), self.settings(report.budget, report.tuning[method].chosen))
             for method, results in report.runs.items()

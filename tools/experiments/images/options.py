@@ -28,7 +28,7 @@ from experiments.images.methods import METHODS, Setting, candidates
 from experiments.images.presets import PRESETS
 from experiments.images.settings import Settings
 from experiments.images.training import validate_run
-from meta_tasks.datasets import ImageData
+from meta_tasks.datasets import ImageData, find_corrupted
 from meta_tasks.datasets.files import read_npy
 
 TUNING_SEEDS = 1000  # the first seed of the tuning, with --seed 0
@@ -185,6 +185,9 @@ class CompareOptions(ImageOptions):
     corruptions: bool = False
     # Test images that --corruptions takes, chosen at random once; all of them, where there are fewer.
     corruption_images: int = 1000
+    # Take corrupted images from the published CIFAR-10-C (CIFAR-100-C), unpacked in the folder of the data files, not
+    # from the re-creation.
+    corruption_files: bool = False
     # Share of the weights with cR̂ < 1.1 between the halves of each final chain; needs eight samples of a run.
     convergence: bool = False
     # The same layer by layer, as a table of its own.
@@ -204,6 +207,10 @@ class CompareOptions(ImageOptions):
         for name, least in wanted.items():
             if getattr(self, name) and self.settings.num_samples < least:
                 raise ValueError(f"{name} needs num_samples of at least {least}, got {self.settings.num_samples}")
+        if self.corruption_files and not self.corruptions:
+            raise ValueError(
+                "corruption_files=True says where the images of --corruptions come from, which is not given"
+            )
         not_negative(self, "extensions")
         if not self.momentum_decays or not all(0 < decay <= 1 for decay in self.momentum_decays):
             raise ValueError(f"momentum_decays must lie in (0, 1], got {self.momentum_decays}")
@@ -261,6 +268,8 @@ class CompareOptions(ImageOptions):
             raise ValueError(f"tuning needs validation images, which {self.settings.dataset} lacks")
         if self.corruptions:
             check_images(data)
+        if self.corruption_files:
+            find_corrupted(self.settings.dataset, self.data)
         if self.plane and not data.num_classes:
             raise ValueError("plane shows the share of wrong classes, and this is a regression")
         for budget in self.all_budgets(data):

@@ -65,6 +65,9 @@ def _full(**changes: Any) -> Settings:
     return Settings(**_POSTERIOR | own | {"burn_in": 1 / 51, "num_samples": 100} | changes)
 
 
+_CIFAR16: dict[str, Any] = dict(dataset="cifar10", size=16, batch_size=64, prior_precision=20.0, **_POSTERIOR)
+_RESNET_PROXY: dict[str, Any] = _CIFAR16 | {"model": "resnet20_frn", "width": 8}
+
 #: Settings and budgets, in minibatch gradients. The prior's precision λ is that of a weight decay λ/N near 5e-4, as in
 #: the L2E paper. "fashion_mnist": one convolution, 28×28, a data set of the meta-training at a resolution beyond it.
 #: "digits": an architecture of no task family (three hidden layers, SiLU). "cifar10": a data set that meta-training
@@ -95,31 +98,8 @@ PRESETS: dict[str, tuple[Settings, tuple[int, ...]]] = {
         ),
         (400, 2000),
     ),
-    "cifar10": (
-        Settings(
-            dataset="cifar10",
-            model="cnn",
-            channels=8,
-            depth=2,
-            size=16,
-            batch_size=64,
-            prior_precision=20.0,
-            **_POSTERIOR,
-        ),
-        (1000, 5000),
-    ),
-    "resnet_proxy": (
-        Settings(
-            dataset="cifar10",
-            model="resnet20_frn",
-            width=8,
-            size=16,
-            batch_size=64,
-            prior_precision=20.0,
-            **_POSTERIOR,
-        ),
-        (2000, 8000),
-    ),
+    "cifar10": (Settings(**_CIFAR16, model="cnn", channels=8, depth=2), (1000, 5000)),
+    "resnet_proxy": (Settings(**_RESNET_PROXY), (2000, 8000)),
     "mnist_nt": (Settings(**_META_MNIST), _META_BUDGETS),
     "mnist_nt_af": (Settings(**_META_MNIST, activation="sigmoid"), _META_BUDGETS),
     "mnist_nt_data": (
@@ -137,19 +117,7 @@ PRESETS: dict[str, tuple[Settings, tuple[int, ...]]] = {
         ),
         (405_600,),
     ),
-    "cifar10_augmented": (
-        Settings(
-            dataset="cifar10",
-            model="resnet20_frn",
-            width=8,
-            size=16,
-            batch_size=64,
-            prior_precision=20.0,
-            augment=True,
-            **_POSTERIOR,
-        ),
-        (2000, 8000),
-    ),
+    "cifar10_augmented": (Settings(**_RESNET_PROXY, augment=True), (2000, 8000)),
     "cifar10_gong": (
         Settings(
             dataset="cifar10",

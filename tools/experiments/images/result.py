@@ -62,8 +62,8 @@ class Result:
         modes: of a run that was asked for them, see `experiments.images.measures.modes`.
         converged: of a chain that was asked for it, see `experiments.images.measures.converged`.
         plane: of a run that was asked for it, see `experiments.images.measures.error_plane`.
-        corruptions: of a run that was asked for them, {"images": how many, "scores": {corruption: {measure: its values
-            at severities 1 to 5}}}; under "none" those of the images as they are.
+        corruptions: of a run that was asked for them, {"images": how many, "source": whose, "scores": {corruption:
+            {measure: its values at severities 1 to 5}}}; under "none" those of the images as they are.
         diverged: why there are no scores, or None.
     """
 

@@ -17,9 +17,6 @@ from experiments.common.tuning import rates_around
 from experiments.multi_task.methods import ENERGIES, METHODS, Settings
 from meta_tasks.datasets import MultiTaskData, load_celeba, load_overlaid
 
-#: The methods of networks that share a trunk.
-SHARING = tuple(name for name, method in METHODS.items() if not method.separate)
-
 
 @dataclass(frozen=True, order=True)
 class Choice(Rate):

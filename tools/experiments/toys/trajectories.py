@@ -128,11 +128,10 @@ def draw(options: Posterior, command: str) -> None:
         # Both modes folded into one: the law does not tell the weights apart.
         spread = float((-between.abs()).std()) if len(between) > 1 else float("nan")
         numbers[name] = {"states": int(kept.sum()), "share": share, "spread": spread}
-        rows.append({"method": name, "states kept": str(int(kept.sum())), "in the upper mode": f"{share:.2f}",
-                     "standard deviation of w₁ − w₂ within a mode": f"{spread:.2f}"})  # fmt: skip
-    rows.append({"method": "the posterior", "states kept": "", "in the upper mode": "0.50",
-                 "standard deviation of w₁ − w₂ within a mode": f"{exact_spread():.2f}"})  # fmt: skip
-    text = markdown(rows)
+        rows.append((name, str(int(kept.sum())), f"{share:.2f}", f"{spread:.2f}"))
+    rows.append(("the posterior", "", "0.50", f"{exact_spread():.2f}"))
+    columns = ("method", "states kept", "in the upper mode", "standard deviation of w₁ − w₂ within a mode")
+    text = markdown([dict(zip(columns, row, strict=True)) for row in rows])
     finite = {name: {k: v if math.isfinite(v) else None for k, v in each.items()} for name, each in numbers.items()}
     write_outputs(options.out, command, text, {"settings": settings_of(options), "methods": finite})
     print(f"{text}\nwritten to {options.out}")

@@ -74,11 +74,16 @@ def test_one_tensor_of_any_length(length):
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(temperature=0.0), dict(prior_precision=0.0), dict(output_bound=0.5), dict(mean_scale=3.0),
-        dict(mean_scale=0.0), dict(momentum_decay=1.0), dict(lr=1e-6, num_data=1e6),
+        dict(temperature=0.0),
+        dict(prior_precision=0.0),
+        dict(output_bound=0.5),
+        dict(mean_scale=3.0),
+        dict(mean_scale=0.0),
+        dict(momentum_decay=1.0),
+        dict(lr=1e-6, num_data=1e6),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_setting(changes):
     tensors = state(LENGTHS)
     if changes.get("temperature") == 0:

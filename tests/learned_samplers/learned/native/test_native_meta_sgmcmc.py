@@ -110,14 +110,25 @@ def test_one_tensor_of_any_length(length, feature_set):
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(form="absolute"), dict(temperature=0.0), dict(temperature=0.0, form="absolute"), dict(prior_precision=0.0),
-        dict(constant_friction=0.3), dict(curl_offset=-0.5, curl_scale=0.8), dict(curl_clip=0.6),
-        dict(friction_clip=0.02), dict(friction_scale=0.0), dict(friction_scale=3.0), dict(momentum_decay=1.0),
-        dict(energy_scale=0.01), dict(gradient_scale=20.0), dict(gradient_variance=2.0), dict(lr=1e-6, num_data=1e6),
+        dict(form="absolute"),
+        dict(temperature=0.0),
+        dict(temperature=0.0, form="absolute"),
+        dict(prior_precision=0.0),
+        dict(constant_friction=0.3),
+        dict(curl_offset=-0.5, curl_scale=0.8),
+        dict(curl_clip=0.6),
+        dict(friction_clip=0.02),
+        dict(friction_scale=0.0),
+        dict(friction_scale=3.0),
+        dict(momentum_decay=1.0),
+        dict(energy_scale=0.01),
+        dict(gradient_scale=20.0),
+        dict(gradient_variance=2.0),
+        dict(lr=1e-6, num_data=1e6),
         dict(curl_scale=0.0),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_setting(changes, feature_set):
     tensors, energy = state(LENGTHS)
     if changes.get("temperature") == 0:
@@ -232,8 +243,10 @@ def test_tensors_one_by_one_and_of_any_memory_layout(chains, feature_set):
     del given["segments"]
     for permuted in (False, True):
         rows = [[x.reshape(*chains, *s) for x, s in zip(t.split(lengths, -1), shapes, strict=True)] for t in flat]
-        rows = [[x.transpose(-1, -2).clone().transpose(-1, -2) if permuted and x.dim() > 3 else x.clone() for x in row]
-                for row in rows]  # fmt: skip
+        rows = [
+            [x.transpose(-1, -2).clone().transpose(-1, -2) if permuted and x.dim() > 3 else x.clone() for x in row]
+            for row in rows
+        ]
         meta_step_tensors_(*rows, energy=energy, phi=phi, **given)
         for row, expected in zip((rows[0], rows[3]), theirs, strict=True):
             assert torch.equal(torch.cat([x.reshape(*chains, -1) for x in row], -1), expected)

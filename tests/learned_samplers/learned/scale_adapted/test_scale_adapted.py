@@ -139,10 +139,18 @@ def variances(module, *, freeze=True, steps=1500, skip=700, temperature=1.0, ada
     curvatures = torch.logspace(0, 4, 5)
     params = [(torch.randn(4000) * (temperature / k).sqrt()).requires_grad_() for k in curvatures]
     sampler = ScaleAdaptedL2E(
-        params, 0.02, N, network=module, adaptation_steps=adaptation_steps if freeze else 10**6,
+        params,
+        0.02,
+        N,
+        network=module,
+        adaptation_steps=adaptation_steps if freeze else 10**6,
         mass_scale=5.0 * temperature**0.5,
-        reference_data=None, beta_scale=0.3, temperature=temperature, eps=1e-3, momentum_init="normal",
-    )  # fmt: skip
+        reference_data=None,
+        beta_scale=0.3,
+        temperature=temperature,
+        eps=1e-3,
+        momentum_init="normal",
+    )
     total = torch.zeros(5)
     for step in range(steps):
         for p, k in zip(params, curvatures, strict=True):
@@ -189,10 +197,21 @@ def test_the_optimizer_is_the_rule_with_and_without_compiled_code(compiled, monk
         theta, *rest = state
         state = list(
             scale_adapted_l2e_rule(
-                theta, gradient, noise, *rest, phi=phi, segments=Segments((40,)), lr=0.05, num_data=N, temperature=1.0,
-                prior_precision=2.0, momentum_decay=0.1, step=step, settings=settings,
+                theta,
+                gradient,
+                noise,
+                *rest,
+                phi=phi,
+                segments=Segments((40,)),
+                lr=0.05,
+                num_data=N,
+                temperature=1.0,
+                prior_precision=2.0,
+                momentum_decay=0.1,
+                step=step,
+                settings=settings,
             )
-        )  # fmt: skip
+        )
         torch.testing.assert_close(p.detach(), state[0], rtol=1e-4, atol=1e-5)
         assert sampler.is_sampling == (step >= 6)
     torch.testing.assert_close(sampler.state[p]["root"], state[3], rtol=1e-3, atol=1e-5)
@@ -235,9 +254,16 @@ def test_a_parameter_without_a_gradient_when_the_mass_is_chosen_or_frozen_gets_o
     other, p = torch.randn(7).requires_grad_(), torch.randn(2, 20).requires_grad_()
     means = [torch.zeros(7), torch.full((2, 20), 0.5)]
     sampler = ScaleAdaptedL2E(
-        [{"params": [other, p], "prior_mean": means}], 0.02, N, network=network(0.3), temperature=0.5,
-        prior_precision=2.0, adaptation_steps=6, settling_share=0.34, missing_gradient="skip",
-    )  # fmt: skip
+        [{"params": [other, p], "prior_mean": means}],
+        0.02,
+        N,
+        network=network(0.3),
+        temperature=0.5,
+        prior_precision=2.0,
+        adaptation_steps=6,
+        settling_share=0.34,
+        missing_gradient="skip",
+    )
     assert sampler.settings.exploration_steps == 4
     run = dict(settings=sampler.settings, num_data=N, temperature=0.5, prior_precision=2.0)
     for step in range(8):

@@ -17,6 +17,7 @@ from experiments.function_space.image_ensembles import (
     train,
 )
 from experiments.function_space.stacked_mlp import StackedMLP
+from safetensors.torch import save_file
 
 from meta_tasks.datasets import load
 
@@ -87,3 +88,8 @@ def test_runs_are_kept_and_loaded(digits, tmp_path, monkeypatch):
         other = ImageRuns(tmp_path, digits, replace(PROTOCOL, **change))
         with pytest.raises(ValueError, match=r"SVGD_seed0\.safetensors was trained with protocol"):
             other.load("SVGD", 0)
+    layers = loaded.params[0].chunk(2, 1)
+    path = runs.store.path("SVGD_seed0", "samples", ".safetensors")
+    save_file({str(i): layer.detach().contiguous() for i, layer in enumerate(layers)}, path)
+    with pytest.raises(ValueError, match="in another layout"):
+        runs.load("SVGD", 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from experiments.function_space.stacked_mlp import SeparateGroups, StackedMLP
@@ -13,15 +15,15 @@ from learned_samplers import SVGD
 from learned_samplers.particles import IMQ, RBF
 
 
-def module(params, index):
+def module(mlp, params, index):
     """One network of the stack as torch's own layers."""
-    layers = []
-    for stacked in params:
-        weights = stacked[index] / stacked.shape[2] ** 0.5
-        linear = nn.Linear(weights.shape[1] - 1, weights.shape[0], dtype=weights.dtype)
+    layers, rest = [], params[0][index]
+    for into, out in pairwise(mlp.sizes):
+        linear = nn.Linear(into, out, dtype=rest.dtype)
+        weight, bias, rest = rest.split([out * into, out, len(rest) - out * (into + 1)])
         with torch.no_grad():
-            linear.weight.copy_(weights[:, :-1])
-            linear.bias.copy_(weights[:, -1])
+            linear.weight.copy_(weight.view(out, into) / (into + 1) ** 0.5)
+            linear.bias.copy_(bias / (into + 1) ** 0.5)
         layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -35,7 +37,7 @@ def test_is_the_usual_network(sizes, per_group, groups):
     outputs = mlp(params, x)
     assert outputs.shape == (groups * per_group, 7, sizes[-1])
     for i in range(groups * per_group):
-        torch.testing.assert_close(outputs[i], module(params, i)(x[i // per_group]))
+        torch.testing.assert_close(outputs[i], module(mlp, params, i)(x[i // per_group]))
     torch.testing.assert_close(mlp(params, x[0])[0], outputs[0])
 
 

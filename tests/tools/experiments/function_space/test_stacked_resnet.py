@@ -13,19 +13,19 @@ def test_each_copy_is_the_plain_network():
     found = stack(params, x)
     assert found.shape == (3, 6, 5)
     module = architectures.build("resnet20_frn", (3, 8, 8), 5, width=4)
-    for copy, expected in zip(params[0] * stack.scale + stack.offset, found, strict=True):
+    for copy, expected in zip((params[0] * stack.scale + stack.offset).float(), found, strict=True):
         torch.nn.utils.vector_to_parameters(copy, module.parameters())
         torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_weights_are_scaled_by_the_inputs_of_a_unit():
     stack = StackedResNet((3, 8, 8), 5, 4)
-    scale = {name: each.unique().item() for name, each in stack.network.views(stack.scale[None]).items()}
-    offset = {name: each.unique().item() for name, each in stack.network.views(stack.offset[None]).items()}
-    assert scale["stem.0.weight"] == torch.tensor(27.0).rsqrt().item()
-    assert scale["blocks.0.convolution_1.weight"] == torch.tensor(36.0).rsqrt().item()
-    assert scale["linear.weight"] == torch.tensor(16.0).rsqrt().item()
-    assert scale["linear.bias"] == scale["stem.1.weight"] == torch.tensor(0.1).item()
+    scale = {name: each.unique().item() for name, each in stack.views(stack.scale).items()}
+    offset = {name: each.unique().item() for name, each in stack.views(stack.offset).items()}
+    assert scale["stem.0.weight"] == 27**-0.5
+    assert scale["blocks.0.convolution_1.weight"] == 36**-0.5
+    assert scale["linear.weight"] == 16**-0.5
+    assert scale["linear.bias"] == scale["stem.1.weight"] == 0.1
     assert (offset["stem.1.weight"], offset["stem.1.bias"], offset["linear.weight"]) == (1, 0, 0)
     draws = [2**0.5 * p for p in stack.draw(200, generator=torch.Generator().manual_seed(0))]
     outputs = stack(draws, torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1)))

@@ -67,8 +67,12 @@ def test_torchrun_gives_the_same_chains(one_after_the_other, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "tools/sample.py", *SMALL, "--out", str(tmp_path)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("done in") == 1, "the first process alone reports"
     assert files(tmp_path) == files(one_after_the_other)

@@ -133,9 +133,19 @@ def test_a_network_may_give_the_noise(tmp_path):
     expected = nn.functional.gaussian_nll_loss(mean, y, log_variance.exp(), full=True)
     torch.testing.assert_close(likelihood.loss(wide(x), y), expected)
     found = compare(
-        lambda: nn.Linear(3, 2), table(), samplers=["SGLD"], out=tmp_path, steps=30, tries=1, grid=1, extensions=0,
-        tune_seeds=1, seeds=1, batch_size=16, num_samples=4,
-    )  # fmt: skip
+        lambda: nn.Linear(3, 2),
+        table(),
+        samplers=["SGLD"],
+        out=tmp_path,
+        steps=30,
+        tries=1,
+        grid=1,
+        extensions=0,
+        tune_seeds=1,
+        seeds=1,
+        batch_size=16,
+        num_samples=4,
+    )
     assert "RMSE" in str(found)
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from learned_samplers import metrics
+from learned_samplers import MetaSGMCMC, metrics
 from learned_samplers.classical.cyclical import cyclical_phase
 
 ALTERNATIVES = {
@@ -216,3 +216,26 @@ def test_cyclical_l2e_has_the_rates_the_noise_and_the_samples_of_cyclical_sgmcmc
             assert [lr for lr, _ in seen] == pytest.approx([0.01 * factor for factor, _ in phases])
             assert [temperature for _, temperature in seen] == [settings.temperature * phase for _, phase in phases]
     assert kept["CyclicalL2E"] == kept["CyclicalSGMCMC"] == 8
+
+
+def test_meta_sgmcmc_has_the_exact_derivatives_and_finite_differences_say_the_same():
+    settings, x, chains = Settings(), torch.randn(64, 6, generator=torch.Generator().manual_seed(1)), []
+    for correction in (None, "finite_difference"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        groups = [{"params": list(model.parameters())}]
+        if correction is None:
+            sampler = METHODS["MetaSGMCMC"].build(groups, settings, 0.05, 1000, 20)
+            assert sampler.settings.correction == "autograd"  # which compiled code has, and finite differences never
+        else:
+            own = {"network": settings.meta_sgmcmc_network, "prior_precision": settings.prior_precision}
+            sampler = MetaSGMCMC(groups, 0.05, 1000, correction=correction, temperature=settings.temperature, **own)
+        for _ in range(20):
+            sampler.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            sampler.step(loss.detach)  # a closure that has the loss already
+        chains.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    exact, difference = chains
+    assert (exact - difference).abs().max() < 0.02 * exact.square().mean().sqrt()
+    assert not torch.equal(exact, difference)
