@@ -23,14 +23,12 @@ def convert(source: str, target: str, *, num_data: float, **values: float) -> di
 
     With N = ``num_data``, our lr and momentum decay a, and λ the prior precision:
 
-    ==================  ==========================================================================================
-    learned_samplers    lr, momentum_decay a, temperature T, prior_precision λ
-    torch_sgd           lr, momentum μ = 1 − a, weight_decay = λ/N (on the mean loss); noise added at temperature T
-    welling_teh         SGLD θ ← θ − (s/2)·∇Ũ + N(0, s): step_size s = 2·lr/N
-    chen                SGHMC Δv = −η∇Ũ − αv + N(0, 2αη): learning_rate η = lr/N, momentum_decay α = a
-    ma                  SGHMC in (θ, r) with step ε and friction C: step_size ε = √(lr/N), friction C = a/ε
-    l2e                 Table 14's h = ε² = lr/N: step_size h, momentum_decay a
-    ==================  ==========================================================================================
+    - "learned_samplers": lr, momentum_decay a, temperature T, prior_precision λ
+    - "torch_sgd": lr, momentum μ = 1 − a, weight_decay = λ/N (on the mean loss); noise added at temperature T
+    - "welling_teh": SGLD θ ← θ − (s/2)·∇Ũ + N(0, s); step_size s = 2·lr/N
+    - "chen": SGHMC Δv = −η∇Ũ − αv + N(0, 2αη); learning_rate η = lr/N, momentum_decay α = a
+    - "ma": SGHMC in (θ, r) with step ε and friction C; step_size ε = √(lr/N), friction C = a/ε
+    - "l2e": Table 14's h = ε² = lr/N; step_size h, momentum_decay a
 
     Args:
         source, target: keys of `PARAMETRISATIONS`.

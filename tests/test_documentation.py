@@ -52,13 +52,40 @@ def test_tutorial(page, tmp_path, monkeypatch):
         assert tutorials.without_digits(printed) == tutorials.without_digits(shown)
     made = {figure.name for figure in tmp_path.glob("*.png")}
     shown_figures = set(re.findall(r"figures/tutorials/([\w.]+)", page.read_text()))
-    assert made == shown_figures - {"tensorboard.png"}  # a screenshot, which no page can make
+    assert made == shown_figures - {"tensorboard.png"}  # a screenshot of a browser, as its page says
 
 
 def test_the_outputs_of_tutorials_are_compared_in_words():
     same = tutorials.without_digits("ECE 0.12 at 1e-3,  R -2.5")
     assert same == tutorials.without_digits("ECE 0.3 at 2, R 7")
     assert same != tutorials.without_digits("NLL 0.12 at 1e-3, R -2.5")
+
+
+def code_lines(text):
+    """The lines of Python and of shell commands, without the indentation that makes a block of them."""
+    language = ""
+    for line in text.splitlines():
+        if line.startswith("```"):
+            language = "" if language else line[3:] or "text"
+        elif language.startswith("python") or (language == "text" and line.startswith(COMMANDS)):
+            yield line
+        elif not language and line.startswith("    ") and line[4:].startswith((*COMMANDS, "  --")):
+            yield line[4:]
+
+
+COMMANDS = ("python ", "torchrun ", "pip ", "  --")
+
+
+def test_code_fits_beside_the_columns_of_the_site():
+    """A hundred characters, as docs/stylesheets/site.css lays them out; the tables that tools write are left out."""
+    pages = [page for page in PAGES if page.parent.name != "tables"]
+    long = [f"{page.name}: {line}" for page in pages for line in code_lines(page.read_text()) if len(line) > 100]
+    assert not long
+
+
+def test_a_long_line_of_code_is_found():
+    text = "```python\nshort\n" + "x" * 101 + "\n```\n\n    python tools/x.py \\\n      --long " + "y" * 100 + "\n"
+    assert [len(line) > 100 for line in code_lines(text)] == [False, True, False, True]
 
 
 def test_linked_files_exist():

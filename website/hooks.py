@@ -13,6 +13,7 @@ from mkdocs.structure.files import File
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from website import pages
+from website.markup import leftovers
 
 # mkdocs counts the warnings of its own loggers, and --strict ends on them.
 log = logging.getLogger("mkdocs.hooks")
@@ -62,6 +63,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         page.meta["hide"] = ["navigation"]  # a column with one entry
     if page.file.src_uri == "papers.md":
         page.meta["hide"] = ["toc"]  # four entries beside tables of six columns
+    if page.file.src_uri.startswith("tables/"):
+        page.meta["hide"] = ["navigation", "toc"]  # tables of ten columns, which stand in no menu
     return pages.page_links(markdown, page.file.src_uri).replace("<!-- cards -->", pages.cards())
 
 
@@ -78,6 +81,8 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     Docstrings may say :func:`name`, or end a line in two colons; a page shows the name, and one colon.
     """
     html = _ROLE.sub("", html).replace("::</p>", ":</p>")
+    for piece in leftovers(html):
+        log.warning("%s shows %r, which was meant as something else", page.file.src_uri, piece)
     here = PurePosixPath(page.file.src_uri)
     up = "../" * len(here.parents[1:])
     names = set(pages.sampler_names()) - {here.stem if here.parent.name == "samplers" else ""}

@@ -15,7 +15,7 @@ from learned_samplers.posterior.names import normalisation_buffers
 def laplace_samples(model: nn.Module, laplace: Any, count: int) -> SampleCollection:
     """Draw weights from a fitted Laplace approximation (of the last layer, or of the whole network); a baseline.
 
-    ::
+    Fit the Laplace approximation as that package says, then draw from it::
 
         from laplace import Laplace  # pip install laplace-torch
 

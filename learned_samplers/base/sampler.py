@@ -284,7 +284,8 @@ class Sampler(ResumableOptimizer):
         at equilibrium. Call it between ``backward`` and ``step``, while the gradients belong to the parameters.
 
         Returns:
-            One dict ``{"kinetic": …, "configurational": …}`` a group; nan where there is no momentum or no gradient.
+            A dict for each group, of the keys "kinetic" and "configurational"; nan where there is no momentum or no
+            gradient.
         """
         return [temperatures_of(group, self.state) for group in self.param_groups]
 

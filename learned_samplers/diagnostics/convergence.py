@@ -1,10 +1,9 @@
 """Convergence diagnostics: is a chain long enough?
 
-The diagnostics take draws: an array or tensor (chain, draw, ...), an ArviZ ``InferenceData`` as from
-``to_arviz``, one :class:`~learned_samplers.PosteriorSamples` or a list of them, one per chain (1,000 evenly spaced
-coordinates are taken; choose others by calling ``to_arviz`` yourself; 10,000 coordinates take seconds). Draws need
-not be weights: in function space, where the symmetries of networks do no harm, they are
-``posterior.predict_samples(x)[None]``.
+The diagnostics take draws: an array or tensor (chain, draw, ...), an ArviZ ``InferenceData`` as from ``to_arviz``,
+one `PosteriorSamples` or a list of them, one per chain (1,000 evenly spaced coordinates are taken; choose others by
+calling ``to_arviz`` yourself; 10,000 coordinates take seconds). Draws need not be weights: in function space, where
+the symmetries of networks do no harm, they are ``posterior.predict_samples(x)[None]``.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def local_learning_coefficient(
 
         λ̂ = nβ·(E[L(w)] − L(w*)),    w ~ exp(−nβ·L(w) − ½γ‖w − w*‖²)
 
-    The law is that of a sampler at temperature T whose prior, of precision γT, is centred on w*. The expectation is the
-    mean loss over whole epochs, whose minibatches partition the data, so that their noise cancels against L(w*).
+    The law is that of a sampler at temperature T whose prior, of precision γT, is centred on the given weights. The
+    expectation is the mean loss over whole epochs, whose minibatches partition the data, so that their noise cancels.
 
     What it depends on: γ holds the chain near w*, and flattens what it should measure (a direction of curvature k
     counts nβk/(nβk + γ)/2): see that a smaller one changes little. The chains must have levelled off: plot `losses`.

@@ -22,7 +22,8 @@ class MOOSVGD(SteinSampler):
     Update, with gₖ = ∇Ũₖ = N·∇lossₖ + λθ, w(θⱼ) the weights of `MGDA` at particle j, and a kernel on the vectors of
     losses L(θ):
 
-        φ(θᵢ) = (1/M) Σⱼ [−k(Lⱼ, Lᵢ) Σₖ wₖ(θⱼ) gₖ(θⱼ)] + (T/M) (∂Lᵢ/∂θᵢ)ᵀ Σⱼ ∇_{Lⱼ} k(Lⱼ, Lᵢ),   θᵢ ← θᵢ + (lr/N)·φ(θᵢ)
+        φ(θᵢ) = (1/M) Σⱼ [−k(Lⱼ, Lᵢ) Σₖ wₖ(θⱼ) gₖ(θⱼ)] + (T/M) (∂Lᵢ/∂θᵢ)ᵀ Σⱼ ∇_{Lⱼ} k(Lⱼ, Lᵢ)
+        θᵢ ← θᵢ + (lr/N)·φ(θᵢ)
 
     so that particles spread over the Pareto front. All quadratic programmes of a step are solved at once. The repulsion
     is a combination of the gradients at hand and costs no further pass. Heads take their own ∇Ũₖ in the place of the

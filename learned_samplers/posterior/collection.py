@@ -22,10 +22,9 @@ from learned_samplers.posterior.tensor_files import Tensors
 class SampleCollection(Predictive):
     """K sets of weights θ_1 … θ_K of one network, and the predictions that average over them.
 
-    Made by :meth:`load` (a file or a folder that :class:`~learned_samplers.PosteriorSamples` wrote), by
-    :meth:`from_samples` (any list of weights: the members of a deep ensemble, say), by :meth:`from_draws` (from a
-    Gaussian approximation), by :meth:`merge` (of several chains), and, while it is being collected, by
-    :class:`~learned_samplers.PosteriorSamples`, its subclass.
+    Made by `load` (a file or a folder that `PosteriorSamples` wrote), by `from_samples` (any list of weights: the
+    members of a deep ensemble, say), by `from_draws` (from a Gaussian approximation), by `merge` (of several chains),
+    and, while it is being collected, by `PosteriorSamples`, its subclass.
 
     ``len(samples)`` is K; ``samples[k]`` and iteration give dictionaries from parameter name to tensor, in the dtype
     and on the device of storage. They are the stored tensors themselves: copy before changing them.

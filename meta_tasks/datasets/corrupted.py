@@ -44,7 +44,7 @@ def load_corrupted(
 ) -> ImageData:
     """The test images of CIFAR under one corruption at one severity, with their labels; no training images.
 
-    <root>/CIFAR-10-C/<corruption>.npy holds the images of all severities one after the other, (5·n, 32, 32, 3) in
+    ``<root>/CIFAR-10-C/<corruption>.npy`` holds the images of all severities one after the other, (5·n, 32, 32, 3) in
     uint8, and labels.npy beside it the labels, (5·n,); n is 10,000 in the published files. Of the images those of the
     severity alone are read.
 

@@ -30,7 +30,7 @@ class TokenData(ArrayData):
     """Texts as indices of words: int64 (n, L), each text followed by padding (index 0) up to L words; and classes.
 
     Attributes:
-        vocabulary: word of each index; those of 0 and 1 are "<padding>" and "<unknown>".
+        vocabulary: word of each index; those of 0 and 1 are ``<padding>`` and ``<unknown>``.
 
     Raises:
         TypeError, ValueError: inputs that are not int64 (n, L), an index outside the vocabulary, padding before a word

@@ -32,9 +32,9 @@ def batched_mlp(
     matrix product over all members.
 
     Args:
-        layers: weight (*members, out, in) and bias (*members, out) of each layer, first to last; any number of leading
-            member axes, the same for all tensors.
-        inputs: (n, in), seen by all members, or (*members, n, in).
+        layers: weight ``(*members, out, in)`` and bias ``(*members, out)`` of each layer, first to last; any number of
+            leading member axes, the same for all tensors.
+        inputs: (n, in), seen by all members, or ``(*members, n, in)``.
         activation: applied elementwise between the layers.
 
     Raises:

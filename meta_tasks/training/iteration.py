@@ -18,9 +18,11 @@ class Iteration:
 
     Attributes:
         number: iterations done so far, this one included.
-        loss, median_loss: mean and median of the finite meta-losses.
+        loss: mean of the finite meta-losses.
+        median_loss: their median.
         gradient_norm: Euclidean norm of the meta-gradient before it is clipped.
-        mean_difference, rms_difference: mean and root mean square of L(φ + η) − L(φ − η); NaN without pairs.
+        mean_difference: mean of L(φ + η) − L(φ − η); NaN without pairs.
+        rms_difference: root mean square of the same.
         failed: members that became non-finite.
         member_steps_per_second: speed of all processes together.
         results: of the jobs.

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
-from pathlib import Path
 
-import benchmark
-import contours
-import gaussians
 import papers
 import pytest
-import regression
-import tyro
-from experiments.bandits import options as bandits
-from experiments.common.options import parse_command
-from experiments.function_space.commands import COMMANDS
-from experiments.images.options import parse_compare
-from experiments.meta_training.options import Options as MetaOptions
-from experiments.multi_task import options as multi_task
 from experiments.papers.rows import Cell, Quote, Row, table
-from experiments.toys.experiment import ZDT3, Mixtures
 
-from meta_tasks.estimators import Estimator
+from tests.tools.documented_commands import parsed
 
 # What the papers have, written down from them.
 ITEMS = {
@@ -85,44 +71,11 @@ def test_every_row_says_something():
 # ---------------------------------------------------------------- the commands
 
 
-def check_meta_train(arguments: list[str]) -> Estimator:
-    options = tyro.cli(MetaOptions, args=arguments)
-    options.gradient.check(options.rule.sampler)
-    options.rule.make()
-    return options.gradient.make()
-
-
-def nothing(*_: object) -> None:
-    """In the place of what a command does."""
-
-
-PARSERS = {
-    "compare": parse_compare,
-    "multi_task": multi_task.parse,
-    "bandits": bandits.parse,
-    "function_space": lambda arguments: parse_command(COMMANDS, arguments, None),
-    "toy": lambda arguments: parse_command({"mixtures": (Mixtures, nothing), "zdt3": (ZDT3, nothing)}, arguments, None),
-    "benchmark": lambda arguments: parse_command(benchmark.COMMANDS, arguments, None),
-    "regression": lambda arguments: tyro.cli(regression.Options, args=arguments),
-    "gaussians": lambda arguments: tyro.cli(gaussians.Options, args=arguments),
-    "contours": lambda arguments: tyro.cli(contours.Options, args=arguments),
-    "meta_train": check_meta_train,
-    "papers": lambda arguments: tyro.cli(papers.Options, args=arguments),
-}
-
-
 def commands() -> list[str]:
     """All that the page tells a reader to run."""
     found = re.findall(r"`(python tools/[^`]+)`", (papers.DOCS / "papers.md").read_text())
     assert len(found) > 40, "the commands were not found"
     return list(dict.fromkeys(found))
-
-
-def parsed(command: str) -> object:
-    python, script, *arguments = shlex.split(command)
-    assert python == "python"
-    assert (papers.DOCS.parent / script).is_file()
-    return PARSERS[Path(script).stem](arguments)
 
 
 @pytest.mark.parametrize("command", commands())

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import learned_samplers
+from tests.tools.documented_commands import parsed
 from website import bias, pages
 from website.citation import citation
+from website.markup import leftovers
 
 ROOT = Path(__file__).parents[2]
 installed = pytest.mark.skipif(
@@ -152,6 +154,21 @@ def test_the_bias_figures_and_their_table_are_those_of_the_command():
     assert rows[1:] == [(name, label) for name, curves in CURVES.items() for label in curves]
 
 
+@pytest.mark.parametrize(
+    ("html", "found"),
+    [
+        ("<p>the file <root>/x.npy</p>", ["<root>"]),
+        ("<p>A baseline.</p><p>:</p>", ["<p>:</p>"]),
+        ("<p>========  ===</p>", ["========"]),
+        ("<p>One ``{</p>", ["``"]),
+        ("<p>by <code>~learned_samplers.SGLD</code> and ~learned_samplers.HMC</p>", ["~learned_samplers"]),
+        ("<p>a &lt;root&gt; <code>``</code></p><pre>========</pre><p>a = b:</p>", []),
+    ],
+)
+def test_pieces_of_another_markup_are_found(html, found):
+    assert leftovers(html) == found
+
+
 def test_the_gallery_shows_every_figure():
     gallery = (ROOT / "docs/gallery.md").read_text()
     shown = set(re.findall(r"\((figures/[\w/]+\.png)", gallery))
@@ -169,6 +186,22 @@ def test_every_figure_of_the_gallery_stands_with_a_command_that_is_there():
     for _, script in made.findall((ROOT / "docs/gallery.md").read_text()):
         if script.startswith("tools/"):
             assert (ROOT / script).exists()
+
+
+GALLERY = list(dict.fromkeys(re.findall(r"`(python [^`]+)`", (ROOT / "docs/gallery.md").read_text())))
+
+
+@pytest.mark.parametrize("command", GALLERY)
+def test_every_command_of_the_gallery_is_complete(command):
+    """As printed it runs: nothing is left out, and its tool takes every argument."""
+    assert "…" not in command
+    assert "..." not in command
+    if command != "python -m website.tutorials":
+        assert parsed(command) is not None
+
+
+def test_the_gallery_has_commands():
+    assert len(GALLERY) > 15
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ class ScaleAdaptedL2E(LearnedSampler):
     frozen mass is. This one explores as the first and samples as the second. With a = ``momentum_decay`` and t the
     step,
 
-        t ≤ exploration_steps:  the step of `L2E` (residual form, gated), its run being ``exploration_steps`` long
+        t ≤ exploration_steps:  the step of L2E (residual form, gated), its run being exploration_steps long
         t = exploration_steps:  μ = network, coordinate by coordinate, on statistics of the chain (running averages,
                                 θ, sizes, N);  r = 0
         t > exploration_steps:  r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r

@@ -1,0 +1,68 @@
+"""Commands that pages tell a reader to run, read by the tools' own parsers."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import benchmark
+import contours
+import gaussians
+import papers
+import regression
+import tyro
+from experiments.bandits import options as bandits
+from experiments.common.options import parse_command
+from experiments.function_space.commands import COMMANDS
+from experiments.images.options import SampleOptions, parse_compare
+from experiments.meta_training.options import Options as MetaOptions
+from experiments.multi_task import options as multi_task
+from experiments.toys.bias import Bias
+from experiments.toys.experiment import ZDT3, Mixtures
+from experiments.toys.trajectories import Posterior
+
+from meta_tasks.estimators import Estimator
+
+ROOT = Path(__file__).parents[2]
+
+
+def check_meta_train(arguments: list[str]) -> Estimator:
+    options = tyro.cli(MetaOptions, args=arguments)
+    options.gradient.check(options.rule.sampler)
+    options.rule.make()
+    return options.gradient.make()
+
+
+def nothing(*_: object) -> None:
+    """In the place of what a command does."""
+
+
+TOYS = {
+    "mixtures": (Mixtures, nothing),
+    "zdt3": (ZDT3, nothing),
+    "bias": (Bias, nothing),
+    "posterior": (Posterior, nothing),
+}
+
+PARSERS = {
+    "compare": parse_compare,
+    "multi_task": multi_task.parse,
+    "bandits": bandits.parse,
+    "function_space": lambda arguments: parse_command(COMMANDS, arguments, None),
+    "toy": lambda arguments: parse_command(TOYS, arguments, None),
+    "sample": lambda arguments: tyro.cli(SampleOptions, args=arguments),
+    "benchmark": lambda arguments: parse_command(benchmark.COMMANDS, arguments, None),
+    "regression": lambda arguments: tyro.cli(regression.Options, args=arguments),
+    "gaussians": lambda arguments: tyro.cli(gaussians.Options, args=arguments),
+    "contours": lambda arguments: tyro.cli(contours.Options, args=arguments),
+    "meta_train": check_meta_train,
+    "papers": lambda arguments: tyro.cli(papers.Options, args=arguments),
+}
+
+
+def parsed(command: str) -> object:
+    """What the tool's parser makes of a command, which does not run; SystemExit or ValueError for a mistake."""
+    python, script, *arguments = shlex.split(command)
+    assert python == "python"
+    assert (ROOT / script).is_file()
+    return PARSERS[Path(script).stem](arguments)
