@@ -29,6 +29,14 @@ def examples():
 OPTIONAL = ("lightning", "transformers", "accelerate")
 
 
+@pytest.fixture(autouse=True)
+def threads():
+    """Examples may set the number of threads, which is the process's."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("code", list(examples()))
 def test_example(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
