@@ -55,7 +55,7 @@ META_SGMCMC = (
             ("SGHMC", _nt("compare_mnist_nt_data_learned", "300", "SGHMC")),
         ),
         "NT+AF holds, NT does not over 20 seeds, **NT+Data is lost**, less so with tuned temperatures. Three seeds",
-        between="The weights were chosen by hand; a stopping rule (`meta_train.py --patience`) has found ones within 2 %.",
+        between="The weights were chosen by hand; a stopping rule (`meta_train.py --patience`) finds ones within 2 %.",
     ),
     Row(
         "MNIST: long-time generalisation",
