@@ -63,11 +63,11 @@ def test_the_import_loads_torch_numpy_and_little_else():
 
 def test_the_headline_runs_on_random_data_in_a_bare_install():
     assert HEADLINE is not None
-    code = HEADLINE[1].replace("from sklearn.datasets import load_digits\n", "").replace("range(106)", "range(32)")
+    code = re.sub("from sklearn.datasets import .*\n", "", HEADLINE[1]).replace("range(106)", "range(32)")
     digits = "x, y = torch.rand(1797, 64), torch.randint(10, (1797,))\n"
     code, replaced = re.subn(r"x, y = .*load_digits.*\nx = .*\n", digits, code)
     assert replaced == 1
-    assert re.search(r"accuracy 0\.\d+, NLL \d\.\d+, samples 2", run(BARE + code))
+    assert re.search(r"accuracy 0\.\d+, NLL \d\.\d+", run(BARE + code))
 
 
 @pytest.mark.parametrize(

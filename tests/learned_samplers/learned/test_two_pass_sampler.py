@@ -84,10 +84,10 @@ def test_the_same_chain_by_compiled_code_and_by_torch(name, temperature, monkeyp
 @pytest.mark.parametrize("name", SETTINGS)
 def test_together_alone_and_in_pieces_are_one_update(name, monkeypatch):
     together = run(sampler_of(SETTINGS[name], torch.float64), 6)
-    monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 1)
+    monkeypatch.setattr("learned_samplers.learned.flat_buffers._AT_ONCE_ON_CPU", 1)
     alone = run(sampler_of(SETTINGS[name], torch.float64), 6)
     monkeypatch.setattr(two_passes, "_PIECE_ON_CPU", 7)
-    monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 50)
+    monkeypatch.setattr("learned_samplers.learned.flat_buffers._AT_ONCE_ON_CPU", 50)
     assert_close(together, alone, 1e-12)
     assert_close(together, run(sampler_of(SETTINGS[name], torch.float64), 6), 1e-12)
 
@@ -97,7 +97,7 @@ def test_together_alone_and_in_pieces_are_one_update(name, monkeypatch):
 def test_a_chain_in_another_memory_layout_is_the_same(name, native, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, native)
     for limit in ("_AT_ONCE_ON_CPU", "_AT_ONCE_COMPILED"):
-        monkeypatch.setattr(f"learned_samplers.learned.sampler.{limit}", 1)
+        monkeypatch.setattr(f"learned_samplers.learned.flat_buffers.{limit}", 1)
     # Drawn in the order of memory, the noise of another layout is another one: at temperature 0 there is none.
     ours = run(sampler_of(SETTINGS[name], temperature=0.0, layout=torch.channels_last), 5)
     assert_close(ours, run(sampler_of(SETTINGS[name], temperature=0.0), 5), 1e-5)

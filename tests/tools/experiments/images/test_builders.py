@@ -8,6 +8,7 @@ from experiments.images import builders
 from experiments.images.settings import Settings
 
 from learned_samplers.learned import weights
+from learned_samplers.learned.cards import META_TRAINING_FIELDS
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.network import build_network
 
@@ -25,7 +26,7 @@ def l2e_weights(path, feature_set):
     weights.save(
         path,
         build_network(feature_set, (4,), 2),
-        {**card, "meta_training": dict.fromkeys(weights.META_TRAINING_FIELDS)},
+        {**card, "meta_training": dict.fromkeys(META_TRAINING_FIELDS)},
     )
     return str(path)
 
