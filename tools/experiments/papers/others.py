@@ -55,7 +55,7 @@ META_SGMCMC = (
             ("SGHMC", _nt("compare_mnist_nt_data_learned", "300", "SGHMC")),
         ),
         "NT+AF holds, NT does not over 20 seeds, **NT+Data is lost**, less so with tuned temperatures. Three seeds",
-        between="Weights by the stopping rule (`meta_train.py --patience`) instead of by hand: not trained yet.",
+        between="The weights were chosen by hand; a stopping rule (`meta_train.py --patience`) finds ones within 2 %.",
     ),
     Row(
         "MNIST: long-time generalisation",
@@ -138,8 +138,8 @@ MT_SGD = (
         _three("accuracy %, Multi-MNIST top left", "accuracy %", "multi_mnist, top left"),
         f"Over MOO-SVGD seen, over linear scalarisation **not**: {_PAIRS}",
         f"{_MULTI} paper --device cuda",
-        "The literature's files cannot be had; ours are made anew. At 20,000 steps linear scalarisation alone has been "
-        "run: docs/multi_task.md.",
+        "The literature's files cannot be had; ours are made anew. At 20,000 steps linear scalarisation is ahead of "
+        "MT-SGD, too, on one seed; MOO-SVGD has not been run for so long: docs/multi_task.md.",
     ),
     Row(
         "Table 1",
