@@ -13,7 +13,7 @@ _NAMES = (
 ELEMENTS = set(_NAMES.split())
 _ELEMENT = re.compile(r"<([A-Za-z][\w-]*)")
 _CODE = re.compile(r"<(pre|code)\b.*?</\1>", re.DOTALL)
-_RAW = re.compile(r"<p>\s*:*\s*</p>|={6,}|``|:(?:func|meth|class|mod|attr):|~learned_samplers")
+_RAW = re.compile(r"<p>\s*:+\s*</p>|={6,}|``|:(?:func|meth|class|mod|attr):|~learned_samplers")
 
 
 def leftovers(html: str) -> list[str]:
