@@ -38,7 +38,7 @@ def test_a_chain_on_mnist_neither_drifts_nor_grows(mnist):
 
 def test_a_chain_that_runs_away_is_stopped(mnist):
     few = datasets.keep_labels(mnist, (0, 1))
-    with pytest.raises(FloatingPointError, match="not (be )?finite"):
+    with pytest.raises(FloatingPointError, match=r"not (be )?finite"):
         long_chain.chain(long_chain.Options(epochs=3, lr=1e4), few)
 
 
