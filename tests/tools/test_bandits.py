@@ -28,12 +28,15 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert sum(run["arms"]) == 60
     assert "| wheel, δ = 0.5" in (tmp_path / "table.md").read_text()
     assert "over 2 seeds; published" in (tmp_path / "table.md").read_text()
-    assert "FSVGD 7.54 ± 0.41" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "FSVGD 7.54 ± 0.41" in said.out
+    assert "960/960" in said.err  # rounds, of sixteen runs
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert len(list((tmp_path / "tensorboard").iterdir())) == 16
     # All of it is on disk now.
     monkeypatch.setattr(experiment, "play", None)
     main(arguments)
+    assert "960/960" in capsys.readouterr().err
     assert json.loads((tmp_path / "results.json").read_text())["runs"] == content["runs"]
 
 

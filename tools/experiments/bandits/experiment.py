@@ -23,7 +23,13 @@ POINTS = 200  # of a regret curve that are kept
 
 
 def play(
-    bandit: Bandit, make: Callable[..., Posterior], budget: Budget, scale: float, noise: float, seed: int
+    bandit: Bandit,
+    make: Callable[..., Posterior],
+    budget: Budget,
+    scale: float,
+    noise: float,
+    seed: int,
+    tell: Callable[[int], object] | None = None,
 ) -> Tensor:
     """The arms that Thompson sampling chooses, (n,).
 
@@ -33,6 +39,7 @@ def play(
         budget: of training.
         scale, noise: see `SCALES`.
         seed: of the networks, the minibatches and the choices.
+        tell: called after each update of the posterior, with the number of rounds since the one before.
     """
     rounds, arms = bandit.expected.shape
     generator = torch.Generator().manual_seed(seed)
@@ -46,6 +53,8 @@ def play(
         chosen[start:end] = now
         history.add(now, bandit.rewards[start:end].gather(1, now[:, None])[:, 0] / scale)
         posterior.update(history)
+        if tell is not None:
+            tell(end - start)
     return chosen
 
 
@@ -78,7 +87,9 @@ class Runs:
             bandit = wheel(WHEELS[problem], rounds, generator)
         return replace(bandit, rewards=bandit.expected) if self.options.expected_rewards else bandit
 
-    def run(self, problem: str, method: str, seed: int) -> dict[str, Any]:
+    def run(
+        self, problem: str, method: str, seed: int, tell: Callable[[int], object] | None = None
+    ) -> dict[str, Any]:
         """``relative_regret`` in percent after ``rounds``, ``arms``: how often each was taken, and ``seconds``."""
         budget, (scale, noise) = self.options.budget, SCALES[problem.partition("_")[0]]
         name, store = f"{problem}_{method}_seed{seed}", self.stores[problem]
@@ -86,7 +97,7 @@ class Runs:
         def make() -> dict[str, Any]:
             bandit, start = self.bandit(problem, seed), time.perf_counter()
             # Another stream than that of the rounds.
-            arms = play(bandit, METHODS[method].build, budget, scale, noise, seed + 10_000)
+            arms = play(bandit, METHODS[method].build, budget, scale, noise, seed + 10_000, tell)
             seconds = time.perf_counter() - start
             curve = bandit.relative_regret(arms)
             rounds = torch.linspace(1, len(curve), min(POINTS, len(curve))).round().long()
@@ -117,11 +128,14 @@ class Runs:
         """Problem → method → its runs, one a seed."""
         options = self.options
         runs: dict[str, dict[str, list[dict[str, Any]]]] = {p: {m: [] for m in options.method} for p in self.problems}
-        with progress(total=len(self.problems) * len(options.method) * options.seeds) as bar:
+        rounds, done = options.budget.contexts, 0
+        total = rounds * len(self.problems) * len(options.method) * options.seeds
+        with progress(total=total, unit="round") as bar:
             for seed in options.seed_list():
                 for problem in self.problems:
                     for method in options.method:
                         bar.set_description(f"{problem}, {method}, seed {seed}")
-                        runs[problem][method].append(self.run(problem, method, seed))
-                        bar.update()
+                        runs[problem][method].append(self.run(problem, method, seed, bar.update))
+                        done += rounds
+                        bar.update(done - bar.n)  # a kept run tells nothing
         return runs
