@@ -87,9 +87,7 @@ class Runs:
             bandit = wheel(WHEELS[problem], rounds, generator)
         return replace(bandit, rewards=bandit.expected) if self.options.expected_rewards else bandit
 
-    def run(
-        self, problem: str, method: str, seed: int, tell: Callable[[int], object] | None = None
-    ) -> dict[str, Any]:
+    def run(self, problem: str, method: str, seed: int, tell: Callable[[int], object] | None = None) -> dict[str, Any]:
         """``relative_regret`` in percent after ``rounds``, ``arms``: how often each was taken, and ``seconds``."""
         budget, (scale, noise) = self.options.budget, SCALES[problem.partition("_")[0]]
         name, store = f"{problem}_{method}_seed{seed}", self.stores[problem]
