@@ -61,7 +61,8 @@ def figure(path: Path, runs: Runs) -> None:
     for ax in axes[len(runs) :]:
         ax.remove()
     handles, labels = axes[0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    # Two fit under a panel.
+    fig.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 2 * columns))
     fig.savefig(path, dpi=110)
 
 

@@ -266,8 +266,8 @@ F_SVGD = (
             ("bootstrap", Cell("bandits_40000", (), "mushroom", "bootstrap ensemble")),
             ("SGHMC", Cell("bandits_40000", (), "mushroom", "SGHMC")),
         ),
-        "5,000 rounds, three seeds; the last six at 40,000, one seed: f-SVGD is the best on that wheel and **behind SGHMC "
-        "on the mushrooms**, where it has twice the poster's regret",
+        "5,000 rounds, three seeds; the last six at 40,000, one seed: f-SVGD is the best on that wheel and **behind "
+        "SGHMC on the mushrooms**, where it has twice the poster's regret",
         "python tools/bandits.py --preset paper",
         "The other wheels at 40,000 rounds; more seeds. The poster does not say which δ.",
     ),
