@@ -21,6 +21,8 @@ from learned_samplers import metrics, plots
 
 Runs = Mapping[str, Sequence[Result]]  # method → its runs, one a seed
 
+PANELS = 6  # reliability diagrams side by side; more take a further line
+
 
 def rows(runs: Runs, out: Path, reference: torch.Tensor | None = None) -> list[dict[str, str]]:
     """One row of text a method: scores as mean ± standard deviation over the seeds that did not diverge.
@@ -95,8 +97,12 @@ def figure(path: Path, runs: Runs, title: str, out: Path) -> None:
     good = {name: finished(results) for name, results in runs.items() if finished(results)}
     if not good or "accuracy" not in next(iter(good.values()))[0].scores:
         return
-    fig = new_figure(max(8.0, 3.2 * len(good)), 7.0)
-    axes = fig.subplot_mosaic([list(good), ["accuracy"] * len(good)])
+    lines = -(-len(good) // PANELS)
+    columns = -(-len(good) // lines)
+    places = [*good, *["."] * (lines * columns - len(good))]
+    fig = new_figure(max(8.0, 3.2 * columns), 3.5 * (lines + 1))
+    panels = [places[at : at + columns] for at in range(0, len(places), columns)]
+    axes = fig.subplot_mosaic([*panels, ["accuracy"] * columns])
     curves: dict[str, list[list[float]]] = {}
     references: dict[str, float] = {}
     for name, results in good.items():

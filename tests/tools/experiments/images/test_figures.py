@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from experiments.common.figures import new_figure
+from experiments.images import report
 from experiments.images.compare_figures import draw
+from experiments.images.result import Result
+from PIL import Image
 
 STYLE = {"color": "C0", "label": "SGHMC"}
 X = np.array([1.0, 2.0])
@@ -35,3 +39,19 @@ def test_on_a_logarithmic_axis_means_and_bands_are_those_of_the_logarithms():
     ax.set(yscale="log")
     draw(ax, X, [[1.0, 1e-4], [4.0, 1.0], [1.0, 1e-4]], STYLE)
     assert ax.collections[0].get_paths()[0].vertices[:, 1].min() > 0, "an arithmetic band would end below 0"
+
+
+@pytest.mark.parametrize(("methods", "lines", "columns"), [(3, 1, 3), (6, 1, 6), (7, 2, 4), (13, 3, 5)])
+def test_many_reliability_diagrams_take_further_lines(tmp_path, monkeypatch, methods, lines, columns):
+    probabilities = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)).softmax(1)
+    saved = {"test": probabilities, "test_labels": probabilities.argmax(1)}
+    monkeypatch.setattr(report, "predictions", lambda result, out: saved)
+    runs = {
+        f"method {number}": [Result("SGHMC", 0.1, 0, {}, scores={"accuracy": 1.0}, accuracy_curve=[0.9, 1.0])]
+        for number in range(methods)
+    }
+    report.figure(tmp_path / "figure.png", runs, "title", tmp_path)
+    with Image.open(tmp_path / "figure.png") as image:
+        width, height = image.size
+    assert width == pytest.approx(150 * 3.2 * columns, abs=1)
+    assert height == pytest.approx(150 * 3.5 * (lines + 1), abs=1)
