@@ -59,10 +59,8 @@ _SECOND_MOMENT_DECAYS = (0.99, 0.999)
 _MAGNITUDES = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
 _COHERENCES = ("log_coherence_0.9", "log_coherence_0.99", "log_coherence_0.999")
 _CONTEXT = (*_MAGNITUDES, *_COHERENCES, "log_size", "time_10", "time_100", "time_1000")
-_LEAN_CONTEXT = (
-    *(*_MAGNITUDES, *_COHERENCES, "log_size"),
-    *("time_10", "time_100", "time_1000", "time_10000", "log_data", "progress", "has_total"),
-)
+_RUN = ("time_10", "time_100", "time_1000", "time_10000", "log_data", "progress", "has_total")
+_RUN_CONTEXT = (*_MAGNITUDES, *_COHERENCES, "log_size", *_RUN)
 
 FEATURE_SETS: dict[str, FeatureSet] = {
     each.name: each
@@ -71,7 +69,8 @@ FEATURE_SETS: dict[str, FeatureSet] = {
         FeatureSet("scaled", context=_CONTEXT),
         FeatureSet("adaptive", _CONTEXT, _SECOND_MOMENT_DECAYS),
         FeatureSet("adaptive_data", (*_CONTEXT, "log_data"), _SECOND_MOMENT_DECAYS),
-        FeatureSet("lean", _LEAN_CONTEXT, (0.99,), (0.9, 0.99, 0.999), ratio_decays=(0.9, 0.99, 0.999)),
+        FeatureSet("adaptive_run", _RUN_CONTEXT, _SECOND_MOMENT_DECAYS),
+        FeatureSet("lean", _RUN_CONTEXT, (0.99,), (0.9, 0.99, 0.999), ratio_decays=(0.9, 0.99, 0.999)),
     )
 }
 

@@ -53,10 +53,10 @@ def features(
     - "adaptive": also, with v̂ the bias-corrected average of g² at d = .99: g/√v̂, m_.9/√v̂ and m_.99/√v̂ (bias-corrected,
       held to ±8), and ¼·log(√v̂/‖√v̂‖) at d = .99 and .999, coordinate by coordinate.
     - "adaptive_data": also log₁₀(N)/3 − 1, the same everywhere: how much there is to memorise.
+    - "adaptive_run": also t/(t+τ) at τ = 10,000, and after the rest (t − 1)/``total_steps`` held to 1 ("progress", the
+      share of the run that is over) and 1 ("has_total"), or 0 and 0 where the length of the run is not known.
     - "lean": what four running averages can give, m at d = .9, .99 and .999 and v at .99: the three m and g over √v̂,
-      the logarithm at .99, and the context of "adaptive_data", also with τ = 10,000; then (t − 1)/``total_steps`` held
-      to 1 ("progress", the share of the run that is over) and 1 ("has_total"), or 0 and 0 where the length of the run
-      is not known.
+      the logarithm at .99, and the context of "adaptive_run".
 
     Args:
         parameter, momentum, gradient: (..., d), the gradient of the mean minibatch loss.

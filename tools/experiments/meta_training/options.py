@@ -14,6 +14,7 @@ import tyro
 from learned_samplers.learned.sampler import REGISTRY
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping, TruncatedBackpropagation
 from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.rules.gate import L2EGateRule
 from meta_tasks.rules.learned import LEARNED_RULES, NetworkRule
 from meta_tasks.rules.triton_l2e import FusedL2ERule
 from meta_tasks.tasks import GaussianFamily, ImageTaskFamily, family_named
@@ -69,7 +70,11 @@ class SamplerOptions:
     # from one of L2E), for a second stage of training. The new network may have more features and units; these start
     # without effect.
     start_weights: Path | None = None
-    # L2E and PrecondL2E with feature set "lean" only: share of the tasks in which the network is told the number of
+    # L2E only: learn nothing but a gate on the network of this weight file, which says how far each tensor moves by its
+    # size, its magnitudes, N, and how much of the run is over; 16 meta-parameters. The network's settings and its
+    # hidden layers are those of the file.
+    gate_of: Path | None = None
+    # L2E and PrecondL2E with a feature set that sees the progress of the run: share of the tasks in which the network is told the number of
     # steps of the run.
     tell_horizon: float | None = None
     # L2E on a CUDA device only: compute its update (residual form, two hidden layers) by fused kernels. They need
@@ -86,7 +91,7 @@ class SamplerOptions:
         if self.start_feature is not None and self.start_weights is not None:
             raise ValueError(f"start_feature={self.start_feature} and start_weights={self.start_weights}: choose one")
         only = {
-            "L2E": ("start_feature", "start_gain", "start_weights", "tell_horizon", "fused"),
+            "L2E": ("start_feature", "start_gain", "start_weights", "tell_horizon", "fused", "gate_of"),
             "PrecondL2E": ("start_weights", "tell_horizon"),
             "ScaleAdaptedL2E": ("start_feature", "start_gain", "start_weights"),
         }
@@ -97,6 +102,8 @@ class SamplerOptions:
         if self.start_feature is None and self.start_gain is not None:
             raise ValueError(f"start_gain={self.start_gain} needs a start_feature")
         given = {each.name: getattr(self.scales, each.name) for each in fields(self.scales)}
+        if self.gate_of is not None:
+            return self._make_gate({**given, "hidden": self.hidden, "fused": self.fused or None})
         rule = FusedL2ERule if self.fused else LEARNED_RULES[self.sampler]
         settings = REGISTRY[self.sampler].settings_class.given(**given)
         start: dict[str, Any] = {} if self.tell_horizon is None else {"tell_horizon": self.tell_horizon}
@@ -105,6 +112,15 @@ class SamplerOptions:
         elif self.start_feature is not None:
             start["start"] = (self.start_feature, 1.0 if self.start_gain is None else self.start_gain)
         return rule(hidden=self.hidden, settings=settings, **start)
+
+    def _make_gate(self, others: dict[str, Any]) -> NetworkRule:
+        starts = {"start_weights": self.start_weights, "start_feature": self.start_feature}
+        for name, value in {**others, **starts}.items():
+            if value is not None and name != "feature_set":
+                raise ValueError(f"{name}={value} cannot be given beside gate_of={self.gate_of}, which has its own")
+        assert self.gate_of is not None
+        own = {"feature_set": others["feature_set"]} if others["feature_set"] else {}
+        return L2EGateRule(self.gate_of, tell_horizon=self.tell_horizon or 0.0, **own)
 
 
 @dataclass(frozen=True)
