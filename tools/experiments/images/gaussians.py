@@ -28,7 +28,7 @@ def averaged_run(
     decay = 1 - 1 / max(2, settings.average_length * steps)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     optimizer.register_step_post_hook(lambda *_: average.update_parameters(model))
-    minibatch_run(model, optimizer, data, steps, minibatches, log)
+    minibatch_run(model, optimizer, data, steps, minibatches, log, compiled=settings.compiled)
     return PosteriorSamples.from_samples(model, [average.module.state_dict()])
 
 
@@ -40,12 +40,12 @@ def gaussian_run(
     optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
     if hasattr(optimizer, "sampled_params"):
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        minibatch_run(model, optimizer, data, steps, minibatches, log, schedule=schedule)
+        minibatch_run(model, optimizer, data, steps, minibatches, log, schedule=schedule, compiled=settings.compiled)
         return SampleCollection.from_draws(model, optimizer.sampled_params, settings.num_samples)
     # Fitted to twice as many states as a chain gives samples, evenly over the rest of the run.
     burn_in = int(settings.burn_in * steps)
     swag = SWAG(model, optimizer, burn_in, max(1, (steps - burn_in) // (2 * settings.num_samples)))
-    minibatch_run(model, optimizer, data, steps, minibatches, log)
+    minibatch_run(model, optimizer, data, steps, minibatches, log, compiled=settings.compiled)
     return SampleCollection.from_draws(model, swag.sampled_params, settings.num_samples)
 
 

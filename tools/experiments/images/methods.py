@@ -33,7 +33,7 @@ class ImageMethod(Method):
             weights of such a run; "gaussian" gives draws from the Gaussian that a run has fitted; "last_layer" gives
             draws of the last layer's weights around a trained network; "sampler" gives posterior samples; "full_batch"
             likewise, from gradients over the whole training set.
-        tunes: the settings of which a comparison tries several values beside its learning rates.
+        tunes: the settings of which a comparison tries several values beside its learning rates, where it has any.
         network: of a learned sampler, the setting that names its weights.
         gradients_per_step: gradient evaluations that one step costs.
         cyclical: the rate follows the cyclical schedule, and samples are taken in its sampling phases: what
@@ -74,6 +74,9 @@ _DECAY = ("prior_precision",)
 _DECAY_MOMENTUM = ("prior_precision", "momentum_decay")
 _COLD = ("temperature",)
 _COLD_MOMENTUM = ("temperature", "momentum_decay")
+# Of chains and trajectories whose samples begin after a share of the run.
+_COLD_CHAIN = ("temperature", "burn_in")
+_COLD_CHAIN_MOMENTUM = ("temperature", "momentum_decay", "burn_in")
 
 #: In the order in which they are offered; a learned sampler that is cyclical or of the paper's form says so.
 METHODS: dict[str, ImageMethod] = by_name(
@@ -81,36 +84,38 @@ METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod("Adam", builders.adam, 3e-3, "optimizer", _DECAY),
     ImageMethod("DeepEnsemble", builders.sgd, 0.05, "ensemble", _DECAY_MOMENTUM),
     ImageMethod("AdamEnsemble", builders.adam, 3e-3, "ensemble", _DECAY),
-    ImageMethod("AdamAverage", builders.adam, 3e-3, "average", _DECAY),
+    ImageMethod("AdamAverage", builders.adam, 3e-3, "average", (*_DECAY, "burn_in")),
     ImageMethod("AdamEMA", builders.adam, 3e-3, "running_average", _DECAY),
-    ImageMethod("SWAG", builders.sgd, 0.05, "gaussian", _DECAY_MOMENTUM),
-    ImageMethod("AdamSWAG", builders.adam, 3e-3, "gaussian", _DECAY),
+    ImageMethod("SWAG", builders.sgd, 0.05, "gaussian", (*_DECAY_MOMENTUM, "burn_in")),
+    ImageMethod("AdamSWAG", builders.adam, 3e-3, "gaussian", (*_DECAY, "burn_in")),
     # Laplace's approximation of the last layer, by laplace-torch.
     ImageMethod("LastLayerLaplace", builders.sgd, 0.05, "last_layer", _DECAY_MOMENTUM),
     ImageMethod("IVON", builders.ivon, 0.2, "gaussian", _COLD),
-    ImageMethod("SGLD", builders.sgld, 0.1, tunes=_COLD),
-    ImageMethod("SGLRW", builders.sglrw, 0.1, tunes=_COLD),
-    ImageMethod("PSGLD", builders.psgld, 3e-3, tunes=_COLD),
-    ImageMethod("SGHMC", builders.sghmc, 0.05, tunes=_COLD_MOMENTUM),
-    ImageMethod("BAOA", builders.baoa, 0.05, tunes=_COLD_MOMENTUM),
-    ImageMethod("ScaleAdaptedSGHMC", builders.scale_adapted, 3e-3, tunes=_COLD_MOMENTUM),
-    ImageMethod("SGNHT", builders.sgnht, 0.05, tunes=_COLD_MOMENTUM),
+    ImageMethod("SGLD", builders.sgld, 0.1, tunes=_COLD_CHAIN),
+    ImageMethod("SGLRW", builders.sglrw, 0.1, tunes=_COLD_CHAIN),
+    ImageMethod("PSGLD", builders.psgld, 3e-3, tunes=_COLD_CHAIN),
+    ImageMethod("SGHMC", builders.sghmc, 0.05, tunes=_COLD_CHAIN_MOMENTUM),
+    ImageMethod("BAOA", builders.baoa, 0.05, tunes=_COLD_CHAIN_MOMENTUM),
+    ImageMethod("ScaleAdaptedSGHMC", builders.scale_adapted, 3e-3, tunes=_COLD_CHAIN_MOMENTUM),
+    ImageMethod("SGNHT", builders.sgnht, 0.05, tunes=_COLD_CHAIN_MOMENTUM),
     ImageMethod("CyclicalSGMCMC", builders.cyclical, 0.07, tunes=(*_COLD_MOMENTUM, "exploration_ratio"), cyclical=True),
-    ImageMethod("EntropyMCMC", builders.entropy_mcmc, 0.1, tunes=_COLD),
-    ImageMethod("MCLMC", builders.mclmc, 0.05, tunes=_COLD_MOMENTUM),
+    ImageMethod("EntropyMCMC", builders.entropy_mcmc, 0.1, tunes=_COLD_CHAIN),
+    ImageMethod("MCLMC", builders.mclmc, 0.05, tunes=_COLD_CHAIN_MOMENTUM),
     ImageMethod("HMC", builders.hmc, 0.01, "full_batch", _COLD),
-    ImageMethod("L2EStart", builders.l2e_start, 0.005, tunes=_COLD),
-    ImageMethod("L2E", builders.l2e, 0.005, tunes=_COLD, network="l2e_network"),
+    ImageMethod("L2EStart", builders.l2e_start, 0.005, tunes=_COLD_CHAIN),
+    ImageMethod("L2E", builders.l2e, 0.005, tunes=_COLD_CHAIN, network="l2e_network"),
     ImageMethod(
         "CyclicalL2E", builders.l2e, 0.005, tunes=(*_COLD, "exploration_ratio"), network="l2e_network", cyclical=True
     ),
-    ImageMethod("ScaleAdaptedL2E", builders.scale_adapted_l2e, 0.001, tunes=_COLD, network="scale_adapted_l2e_network"),
-    ImageMethod("L2EPaper", builders.l2e_paper, 0.02, tunes=_COLD, network="l2e_paper_network"),
+    ImageMethod(
+        "ScaleAdaptedL2E", builders.scale_adapted_l2e, 0.001, tunes=_COLD_CHAIN, network="scale_adapted_l2e_network"
+    ),
+    ImageMethod("L2EPaper", builders.l2e_paper, 0.02, tunes=_COLD_CHAIN, network="l2e_paper_network"),
     # Its Hessian-vector product takes a second gradient at each step.
     ImageMethod(
-        "KineticL2E", builders.kinetic_l2e, 0.05, tunes=_COLD, network="kinetic_l2e_network", gradients_per_step=2
+        "KineticL2E", builders.kinetic_l2e, 0.05, tunes=_COLD_CHAIN, network="kinetic_l2e_network", gradients_per_step=2
     ),
-    ImageMethod("MetaSGMCMC", builders.meta_sgmcmc, 0.05, tunes=_COLD, network="meta_sgmcmc_network"),
+    ImageMethod("MetaSGMCMC", builders.meta_sgmcmc, 0.05, tunes=_COLD_CHAIN, network="meta_sgmcmc_network"),
 )
 
 
@@ -136,6 +141,7 @@ SHORT_NAMES = {
     "momentum_decay": "a",
     "temperature": "T",
     "exploration_ratio": "exploration",
+    "burn_in": "burn-in",
     "prior_precision": "decay",
 }
 
@@ -148,7 +154,8 @@ def candidates(
     There are `rates` learning rates, or as many as it takes to have so many settings. Each gets as many of the
     combinations of the other values as all, up to one, and each combination stands equally often, up to one.
     """
-    others = [tuple(zip(method.tunes, each)) for each in product(*(alternatives[name] for name in method.tunes))]
+    tuned = [name for name in method.tunes if name in alternatives]
+    others = [tuple(zip(tuned, each)) for each in product(*(alternatives[name] for name in tuned))]
     learning_rates = rates_around(method.lr, max(min(rates, tries), -(-tries // len(others))))
     # The nearest to the method's own come first where not all rates get equally many.
     learning_rates.sort(key=lambda lr: abs(math.log(lr / method.lr)))

@@ -173,6 +173,9 @@ class CompareOptions(ImageOptions):
     temperatures: tuple[float, ...] = (1.0, 0.1, 0.01)
     # Exploration ratios that are tuned, of cyclical samplers; none for --exploration-ratio alone.
     exploration_ratios: tuple[float, ...] = (0.5, 0.8, 0.9)
+    # Shares of burn-in that are tuned, of samplers that are not cyclical and of an optimizer's averages; none for
+    # --burn-in alone. A short run's first samples can be worse than none.
+    burn_ins: tuple[float, ...] = ()
     # Weight decays that are tuned, of SGD, Adam, their ensembles and averages, beside that of the posterior's mode,
     # λ/N: the mode of a deep network with a narrow prior can be useless where its posterior is not.
     weight_decays: tuple[float, ...] = (0.0, 5e-4)
@@ -217,8 +220,9 @@ class CompareOptions(ImageOptions):
         for name in ("weight_decays", "temperatures"):
             if any(not value >= 0 for value in getattr(self, name)):
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not all(0 <= ratio < 1 for ratio in self.exploration_ratios):
-            raise ValueError(f"exploration_ratios must lie in [0, 1), got {self.exploration_ratios}")
+        for name in ("exploration_ratios", "burn_ins"):
+            if not all(0 <= share < 1 for share in getattr(self, name)):
+                raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         if self.budgets is not None:
             if not self.budgets or min(self.budgets) < 1 or len(set(self.budgets)) < len(self.budgets):
                 raise ValueError(f"budgets must be positive and differ, got {self.budgets}")
@@ -241,6 +245,7 @@ class CompareOptions(ImageOptions):
             "temperature": tuple(dict.fromkeys(self.temperatures)) or (settings.temperature,),
             "exploration_ratio": tuple(dict.fromkeys(self.exploration_ratios)) or (settings.exploration_ratio,),
             "prior_precision": tuple(dict.fromkeys(precisions)),
+            **({"burn_in": tuple(dict.fromkeys(self.burn_ins))} if self.burn_ins else {}),
         }
 
     def candidates(self, method: str, data: ImageData) -> list[Setting]:

@@ -123,7 +123,7 @@ def score_columns(runs: Iterable[Sequence[Result]]) -> list[tuple[str, str, int]
 
 
 # Settings that runs on disk may lack: they were made before there were any, as if these were not set.
-_LATER = ("length", "vocabulary", "augment")
+_LATER = ("length", "vocabulary", "augment", "compiled")
 
 
 def new_result(settings: Settings, method_name: str, lr: float, seed: int, variant: str = "") -> Result:

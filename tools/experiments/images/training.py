@@ -51,14 +51,16 @@ def minibatch_run(
     first_step: int = 0,
     schedule: torch.optim.lr_scheduler.LRScheduler | CyclicalSchedule | None = None,
     gradients_per_step: int = 1,
+    compiled: bool = False,
 ) -> None:
-    """The ordinary training loop, `steps` minibatches long."""
+    """The ordinary training loop, `steps` minibatches long; the network's steps are `compiled` where that is asked."""
     model.train()
+    network = torch.compile(model) if compiled else model
     for step, (images, labels) in zip(range(first_step + 1, first_step + steps + 1), minibatches):
         # IVON's gradient is taken at a draw from its Gaussian; that of all others at the weights.
         with getattr(optimizer, "sampled_params", nullcontext)():
             optimizer.zero_grad(set_to_none=True)
-            logits = model(images)
+            logits = network(images)
             loss = log.likelihood.loss(logits, labels)
             loss.backward()
         log.add(loss, logits, labels)
@@ -116,7 +118,17 @@ def point_runs(
         model = build_network(settings, data)
         optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, share)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, share)
-        minibatch_run(model, optimizer, data, share, minibatches, log, first_step=first_step, schedule=schedule)
+        minibatch_run(
+            model,
+            optimizer,
+            data,
+            share,
+            minibatches,
+            log,
+            first_step=first_step,
+            schedule=schedule,
+            compiled=settings.compiled,
+        )
         first_step += share
         states.append(model.state_dict())
     return PosteriorSamples.from_samples(model, states)
@@ -135,7 +147,17 @@ def sampler_run(
     with PosteriorSamples(model, sampler, **kept) as samples:
         log.follow(samples, sampler)
         try:
-            minibatch_run(model, sampler, data, steps, minibatches, log, schedule=schedule, gradients_per_step=cost)
+            minibatch_run(
+                model,
+                sampler,
+                data,
+                steps,
+                minibatches,
+                log,
+                schedule=schedule,
+                gradients_per_step=cost,
+                compiled=settings.compiled,
+            )
         except ValueError as error:  # the collection refuses weights that are not finite
             if all(p.isfinite().all() for p in model.parameters()):
                 raise
