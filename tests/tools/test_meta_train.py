@@ -204,6 +204,13 @@ def test_ctrl_c_saves_and_exits(tmp_path):
             "start_feature=gradient does not belong to Pre",
         ),
         (["--start-gain", "2"], "start_gain=2.0 needs a start_feature"),
+        (["--sampler", "KineticL2E", "--gate-of", "a.safetensors"], "gate_of=a.safetensors does not belong to Kinetic"),
+        (
+            ["--gate-of", "a.safetensors", "--hidden", "8"],
+            r"hidden=\(8,\) cannot be given beside gate_of=a.safetensors, which has its own",
+        ),
+        (["--gate-of", "a.safetensors", "--beta-scale", "2"], "beta_scale=2.0 cannot be given beside gate_of=a"),
+        (["--gate-of", "a.safetensors"], r"a\.safetensors"),
         (["--start-feature", "gradients"], "'gradients' is not a feature of the network"),
         (
             ["--family", "cpu"],

@@ -31,18 +31,21 @@ ALTERNATIVES = {
     "exploration_ratio": (0.5, 0.8, 0.9),
     "prior_precision": (0.0, 1.0, 20.0),
 }
+BURN_INS = {"burn_in": (0.5, 0.8)}
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("tries", [1, 2, 17, 18, 40])
-def test_every_method_tries_equally_many_settings_in_a_balanced_choice(method, tries):
-    found = candidates(METHODS[method], tries, 6, ALTERNATIVES)
+@pytest.mark.parametrize("more", [{}, BURN_INS], ids=["", "burn-ins"])
+def test_every_method_tries_equally_many_settings_in_a_balanced_choice(method, tries, more):
+    alternatives = ALTERNATIVES | more
+    found = candidates(METHODS[method], tries, 6, alternatives)
     assert len(found) == len(set(found)) == tries
     rates = Counter(setting.lr for setting in found)
     assert max(rates.values()) - min(rates.values()) <= 1
     assert len(rates) >= min(6, tries)
     others = Counter(setting.also for setting in found)
-    possible = math.prod(len(ALTERNATIVES[name]) for name in METHODS[method].tunes)
+    possible = math.prod(len(alternatives[name]) for name in METHODS[method].tunes if name in alternatives)
     assert len(others) == min(tries, possible)
     assert max(others.values()) - min(others.values()) <= 1
     own = METHODS[method].lr
@@ -62,6 +65,8 @@ def test_the_settings_that_are_tried():
     assert {setting.also for setting in decays} == {(("prior_precision", 0.0),), (("prior_precision", 1.0),)}
     assert {setting.variant for setting in decays} == {"p0", "p1"}
     assert {setting.text(100) for setting in decays} == {"decay 0", "decay 0.01"}
+    late = candidates(METHODS["L2E"], 4, 1, {"temperature": (1.0, 0.1)} | BURN_INS)
+    assert {setting.text(100) for setting in late} == {f"T {t}, burn-in {b}" for t in ("1", "0.1") for b in (0.5, 0.8)}
     alone = candidates(METHODS["L2E"], 9, 6, {"temperature": (1.0,)})
     assert len({setting.lr for setting in alone}) == 9, "with nothing else to tune there are more learning rates"
     # Names of a run's files must not collide.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -155,6 +155,26 @@ def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, ti
     name = "SGLD"
     tiny.at(tmp_path).run(tiny.settings, name, 0.01, 4)
     assert not torch.equal(seen["SGLD"][1], first[1]), "another seed has another order"
+
+
+def test_compiled_steps_give_the_same_run(tmp_path, tiny, monkeypatch):
+    calls, plain = [], torch.compile
+
+    def compile_eagerly(model):
+        calls.append(model)
+        return plain(model, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    runs = tiny.at(tmp_path)
+    expected = {name: runs.run(tiny.settings, name, 0.01, 3) for name in ("SGHMC", "DeepEnsemble", "AdamEMA", "IVON")}
+    assert not calls
+    assert "compiled" not in expected["SGHMC"].settings, "runs from before there was the setting are read"
+    settings = replace(tiny.settings, compiled=True)
+    for name, result in expected.items():
+        got = runs.run(settings, name, 0.01, 3)
+        assert got.settings["compiled"]
+        assert got.scores["nll"] == pytest.approx(result.scores["nll"], rel=1e-5)
+    assert len(calls) == 3 + tiny.settings.ensemble_size
 
 
 # --- kinds of methods ---------------------------------------------------------------------------------------------
