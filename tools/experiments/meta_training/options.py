@@ -74,8 +74,8 @@ class SamplerOptions:
     # size, its magnitudes, N, and how much of the run is over; 16 meta-parameters. The network's settings and its
     # hidden layers are those of the file.
     gate_of: Path | None = None
-    # L2E and PrecondL2E with a feature set that sees the progress of the run: share of the tasks in which the network is told the number of
-    # steps of the run.
+    # L2E and PrecondL2E with a feature set that sees the progress of the run ("lean", "adaptive_run"): share of the
+    # tasks in which the network is told the number of steps.
     tell_horizon: float | None = None
     # L2E on a CUDA device only: compute its update (residual form, two hidden layers) by fused kernels. They need
     # Triton and change results by rounding. Experimental: they have not run on a GPU yet.
