@@ -30,31 +30,37 @@ class L2EGateRule(L2ERule):
     γ ≥ −6 there.
 
     Args:
-        gate_of: weight file of a network of L2E in the residual form with two hidden layers or more, whose features
-            ``feature_set`` has.
+        gate_of: weight file of a network of L2E in the residual form, whose features ``feature_set`` has; or of one
+            that this rule gave, whose gate is then where the meta-parameters count from.
         feature_set: what the gated network sees.
         tell_horizon: as for `L2ERule`.
 
     Raises:
-        ValueError, FileNotFoundError: the weights cannot be read, are of another sampler or form, or have a gate.
+        ValueError, FileNotFoundError: the weights cannot be read, are of another sampler or form, or have another gate.
     """
 
     def __init__(self, gate_of: Path, feature_set: str = "adaptive_run", *, tell_horizon: float = 0.0) -> None:
         card = load_card(gate_of)
-        if (card["sampler"], card.get("form")) != ("L2E", "residual") or card["scales"].get("gated"):
+        gated = card["scales"].get("gated", False)
+        if (card["sampler"], card.get("form")) != ("L2E", "residual"):
             raise ValueError(
-                f"gate_of: {gate_of} must be a network of L2E in the residual form without a gate, got "
-                f"{card['sampler']}, {card.get('form')}, gated={card['scales'].get('gated')}"
+                f"gate_of: {gate_of} must be a network of L2E in the residual form, got {card['sampler']}, "
+                f"{card.get('form')}"
             )
         settings = replace(L2ESettings.from_card({**card, "feature_set": feature_set}), gated=True)
-        hidden = [width + 1 for width in self.hidden_of(card["layers"])]
+        hidden = [width + (not gated) for width in self.hidden_of(card["layers"])]
         super().__init__(hidden=hidden, start=gate_of, tell_horizon=tell_horizon, settings=settings)
         assert self.start is not None
-        self._base = self._with_open_gate(self.start(super().initial_weights(0)))
+        base = self.start(super().initial_weights(0))
+        self._base = self._with_open_gate(base)
         # Places of the gate's weights in the flat network: the context of the first layer's last unit, and its bias.
         (units, inputs), context = self._shapes[0], len(feature_set_named(feature_set).context)
         self._places = torch.tensor([*range(units * inputs - context, units * inputs), units * inputs + units - 1])
         self.num_weights = len(self._places)
+        if gated:
+            self._base[self._places] = base[self._places]
+            if not torch.equal(self._base, base):
+                raise ValueError(f"gate_of: {gate_of} has a gate of its own that is not linear in the context")
 
     def _with_open_gate(self, weights: Tensor) -> Tensor:
         """The start, with γ = 0 carried by each hidden layer's last unit."""

@@ -7,7 +7,7 @@ import pretrained
 from learned_samplers import L2E
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import apply_network, layers_of
-from learned_samplers.learned.weights import load
+from learned_samplers.learned.weights import load, save
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
@@ -100,12 +100,23 @@ def test_its_tasks_and_its_start_stand_in_the_specification():
     assert rule.card()["scales"]["gated"] is True
 
 
+def test_a_gate_is_where_the_next_one_begins(tmp_path):
+    first, weights = L2EGateRule(SHIPPED), torch.linspace(-0.5, 0.5, 16)
+    meta = dict(tasks={}, horizon={}, estimator={}, seed=0, commit="", command="", iterations=0)
+    card = {"name": "gate", "meta_training": meta, "curve": [], "metrics": {}, "licence": "MIT"}
+    card["defaults"] = {"lr": 0.1, "momentum_decay": 0.1}
+    save(tmp_path / "gate.safetensors", first.network(weights), {**first.card(), **card})
+    second, more = L2EGateRule(tmp_path / "gate.safetensors"), torch.linspace(0.3, -0.2, 16)
+    assert second.hidden == (17, 17)
+    torch.testing.assert_close(second.prepare(more[None]), first.prepare((weights + more)[None]))
+
+
 def test_what_cannot_have_a_gate_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"must be a network of L2E in the residual form without a gate, got .*paper"):
+    with pytest.raises(ValueError, match=r"must be a network of L2E in the residual form, got L2E, paper"):
         L2EGateRule(pretrained.path("l2e-paper"))
     path, _ = weight_file(tmp_path, L2ERule("residual", "lean", (4, 4), gated=True))
-    with pytest.raises(ValueError, match="gated=True"):
-        L2EGateRule(path)
+    with pytest.raises(ValueError, match="a gate of its own that is not linear in the context"):
+        L2EGateRule(path, "lean")
     path, _ = weight_file(tmp_path, L2ERule("residual", "adaptive", (4, 4)))
     with pytest.raises(ValueError, match=r"start: .* sees gradient_to_rms.*which 'paper' has not"):
         L2EGateRule(path, "paper")
