@@ -79,9 +79,10 @@ class L2E(TwoPassSampler):
         normalise_output: whether β, after any bound, is divided by its root mean square over the tensor, so that s_β
             alone says how far the learned velocity moves it (a ``decay_time`` acts after that); by default the card's,
             else False.
-        total_steps: length of the run in steps, for networks with the feature set "lean", which may then act by how
-            much of the run is over (a schedule in the network; lr stays as it is); by default None, not known. It is
-            of this run, not of the weights' card, and a resumed chain must have the same.
+        total_steps: length of the run in steps, for networks that see the progress of a run (feature sets "lean" and
+            "adaptive_run"), which may then act by how much of it is over (a schedule in the network; lr stays as it
+            is); by default None, not known. It is of this run, not of the weights' card, and a resumed chain must have
+            the same.
         averages_dtype: "bfloat16" keeps the running averages in half the memory, rounded so that the error averages out
             (`learned_samplers.learned.narrow`), and the momentum as it is; by default "float32", the parameters' dtype.
         noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_rule`; by
