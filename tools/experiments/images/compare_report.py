@@ -238,7 +238,7 @@ NOTES = """Mean ± standard deviation over seeds. NLL in nats, ECE in 15 bins; K
 predictions of two samples; ESS/s: effective sample size of the samples' log-probability of the true label, the median
 over test images, per second of the run; cR̂ < 1.1: share of the weights whose chain agrees between its two halves (1,000
 weights of a run); also tuned: momentum decay a, temperature T, exploration ratio, the share
-of burn-in, or an optimizer's weight decay; seconds of training and collecting alone.
+of burn-in, the final lr as a share of the first, or an optimizer's weight decay; seconds of training and collecting.
 Second table: tries, the settings that were tuned over, each on every tuning seed; median and worst seed; collapsed:
 runs that diverged, or whose NLL is above that of uniform predictions or 1.5 times the method's median; difference of
 the NLL to the first row's at the same seed (same initial weights and minibatches), ± its standard error over seeds, and

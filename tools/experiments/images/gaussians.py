@@ -12,7 +12,14 @@ from experiments.images.log import Diverged, Log
 from experiments.images.methods import ImageMethod
 from experiments.images.minibatches import Minibatches
 from experiments.images.settings import Settings
-from experiments.images.training import build_network, minibatch_run, parameter_groups, point_runs, sampler_run
+from experiments.images.training import (
+    annealing,
+    build_network,
+    minibatch_run,
+    parameter_groups,
+    point_runs,
+    sampler_run,
+)
 from learned_samplers import SWAG, laplace_samples
 from learned_samplers.base.optional import require
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
@@ -22,13 +29,14 @@ from meta_tasks.datasets import ImageData
 def averaged_run(
     method: ImageMethod, settings: Settings, lr: float, data: ImageData, steps: int, minibatches: Minibatches, log: Log
 ) -> SampleCollection:
-    """The running average of the weights over a run of an optimizer at a constant rate."""
+    """The running average of the weights over a run of an optimizer, at a constant rate or `annealing`."""
     model = build_network(settings, data)
     optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
     decay = 1 - 1 / max(2, settings.average_length * steps)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     optimizer.register_step_post_hook(lambda *_: average.update_parameters(model))
-    minibatch_run(model, optimizer, data, steps, minibatches, log, compiled=settings.compiled)
+    schedule = annealing(optimizer, settings, lr, steps)
+    minibatch_run(model, optimizer, data, steps, minibatches, log, schedule=schedule, compiled=settings.compiled)
     return PosteriorSamples.from_samples(model, [average.module.state_dict()])
 
 
@@ -45,7 +53,8 @@ def gaussian_run(
     # Fitted to twice as many states as a chain gives samples, evenly over the rest of the run.
     burn_in = int(settings.burn_in * steps)
     swag = SWAG(model, optimizer, burn_in, max(1, (steps - burn_in) // (2 * settings.num_samples)))
-    minibatch_run(model, optimizer, data, steps, minibatches, log, compiled=settings.compiled)
+    schedule = annealing(optimizer, settings, lr, steps)
+    minibatch_run(model, optimizer, data, steps, minibatches, log, schedule=schedule, compiled=settings.compiled)
     return SampleCollection.from_draws(model, swag.sampled_params, settings.num_samples)
 
 

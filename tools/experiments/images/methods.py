@@ -74,9 +74,10 @@ _DECAY = ("prior_precision",)
 _DECAY_MOMENTUM = ("prior_precision", "momentum_decay")
 _COLD = ("temperature",)
 _COLD_MOMENTUM = ("temperature", "momentum_decay")
-# Of chains and trajectories whose samples begin after a share of the run.
-_COLD_CHAIN = ("temperature", "burn_in")
-_COLD_CHAIN_MOMENTUM = ("temperature", "momentum_decay", "burn_in")
+# When the samples of a chain or of an optimizer's trajectory begin, and where its learning rate ends.
+_WHEN = ("burn_in", "final_lr")
+_COLD_CHAIN = (*_COLD, *_WHEN)
+_COLD_CHAIN_MOMENTUM = (*_COLD_MOMENTUM, *_WHEN)
 
 #: In the order in which they are offered; a learned sampler that is cyclical or of the paper's form says so.
 METHODS: dict[str, ImageMethod] = by_name(
@@ -84,10 +85,10 @@ METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod("Adam", builders.adam, 3e-3, "optimizer", _DECAY),
     ImageMethod("DeepEnsemble", builders.sgd, 0.05, "ensemble", _DECAY_MOMENTUM),
     ImageMethod("AdamEnsemble", builders.adam, 3e-3, "ensemble", _DECAY),
-    ImageMethod("AdamAverage", builders.adam, 3e-3, "average", (*_DECAY, "burn_in")),
-    ImageMethod("AdamEMA", builders.adam, 3e-3, "running_average", _DECAY),
-    ImageMethod("SWAG", builders.sgd, 0.05, "gaussian", (*_DECAY_MOMENTUM, "burn_in")),
-    ImageMethod("AdamSWAG", builders.adam, 3e-3, "gaussian", (*_DECAY, "burn_in")),
+    ImageMethod("AdamAverage", builders.adam, 3e-3, "average", (*_DECAY, *_WHEN)),
+    ImageMethod("AdamEMA", builders.adam, 3e-3, "running_average", (*_DECAY, "final_lr")),
+    ImageMethod("SWAG", builders.sgd, 0.05, "gaussian", (*_DECAY_MOMENTUM, *_WHEN)),
+    ImageMethod("AdamSWAG", builders.adam, 3e-3, "gaussian", (*_DECAY, *_WHEN)),
     # Laplace's approximation of the last layer, by laplace-torch.
     ImageMethod("LastLayerLaplace", builders.sgd, 0.05, "last_layer", _DECAY_MOMENTUM),
     ImageMethod("IVON", builders.ivon, 0.2, "gaussian", _COLD),
@@ -142,6 +143,7 @@ SHORT_NAMES = {
     "temperature": "T",
     "exploration_ratio": "exploration",
     "burn_in": "burn-in",
+    "final_lr": "final lr",
     "prior_precision": "decay",
 }
 

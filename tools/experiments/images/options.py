@@ -176,6 +176,9 @@ class CompareOptions(ImageOptions):
     # Shares of burn-in that are tuned, of samplers that are not cyclical and of an optimizer's averages; none for
     # --burn-in alone. A short run's first samples can be worse than none.
     burn_ins: tuple[float, ...] = ()
+    # Learning rates at the end of a run that are tuned, as shares of the first one, of samplers that are not cyclical
+    # and of an optimizer's averages; none for --final-lr alone.
+    final_lrs: tuple[float, ...] = ()
     # Weight decays that are tuned, of SGD, Adam, their ensembles and averages, beside that of the posterior's mode,
     # λ/N: the mode of a deep network with a narrow prior can be useless where its posterior is not.
     weight_decays: tuple[float, ...] = (0.0, 5e-4)
@@ -215,8 +218,11 @@ class CompareOptions(ImageOptions):
                 "corruption_files=True says where the images of --corruptions come from, which is not given"
             )
         not_negative(self, "extensions")
-        if not self.momentum_decays or not all(0 < decay <= 1 for decay in self.momentum_decays):
-            raise ValueError(f"momentum_decays must lie in (0, 1], got {self.momentum_decays}")
+        for name in ("momentum_decays", "final_lrs"):
+            if not all(0 < share <= 1 for share in getattr(self, name)):
+                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
+        if not self.momentum_decays:
+            raise ValueError("momentum_decays must hold one value at least, got ()")
         for name in ("weight_decays", "temperatures"):
             if any(not value >= 0 for value in getattr(self, name)):
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -246,6 +252,7 @@ class CompareOptions(ImageOptions):
             "exploration_ratio": tuple(dict.fromkeys(self.exploration_ratios)) or (settings.exploration_ratio,),
             "prior_precision": tuple(dict.fromkeys(precisions)),
             **({"burn_in": tuple(dict.fromkeys(self.burn_ins))} if self.burn_ins else {}),
+            **({"final_lr": tuple(dict.fromkeys(self.final_lrs))} if self.final_lrs else {}),
         }
 
     def candidates(self, method: str, data: ImageData) -> list[Setting]:

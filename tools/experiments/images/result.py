@@ -123,7 +123,7 @@ def score_columns(runs: Iterable[Sequence[Result]]) -> list[tuple[str, str, int]
 
 
 # Settings that runs on disk may lack: they were made before there were any, as if these were not set.
-_LATER = ("length", "vocabulary", "augment", "compiled")
+_LATER = ("length", "vocabulary", "augment", "compiled", "final_lr")
 
 
 def new_result(settings: Settings, method_name: str, lr: float, seed: int, variant: str = "") -> Result:
@@ -135,7 +135,7 @@ def new_result(settings: Settings, method_name: str, lr: float, seed: int, varia
     method = METHODS[method_name]
     own = {name: value for name, value in asdict(settings).items() if not name.endswith("_network")}
     for name in _LATER:
-        if own[name] in (None, False):
+        if own[name] == getattr(Settings, name):
             del own[name]
     digest = method.network_digest(settings)
     if is_own(settings.model):

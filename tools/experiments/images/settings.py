@@ -98,6 +98,9 @@ class Settings:
     # Share of a sampler's steps before its first sample, in [0, 1). HMC adapts its step size meanwhile. Cyclical
     # SGMCMC has its exploration phases and --burn-in-cycles instead.
     burn_in: float = 0.3
+    # Learning rate at the end of a run, as a share of that at its beginning, along half a cosine, of samplers that are
+    # not cyclical and of an optimizer's averages; 1 is a constant rate.
+    final_lr: float = 1.0
     # Adapt the mass of ScaleAdaptedSGHMC at temperature 0, as Adam does, and not at that of the samples.
     cold_adaptation: bool = False
     # Posterior samples to keep of each run, evenly spaced (for cyclical SGMCMC over the sampling phases).
@@ -143,7 +146,7 @@ class Settings:
         if not 0 <= self.burn_in_cycles < self.cycles:
             raise ValueError(f"burn_in_cycles must lie in [0, cycles={self.cycles}), got {self.burn_in_cycles}")
         share_below_one(self, "burn_in", "exploration_ratio")
-        for name in ("momentum_decay", "average_length"):
+        for name in ("momentum_decay", "average_length", "final_lr"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
         not_negative(self, "temperature", "prior_precision", "division")

@@ -16,7 +16,7 @@ from experiments.images.methods import ImageMethod
 from experiments.images.minibatches import Minibatches
 from experiments.images.own_models import is_own
 from experiments.images.settings import Settings
-from learned_samplers import HMC, CyclicalSchedule
+from learned_samplers import HMC, CyclicalSchedule, CyclicalSGMCMC
 from learned_samplers.base.optional import require
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
@@ -142,7 +142,7 @@ def sampler_run(
     steps //= cost
     model = build_network(settings, data)
     sampler = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
-    schedule = method.schedule(sampler, settings, steps)
+    schedule = method.schedule(sampler, settings, steps) or annealing(sampler, settings, lr, steps)
     kept = cyclical_collection(settings, steps) if method.cyclical else collection(settings, steps)
     with PosteriorSamples(model, sampler, **kept) as samples:
         log.follow(samples, sampler)
@@ -163,6 +163,15 @@ def sampler_run(
                 raise
             raise Diverged(str(error)) from error
     return samples
+
+
+def annealing(
+    optimizer: torch.optim.Optimizer, settings: Settings, lr: float, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """Half a cosine from `lr` to its share `final_lr`; None where the rate is constant."""
+    if settings.final_lr == 1 or isinstance(optimizer, CyclicalSGMCMC):
+        return None
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, settings.final_lr * lr)
 
 
 def collection(settings: Settings, steps: int) -> dict[str, Any]:

@@ -32,11 +32,12 @@ ALTERNATIVES = {
     "prior_precision": (0.0, 1.0, 20.0),
 }
 BURN_INS = {"burn_in": (0.5, 0.8)}
+ENDS = {**BURN_INS, "final_lr": (1.0, 0.2)}
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("tries", [1, 2, 17, 18, 40])
-@pytest.mark.parametrize("more", [{}, BURN_INS], ids=["", "burn-ins"])
+@pytest.mark.parametrize("more", [{}, BURN_INS, ENDS], ids=["", "burn-ins", "ends"])
 def test_every_method_tries_equally_many_settings_in_a_balanced_choice(method, tries, more):
     alternatives = ALTERNATIVES | more
     found = candidates(METHODS[method], tries, 6, alternatives)
