@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
@@ -16,12 +18,14 @@ class Segments:
 
     Args:
         lengths: number of coordinates of each tensor, in order.
+        shapes: their shapes, where something depends on them.
 
     Raises:
-        ValueError: there is no tensor, or one is empty.
+        ValueError: there is no tensor, or one is empty, or a shape has another number of coordinates.
     """
 
     lengths: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...] | None = None
     #: d, the length of the flat axis.
     total: int = field(init=False, compare=False)
     #: Where each tensor begins, and d at the end.
@@ -34,6 +38,25 @@ class Segments:
         edges = tuple(accumulate(lengths, initial=0))
         for name, value in (("lengths", lengths), ("edges", edges), ("total", edges[-1])):
             object.__setattr__(self, name, value)
+        if self.shapes is not None and tuple(map(prod, self.shapes)) != lengths:
+            raise ValueError(f"shapes of Segments must have the lengths {lengths}, got {self.shapes}")
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> Segments:
+        """Those of these tensors laid end to end."""
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        return cls(tuple(map(prod, shapes)), shapes)
+
+    @property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of each tensor: its first axis and all others; of one with fewer than two, one row.
+
+        Raises:
+            ValueError: the shapes are not known.
+        """
+        if self.shapes is None:
+            raise ValueError("the shapes of the tensors must be known here: Segments(lengths, shapes), got none")
+        return tuple((s[0], prod(s[1:])) if len(s) > 1 else (1, prod(s)) for s in self.shapes)
 
     def mean_square(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Mean of x² over each tensor, (..., d) → (..., S), in ``dtype``, by default that of x."""

@@ -24,14 +24,19 @@ class FeatureSet:
     average_decays: tuple[float, ...] = AVERAGE_DECAYS
     #: d of those averages whose ratios to √v̂ are adaptive rows.
     ratio_decays: tuple[float, ...] = (0.9, 0.99)
+    #: d of the average whose orthogonal factor is the last adaptive row, or None; the tensors' shapes are needed then.
+    orthogonal_decay: float | None = None
 
     @property
     def adaptive(self) -> tuple[str, ...]:
-        """Names of the adaptive rows: ratios to √v̂ at the first of ``second_moment_decays``, then logarithms of √v̂."""
+        """Names of the adaptive rows: ratios to √v̂ at the first of ``second_moment_decays``, then logarithms of √v̂,
+        then the orthogonal factor."""
         if not self.second_moment_decays:
             return ()
         ratios = (f"average_{d:g}_to_rms" for d in self.ratio_decays)
-        return ("gradient_to_rms", *ratios, *(f"log_rms_{d:g}" for d in self.second_moment_decays))
+        logs = (f"log_rms_{d:g}" for d in self.second_moment_decays)
+        orthogonal = () if self.orthogonal_decay is None else (f"orthogonal_{self.orthogonal_decay:g}",)
+        return ("gradient_to_rms", *ratios, *logs, *orthogonal)
 
     @property
     def size(self) -> int:
@@ -70,6 +75,7 @@ FEATURE_SETS: dict[str, FeatureSet] = {
         FeatureSet("adaptive", _CONTEXT, _SECOND_MOMENT_DECAYS),
         FeatureSet("adaptive_data", (*_CONTEXT, "log_data"), _SECOND_MOMENT_DECAYS),
         FeatureSet("adaptive_run", _RUN_CONTEXT, _SECOND_MOMENT_DECAYS),
+        FeatureSet("matrix", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, orthogonal_decay=0.9),
         FeatureSet("lean", _RUN_CONTEXT, (0.99,), (0.9, 0.99, 0.999), ratio_decays=(0.9, 0.99, 0.999)),
     )
 }

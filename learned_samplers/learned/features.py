@@ -16,6 +16,7 @@ from learned_samplers.base.operations import scalar_log10
 from learned_samplers.base.segments import Segments, constant
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.narrow import narrow_update_
+from learned_samplers.learned.orthogonal import orthogonal_direction
 
 #: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
 FLOOR = 1e-5
@@ -55,19 +56,21 @@ def features(
     - "adaptive_data": also log₁₀(N)/3 − 1, the same everywhere: how much there is to memorise.
     - "adaptive_run": also t/(t+τ) at τ = 10,000, and after the rest (t − 1)/``total_steps`` held to 1 ("progress", the
       share of the run that is over) and 1 ("has_total"), or 0 and 0 where the length of the run is not known.
+    - "matrix": "adaptive_run" and, as the last adaptive row, the orthogonal factor of the momentum of each whole matrix
+      (`learned_samplers.learned.orthogonal`), with "is_matrix" as the last of the context: 0 for biases and the like.
     - "lean": what four running averages can give, m at d = .9, .99 and .999 and v at .99: the three m and g over √v̂,
       the logarithm at .99, and the context of "adaptive_run".
 
     Args:
         parameter, momentum, gradient: (..., d), the gradient of the mean minibatch loss.
         averages: (..., K, d), already updated with ``gradient`` (`update_averages`).
-        segments: the tensors in the flat axis.
+        segments: the tensors in the flat axis; for "matrix" with their shapes.
         feature_set: a set, or its name.
         lr, num_data, step: learning rate, N, and updates done before this one; the paper's set uses none of them.
         total_steps: length of the run, or None where it is not known.
 
     Raises:
-        ValueError: there is no feature set of that name.
+        ValueError: there is no feature set of that name, or it needs shapes that ``segments`` do not have.
     """
     named = feature_set_named(feature_set)
     scale = TensorScales(
@@ -164,11 +167,17 @@ class TensorScales:
         # In double precision, for 1 − dᵗ is a small difference; as a scalar it leaves the features' dtype alone.
         self.time = (step.double() if isinstance(step, Tensor) else step) + 1
         self.lr, self.num_data, self.total_steps = lr, num_data, total_steps
+        self.matrices = () if named.orthogonal_decay is None else segments.matrices
         k = len(named.average_decays)
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
         self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :], gradient.dtype)], -2)
         #: The rows `FeatureSet.adaptive`, (..., A, d), made when they are first needed.
         self.adaptive: Tensor | None = None
+        #: The orthogonal factors, (..., d).
+        self.orthogonal: Tensor | None = None
+        if named.orthogonal_decay is not None:
+            average = averages[..., named.average_decays.index(named.orthogonal_decay), :]
+            self.orthogonal = orthogonal_direction(average, gradient, named.orthogonal_decay, segments)
         if named.second_moment_decays:
             self.mean_seconds = segments.mean(averages[..., k:, :], gradient.dtype)
 
@@ -192,6 +201,7 @@ class TensorScales:
         """The same for a range of coordinates, where there is only one tensor."""
         other = self.held(self.parameter[..., part], self.momentum[..., part])
         other.gradient, other.averages, other.adaptive = self.gradient[..., part], self.averages[..., part], None
+        other.orthogonal = None if self.orthogonal is None else self.orthogonal[..., part]
         other.segments = Segments((other.gradient.shape[-1],))
         return other
 
@@ -224,7 +234,10 @@ class TensorScales:
         # The bias correction drops out of a ratio of two averages at one d.
         relative = seconds * self.segments.expand(1 / (self.mean_seconds + _TINY))
         logs = 0.5 * _LOG_SCALE * torch.log(relative + _LOG_RATIO_FLOOR)
-        return torch.cat([torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs], -2)
+        rows = [torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs]
+        if self.orthogonal is not None:
+            rows.append(self.orthogonal.unsqueeze(-2))
+        return torch.cat(rows, -2)
 
     def _context(self, momentum: Tensor) -> Tensor:
         """The rows of the context of every tensor, (..., E, S); ``momentum`` is its mean square (..., 1, S)."""
@@ -247,6 +260,8 @@ class TensorScales:
                 logs.append((self.mean_squares[..., i : i + 1, :] / (1 - d**t) ** 2 + _TINY) / (gradient + _TINY))
             elif name == "log_size":
                 constants.append(torch.log10(constant(self.segments.lengths, gradient)) / 3 - 1)
+            elif name == "is_matrix":
+                constants.append(constant(tuple(float(min(sides) > 1) for sides in self.matrices), gradient))
             elif kind == "time":
                 constants.append(t / (t + float(number)))
             elif name == "progress":

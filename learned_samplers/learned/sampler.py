@@ -131,7 +131,7 @@ class LearnedSampler(Sampler):
             None if noise is None else noise.reshape(-1),
             *(self._flat_state(name, [tensor]) for name, tensor in zip(self.state_names, state, strict=True)),
             phi=self._phi(parameter),
-            segments=Segments((parameter.numel(),)),
+            segments=Segments.of([parameter]),
             **hyper,
         )
         return tuple(x.reshape(*x.shape[:-1], *shape) for x in after)
@@ -195,7 +195,7 @@ class LearnedSampler(Sampler):
         self, params: list[Tensor], gradients: list[Tensor], noise: list[Tensor] | None, hyper: dict[str, Any]
     ) -> None:
         """Apply `flat_rule` to some tensors of one dtype and device, laid end to end, and write the results back."""
-        segments = Segments(tuple(p.numel() for p in params))
+        segments = Segments.of(params)
         states = [[self.state[p][name] for p in params] for name in self.state_names]
         after = self.flat_rule(
             gather(params),

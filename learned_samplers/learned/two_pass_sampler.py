@@ -41,6 +41,8 @@ class TwoPassSampler(LearnedSampler):
         """Statistics of whole tensors are there, derivatives of the network along a tensor are not."""
         if self._narrow:
             return "averages in bfloat16 are rounded by a coordinate's place in a whole tensor"
+        if self.feature_set.orthogonal_decay is not None:
+            return f"feature set {self.feature_set.name!r} makes whole matrices orthogonal"
         return "" if self.passes() is not None else "its correction differentiates the network along whole tensors"
 
     @property
@@ -117,6 +119,7 @@ def _in_place(
 ) -> None:
     # A view where the layout allows it, else a copy (channels_last), which is written back.
     theta, r, kept = parameter.reshape(-1), momentum.reshape(-1), averages.reshape(len(averages), -1)
+    hyper.setdefault("segments", Segments.of([parameter]))
     passes.step_(theta, gradient.reshape(-1), None if noise is None else noise[0].reshape(-1), r, kept, **hyper)
     for tensor, flat in ((parameter, theta), (momentum, r), (averages, kept)):
         if flat.data_ptr() != tensor.data_ptr():

@@ -35,7 +35,7 @@ class BatchedNetwork:
             raise ValueError(f"{type(module).__name__} keeps buffers; the inner loop runs networks of parameters only")
         self.names, shapes = zip(*((name, tuple(p.shape)) for name, p in module.named_parameters()), strict=True)
         self.shapes: dict[str, tuple[int, ...]] = dict(zip(self.names, shapes, strict=True))
-        self.segments = Segments(tuple(math.prod(shape) for shape in shapes))
+        self.segments = Segments(tuple(map(math.prod, shapes)), shapes)
 
     def initial(self, seed: int) -> Tensor:
         """Weights (d,) as the network's constructor draws them after ``torch.manual_seed(seed)``."""

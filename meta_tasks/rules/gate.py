@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
-from learned_samplers.learned.network import GATE_BOUND, Phi, flatten, unflatten
+from learned_samplers.learned.network import GATE_BOUND, flatten, unflatten
 from learned_samplers.learned.weights import load_card
-from meta_tasks.rules.learned import L2ERule
+from meta_tasks.rules.subspace import L2ESubspaceRule
 
 __all__ = ["L2EGateRule"]
 
 
-class L2EGateRule(L2ERule):
+class L2EGateRule(L2ESubspaceRule):
     """L2E with a trained network, of which only a gate is learned: how far each tensor moves, and when.
 
     β·exp(γ) stands in the place of β, with γ = c·x + c₀ over the context x of a tensor (the logarithms of its kick,
     weights, momentum and displacement, its gradients' coherence, its size, time, N, and how much of the run is over);
-    the meta-parameters are (c, c₀). At zero the sampler is that of the trained network. Evolution strategies estimate a
-    gradient in 16 directions far more quietly than in a thousand.
+    the meta-parameters are (c, c₀). At zero the sampler is that of the trained network.
 
     The gated network is an ordinary one with one more unit in each hidden layer, which carries γ through the ReLUs;
     γ ≥ −6 there.
@@ -39,6 +37,8 @@ class L2EGateRule(L2ERule):
         ValueError, FileNotFoundError: the weights cannot be read, are of another sampler or form, or have another gate.
     """
 
+    learned = "gate"
+
     def __init__(self, gate_of: Path, feature_set: str = "adaptive_run", *, tell_horizon: float = 0.0) -> None:
         card = load_card(gate_of)
         gated = card["scales"].get("gated", False)
@@ -52,15 +52,15 @@ class L2EGateRule(L2ERule):
         super().__init__(hidden=hidden, start=gate_of, tell_horizon=tell_horizon, settings=settings)
         assert self.start is not None
         base = self.start(super().initial_weights(0))
-        self._base = self._with_open_gate(base)
+        opened = self._with_open_gate(base)
         # Places of the gate's weights in the flat network: the context of the first layer's last unit, and its bias.
         (units, inputs), context = self._shapes[0], len(feature_set_named(feature_set).context)
-        self._places = torch.tensor([*range(units * inputs - context, units * inputs), units * inputs + units - 1])
-        self.num_weights = len(self._places)
+        places = torch.tensor([*range(units * inputs - context, units * inputs), units * inputs + units - 1])
         if gated:
-            self._base[self._places] = base[self._places]
-            if not torch.equal(self._base, base):
+            opened[places] = base[places]
+            if not torch.equal(opened, base):
                 raise ValueError(f"gate_of: {gate_of} has a gate of its own that is not linear in the context")
+        self._span(opened, places, torch.arange(len(places)), torch.ones(len(places)))
 
     def _with_open_gate(self, weights: Tensor) -> Tensor:
         """The start, with γ = 0 carried by each hidden layer's last unit."""
@@ -71,21 +71,3 @@ class L2EGateRule(L2ERule):
                 weight[-1, -1] = 1.0
         layers[0][1][-1], layers[-1][1][-1] = GATE_BOUND, -GATE_BOUND
         return flatten(layers)
-
-    def initial_weights(self, seed: int) -> Tensor:
-        return torch.zeros(self.num_weights)
-
-    def _whole(self, weights: Tensor) -> Tensor:
-        base, places = self._base.to(weights), self._places.to(weights.device)
-        return base.expand(*weights.shape[:-1], -1).index_add(-1, places, weights)
-
-    def prepare(self, weights: Tensor) -> Phi:
-        return super().prepare(self._whole(weights))
-
-    def network(self, weights: Tensor) -> nn.Module:
-        network = self.settings.fresh_network(self.hidden)
-        nn.utils.vector_to_parameters(self._whole(weights.detach().cpu()), network.parameters())
-        return network
-
-    def specification(self) -> dict[str, Any]:
-        return {**super().specification(), "learned": "gate"}

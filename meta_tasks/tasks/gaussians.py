@@ -55,7 +55,7 @@ class GaussianTask:
         validation.non_negative("spread", spread)
         self.mean, self.precision, self.hyperparameters, self.kind = mean, precision, hyperparameters, kind
         self.spread, self.device = spread, mean.device
-        self.segments = Segments((len(mean),))
+        self.segments = Segments.of([mean])
         self._noise: Tensor | None = None
         if noise:
             num_data = int(hyperparameters.num_data)

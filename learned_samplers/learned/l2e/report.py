@@ -36,7 +36,7 @@ def flat_states(sampler: L2E) -> list[dict[str, Any]]:
                     "momentum": sampler._flat_state("momentum", state[0]),
                     "averages": sampler._flat_state("averages", state[1]),
                     "phi": [(weight.detach(), bias.detach()) for weight, bias in sampler._phi(theta)],
-                    "segments": Segments(tuple(p.numel() for p in chosen)),
+                    "segments": Segments.of(chosen),
                     **sampler.hyper(group),
                 }
             )

@@ -32,7 +32,7 @@ class Step {
 
   public:
     Step(const Settings &settings, const Piece *pieces_, const Network *network, int count)
-        : s(settings), pieces(pieces_), networks(count), rows(3 + s.averages + s.ratios + s.logs), hidden(s.layers - 1) {
+        : s(settings), pieces(pieces_), networks(count), rows(3 + s.averages + s.ratios + s.logs + s.extra), hidden(s.layers - 1) {
         for (int n = 0; n < count; n++) {
             networks[n].resize(s.layers);
             for (int l = 0; l < s.layers; l++) pack(s, networks[n][l], network[l], n, l);
@@ -63,7 +63,7 @@ class Step {
     Tile tile(const Block &b) const {
         const Piece &p = piece(b);
         return Tile{p.gradient, p.parameter, p.momentum, p.noise, s.narrow ? nullptr : static_cast<float *>(p.averages),
-                    s.narrow ? static_cast<uint16_t *>(p.averages) : nullptr, p.stride}
+                    s.narrow ? static_cast<uint16_t *>(p.averages) : nullptr, p.stride, p.extra}
             .from(b.start);
     }
 
@@ -114,7 +114,7 @@ class Step {
 
     void specialise(int i) {
         const Piece &p = pieces[first_piece + i];
-        ::specialise(s, networks[p.network][0], p.length, wholes[i]);
+        ::specialise(s, networks[p.network][0], p, wholes[i]);
     }
 
     // ------------------------------------------------------------ the two passes of the network
@@ -154,6 +154,7 @@ class Step {
                               static_cast<float>(0.5 * LOG_SCALE));
             for (int k = 0; k < s.ratios + s.logs; k++) row[3 + s.averages + k] = made[k];
         }
+        if (s.extra) row[3 + s.averages + s.ratios + s.logs] = t.extra;
         Activations<WIDTH> one, two, *in = &one, *out = &two;
         hidden_layer<WIDTH>(rows, layers[0].chunks(), w.weight.data(), w.bias.data(), [&](int k) { return row[k]; }, *in);
         for (int l = 1; l < hidden; l++) {

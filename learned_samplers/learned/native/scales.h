@@ -31,7 +31,7 @@ inline void pack(const Settings &s, Layer &layer, const Network &from, int membe
 }
 
 // The c-th feature of the context.
-inline double context(const Settings &s, const Whole &w, int64_t length, int c) {
+inline double context(const Settings &s, const Whole &w, const Piece &piece, int c) {
     const auto log_root = [](double square) { return 0.5 * LOG_SCALE * std::log(square); };
     const double gradient = w.means[GRADIENT], parameter = w.means[PARAMETER], momentum = w.means[MOMENTUM];
     const double eps2 = s.step_size * s.step_size;
@@ -42,19 +42,20 @@ inline double context(const Settings &s, const Whole &w, int64_t length, int c) 
     case LOG_DISPLACEMENT: return log_root((momentum * eps2 + SMALL * SMALL) / (parameter + SMALL));
     case LOG_COHERENCE:
         return log_root((w.means[AVERAGE + s.context_average[c]] / s.context_value[c] + TINY) / (gradient + TINY));
-    case LOG_SIZE: return std::log10(static_cast<double>(length)) / 3 - 1;
+    case LOG_SIZE: return std::log10(static_cast<double>(piece.length)) / 3 - 1;
+    case IS_MATRIX: return static_cast<double>(piece.is_matrix);
     default: return s.context_value[c];
     }
 }
 
 // The first layer for one tensor: its scales in the weights, its context in the bias.
-inline void specialise(const Settings &s, const Layer &layer, int64_t length, Whole &w) {
+inline void specialise(const Settings &s, const Layer &layer, const Piece &piece, Whole &w) {
     const int rows = layer.inputs - s.contexts;
     w.weight.resize(layer.bias.size() * rows);
     w.bias = layer.bias;
     const int wide = UNITS * layer.inputs;
     float values[MOST_CONTEXTS];
-    for (int c = 0; c < s.contexts; c++) values[c] = static_cast<float>(context(s, w, length, c));
+    for (int c = 0; c < s.contexts; c++) values[c] = static_cast<float>(context(s, w, piece, c));
     for (int chunk = 0; chunk < layer.chunks(); chunk++) {
         const float *from = layer.weight.data() + chunk * wide;
         float *to = w.weight.data() + chunk * UNITS * rows, *bias = w.bias.data() + chunk * UNITS;

@@ -5,12 +5,13 @@
 
 constexpr int MOST_AVERAGES = 8, MOST_SECONDS = 4, MOST_RATIOS = 8, MOST_CONTEXTS = 24;
 
-enum Context { CONSTANT, LOG_KICK, LOG_PARAMETER, LOG_MOMENTUM, LOG_DISPLACEMENT, LOG_COHERENCE, LOG_SIZE };
+enum Context { CONSTANT, LOG_KICK, LOG_PARAMETER, LOG_MOMENTUM, LOG_DISPLACEMENT, LOG_COHERENCE, LOG_SIZE, IS_MATRIX };
 
 struct Settings {
     // The features: running averages of g and of g², ratios to the root of the first second moment, logarithms of the roots.
     int32_t averages, seconds, ratios, logs, contexts;
-    int32_t layers, normalise, preconditioned, threads, narrow;  // narrow: the averages are kept in bfloat16
+    int32_t layers, normalise, preconditioned, threads;
+    int32_t narrow, extra;  // the averages are kept in bfloat16; a last row of features is given
     uint32_t dither;                         // of the step, for their rounding
     int32_t widths[8];                       // inputs, units of the hidden layers, 2 outputs or 3
     int32_t ratio_average[MOST_RATIOS];      // which average; −1: the gradient itself
@@ -37,6 +38,8 @@ struct Piece {
     float *noise, *momentum;
     void *averages;  // float, or uint16_t where they are narrow
     int64_t length, stride, network;  // stride: from one average to the next
+    const float *extra;  // a row of features that is given, or null
+    int64_t is_matrix;
 };
 
 struct Network {

@@ -28,9 +28,13 @@ from learned_samplers.learned.native.coefficients import coefficients
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.native.structures import fits, settings_of
 from learned_samplers.learned.network import Phi
+from learned_samplers.learned.orthogonal import orthogonal, orthogonal_direction
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
 
 __all__ = ["can_step", "step_flat_", "step_tensors_"]
+
+# Of ``Piece`` in settings.h.
+_COLUMNS = 10
 
 
 def can_step(
@@ -79,11 +83,15 @@ def step_tensors_(
     plain = [contiguous_rows(row) for row in rows]
     if noise is None:
         plain[2] = [torch.empty_like(x) for x in plain[0]] if _normalises(settings) else []
-    pieces = np.zeros((len(parameters), 8), np.int64)
+    pieces = np.zeros((len(parameters), _COLUMNS), np.int64)
     for column, row in enumerate(plain):
         if row:
             pieces[:, column] = addresses(row)
     pieces[:, 5] = pieces[:, 6] = lengths_of(parameters)
+    given = _given(plain[1], plain[4], settings)
+    if given:
+        pieces[:, 8] = addresses(given)
+        pieces[:, 9] = [min(matrix.shape) > 1 for matrix in given]
     _run(pieces, phi, settings, noise is not None, averages[0].dtype == torch.bfloat16, hyper)
     for before, after in ((parameters, plain[0]), (momenta, plain[3]), (averages, plain[4])):
         write_back(before, after)
@@ -125,6 +133,13 @@ def step_flat_(
         noise = torch.empty_like(parameter)
     members, own = prod(parameter.shape[:-1]), phi[0][0].dim() > 2
     pieces = _offsets(members, segments.lengths, averages.shape[-2], averages.element_size(), own).copy()
+    named = feature_set_named(settings.feature_set)
+    if named.orthogonal_decay is not None:
+        row, d = named.average_decays.index(named.orthogonal_decay), named.orthogonal_decay
+        average = torch.lerp(averages[..., row, :].to(gradient.dtype), gradient, 1 - d)
+        given = orthogonal_direction(average, gradient, d, segments)
+        pieces[:, 8] = given.data_ptr() + pieces[:, 0]
+        pieces[:, 9] = np.tile([min(sides) > 1 for sides in segments.matrices], members)
     buffers = (parameter, gradient, noise, momentum, averages)
     pieces[:, :5] += np.array([0 if x is None else x.data_ptr() for x in buffers], np.int64)
     if noise is None:
@@ -139,12 +154,12 @@ def _offsets(members: int, lengths: tuple[int, ...], rows: int, size: int, own: 
     ``rows`` averages are kept in ``size`` bytes each; ``own`` says whether each member has weights of its own.
     """
     d = sum(lengths)
-    pieces = np.zeros((members, len(lengths), 8), np.int64)
+    pieces = np.zeros((members, len(lengths), _COLUMNS), np.int64)
     member, start = np.arange(members)[:, None], np.cumsum([0, *lengths[:-1]])
     pieces[:, :, :4] = (4 * (member * d + start))[..., None]
     pieces[:, :, 4] = size * (member * (rows * d) + start)
     pieces[:, :, 5], pieces[:, :, 6], pieces[:, :, 7] = np.array(lengths), d, own * member
-    return pieces.reshape(-1, 8)
+    return pieces.reshape(-1, _COLUMNS)
 
 
 def _run(
@@ -167,6 +182,21 @@ def _run(
     numbers["narrow"], numbers["dither"] = narrow, int(hyper["step"]) * STEP % (1 << 32)
     call = settings_of(named, widths_of(phi), hyper["step"], hyper["num_data"], settings.total_steps, numbers)
     call_with_network(library.l2e_step, call, pieces, phi)
+
+
+def _given(
+    gradients: Sequence[Tensor], averages: Sequence[Tensor], settings: L2ESettings | PreconditionedSettings
+) -> list[Tensor]:
+    """The row of features that the compiled code does not make, as contiguous matrices; none where it makes all."""
+    named = feature_set_named(settings.feature_set)
+    if named.orthogonal_decay is None:
+        return []
+    row, share = named.average_decays.index(named.orthogonal_decay), 1 - named.orthogonal_decay
+    segments, ahead = Segments.of(gradients), []
+    for gradient, kept, sides in zip(gradients, averages, segments.matrices, strict=True):
+        average = torch.lerp(kept[row].to(gradient.dtype), gradient, share)
+        ahead.append(torch.lerp(average, gradient, share).view(sides))
+    return [matrix.contiguous() for matrix in orthogonal(ahead)]
 
 
 def _normalises(settings: L2ESettings | PreconditionedSettings) -> bool:

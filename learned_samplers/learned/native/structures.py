@@ -11,7 +11,7 @@ from learned_samplers.learned.features import data_feature, progress_feature
 _MOST_AVERAGES, _MOST_SECONDS, _MOST_RATIOS, _MOST_CONTEXTS, _MOST_LAYERS = 8, 4, 8, 24, 5
 _MOST_WIDTH = 64
 _CONSTANT, _COHERENCE = 0, 5
-_KINDS = {"log_kick": 1, "log_parameter": 2, "log_momentum": 3, "log_displacement": 4, "log_size": 6}
+_KINDS = {"log_kick": 1, "log_parameter": 2, "log_momentum": 3, "log_displacement": 4, "log_size": 6, "is_matrix": 7}
 
 
 class Settings(ctypes.Structure):
@@ -19,7 +19,7 @@ class Settings(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("averages", "seconds", "ratios", "logs", "contexts")),
-        *((name, ctypes.c_int32) for name in ("layers", "normalise", "preconditioned", "threads", "narrow")),
+        *((name, ctypes.c_int32) for name in ("layers", "normalise", "preconditioned", "threads", "narrow", "extra")),
         ("dither", ctypes.c_uint32),
         ("widths", ctypes.c_int32 * 8),
         ("ratio_average", ctypes.c_int32 * _MOST_RATIOS),
@@ -83,6 +83,7 @@ def _template(named: FeatureSet, widths: tuple[int, ...]) -> bytes:
     s = Settings()
     s.averages, s.seconds = len(named.average_decays), len(named.second_moment_decays)
     s.contexts, s.layers = len(named.context), len(widths) - 1
+    s.extra = named.orthogonal_decay is not None
     s.widths[: len(widths)] = widths
     s.average_weight[: named.num_averages] = [1 - d for d in named.average_decays + named.second_moment_decays]
     if named.second_moment_decays:

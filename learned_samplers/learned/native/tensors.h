@@ -33,10 +33,11 @@ struct Tile {
     float *parameter, *momentum, *noise, *averages;
     uint16_t *narrow;  // in the place of the averages where they are kept in bfloat16, else null
     int64_t stride;
+    const float *extra;  // a row of features, or null
 
     Tile from(int64_t i) const {
         return {gradient + i, parameter + i, momentum + i, noise ? noise + i : nullptr, averages ? averages + i : nullptr,
-                narrow ? narrow + i : nullptr, stride};
+                narrow ? narrow + i : nullptr, stride, extra ? extra + i : nullptr};
     }
 };
 
@@ -48,15 +49,17 @@ INLINE void tiles(const Tile &t, int64_t n, int averages, Wide wide, Narrow narr
     for (; i + LANES <= n; i += LANES) narrow(t.from(i));
     const size_t rest = (n - i) * sizeof(float);
     if (!rest) return;
-    alignas(64) float copies[4 + MOST_AVERAGES + MOST_SECONDS][LANES] = {};
-    const Tile from = t.from(i), copy{copies[0], copies[1], copies[2], t.noise ? copies[3] : nullptr, copies[4], nullptr, LANES};
+    alignas(64) float copies[5 + MOST_AVERAGES + MOST_SECONDS][LANES] = {};
+    const Tile from = t.from(i), copy{copies[0], copies[1], copies[2], t.noise ? copies[3] : nullptr, copies[5], nullptr, LANES,
+                                    t.extra ? copies[4] : nullptr};
     std::memcpy(copies[0], from.gradient, rest);
     std::memcpy(copy.parameter, from.parameter, rest);
     std::memcpy(copy.momentum, from.momentum, rest);
     if (t.noise) std::memcpy(copy.noise, from.noise, rest);
+    if (t.extra) std::memcpy(copies[4], from.extra, rest);
     for (int k = 0; k < averages; k++) {
-        if (!from.narrow) std::memcpy(copies[4 + k], from.averages + k * from.stride, rest);
-        else for (int64_t j = 0; j < n - i; j++) copies[4 + k][j] = widened(from.narrow[k * from.stride + j]);
+        if (!from.narrow) std::memcpy(copies[5 + k], from.averages + k * from.stride, rest);
+        else for (int64_t j = 0; j < n - i; j++) copies[5 + k][j] = widened(from.narrow[k * from.stride + j]);
     }
     narrow(copy);
     std::memcpy(from.parameter, copy.parameter, rest);

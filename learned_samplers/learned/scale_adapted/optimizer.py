@@ -179,7 +179,7 @@ class ScaleAdaptedL2E(LearnedSampler):
 
     def _choose(self, params: list[Tensor], centred: list[Tensor], hyper: dict[str, Any]) -> None:
         """End the exploration of some parameters, whose differences from the prior's mean are ``centred``."""
-        segments = Segments(tuple(p.numel() for p in params))
+        segments = Segments.of(params)
         momenta, averages, roots = ([self.state[p][name] for p in params] for name in self.state_names)
         flat = gather(centred), self._flat_state("averages", averages)
         scatter(unsettled_root(*flat, phi=self._phi(params[0]), segments=segments, **hyper), roots, segments)

@@ -11,11 +11,13 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.sampler import REGISTRY
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping, TruncatedBackpropagation
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.gate import L2EGateRule
 from meta_tasks.rules.learned import LEARNED_RULES, NetworkRule
+from meta_tasks.rules.linear import L2ELinearRule
 from meta_tasks.rules.triton_l2e import FusedL2ERule
 from meta_tasks.tasks import GaussianFamily, ImageTaskFamily, family_named
 from meta_tasks.training import TrainerSettings
@@ -74,7 +76,10 @@ class SamplerOptions:
     # size, its magnitudes, N, and how much of the run is over; 16 meta-parameters. The network's settings and its
     # hidden layers are those of the file.
     gate_of: Path | None = None
-    # L2E and PrecondL2E with a feature set that sees the progress of the run ("lean", "adaptive_run"): share of the
+    # L2E only: learn nothing but which features of a weight to move along, and a gate; some thirty meta-parameters. It
+    # starts at --start-feature.
+    linear: bool = False
+    # L2E and PrecondL2E with a feature set that sees the progress of the run ("lean", "adaptive_run", "matrix"): share of the
     # tasks in which the network is told the number of steps.
     tell_horizon: float | None = None
     # L2E on a CUDA device only: compute its update (residual form, two hidden layers) by fused kernels. They need
@@ -91,7 +96,7 @@ class SamplerOptions:
         if self.start_feature is not None and self.start_weights is not None:
             raise ValueError(f"start_feature={self.start_feature} and start_weights={self.start_weights}: choose one")
         only = {
-            "L2E": ("start_feature", "start_gain", "start_weights", "tell_horizon", "fused", "gate_of"),
+            "L2E": ("start_feature", "start_gain", "start_weights", "tell_horizon", "fused", "gate_of", "linear"),
             "PrecondL2E": ("start_weights", "tell_horizon"),
             "ScaleAdaptedL2E": ("start_feature", "start_gain", "start_weights"),
         }
@@ -102,6 +107,8 @@ class SamplerOptions:
         if self.start_feature is None and self.start_gain is not None:
             raise ValueError(f"start_gain={self.start_gain} needs a start_feature")
         given = {each.name: getattr(self.scales, each.name) for each in fields(self.scales)}
+        if self.linear:
+            return self._make_linear(given)
         if self.gate_of is not None:
             return self._make_gate({**given, "hidden": self.hidden, "fused": self.fused or None})
         rule = FusedL2ERule if self.fused else LEARNED_RULES[self.sampler]
@@ -112,6 +119,17 @@ class SamplerOptions:
         elif self.start_feature is not None:
             start["start"] = (self.start_feature, 1.0 if self.start_gain is None else self.start_gain)
         return rule(hidden=self.hidden, settings=settings, **start)
+
+    def _make_linear(self, given: dict[str, Any]) -> NetworkRule:
+        others = {"hidden": self.hidden, "start_weights": self.start_weights, "gate_of": self.gate_of}
+        for name, value in {**others, "fused": self.fused or None}.items():
+            if value is not None:
+                raise ValueError(f"{name}={value} cannot be given beside linear")
+        if self.start_feature is None:
+            raise ValueError("linear needs a start_feature")
+        gain = 1.0 if self.start_gain is None else self.start_gain
+        settings = L2ESettings.given(**given)
+        return L2ELinearRule(self.start_feature, gain, tell_horizon=self.tell_horizon or 0.0, settings=settings)
 
     def _make_gate(self, others: dict[str, Any]) -> NetworkRule:
         starts = {"start_weights": self.start_weights, "start_feature": self.start_feature}

@@ -1,0 +1,66 @@
+"""L2E with a linear direction and a linear gate: some thirty meta-parameters, which a small network carries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from learned_samplers.learned.feature_sets import feature_set_named
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.network import GATE_BOUND, flatten, unflatten
+from meta_tasks.rules.subspace import L2ESubspaceRule
+
+__all__ = ["L2ELinearRule"]
+
+# Of the direction's meta-parameters beside the gate's, so that one size of perturbation serves both.
+_DIRECTION_SHARE = 0.3
+
+
+class L2ELinearRule(L2ESubspaceRule):
+    """L2E that learns where to move as a linear function of each weight's features, and how far as one of its tensor's.
+
+    β = −gain·(x_f + .3·w·x)·exp(c·y + c₀), where x_f is the feature it starts at, x the signed features of a coordinate
+    (gradient, parameter, momentum, running averages, their ratios to √v̂; not x_f) and y the context of its tensor;
+    the meta-parameters are (w, c, c₀), zero at the start.
+
+    The network has three units in each hidden layer, two for the direction's parts of either sign and one for the gate;
+    γ ≥ −6 there. It is a start for a wider network (``--start-weights``).
+
+    Args:
+        feature, gain: of the start.
+        depth: number of hidden layers.
+        tell_horizon: as for `L2ERule`.
+        settings: of the sampler, in the residual form; the gate is added to them.
+
+    Raises:
+        ValueError: the feature set has no such feature, or the settings are of another form.
+    """
+
+    learned = "direction and gate"
+
+    def __init__(
+        self, feature: str, gain: float = 1.0, *, depth: int = 2, tell_horizon: float = 0.0, settings: L2ESettings
+    ) -> None:
+        settings = replace(settings, gated=True)
+        super().__init__(hidden=(3,) * depth, start=(feature, gain), tell_horizon=tell_horizon, settings=settings)
+        named = feature_set_named(settings.feature_set)
+        assert self.start is not None
+        layers = unflatten(self.start(torch.zeros(self.num_weights)), self._shapes)
+        for number, (weight, _) in enumerate(layers[:-1]):
+            weight[2] = 0.0
+            weight[2, 2] = float(number > 0)
+        layers[0][1][2], layers[-1][0][2, 2], layers[-1][1][2] = GATE_BOUND, 1.0, -GATE_BOUND
+        inputs, coordinates = named.size, named.size - len(named.context)
+        signed = [
+            i for i, name in enumerate(named.names[:coordinates]) if not name.startswith("log_") and name != feature
+        ]
+        rest = list(range(coordinates, inputs))
+        up, down = torch.tensor(signed), torch.tensor(signed) + inputs
+        gate = torch.tensor([*(2 * inputs + i for i in rest), 3 * inputs + 2])
+        w, c = len(signed), len(gate)
+        shares = torch.tensor([_DIRECTION_SHARE] * w + [-_DIRECTION_SHARE] * w + [1.0] * c)
+        numbers = torch.tensor([*range(w), *range(w), *range(w, w + c)])
+        self._span(flatten(layers), torch.cat([up, down, gate]), numbers, shares)
+        #: A name for each meta-parameter.
+        self.names = (*(named.names[i] for i in signed), *(f"gate {name}" for name in named.context), "gate")
