@@ -207,9 +207,7 @@ def output_grids(
     named = feature_set_named(feature_set)
     # Features 1 and 2 are θ and r.
     with_gradient = [0, *range(3, 3 + len(named.average_decays))]
-    with_gradient += [
-        i for i, name in enumerate(named.names) if name.endswith("_to_rms") or name.startswith("orthogonal")
-    ]
+    with_gradient += [i for i, name in enumerate(named.names) if "_to_rms" in name or "orthogonal" in name]
     axis = torch.linspace(-extent, extent, points)
     rows, columns = torch.meshgrid(axis, axis, indexing="ij")
     grids: dict[str, list[Tensor]] = {"alpha": [], "beta": []}

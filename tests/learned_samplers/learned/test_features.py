@@ -207,7 +207,7 @@ def test_segments_need_coordinates(lengths):
 
 
 def test_unknown_feature_set_is_named():
-    with pytest.raises(ValueError, match="one of 'paper', .*'adaptive_run', 'lean', got 'rich'"):
+    with pytest.raises(ValueError, match=r"one of 'paper', .*'adaptive_run', 'lean', got 'rich'"):
         feature_set_named("rich")
     assert feature_set_named(FeatureSet("paper")).size == 9
 
