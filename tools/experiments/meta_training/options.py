@@ -79,8 +79,8 @@ class SamplerOptions:
     # L2E only: learn nothing but which features of a weight to move along, and a gate; some thirty meta-parameters. It
     # starts at --start-feature.
     linear: bool = False
-    # L2E and PrecondL2E with a feature set that sees the progress of the run ("lean", "adaptive_run", "matrix"): share of
-    # the tasks in which the network is told the number of steps.
+    # L2E and PrecondL2E with a feature set that sees the progress of the run ("lean", "adaptive_run", "matrix"): share
+    # of the tasks in which the network is told the number of steps.
     tell_horizon: float | None = None
     # L2E on a CUDA device only: compute its update (residual form, two hidden layers) by fused kernels. They need
     # Triton and change results by rounding. Experimental: they have not run on a GPU yet.
