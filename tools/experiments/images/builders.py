@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from experiments.images.muon import Muon
 from learned_samplers import (
     BAOA,
     HMC,
@@ -52,6 +53,10 @@ def sgd(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> to
 
 def adam(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
     return torch.optim.Adam(groups, lr, weight_decay=s.prior_precision / num_data)
+
+
+def muon(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    return Muon(groups, lr, weight_decay=s.prior_precision / num_data)
 
 
 def sgld(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
@@ -167,17 +172,19 @@ def ivon(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> t
 
 
 def l2e_start(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    # What `l2e` was before its meta-training began (docs/meta_training_log.md): β = −2·m/√v̂, α = 0.
-    settings = L2ESettings(feature_set="adaptive", beta_scale=10.0, friction_scale=0.0, reference_data=50_000.0)
-    return L2E(
-        groups,
-        lr,
-        num_data,
-        network=started_network(settings, "average_0.9_to_rms", 2.0),
-        settings=settings,
-        momentum_decay=0.1,
-        **posterior(s),
-    )
+    # What `l2e-v1` was before its meta-training began (docs/meta_training_log.md): β = −2·m/√v̂, α = 0.
+    return _started(groups, s, lr, num_data, "adaptive", "average_0.9_to_rms", 2.0)
+
+
+def l2e_matrix_start(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    # What `l2e` was before its meta-training began: β is minus the orthogonal factor of the momentum, α = 0.
+    return _started(groups, s, lr, num_data, "matrix", "orthogonal_0.9", 1.0)
+
+
+def _started(groups: Groups, s: Settings, lr: float, num_data: int, feature_set: str, feature: str, gain: float) -> L2E:
+    settings = L2ESettings(feature_set=feature_set, beta_scale=10.0, friction_scale=0.0, reference_data=50_000.0)
+    network = started_network(settings, feature, gain)
+    return L2E(groups, lr, num_data, network=network, settings=settings, momentum_decay=0.1, **posterior(s))
 
 
 def started_network(settings: L2ESettings, feature: str, gain: float) -> nn.Sequential:

@@ -83,9 +83,11 @@ _COLD_CHAIN_MOMENTUM = (*_COLD_MOMENTUM, *_WHEN)
 METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod("SGD", builders.sgd, 0.05, "optimizer", _DECAY_MOMENTUM),
     ImageMethod("Adam", builders.adam, 3e-3, "optimizer", _DECAY),
+    ImageMethod("Muon", builders.muon, 0.01, "optimizer", _DECAY),
     ImageMethod("DeepEnsemble", builders.sgd, 0.05, "ensemble", _DECAY_MOMENTUM),
     ImageMethod("AdamEnsemble", builders.adam, 3e-3, "ensemble", _DECAY),
     ImageMethod("AdamAverage", builders.adam, 3e-3, "average", (*_DECAY, *_WHEN)),
+    ImageMethod("MuonAverage", builders.muon, 0.01, "average", (*_DECAY, *_WHEN)),
     ImageMethod("AdamEMA", builders.adam, 3e-3, "running_average", (*_DECAY, "final_lr")),
     ImageMethod("SWAG", builders.sgd, 0.05, "gaussian", (*_DECAY_MOMENTUM, *_WHEN)),
     ImageMethod("AdamSWAG", builders.adam, 3e-3, "gaussian", (*_DECAY, *_WHEN)),
@@ -104,6 +106,7 @@ METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod("MCLMC", builders.mclmc, 0.05, tunes=_COLD_CHAIN_MOMENTUM),
     ImageMethod("HMC", builders.hmc, 0.01, "full_batch", _COLD),
     ImageMethod("L2EStart", builders.l2e_start, 0.005, tunes=_COLD_CHAIN),
+    ImageMethod("L2EMatrixStart", builders.l2e_matrix_start, 0.002, tunes=_COLD_CHAIN),
     ImageMethod("L2E", builders.l2e, 0.005, tunes=_COLD_CHAIN, network="l2e_network"),
     ImageMethod(
         "CyclicalL2E", builders.l2e, 0.005, tunes=(*_COLD, "exploration_ratio"), network="l2e_network", cyclical=True

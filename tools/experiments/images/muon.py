@@ -1,0 +1,54 @@
+"""Muon with Adam beside it, the strongest plain optimizer of the comparisons; torch's own takes no convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from learned_samplers.learned.orthogonal import orthogonal
+
+# The root mean square of a step is this times lr, as Adam's usually is (Liu et al., Muon is scalable, 2025).
+_SCALE = 0.2
+
+
+class Muon(torch.optim.Optimizer):
+    """Steps along the orthogonal factor of each matrix's momentum; biases and the like are Adam's.
+
+    With m ← d·m + (1−d)·(g + wd·θ) and U·S·Vᵀ the Nesterov momentum d·m + (1−d)·g of a tensor as a matrix with a row
+    for each output: θ ← θ − lr·.2·√(longer side)·U·Vᵀ. (K. Jordan et al., Muon, 2024; U·Vᵀ by five Newton–Schulz
+    iterations.) Tensors with fewer than two axes: Adam, β = (d, .99).
+
+    Args:
+        params: parameters or groups.
+        lr: of both.
+        momentum: d.
+        weight_decay: added to the gradient, as the prior's is for the other methods.
+    """
+
+    def __init__(self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        rest = [
+            {**group, "params": [p for p in group["params"] if p.ndim < 2], "betas": (group["momentum"], 0.99)}
+            for group in self.param_groups
+        ]
+        rest = [group for group in rest if group["params"]]
+        self._adam = torch.optim.Adam(rest) if rest else None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            share, ahead = 1 - group["momentum"], []
+            matrices = [p for p in group["params"] if p.ndim >= 2 and p.grad is not None]
+            for p in matrices:
+                gradient = p.grad.add(p, alpha=group["weight_decay"])
+                kept = self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(gradient, share)
+                ahead.append(kept.lerp(gradient, share).flatten(1))
+            for p, direction in zip(matrices, orthogonal(ahead), strict=True):
+                p.sub_(direction.view_as(p), alpha=_SCALE * group["lr"])
+        if self._adam is not None:
+            lr = {p: group["lr"] for group in self.param_groups for p in group["params"]}
+            for group in self._adam.param_groups:
+                group["lr"] = lr[group["params"][0]]
+            self._adam.step()
