@@ -10,7 +10,8 @@ from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, 
 from learned_samplers.learned.features import TensorScales, features, update_averages
 
 LENGTHS = (12, 1, 30, 7)
-SEGMENTS = Segments(LENGTHS)
+SHAPES = ((3, 4), (1,), (5, 3, 2), (7,))
+SEGMENTS = Segments(LENGTHS, SHAPES)
 LR, NUM_DATA, STEP, TOTAL_STEPS = 0.3, 400.0, 4, 50
 
 
@@ -40,6 +41,17 @@ def state():
     return dict(
         parameter=0.2 * draw(SEGMENTS.total), momentum=draw(SEGMENTS.total), gradient=gradient, averages=averages
     )
+
+
+def root_long_side_times_factor(x, shape):
+    """√(longer side)·U·p(…p(S/‖S‖))·Vᵀ by the singular values, p as in Muon; a vector's root mean square is 1."""
+    if len(shape) < 2:
+        return x / rms(x)
+    u, s, vt = torch.linalg.svd(x.reshape(shape[0], -1), full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return (u * s @ vt).flatten() * math.sqrt(max(shape[0], len(x) // shape[0]))
 
 
 def rows_of(state, tensor, name):
@@ -73,8 +85,11 @@ def rows_of(state, tensor, name):
         return constant(0.25 * math.log(rms(m[d]) / (1 - d**t) / rms(g)))
     if name.startswith("time"):
         return constant(t / (t + float(name.split("_")[1])))
+    if name.startswith("orthogonal"):
+        return root_long_side_times_factor(0.9 * m[0.9] + 0.1 * g, SHAPES[tensor])
     return constant(
         {
+            "is_matrix": float(len(SHAPES[tensor]) > 1),
             "log_kick": 0.25 * math.log(epsilon * NUM_DATA * rms(g)),
             "log_parameter": 0.25 * math.log(rms(theta)),
             "log_momentum": 0.25 * math.log(rms(r)),
@@ -207,7 +222,7 @@ def test_segments_need_coordinates(lengths):
 
 
 def test_unknown_feature_set_is_named():
-    with pytest.raises(ValueError, match=r"one of 'paper', .*'adaptive_run', 'lean', got 'rich'"):
+    with pytest.raises(ValueError, match=r"one of 'paper', .*'matrix', 'lean', got 'rich'"):
         feature_set_named("rich")
     assert feature_set_named(FeatureSet("paper")).size == 9
 

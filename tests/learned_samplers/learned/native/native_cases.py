@@ -43,6 +43,12 @@ def state(lengths, feature_set, leading=(), seed=1):
     return [0.3 * draw(*leading, total), gradient, draw(*leading, total), draw(*leading, total), averages]
 
 
+def segments_of(lengths):
+    """Tensors of these lengths: matrices of four rows, of two, or vectors, as they divide."""
+    rows = [next(k for k in (4, 2, 1) if n % k == 0) for n in lengths]
+    return Segments(tuple(lengths), tuple((k, n // k) if k > 1 else (n,) for k, n in zip(rows, lengths, strict=True)))
+
+
 def with_settings(form, given):
     """The keywords with those that are settings in one place; ``form`` is "preconditioner", or one of L2E's."""
     kind = PreconditionedSettings if form == "preconditioner" else L2ESettings
@@ -56,7 +62,7 @@ def step_by_code(tensors, lengths, *, form, **given):
     given = with_settings(form, given)
     copies = [None if x is None else x.clone() for x in tensors]
     assert can_step(given["phi"], given["settings"], *copies)
-    step_flat_(*copies, segments=Segments(tuple(lengths)), **given)
+    step_flat_(*copies, segments=segments_of(lengths), **given)
     return copies[0], copies[3], copies[4]
 
 
@@ -65,7 +71,7 @@ def step_by_rule(tensors, lengths, *, form, dtype=torch.float64, **given):
     given = with_settings(form, given)
     wide = [None if x is None else x.to(dtype) for x in tensors]
     phi = [(weight.to(dtype), bias.to(dtype)) for weight, bias in given.pop("phi")]
-    return RULES[form](*wide, phi=phi, segments=Segments(tuple(lengths)), **given)
+    return RULES[form](*wide, phi=phi, segments=segments_of(lengths), **given)
 
 
 def worst_difference(tensors, lengths, ours, theirs):

@@ -15,6 +15,7 @@ from tests.learned_samplers.learned.native.native_cases import (
     RULES,
     TOLERANCE,
     networks,
+    segments_of,
     state,
     step_by_code,
     step_by_rule,
@@ -49,13 +50,33 @@ def test_every_kind_of_network(hidden):
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize("leading", [(1,), (5,), (2, 3)], ids=str)
-def test_members_with_shared_and_with_own_weights(leading, own):
+@pytest.mark.parametrize("feature_set", ["lean", "matrix"])
+def test_members_with_shared_and_with_own_weights(leading, own, feature_set):
     members = torch.Size(leading).numel()
-    phi = networks("lean", (8, 8), members if own else None)
+    phi = networks(feature_set, (8, 8), members if own else None)
     if own:
         phi = [(weight.unflatten(0, leading), bias.unflatten(0, leading)) for weight, bias in phi]
-    tensors = state(LENGTHS, "lean", leading)
-    assert_same_step(tensors, LENGTHS, form="residual", feature_set="lean", phi=phi)
+    tensors = state(LENGTHS, feature_set, leading)
+    assert_same_step(tensors, LENGTHS, form="residual", feature_set=feature_set, phi=phi)
+
+
+def test_tensors_of_their_own_shapes_move_as_the_flat_buffer_does():
+    """The row that is given from outside reaches the right tensors, whatever their memory layout."""
+    shapes = ((6, 3, 2, 2), (5,), (4, 7), (), (3, 1))
+    segments = Segments(tuple(torch.Size(s).numel() for s in shapes), shapes)
+    tensors, phi = state(segments.lengths, "matrix"), networks("matrix")
+    given = {**HYPER, "phi": phi, "settings": L2ESettings(feature_set="matrix")}
+    expected = RULES["residual"](*tensors, segments=segments, **given)
+    split = [
+        [piece.reshape((*piece.shape[:-1], *s)).clone() for piece, s in zip(x.split(segments.lengths, -1), shapes)]
+        for x in tensors
+    ]
+    for row in split[:4]:
+        row[0] = row[0].to(memory_format=torch.channels_last)
+    step_tensors_(*split, **given)
+    for row, wanted in zip((split[0], split[3], split[4]), expected, strict=True):
+        lead = wanted.shape[:-1]
+        torch.testing.assert_close(torch.cat([x.reshape((*lead, -1)) for x in row], -1), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 47, 48, 49, 2047, 2048, 2049, 100_003, 1_000_000])
@@ -236,8 +257,8 @@ def test_averages_in_bfloat16(form, lengths):
     chosen = with_settings(form, given)
     ours = [x.clone() for x in tensors]
     assert can_step(phi, chosen["settings"], *ours[:4], averages=ours[4:])
-    step_flat_(*ours, segments=Segments(lengths), **chosen)
-    parameter, momentum, averages = RULES[form](*tensors, segments=Segments(lengths), **chosen)
+    step_flat_(*ours, segments=segments_of(lengths), **chosen)
+    parameter, momentum, averages = RULES[form](*tensors, segments=segments_of(lengths), **chosen)
     assert ours[4].dtype == averages.dtype == torch.bfloat16
     assert (ours[4] != averages).float().mean() < 1e-4
     assert not torch.equal(averages, tensors[4])

@@ -1,0 +1,103 @@
+"""The orthogonal factor of momentum: against singular values, for any shape, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from learned_samplers import L2E
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.orthogonal import orthogonal, orthogonal_direction
+
+
+def matrix(rows, columns, seed=0, **kind):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, **kind)
+
+
+@given(st.integers(2, 9), st.integers(2, 9), st.integers(0, 99), st.sampled_from([1e-6, 1.0, 1e6]))
+def test_singular_vectors_stay_and_values_come_near_one(rows, columns, seed, scale):
+    """Values between .68 and 1.2 come of all that are not below a three-hundredth of the Frobenius norm."""
+    x = matrix(rows, columns, seed)
+    u, s, vt = torch.linalg.svd(x, full_matrices=False)
+    (found,) = orthogonal([scale * (u * s.clamp(min=0.05) @ vt)])
+    inner = u.mT @ found @ vt.mT / math.sqrt(max(rows, columns))
+    assert (inner - inner.diag().diag()).abs().max() < 1e-8
+    assert inner.diag().min() > 0.6
+    assert inner.diag().max() < 1.25
+
+
+def test_a_single_row_is_divided_by_its_root_mean_square():
+    x = matrix(1, 12)
+    for given_x in (x, x.mT):
+        (found,) = orthogonal([given_x])
+        torch.testing.assert_close(found, given_x / x.square().mean().sqrt())
+
+
+def test_matrices_of_one_shape_and_leading_axes_do_not_touch_each_other():
+    first, second, other = matrix(4, 6, 1), matrix(4, 6, 2), matrix(6, 4, 3)
+    together = orthogonal([first, other, second])
+    for got, alone in zip(together, (first, other, second), strict=True):
+        torch.testing.assert_close(got, orthogonal([alone])[0], rtol=1e-10, atol=1e-12)
+    (batch,) = orthogonal([torch.stack([first, second])])
+    torch.testing.assert_close(batch, torch.stack([together[0], together[2]]), rtol=1e-10, atol=1e-12)
+
+
+def test_dead_and_rank_one_matrices_are_finite():
+    (dead,) = orthogonal([torch.zeros(3, 5)])
+    assert not dead.any()
+    u, v = matrix(5, 1), matrix(1, 3)
+    (found,) = orthogonal([u @ v])
+    expected = (u / u.norm()) @ (v / v.norm()) * math.sqrt(5)
+    ratio = (found / expected).flatten()
+    assert ratio.std() < 1e-6
+    assert 0.6 < ratio.mean() < 1.25
+
+
+def test_the_direction_looks_a_step_ahead():
+    segments = Segments.of([torch.empty(3, 2, 2), torch.empty(4), torch.empty(())])
+    m, g = matrix(1, 17, 4)[0], matrix(1, 17, 5)[0]
+    found = orthogonal_direction(m, g, 0.9, segments)
+    ahead = 0.9 * m + 0.1 * g
+    (first,) = orthogonal([ahead[:12].view(3, 4)])
+    torch.testing.assert_close(found[:12], first.flatten())
+    torch.testing.assert_close(found[12:16], ahead[12:16] / ahead[12:16].square().mean().sqrt())
+    assert found[16].abs() == pytest.approx(1.0)
+
+
+def test_shapes_are_needed_and_must_fit():
+    with pytest.raises(ValueError, match=r"shapes of the tensors must be known here: Segments\(lengths, shapes\)"):
+        orthogonal_direction(torch.ones(4), torch.ones(4), 0.9, Segments((4,)))
+    with pytest.raises(ValueError, match=r"shapes of Segments must have the lengths \(4,\), got \(\(2, 3\),\)"):
+        Segments((4,), ((2, 3),))
+
+
+@pytest.mark.parametrize("kind", ["compiled", "torch", "float64"])
+def test_the_optimizer_moves_a_matrix_along_its_orthogonal_factor(kind, monkeypatch):
+    """A network whose β is minus the feature: one step of a cold chain from rest is SGHMC's and −s_β·ε·feature."""
+    if kind == "torch":
+        monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", "0")
+    dtype = torch.float64 if kind == "float64" else torch.float32
+    settings = L2ESettings(feature_set="matrix", beta_scale=3.0, friction_scale=0.0)
+    network = nn.Sequential(nn.Linear(31, 2), nn.ReLU(), nn.Linear(2, 2))
+    with torch.no_grad():
+        for p in network.parameters():
+            p.zero_()
+        place = settings.features.index("orthogonal_0.9")
+        network[0].weight[:, place] = torch.tensor([1.0, -1.0])
+        network[2].weight[1] = torch.tensor([-1.0, 1.0])
+    params = [nn.Parameter(matrix(6, 3).to(dtype)), nn.Parameter(matrix(1, 5)[0].to(dtype))]
+    before = [p.detach().clone() for p in params]
+    gradients = [matrix(6, 3, 8).to(dtype), matrix(1, 5, 9)[0].to(dtype)]
+    for p, g in zip(params, gradients, strict=True):
+        p.grad = g.clone()
+    sampler = L2E(params, lr=1e-4, num_data=100, network=network, settings=settings, temperature=0.0)
+    sampler.step()
+    for p, old, g in zip(params, before, gradients, strict=True):
+        (factor,) = orthogonal([g if g.ndim > 1 else g[None]])
+        epsilon = math.sqrt(1e-4 / 100)
+        expected = old - epsilon * (epsilon * 100 * g + 3.0 * factor.view_as(g))
+        torch.testing.assert_close(p.detach(), expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,84 @@
+"""The linear direction and gate: what they start as, what each meta-parameter does, and what they refuse."""
+
+import pytest
+import torch
+
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.network import apply_network, layers_of
+from meta_tasks.inner_loop.schedule import Schedule
+from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.objectives import BMALoss
+from meta_tasks.rules.learned import L2ERule
+from meta_tasks.rules.linear import L2ELinearRule
+from tests.meta_tasks.rules.test_learned import weight_file
+from tests.meta_tasks.toy_tasks import image_task
+
+SETTINGS = L2ESettings(feature_set="matrix", beta_scale=10.0, friction_scale=0.0, reference_data=50_000.0)
+NAMES = FEATURE_SETS["matrix"].names
+
+
+def linear(**changes):
+    return L2ELinearRule("orthogonal_0.9", 0.5, **{"settings": SETTINGS, **changes})
+
+
+def outputs(rule, weights, x):
+    return [y[0] for y in apply_network(rule.prepare(weights[None]), x[None])]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_direction_and_gate_are_linear(depth):
+    rule = linear(depth=depth)
+    assert rule.names[:4] == ("gradient", "parameter", "momentum", "average_0.1")
+    assert len(rule.names) == rule.num_weights == 12 + 16 + 1
+    torch.manual_seed(depth)
+    x = torch.randn(len(NAMES), 40)
+    start = outputs(rule, rule.initial_weights(0), x)
+    torch.testing.assert_close(start[1], -0.5 * x[NAMES.index("orthogonal_0.9")])
+    assert not start[0].any()
+    weights = 0.3 * torch.randn(29)
+    direction = x[NAMES.index("orthogonal_0.9")].clone()
+    gamma = weights[-1].expand(40).clone()
+    for name, weight in zip(rule.names[:-1], weights, strict=False):
+        if name.startswith("gate "):
+            gamma += weight * x[NAMES.index(name.removeprefix("gate "))]
+        else:
+            direction += 0.3 * weight * x[NAMES.index(name)]
+    alpha, beta = outputs(rule, weights, x)
+    torch.testing.assert_close(beta, -0.5 * direction * gamma.clamp(-6, 6).exp(), rtol=1e-4, atol=1e-5)
+    assert not alpha.any()
+    network = rule.network(weights)
+    again = apply_network([(w[None], b[None]) for w, b in layers_of(network)], x[None])
+    torch.testing.assert_close(again[1][0], beta)
+
+
+def test_it_runs_on_tasks_and_is_the_start_of_a_wider_network(tmp_path):
+    rule = linear(tell_horizon=1.0)
+    torch.manual_seed(3)
+    path, weights = weight_file(tmp_path, rule)
+    task = image_task(lr=1e-4, temperature=1.0)
+    wide = L2ERule(hidden=(8, 8), start=path, settings=rule.settings, tell_horizon=1.0)
+    ends = []
+    for each, own in ((rule, weights), (wide, wide.initial_weights(1))):
+        unroll = Unroll(task, each.for_run(6, 0), BMALoss, Schedule(6, 0, 1), [1])
+        unroll.advance(own.expand(2, -1))
+        ends.append(unroll.parameter)
+    assert ends[0].isfinite().all()
+    torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
+    assert rule.specification()["learned"] == "direction and gate"
+
+
+def test_members_have_meta_parameters_of_their_own():
+    rule = linear()
+    weights = torch.stack([torch.zeros(29), torch.full((29,), 0.1)])
+    x = torch.randn(len(NAMES), 5)
+    both = apply_network(rule.prepare(weights), x.expand(2, -1, -1))
+    for member in range(2):
+        torch.testing.assert_close(both[1][member], outputs(rule, weights[member], x)[1])
+
+
+def test_bad_starts_and_forms_are_named():
+    with pytest.raises(ValueError, match="'curvature' is not a feature of the network"):
+        L2ELinearRule("curvature", settings=SETTINGS)
+    with pytest.raises(ValueError, match="gated=True needs form='residual'"):
+        L2ELinearRule("gradient", settings=L2ESettings(form="paper"))

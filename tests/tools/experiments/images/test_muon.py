@@ -1,0 +1,56 @@
+"""The plain Muon of the comparisons: its step by hand, and torch's own where it can be compared."""
+
+import pytest
+import torch
+from experiments.images.muon import Muon
+from torch import nn
+
+from learned_samplers.learned.orthogonal import orthogonal
+
+
+def test_two_steps_by_hand():
+    torch.manual_seed(0)
+    weight, bias = nn.Parameter(torch.randn(4, 3, 2)), nn.Parameter(torch.randn(4))
+    twin = nn.Parameter(bias.detach().clone())
+    adam = torch.optim.Adam([twin], lr=0.02, betas=(0.9, 0.99), weight_decay=0.1)
+    optimizer = Muon([{"params": [weight, bias]}], lr=0.02, weight_decay=0.1)
+    theta, m = weight.detach().clone(), torch.zeros(4, 3, 2)
+    for _ in range(2):
+        weight.grad, bias.grad = torch.randn(4, 3, 2), torch.randn(4)
+        twin.grad = bias.grad.clone()
+        g = weight.grad + 0.1 * theta
+        m = 0.9 * m + 0.1 * g
+        (factor,) = orthogonal([(0.9 * m + 0.1 * g).flatten(1)])
+        theta = theta - 0.02 * 0.2 * factor.view(4, 3, 2)
+        optimizer.step()
+        adam.step()
+    torch.testing.assert_close(weight.detach(), theta)
+    torch.testing.assert_close(bias, twin)
+
+
+def test_a_schedule_reaches_both_parts():
+    weight, bias = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2))
+    optimizer = Muon([weight, bias], lr=0.02)
+    optimizer.param_groups[0]["lr"] = 0.0
+    weight.grad, bias.grad = torch.randn(2, 3), torch.randn(2)
+    optimizer.step()
+    assert (weight == 1).all()
+    assert (bias == 1).all()
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_it_is_torchs_muon_on_a_matrix():
+    """But for the precision of its iterations, which torch does in bfloat16."""
+    torch.manual_seed(1)
+    ours, theirs = nn.Parameter(torch.zeros(8, 5)), nn.Parameter(torch.zeros(8, 5))
+    optimizers = (
+        Muon([ours], lr=1.0),
+        torch.optim.Muon([theirs], lr=1.0, momentum=0.9, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+    )
+    for _ in range(3):
+        gradient = torch.randn(8, 5)
+        for p, optimizer in zip((ours, theirs), optimizers, strict=True):
+            p.grad = gradient.clone()
+            optimizer.step()
+    torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=0, atol=0.05)
+    assert ours.abs().max() > 0.3
