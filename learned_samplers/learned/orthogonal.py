@@ -62,9 +62,37 @@ def _newton_schulz(x: Tensor) -> Tensor:
     wide = x.mT if rows > columns else x
     lead = wide.shape[:-2]
     wide = wide.reshape(-1, *wide.shape[-2:])
+    wide = (_by_squares(wide) if _is_long(*wide.shape[-2:]) else _directly(wide)).unflatten(0, lead)
+    return (wide.mT if rows > columns else wide) * scale
+
+
+def _directly(wide: Tensor) -> Tensor:
     a, b, c = _POLYNOMIAL
     for _ in range(_TIMES):
         square = torch.bmm(wide, wide.mT)
         wide = torch.baddbmm(wide, torch.baddbmm(square, square, square, beta=b, alpha=c), wide, beta=a)
-    wide = wide.unflatten(0, lead)
-    return (wide.mT if rows > columns else wide) * scale
+    return wide
+
+
+def _is_long(short: int, long: int) -> bool:
+    # Measured on a core: 15 ms in the place of 46 at 256×2304, .40 in the place of .79 at 64×576, but 158 µs in the
+    # place of 103 at 16×144, where every product costs the same few microseconds.
+    return long >= 4 * short and short * long >= 2048
+
+
+def _by_squares(wide: Tensor) -> Tensor:
+    """The same from X·Xᵀ, with two products along the long side in the place of ten.
+
+    Every iterate is Q·X with Q a polynomial of S = X·Xᵀ, and its own square is Q·S·Q.
+    """
+    a, b, c = _POLYNOMIAL
+    square = torch.bmm(wide, wide.mT)
+    whole: Tensor | None = None
+    for time in range(_TIMES):
+        factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        factor = factor + a * torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+        whole = factor if whole is None else torch.bmm(factor, whole)
+        if time < _TIMES - 1:
+            square = torch.bmm(torch.bmm(factor, square), factor)
+    assert whole is not None
+    return torch.bmm(whole, wide)

@@ -30,6 +30,20 @@ def test_singular_vectors_stay_and_values_come_near_one(rows, columns, seed, sca
     assert inner.diag().max() < 1.25
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(20, 128), (300, 30), (40, 160)])
+def test_long_matrices_take_another_way_to_the_same(rows, columns):
+    x = matrix(rows, columns, 6)
+    x[0] *= 1e-4
+    (found,) = orthogonal([x])
+    u, s, vt = torch.linalg.svd(x, full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    torch.testing.assert_close(found, math.sqrt(max(rows, columns)) * (u * s @ vt), rtol=1e-8, atol=1e-8)
+    (single,) = orthogonal([x.float()])
+    torch.testing.assert_close(single.double(), found, rtol=0, atol=1e-3)
+
+
 def test_a_single_row_is_divided_by_its_root_mean_square():
     x = matrix(1, 12)
     for given_x in (x, x.mT):
