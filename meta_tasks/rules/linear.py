@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
-from learned_samplers.learned.network import GATE_BOUND, flatten, unflatten
+from learned_samplers.learned.network import GATE_BOUND, flatten, layers_of, shapes_of, unflatten
+from learned_samplers.learned.weights import load
 from meta_tasks.rules.subspace import L2ESubspaceRule
 
 __all__ = ["L2ELinearRule"]
@@ -31,16 +35,26 @@ class L2ELinearRule(L2ESubspaceRule):
         feature, gain: of the start.
         depth: number of hidden layers.
         tell_horizon: as for `L2ERule`.
+        origin: weight file that this rule gave, with the same feature, gain and settings, whose meta-parameters are the
+            first.
         settings: of the sampler, in the residual form; the gate is added to them.
 
     Raises:
-        ValueError: the feature set has no such feature, or the settings are of another form.
+        ValueError, FileNotFoundError: the feature set has no such feature, the settings are of another form, or
+            ``origin`` is not of this rule.
     """
 
     learned = "direction and gate"
 
     def __init__(
-        self, feature: str, gain: float = 1.0, *, depth: int = 2, tell_horizon: float = 0.0, settings: L2ESettings
+        self,
+        feature: str,
+        gain: float = 1.0,
+        *,
+        depth: int = 2,
+        tell_horizon: float = 0.0,
+        settings: L2ESettings,
+        origin: Path | None = None,
     ) -> None:
         settings = replace(settings, gated=True)
         super().__init__(hidden=(3,) * depth, start=(feature, gain), tell_horizon=tell_horizon, settings=settings)
@@ -62,5 +76,26 @@ class L2ELinearRule(L2ESubspaceRule):
         shares = torch.tensor([_DIRECTION_SHARE] * w + [-_DIRECTION_SHARE] * w + [1.0] * c)
         numbers = torch.tensor([*range(w), *range(w), *range(w, w + c)])
         self._span(flatten(layers), torch.cat([up, down, gate]), numbers, shares)
+        self._first = torch.zeros(self.num_weights)
+        if origin is not None:
+            loaded, card = load(origin)
+            ours = replace(settings, total_steps=None)
+            if (
+                card["sampler"] != "L2E"
+                or shapes_of(layers_of(loaded)) != self._shapes
+                or (L2ESettings.from_card(card) != ours)
+            ):
+                raise ValueError(f"origin: {origin} is not of this rule with these settings")
+            given = nn.utils.parameters_to_vector(loaded.parameters()).detach()
+            self._first[numbers] = ((given - self._base)[self._places]) / shares
+            if not torch.allclose(self.whole(self._first), given, atol=1e-5):
+                raise ValueError(f"origin: {origin} is not linear, or starts at another feature or gain")
         #: A name for each meta-parameter.
         self.names = (*(named.names[i] for i in signed), *(f"gate {name}" for name in named.context), "gate")
+
+    def initial_weights(self, seed: int) -> Tensor:
+        return self._first.clone()
+
+    def specification(self) -> dict[str, Any]:
+        more = {"origin": self._first.tolist()} if self._first.any() else {}
+        return {**super().specification(), **more}

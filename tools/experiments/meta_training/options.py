@@ -77,7 +77,7 @@ class SamplerOptions:
     # hidden layers are those of the file.
     gate_of: Path | None = None
     # L2E only: learn nothing but which features of a weight to move along, and a gate; some thirty meta-parameters. It
-    # starts at --start-feature.
+    # starts at --start-feature, or at --start-weights that were learned so from the same feature.
     linear: bool = False
     # L2E and PrecondL2E with a feature set that sees the progress of the run ("lean", "adaptive_run", "matrix"): share
     # of the tasks in which the network is told the number of steps.
@@ -93,7 +93,7 @@ class SamplerOptions:
             ValueError, TypeError, FileNotFoundError, ModuleNotFoundError: there is no such rule, or no such start.
         """
         check_positive("hidden", self.hidden or ())
-        if self.start_feature is not None and self.start_weights is not None:
+        if self.start_feature is not None and self.start_weights is not None and not self.linear:
             raise ValueError(f"start_feature={self.start_feature} and start_weights={self.start_weights}: choose one")
         only = {
             "L2E": ("start_feature", "start_gain", "start_weights", "tell_horizon", "fused", "gate_of", "linear"),
@@ -121,7 +121,7 @@ class SamplerOptions:
         return rule(hidden=self.hidden, settings=settings, **start)
 
     def _make_linear(self, given: dict[str, Any]) -> NetworkRule:
-        others = {"hidden": self.hidden, "start_weights": self.start_weights, "gate_of": self.gate_of}
+        others = {"hidden": self.hidden, "gate_of": self.gate_of}
         for name, value in {**others, "fused": self.fused or None}.items():
             if value is not None:
                 raise ValueError(f"{name}={value} cannot be given beside linear")
@@ -129,7 +129,8 @@ class SamplerOptions:
             raise ValueError("linear needs a start_feature")
         gain = 1.0 if self.start_gain is None else self.start_gain
         settings = L2ESettings.given(**given)
-        return L2ELinearRule(self.start_feature, gain, tell_horizon=self.tell_horizon or 0.0, settings=settings)
+        own: dict[str, Any] = {"tell_horizon": self.tell_horizon or 0.0, "origin": self.start_weights}
+        return L2ELinearRule(self.start_feature, gain, settings=settings, **own)
 
     def _make_gate(self, others: dict[str, Any]) -> NetworkRule:
         starts = {"start_weights": self.start_weights, "start_feature": self.start_feature}
