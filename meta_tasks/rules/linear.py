@@ -25,7 +25,7 @@ class L2ELinearRule(L2ESubspaceRule):
     """L2E that learns where to move as a linear function of each weight's features, and how far as one of its tensor's.
 
     β = −gain·(x_f + .3·w·x)·exp(c·y + c₀), where x_f is the feature it starts at, x the signed features of a coordinate
-    (gradient, parameter, momentum, running averages, their ratios to √v̂; not x_f) and y the context of its tensor;
+    (gradient, parameter, momentum, running averages, their ratios to √v̂, the orthogonal factor) and y the context of its tensor;
     the meta-parameters are (w, c, c₀), zero at the start.
 
     The network has three units in each hidden layer, two for the direction's parts of either sign and one for the gate;
@@ -66,9 +66,7 @@ class L2ELinearRule(L2ESubspaceRule):
             weight[2, 2] = float(number > 0)
         layers[0][1][2], layers[-1][0][2, 2], layers[-1][1][2] = GATE_BOUND, 1.0, -GATE_BOUND
         inputs, coordinates = named.size, named.size - len(named.context)
-        signed = [
-            i for i, name in enumerate(named.names[:coordinates]) if not name.startswith("log_") and name != feature
-        ]
+        signed = [i for i, name in enumerate(named.names[:coordinates]) if not name.startswith("log_")]
         rest = list(range(coordinates, inputs))
         up, down = torch.tensor(signed), torch.tensor(signed) + inputs
         gate = torch.tensor([*(2 * inputs + i for i in rest), 3 * inputs + 2])

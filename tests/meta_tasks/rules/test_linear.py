@@ -30,13 +30,13 @@ def outputs(rule, weights, x):
 def test_direction_and_gate_are_linear(depth):
     rule = linear(depth=depth)
     assert rule.names[:4] == ("gradient", "parameter", "momentum", "average_0.1")
-    assert len(rule.names) == rule.num_weights == 12 + 16 + 1
+    assert len(rule.names) == rule.num_weights == 13 + 16 + 1
     torch.manual_seed(depth)
     x = torch.randn(len(NAMES), 40)
     start = outputs(rule, rule.initial_weights(0), x)
     torch.testing.assert_close(start[1], -0.5 * x[NAMES.index("orthogonal_0.9")])
     assert not start[0].any()
-    weights = 0.3 * torch.randn(29)
+    weights = 0.3 * torch.randn(30)
     direction = x[NAMES.index("orthogonal_0.9")].clone()
     gamma = weights[-1].expand(40).clone()
     for name, weight in zip(rule.names[:-1], weights, strict=False):
@@ -70,7 +70,7 @@ def test_it_runs_on_tasks_and_is_the_start_of_a_wider_network(tmp_path):
 
 def test_members_have_meta_parameters_of_their_own():
     rule = linear()
-    weights = torch.stack([torch.zeros(29), torch.full((29,), 0.1)])
+    weights = torch.stack([torch.zeros(30), torch.full((30,), 0.1)])
     x = torch.randn(len(NAMES), 5)
     both = apply_network(rule.prepare(weights), x.expand(2, -1, -1))
     for member in range(2):
