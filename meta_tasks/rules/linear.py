@@ -24,8 +24,8 @@ _DIRECTION_SHARE = 0.3
 class L2ELinearRule(L2ESubspaceRule):
     """L2E that learns where to move as a linear function of each weight's features, and how far as one of its tensor's.
 
-    β = −gain·(x_f + .3·w·x)·exp(c·y + c₀), where x_f is the feature it starts at, x the signed features of a coordinate
-    (gradient, parameter, momentum, running averages, their ratios to √v̂, the orthogonal factor) and y the context of its tensor;
+    β = −gain·(x_f + .3·w·x)·exp(c·y + c₀), where x_f is the feature it starts at, x the signed ones of a coordinate
+    (gradient, parameter, momentum, averages, their ratios to √v̂, the orthogonal factor) and y its tensor's context;
     the meta-parameters are (w, c, c₀), zero at the start.
 
     The network has three units in each hidden layer, two for the direction's parts of either sign and one for the gate;
