@@ -23,7 +23,7 @@ import torch
 import tyro
 from experiments.common.output import command_line, explained
 from experiments.meta_training.cards import blend, check_same_rule, with_reproduction, without_infinities
-from experiments.meta_training.law import law_of, measured_sampler
+from experiments.meta_training.law import TEMPERATURES, law_of, measured_sampler
 from torch import nn
 
 from learned_samplers.learned import weights
@@ -40,6 +40,10 @@ class Options:
     name: tyro.conf.Positional[str]
     # Learning rate that the card recommends; by default the one in the card.
     lr: float | None = None
+    # ScaleAdaptedL2E only: learning rate up to which its law is measured, by default 8 times the recommended one, and
+    # the temperatures between which it is to stand.
+    law_lr: float | None = None
+    law_temperatures: tuple[float, ...] = TEMPERATURES
     # N of the Gaussians.
     num_data: int = 50_000
     # Independent coordinates of each Gaussian (Meta-SGMCMC: ten times as many chains). Standard errors fall with the
@@ -60,8 +64,11 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must lie in [0, 1], got {self.share}")
-        if self.lr is not None and not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be positive, got {self.lr}")
+        for name, value in (("lr", self.lr), ("law_lr", self.law_lr)):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if not self.law_temperatures or not all(0 < t < math.inf for t in self.law_temperatures):
+            raise ValueError(f"law_temperatures must be positive, at least one, got {self.law_temperatures}")
 
 
 def law(options: Options, network: nn.Module, card: dict[str, Any], lr: float) -> dict[str, Any]:
@@ -69,7 +76,15 @@ def law(options: Options, network: nn.Module, card: dict[str, Any], lr: float) -
     with TemporaryDirectory() as folder:
         source = Path(folder) / "weights.safetensors"
         weights.save(source, network, card)
-        return law_of(source, lr, num_data=options.num_data, coordinates=options.coordinates, energy=options.energy)
+        return law_of(
+            source,
+            lr,
+            num_data=options.num_data,
+            coordinates=options.coordinates,
+            energy=options.energy,
+            largest=options.law_lr,
+            temperatures=options.law_temperatures,
+        )
 
 
 def blended(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,14 @@ SMALL = 0.02  # a bias of the variance that is small enough whatever it was befo
 
 
 def law_of(
-    source: Path, lr: float | None = None, *, num_data: int = 50_000, coordinates: int = 2000, energy: float = 0.0
+    source: Path,
+    lr: float | None = None,
+    *,
+    num_data: int = 50_000,
+    coordinates: int = 2000,
+    energy: float = 0.0,
+    largest: float | None = None,
+    temperatures: Sequence[float] = TEMPERATURES,
 ) -> dict[str, Any]:
     """What stands in the card of the law of the weights in a file; they are read from it, as a user would.
 
@@ -37,6 +45,8 @@ def law_of(
         num_data: N.
         coordinates: independent ones of each Gaussian (chains of Meta-SGMCMC: ten times as many).
         energy: mean loss at the mode, of Meta-SGMCMC.
+        largest, temperatures: of ScaleAdaptedL2E, the learning rate up to which, by default 8·``lr``, and the
+            temperatures between which its law is to stand.
 
     Raises:
         ValueError, FileNotFoundError: the weights cannot be read, or are of no learned sampler.
@@ -47,7 +57,8 @@ def law_of(
         decay = card["defaults"]["momentum_decay"]
         return meta_law(source, lr, decay, num_data=num_data, chains=10 * coordinates, energy=energy)
     if issubclass(registered(card["sampler"]), ScaleAdaptedL2E):
-        return scale_adapted_law(source, lr, num_data=num_data, coordinates=coordinates)
+        largest = 8 * lr if largest is None else largest
+        return scale_adapted_law(source, largest, temperatures, num_data=num_data, coordinates=coordinates)
     measure: Any = l2e_law if registered(card["sampler"]) is L2E else gaussian_law
     return measure(lambda params: sampler_from_card(source, params, lr, num_data), coordinates=coordinates)
 
@@ -59,22 +70,24 @@ def measured_sampler(source: Path, params: Any, lr: float, num_data: float, **ke
     return sampler_from_card(source, params, lr, num_data, **keywords)
 
 
-def scale_adapted_law(source: Path, lr: float, *, num_data: int, coordinates: int) -> dict[str, Any]:
-    """The law of ScaleAdaptedL2E once its mass is frozen: at `TEMPERATURES`, at 8 and at 2 times ``lr``.
+def scale_adapted_law(
+    source: Path, lr: float, temperatures: Sequence[float] = TEMPERATURES, *, num_data: int, coordinates: int
+) -> dict[str, Any]:
+    """The law of ScaleAdaptedL2E once its mass is frozen, at some temperatures, at ``lr`` and at a quarter of it.
 
     Returns:
         What `gaussian_law` does, of the temperature with the largest bias; "temperatures", all if each earns the
-        badge, else that one; and "bias_by_temperature", the largest at 2·``lr``, as text → number.
+        badge, else that one; and "bias_by_temperature", the largest at ``lr``/4, as text → number.
     """
     found = {}
-    for t in TEMPERATURES:
-        make = partial(measured_sampler, source, lr=8 * lr, num_data=num_data, temperature=t)
+    for t in temperatures:
+        make = partial(measured_sampler, source, lr=lr, num_data=num_data, temperature=t)
         found[t] = gaussian_law(make, coordinates=coordinates)
     wrong = [t for t, law in found.items() if law["verdict"] not in EARNING]
     worst = max(wrong or found, key=lambda t: abs(found[t]["largest_bias"][-1]))
     return {
         **found[worst],
-        "temperatures": [worst] if wrong else list(TEMPERATURES),
+        "temperatures": [worst] if wrong else list(temperatures),
         "bias_by_temperature": {f"{t:g}": law["largest_bias"][-1] for t, law in found.items()},
     }
 
