@@ -47,8 +47,8 @@ def gaussian_run(
     model = build_network(settings, data)
     optimizer = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
     if hasattr(optimizer, "sampled_params"):
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        minibatch_run(model, optimizer, data, steps, minibatches, log, schedule=schedule, compiled=settings.compiled)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        minibatch_run(model, optimizer, data, steps, minibatches, log, schedule=cosine, compiled=settings.compiled)
         return SampleCollection.from_draws(model, optimizer.sampled_params, settings.num_samples)
     # Fitted to twice as many states as a chain gives samples, evenly over the rest of the run.
     burn_in = int(settings.burn_in * steps)
