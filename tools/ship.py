@@ -40,9 +40,9 @@ class Options:
     name: tyro.conf.Positional[str]
     # Learning rate that the card recommends; by default the one in the card.
     lr: float | None = None
-    # ScaleAdaptedL2E only: learning rate up to which its law is measured, by default 8 times the recommended one, and
-    # the temperatures between which it is to stand.
+    # ScaleAdaptedL2E only: learning rate up to which its law is measured, by default 8 times the recommended one.
     law_lr: float | None = None
+    # ScaleAdaptedL2E only: temperatures between which its law is to stand.
     law_temperatures: tuple[float, ...] = TEMPERATURES
     # N of the Gaussians.
     num_data: int = 50_000

@@ -22,7 +22,7 @@ assumption_violation, term_contributions, term_effects = (
 l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
 l2e_residual_rule = keywords(l2e_rule, L2ESettings)
 
-SEGMENTS = Segments((30, 12))
+SEGMENTS = Segments((30, 12), ((5, 6), (12,)))
 RULES = {"residual": l2e_residual_rule, "paper": l2e_paper_rule}
 HYPER = dict(lr=0.2, num_data=80.0, alpha_scale=0.3, beta_scale=0.7)
 MORE = dict(temperature=0.8, prior_precision=2.0, momentum_decay=0.15)

@@ -19,7 +19,7 @@ l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
 l2e_residual_rule = keywords(l2e_rule, L2ESettings)
 
 LENGTHS = (40, 3, 25)
-SEGMENTS = Segments(LENGTHS)
+SEGMENTS = Segments(LENGTHS, ((8, 5), (3,), (5, 5)))
 HYPER = dict(lr=0.2, num_data=300.0, temperature=0.7, prior_precision=4.0, momentum_decay=0.1)
 DECAYS = np.array([0.1, 0.5, 0.9, 0.99, 0.999, 0.9999])
 

@@ -63,6 +63,9 @@ def test_samplers_have_the_names_of_their_classes():
         "CyclicalL2E",
         "L2EPaper",
         "L2EStart",
+        "L2EMatrixStart",
+        "Muon",
+        "MuonAverage",
     }
     others |= {"LastLayerLaplace", "SingleTask", "MTSGDCode", "PlainEnsemble", "Bootstrap", "Uniform"}
     every = {*IMAGE_METHODS, *TASK_METHODS, *REGRESSION_METHODS, *BANDIT_METHODS}
