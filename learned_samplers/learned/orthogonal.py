@@ -18,6 +18,11 @@ _TIMES = 5
 _FLOOR = 1e-20
 
 
+def averaged(average: Tensor, gradient: Tensor, decay: float) -> Tensor:
+    """d·m + (1−d)·g in the gradient's precision: the average after this gradient, or of that one a step ahead of it."""
+    return torch.lerp(average.to(gradient.dtype), gradient, 1 - decay)
+
+
 def orthogonal_direction(average: Tensor, gradient: Tensor, decay: float, segments: Segments) -> Tensor:
     """The feature "orthogonal_d" of every coordinate, (..., d): root mean square about 1 over each tensor.
 
@@ -34,8 +39,7 @@ def orthogonal_direction(average: Tensor, gradient: Tensor, decay: float, segmen
     Raises:
         ValueError: ``segments`` do not know the shapes.
     """
-    ahead = torch.lerp(average.to(gradient.dtype), gradient, 1 - decay)
-    pieces = ahead.split(segments.lengths, -1)
+    pieces = averaged(average, gradient, decay).split(segments.lengths, -1)
     matrices = [piece.unflatten(-1, shape) for piece, shape in zip(pieces, segments.matrices, strict=True)]
     return torch.cat([matrix.flatten(-2) for matrix in orthogonal(matrices)], -1)
 

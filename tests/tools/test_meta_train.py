@@ -211,6 +211,9 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         ),
         (["--gate-of", "a.safetensors", "--beta-scale", "2"], "beta_scale=2.0 cannot be given beside gate_of=a"),
         (["--gate-of", "a.safetensors"], r"a\.safetensors"),
+        (["--linear"], "linear needs a start_feature"),
+        (["--linear", "--start-feature", "gradient", "--hidden", "8"], r"hidden=\(8,\) cannot be given beside linear"),
+        (["--linear", "--sampler", "PrecondL2E"], "linear=True does not belong to PrecondL2E"),
         (["--start-feature", "gradients"], "'gradients' is not a feature of the network"),
         (
             ["--family", "cpu"],

@@ -28,7 +28,7 @@ from learned_samplers.learned.native.coefficients import coefficients
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.native.structures import fits, settings_of
 from learned_samplers.learned.network import Phi
-from learned_samplers.learned.orthogonal import orthogonal, orthogonal_direction
+from learned_samplers.learned.orthogonal import averaged, orthogonal, orthogonal_direction
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
 
 __all__ = ["can_step", "step_flat_", "step_tensors_"]
@@ -136,7 +136,7 @@ def step_flat_(
     named = feature_set_named(settings.feature_set)
     if named.orthogonal_decay is not None:
         row, d = named.average_decays.index(named.orthogonal_decay), named.orthogonal_decay
-        average = torch.lerp(averages[..., row, :].to(gradient.dtype), gradient, 1 - d)
+        average = averaged(averages[..., row, :], gradient, d)
         given = orthogonal_direction(average, gradient, d, segments)
         pieces[:, 8] = given.data_ptr() + pieces[:, 0]
         pieces[:, 9] = np.tile([min(sides) > 1 for sides in segments.matrices], members)
@@ -191,11 +191,11 @@ def _given(
     named = feature_set_named(settings.feature_set)
     if named.orthogonal_decay is None:
         return []
-    row, share = named.average_decays.index(named.orthogonal_decay), 1 - named.orthogonal_decay
+    row, d = named.average_decays.index(named.orthogonal_decay), named.orthogonal_decay
     segments, ahead = Segments.of(gradients), []
     for gradient, kept, sides in zip(gradients, averages, segments.matrices, strict=True):
-        average = torch.lerp(kept[row].to(gradient.dtype), gradient, share)
-        ahead.append(torch.lerp(average, gradient, share).view(sides))
+        average = averaged(kept[row], gradient, d)
+        ahead.append(averaged(average, gradient, d).view(sides))
     return [matrix.contiguous() for matrix in orthogonal(ahead)]
 
 

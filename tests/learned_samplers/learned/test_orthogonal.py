@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from learned_samplers import L2E
+from learned_samplers import L2E, ScaleAdaptedL2E
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.orthogonal import orthogonal, orthogonal_direction
@@ -115,3 +115,42 @@ def test_the_optimizer_moves_a_matrix_along_its_orthogonal_factor(kind, monkeypa
         epsilon = math.sqrt(1e-4 / 100)
         expected = old - epsilon * (epsilon * 100 * g + 3.0 * factor.view_as(g))
         torch.testing.assert_close(p.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_compiled_code_and_torch_walk_the_same_way_with_the_shipped_weights(adapted, monkeypatch):
+    """Also through exploring, settling and sampling, and in pieces of a tensor (the first is larger than one)."""
+    ends = []
+    for native in ("1", "0"):
+        monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", native)
+        params = [nn.Parameter(matrix(300, 120).float()), nn.Parameter(matrix(1, 7)[0].float())]
+        own = dict(lr=1e-4, num_data=1000, generator=torch.Generator().manual_seed(3))
+        if adapted:
+            sampler = ScaleAdaptedL2E(params, adaptation_steps=4, network="scale-adapted-l2e-matrix", **own)
+        else:
+            sampler = L2E(params, network="l2e-matrix", total_steps=10, **own)
+        for step in range(6):
+            for i, p in enumerate(params):
+                drawn = matrix(1, p.numel(), 7 * step + i).view(p.shape)
+                p.grad = 0.1 * p.detach() + 0.01 * drawn.float()
+            sampler.step()
+        ends.append(torch.cat([p.detach().flatten() for p in params]))
+    moved = (ends[0][:36000] - matrix(300, 120).float().flatten()).square().mean().sqrt()
+    assert (ends[0] - ends[1]).abs().max() < 1e-2 * moved
+
+
+def test_narrow_averages_give_nearly_the_same_direction():
+    ends = []
+    for dtype in ("float32", "bfloat16"):
+        p = nn.Parameter(matrix(12, 9).float())
+        sampler = L2E([p], lr=1e-3, num_data=100, network="l2e-matrix", temperature=0.0, averages_dtype=dtype)
+        for step in range(4):
+            p.grad = matrix(12, 9, 20 + step).float()
+            sampler.step()
+        ends.append(p.detach() - matrix(12, 9).float())
+    assert (ends[0] - ends[1]).norm() < 0.03 * ends[0].norm()
+
+
+def test_sharded_parameters_are_refused_with_a_reason():
+    sampler = L2E([nn.Parameter(torch.ones(3, 2))], num_data=10, network="l2e-matrix")
+    assert sampler.not_sharded == "feature set 'matrix' makes whole matrices orthogonal"

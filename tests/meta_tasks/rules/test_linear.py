@@ -82,3 +82,14 @@ def test_bad_starts_and_forms_are_named():
         L2ELinearRule("curvature", settings=SETTINGS)
     with pytest.raises(ValueError, match="gated=True needs form='residual'"):
         L2ELinearRule("gradient", settings=L2ESettings(form="paper"))
+
+
+def test_it_goes_on_from_what_it_learned_and_from_nothing_else(tmp_path):
+    path, weights = weight_file(tmp_path, linear())
+    again = linear(origin=path)
+    torch.testing.assert_close(again.initial_weights(3), weights, rtol=1e-4, atol=1e-4)
+    assert again.specification()["origin"] == again.initial_weights(0).tolist()
+    with pytest.raises(ValueError, match=r"origin: .* is not linear, or starts at another feature or gain"):
+        L2ELinearRule("gradient", settings=SETTINGS, origin=path)
+    with pytest.raises(ValueError, match=r"origin: .* is not of this rule with these settings"):
+        linear(origin=path, depth=1)
