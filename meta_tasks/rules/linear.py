@@ -17,14 +17,11 @@ from meta_tasks.rules.subspace import L2ESubspaceRule
 
 __all__ = ["L2ELinearRule"]
 
-# Of the direction's meta-parameters beside the gate's, so that one size of perturbation serves both.
-_DIRECTION_SHARE = 0.3
-
 
 class L2ELinearRule(L2ESubspaceRule):
     """L2E that learns where to move as a linear function of each weight's features, and how far as one of its tensor's.
 
-    β = −gain·(x_f + .3·w·x)·exp(c·y + c₀), where x_f is the feature it starts at, x the signed ones of a coordinate
+    β = −gain·(x_f + s·w·x)·exp(c·y + c₀), where x_f is the feature it starts at, x the signed ones of a coordinate
     (gradient, parameter, momentum, averages, their ratios to √v̂, the orthogonal factor) and y its tensor's context;
     the meta-parameters are (w, c, c₀), zero at the start.
 
@@ -33,14 +30,17 @@ class L2ELinearRule(L2ESubspaceRule):
 
     Args:
         feature, gain: of the start.
+        direction_share: s, what a unit of the direction's meta-parameters is worth beside the gate's, for one size of
+            perturbation serves both. A larger one goes to another direction sooner.
         depth: number of hidden layers.
         tell_horizon: as for `L2ERule`.
         origin: weight file that this rule gave, with the same feature, gain and settings, whose meta-parameters are the
-            first.
+            first, whatever its ``direction_share``.
         settings: of the sampler, in the residual form; the gate is added to them.
 
     Raises:
-        ValueError, FileNotFoundError: the feature set has no such feature, the settings are of another form, or
+        ValueError, FileNotFoundError: the feature set has no such feature, the share is not positive, the settings are
+            of another form, or
             ``origin`` is not of this rule.
     """
 
@@ -51,11 +51,14 @@ class L2ELinearRule(L2ESubspaceRule):
         feature: str,
         gain: float = 1.0,
         *,
+        direction_share: float = 0.3,
         depth: int = 2,
         tell_horizon: float = 0.0,
         settings: L2ESettings,
         origin: Path | None = None,
     ) -> None:
+        if not (0 < direction_share < float("inf")):
+            raise ValueError(f"direction_share must be greater than 0, got {direction_share}")
         settings = replace(settings, gated=True)
         super().__init__(hidden=(3,) * depth, start=(feature, gain), tell_horizon=tell_horizon, settings=settings)
         named = feature_set_named(settings.feature_set)
@@ -71,10 +74,10 @@ class L2ELinearRule(L2ESubspaceRule):
         up, down = torch.tensor(signed), torch.tensor(signed) + inputs
         gate = torch.tensor([*(2 * inputs + i for i in rest), 3 * inputs + 2])
         w, c = len(signed), len(gate)
-        shares = torch.tensor([_DIRECTION_SHARE] * w + [-_DIRECTION_SHARE] * w + [1.0] * c)
+        shares = torch.tensor([direction_share] * w + [-direction_share] * w + [1.0] * c)
         numbers = torch.tensor([*range(w), *range(w), *range(w, w + c)])
         self._span(flatten(layers), torch.cat([up, down, gate]), numbers, shares)
-        self._first = torch.zeros(self.num_weights)
+        self._first, self._share = torch.zeros(self.num_weights), direction_share
         if origin is not None:
             loaded, card = load(origin)
             ours = replace(settings, total_steps=None)
@@ -95,5 +98,7 @@ class L2ELinearRule(L2ESubspaceRule):
         return self._first.clone()
 
     def specification(self) -> dict[str, Any]:
-        more = {"origin": self._first.tolist()} if self._first.any() else {}
+        # Checkpoints from before there was a choice have none.
+        more: dict[str, Any] = {} if self._share == 0.3 else {"direction_share": self._share}
+        more |= {"origin": self._first.tolist()} if self._first.any() else {}
         return {**super().specification(), **more}

@@ -52,6 +52,17 @@ def test_direction_and_gate_are_linear(depth):
     torch.testing.assert_close(again[1][0], beta)
 
 
+def test_the_directions_share_of_the_perturbation():
+    small, large = linear(), linear(direction_share=0.9)
+    weights = 0.3 * torch.randn(30)
+    scaled = torch.where(torch.arange(30) < 13, weights / 3, weights)
+    torch.testing.assert_close(large.whole(scaled), small.whole(weights))
+    assert "direction_share" not in small.specification()
+    assert large.specification()["direction_share"] == 0.9
+    with pytest.raises(ValueError, match=r"direction_share must be greater than 0, got 0"):
+        linear(direction_share=0)
+
+
 def test_it_runs_on_tasks_and_is_the_start_of_a_wider_network(tmp_path):
     rule = linear(tell_horizon=1.0)
     torch.manual_seed(3)
@@ -89,6 +100,8 @@ def test_it_goes_on_from_what_it_learned_and_from_nothing_else(tmp_path):
     again = linear(origin=path)
     torch.testing.assert_close(again.initial_weights(3), weights, rtol=1e-4, atol=1e-4)
     assert again.specification()["origin"] == again.initial_weights(0).tolist()
+    wider = linear(origin=path, direction_share=0.9)
+    torch.testing.assert_close(wider.whole(wider.initial_weights(0)), again.whole(weights), rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match=r"origin: .* is not linear, or starts at another feature or gain"):
         L2ELinearRule("gradient", settings=SETTINGS, origin=path)
     with pytest.raises(ValueError, match=r"origin: .* is not of this rule with these settings"):

@@ -79,6 +79,9 @@ class SamplerOptions:
     # L2E only: learn nothing but which features of a weight to move along, and a gate; some thirty meta-parameters. It
     # starts at --start-feature, or at --start-weights that were learned so from the same feature.
     linear: bool = False
+    # With --linear: what a unit of the direction's meta-parameters is worth beside the gate's; by default .3. A larger
+    # one leaves the start's direction sooner.
+    direction_share: float | None = None
     # L2E and PrecondL2E with a feature set that sees the progress of the run ("lean", "adaptive_run", "matrix"): share
     # of the tasks in which the network is told the number of steps.
     tell_horizon: float | None = None
@@ -107,6 +110,8 @@ class SamplerOptions:
         if self.start_feature is None and self.start_gain is not None:
             raise ValueError(f"start_gain={self.start_gain} needs a start_feature")
         given = {each.name: getattr(self.scales, each.name) for each in fields(self.scales)}
+        if self.direction_share is not None and not self.linear:
+            raise ValueError(f"direction_share={self.direction_share} needs linear")
         if self.linear:
             return self._make_linear(given)
         if self.gate_of is not None:
@@ -130,6 +135,8 @@ class SamplerOptions:
         gain = 1.0 if self.start_gain is None else self.start_gain
         settings = L2ESettings.given(**given)
         own: dict[str, Any] = {"tell_horizon": self.tell_horizon or 0.0, "origin": self.start_weights}
+        if self.direction_share is not None:
+            own["direction_share"] = self.direction_share
         return L2ELinearRule(self.start_feature, gain, settings=settings, **own)
 
     def _make_gate(self, others: dict[str, Any]) -> NetworkRule:
