@@ -24,7 +24,8 @@ from experiments.common.output import command_line, explained, terminated_as_exi
 from experiments.meta_training.cards import commit, reproducing, without_infinities
 from experiments.meta_training.checks import check_sampler, check_tasks
 from experiments.meta_training.cost import cost_table
-from experiments.meta_training.options import ExecutionOptions, Options, check_positive
+from experiments.meta_training.options import ExecutionOptions, Options
+from experiments.meta_training.sampler_options import check_positive
 
 from learned_samplers.learned.weights import save as save_weights
 from meta_tasks.estimators import Evaluator

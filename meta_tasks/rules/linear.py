@@ -40,8 +40,7 @@ class L2ELinearRule(L2ESubspaceRule):
 
     Raises:
         ValueError, FileNotFoundError: the feature set has no such feature, the share is not positive, the settings are
-            of another form, or
-            ``origin`` is not of this rule.
+            of another form, or ``origin`` is not of this rule.
     """
 
     learned = "direction and gate"
