@@ -42,7 +42,8 @@ class TwoPassSampler(LearnedSampler):
         if self._narrow:
             return "averages in bfloat16 are rounded by a coordinate's place in a whole tensor"
         if self.feature_set.orthogonal_decay is not None:
-            return f"feature set {self.feature_set.name!r} makes whole matrices orthogonal"
+            others = "take other weights, such as network='l2e' of L2E"
+            return f"feature set {self.feature_set.name!r} makes whole matrices orthogonal ({others})"
         return "" if self.passes() is not None else "its correction differentiates the network along whole tensors"
 
     @property

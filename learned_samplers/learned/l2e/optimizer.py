@@ -60,8 +60,8 @@ class L2E(TwoPassSampler):
         lr: learning rate of ordinary training; by default what the network's card recommends.
         num_data: N, the number of training points.
         network: name of shipped weights, path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the
-            network, or None for fresh weights (last layer zero in the residual form). "default" is the shipped "l2e",
-            or "l2e-paper" with ``form="paper"``.
+            network, or None for fresh weights (last layer zero in the residual form). "default" is the shipped
+            "l2e-matrix", or "l2e-paper" with ``form="paper"``; sharded parameters need network="l2e".
         form: "residual" or "paper"; by default the card's, else "residual".
         feature_set: name of the features the network sees (`learned_samplers.learned.feature_sets.FEATURE_SETS`); by
             default the card's, else "paper".
@@ -133,7 +133,7 @@ class L2E(TwoPassSampler):
         super().__init__(params, arguments(locals()), generator=generator)
 
     def _shipped(self, own: dict[str, Any]) -> str:
-        return "l2e-paper" if own["form"] == "paper" else "l2e"
+        return "l2e-paper" if own["form"] == "paper" else "l2e-matrix"
 
     @property
     def form(self) -> str:

@@ -59,7 +59,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         adaptation_steps: steps of exploration and of settling; half the run, say. 0 is not possible: there is no mass
             without them.
         network: path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the network (four outputs: α, β,
-            γ and μ), "default" for the shipped "scale-adapted-l2e", or None for fresh weights, with which the
+            γ and μ), "default" for the shipped "scale-adapted-l2e-matrix", or None for fresh weights, with which the
             exploration is SGHMC and μ = 0.
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         feature_set: a set with a second moment; by default the card's, else "lean".
@@ -117,7 +117,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         super().__init__(params, arguments(locals()), generator=generator)
 
     def _shipped(self, own: dict[str, Any]) -> str:
-        return "scale-adapted-l2e"
+        return "scale-adapted-l2e-matrix"
 
     def _rows(self) -> dict[str, int]:
         return {"averages": feature_set_named(self.settings.feature_set).num_averages}

@@ -123,7 +123,7 @@ makers = {
     "SGLD": lambda p: SGLD(p, 0.05, 100),
     "SGHMC": lambda p: SGHMC(p, 0.05, 100, momentum_init="normal", prior_precision=1.0, prior_mean="initial"),
     "adapted": lambda p: ScaleAdaptedSGHMC(p, 0.05, 100, adaptation_steps=4),
-    "L2E": lambda p: L2E(p, 0.05, 100),
+    "L2E": lambda p: L2E(p, 0.05, 100, network="l2e"),
 }
 for name, make in makers.items():
     model = sharded()

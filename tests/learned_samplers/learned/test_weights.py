@@ -151,7 +151,7 @@ def test_the_default_network_is_the_shipped_one_of_the_form(tmp_path, monkeypatc
     kinetic = make_card(sampler="KineticL2E", form="kinetic", feature_set="kinetic", scales={})
     weights.save(tmp_path / "kinetic-l2e.safetensors", make_network(2, 1, seed=3), kinetic)
     for make, name in [
-        (lambda p: L2E(p, num_data=10), "l2e"),
+        (lambda p: L2E(p, num_data=10), "l2e-matrix"),
         (lambda p: L2E(p, num_data=10, form="paper"), "l2e-paper"),
         (lambda p: KineticL2E(p, num_data=10), "kinetic-l2e"),
     ]:

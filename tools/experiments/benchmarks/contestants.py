@@ -55,7 +55,7 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "MCLMC": lambda params: MCLMC(params, LR, NUM_DATA),
     "IVON": lambda params: IVON(params, 1e-3, NUM_DATA),
     "L2E": lambda params: L2E(params, LR, NUM_DATA),
-    "L2E, matrix": lambda params: L2E(params, LR, NUM_DATA, network="l2e-matrix"),
+    "L2E, network l2e": lambda params: L2E(params, LR, NUM_DATA, network="l2e"),
     "L2E, lean": lambda params: lean_l2e(params, LR, NUM_DATA),
     "L2E, lean, averages in bfloat16": lambda params: lean_l2e(params, LR, NUM_DATA, averages_dtype="bfloat16"),
     "KineticL2E without the Hessian": lambda params: KineticL2E(params, LR, NUM_DATA, hessian="none"),
@@ -67,7 +67,7 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
 #: Those that have compiled code.
 COMPILED = (
     "L2E",
-    "L2E, matrix",
+    "L2E, network l2e",
     "L2E, lean",
     "L2E, lean, averages in bfloat16",
     "KineticL2E without the Hessian",

@@ -129,6 +129,7 @@ def resnet_steps(size: int, device: str, batch: int = 64) -> dict[str, Callable[
         "SGHMC": trainer(lambda params: SGHMC(params, lr, n)),
         "torch Adam": trainer(lambda params: torch.optim.Adam(params, lr)),
         "L2E": trainer(lambda params: L2E(params, lr, n)),
+        "L2E, network l2e": trainer(lambda params: L2E(params, lr, n, network="l2e")),
         "L2E, lean": trainer(lambda params: lean_l2e(params, lr, n)),
         "KineticL2E": trainer(lambda params: KineticL2E(params, lr, n)),
     }

@@ -107,9 +107,9 @@ METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod("HMC", builders.hmc, 0.01, "full_batch", _COLD),
     ImageMethod("L2EStart", builders.l2e_start, 0.005, tunes=_COLD_CHAIN),
     ImageMethod("L2EMatrixStart", builders.l2e_matrix_start, 0.002, tunes=_COLD_CHAIN),
-    ImageMethod("L2E", builders.l2e, 0.005, tunes=_COLD_CHAIN, network="l2e_network"),
+    ImageMethod("L2E", builders.l2e, 0.002, tunes=_COLD_CHAIN, network="l2e_network"),
     ImageMethod(
-        "CyclicalL2E", builders.l2e, 0.005, tunes=(*_COLD, "exploration_ratio"), network="l2e_network", cyclical=True
+        "CyclicalL2E", builders.l2e, 0.002, tunes=(*_COLD, "exploration_ratio"), network="l2e_network", cyclical=True
     ),
     ImageMethod(
         "ScaleAdaptedL2E", builders.scale_adapted_l2e, 0.001, tunes=_COLD_CHAIN, network="scale_adapted_l2e_network"

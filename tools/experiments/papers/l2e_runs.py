@@ -5,7 +5,7 @@ from __future__ import annotations
 from experiments.papers.rows import Cell
 
 COMPARE = "python tools/compare.py --preset"
-FRESH = "--keep 3 --weight-decays 0 --seed 20 --seeds 6 --sampler SGHMC PSGLD CyclicalSGMCMC L2E"
+FRESH = "--keep 3 --weight-decays 0 --seed 20 --seeds 6 --sampler SGHMC PSGLD CyclicalSGMCMC L2E --l2e-network l2e"
 CIFAR = ("CIFAR-10, seeds 20 to 25", "5000 gradients")
 FASHION = ("Fashion-MNIST, seeds 20 to 25", "5000 gradients")
 # As the paper tunes: learning rates by one seed, then three seeds.
@@ -26,7 +26,7 @@ def fresh(under: tuple[str, str], sampler: str, column: str) -> Cell:
 
 NT = (
     f"{COMPARE} mnist_nt --budgets 300 --tries 8 --grid 4 --extensions 2 --tune-seeds 2 --seeds 3 "
-    "--sampler SGHMC MetaSGMCMC L2E KineticL2E"
+    "--sampler SGHMC MetaSGMCMC L2E KineticL2E --l2e-network l2e"
 )
 
 
@@ -44,7 +44,7 @@ def data(sampler: str) -> Cell:
 
 CHAINS = (
     f"{COMPARE} digits --tries 4 --grid 4 --extensions 1 --keep 1 --tune-seeds 2 --seeds 3 --validations 20 "
-    "--convergence --layers --plane --sampler SGHMC CyclicalSGMCMC L2E KineticL2E DeepEnsemble"
+    "--convergence --layers --plane --sampler SGHMC CyclicalSGMCMC L2E KineticL2E DeepEnsemble --l2e-network l2e"
 )
 DIGITS = "The digits, an MLP of three layers, 2,000 gradients, three seeds; five settings tried at 400, two at 2,000"
 
@@ -55,7 +55,7 @@ def chain(row: str, column: str) -> Cell:
 
 GONG = (
     f"{COMPARE} cifar10_gong --size 16 --budgets 300 --tries 3 --grid 3 --extensions 0 --tune-seeds 1 --seeds 2 "
-    "--sampler SGHMC MetaSGMCMC L2E"
+    "--sampler SGHMC MetaSGMCMC L2E --l2e-network l2e"
 )
 GONG_SCALE = "16×16 pixels, 300 minibatches of 500 (3.7 epochs), three settings tried, two seeds"
 
@@ -67,7 +67,7 @@ def gong(sampler: str, column: str) -> Cell:
 MEASURES = (
     f"{COMPARE} cifar10 --budgets 1000 --tries 2 --grid 2 --extensions 0 --tune-seeds 1 --seeds 2 --weight-decays 0 "
     "--ood photos --reference cifar10_test_probs.npy --corruptions --corruption-images 100 --convergence --plane "
-    "--sampler SGHMC CyclicalSGMCMC L2E DeepEnsemble"
+    "--sampler SGHMC CyclicalSGMCMC L2E DeepEnsemble --l2e-network l2e"
 )
 MEASURES_SCALE = "16×16 pixels, a CNN of two convolutions, 1,000 minibatches of 64, two settings tried, two seeds"
 

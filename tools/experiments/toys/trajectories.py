@@ -63,7 +63,7 @@ def methods() -> dict[str, Callable[[list[Tensor]], Any]]:
         "SGD": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, weight_decay=PRIOR_PRECISION / NUM_DATA),
         "SGHMC": lambda p: SGHMC(p, lr=0.03, **target),
         "CyclicalSGMCMC": lambda p: CyclicalSGMCMC(p, lr=0.6, cycle_length=200, exploration_ratio=0.6, **target),
-        "L2E": lambda p: L2E(p, lr=0.005, **target),
+        "L2E": lambda p: L2E(p, lr=0.005, network="l2e", **target),
     }
 
 
