@@ -15,8 +15,10 @@ from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import GroupInputs
 from learned_samplers.learned.badge import HEURISTIC, badge_of
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.flat_buffers import gather, scatter, together
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
+from learned_samplers.learned.orthogonal import warn_if_slow
 from learned_samplers.learned.settings import LearnedSettings, differences
 from learned_samplers.learned.weights import resolve
 
@@ -95,6 +97,12 @@ class LearnedSampler(Sampler):
         if (weight.dtype, weight.device) != (dtype, first.device):
             module = copy.deepcopy(module).to(dtype=dtype, device=first.device)
         self.network = module
+        self._warn_if_slow()
+
+    def _warn_if_slow(self) -> None:
+        sees = FEATURE_SETS.get(getattr(self.settings, "feature_set", ""))
+        if sees is not None and sees.orthogonal_decay is not None:
+            warn_if_slow([p for group in self.param_groups for p in group["params"]], type(self).__name__)
 
     def _check_settings(self, settings: Any, own: dict[str, Any]) -> None:
         if not isinstance(settings, self.settings_class):

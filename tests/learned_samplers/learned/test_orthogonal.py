@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from learned_samplers import L2E, ScaleAdaptedL2E
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.l2e.rule import L2ESettings
-from learned_samplers.learned.orthogonal import orthogonal, orthogonal_direction
+from learned_samplers.learned.orthogonal import operations, orthogonal, orthogonal_direction
 
 
 def matrix(rows, columns, seed=0, **kind):
@@ -157,3 +158,24 @@ def test_sharded_parameters_are_refused_with_a_reason():
         sampler.not_sharded
         == "feature set 'matrix' makes whole matrices orthogonal (take other weights, such as network='l2e' of L2E)"
     )
+
+
+@pytest.mark.parametrize("shape", [(7, 9), (40, 40), (16, 300), (300, 16, 2), (5,), (1, 8)])
+def test_operations_are_those_that_torch_counts(shape):
+    segments = Segments.of([torch.ones(shape)] * 2)
+    with FlopCounterMode(display=False) as counter:
+        orthogonal([matrix(*sides) for sides in segments.matrices])
+    assert operations(segments) == counter.get_total_flops()
+
+
+def test_matrices_that_take_long_at_every_step_are_spoken_of_before_the_first():
+    small, large = (nn.Parameter(torch.zeros(side, side)) for side in (800, 900))
+    L2E([small], num_data=10)
+    message = r"^L2E's network sees .*, 22 billion operations a step here \(the largest is 900×900\): slow on a CPU"
+    with pytest.warns(UserWarning, match=message) as caught:
+        L2E([large], num_data=10)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=r"^ScaleAdaptedL2E's .*, 37 billion .* 'scale-adapted-l2e' of ScaleAdapted"):
+        ScaleAdaptedL2E([small, large], num_data=10, adaptation_steps=5)
+    L2E([large], num_data=10, network="l2e")
+    L2E([nn.Parameter(large.detach().to("meta"))], num_data=10, network=None, feature_set="matrix", lr=0.1)
