@@ -46,7 +46,8 @@ def orthogonal_direction(average: Tensor, gradient: Tensor, decay: float, segmen
     """
     pieces = averaged(average, gradient, decay).split(segments.lengths, -1)
     matrices = [piece.unflatten(-1, shape) for piece, shape in zip(pieces, segments.matrices, strict=True)]
-    return torch.cat([matrix.flatten(-2) for matrix in orthogonal(matrices)], -1)
+    flat = [matrix.flatten(-2) for matrix in orthogonal(matrices)]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 
 def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
@@ -56,7 +57,8 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
         alike[matrix.shape[-2:]].append(i)
     found: list[Tensor] = [torch.empty(0)] * len(matrices)
     for places in alike.values():
-        together = torch.stack([matrices[i] for i in places])
+        # No copy of a single one, which may be as large as the model.
+        together = torch.stack([matrices[i] for i in places]) if len(places) > 1 else matrices[places[0]].unsqueeze(0)
         for i, matrix in zip(places, _newton_schulz(together), strict=True):
             found[i] = matrix
     return found
@@ -96,7 +98,7 @@ def _newton_schulz(x: Tensor) -> Tensor:
     scale = math.sqrt(max(rows, columns))
     x = x * torch.rsqrt(x.square().sum((-2, -1), keepdim=True) + _FLOOR)
     if min(rows, columns) == 1:
-        return x * scale
+        return x.mul_(scale)
     wide = x.mT if rows > columns else x
     lead = wide.shape[:-2]
     wide = wide.reshape(-1, *wide.shape[-2:])

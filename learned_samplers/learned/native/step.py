@@ -192,10 +192,11 @@ def _given(
     if named.orthogonal_decay is None:
         return []
     row, d = named.average_decays.index(named.orthogonal_decay), named.orthogonal_decay
-    segments, ahead = Segments.of(gradients), []
-    for gradient, kept, sides in zip(gradients, averages, segments.matrices, strict=True):
-        average = averaged(kept[row], gradient, d)
-        ahead.append(averaged(average, gradient, d).view(sides))
+    ahead = [
+        # In one expression, so that the average between them does not last.
+        averaged(averaged(kept[row], gradient, d), gradient, d).view(sides)
+        for gradient, kept, sides in zip(gradients, averages, Segments.of(gradients).matrices, strict=True)
+    ]
     return [matrix.contiguous() for matrix in orthogonal(ahead)]
 
 

@@ -22,14 +22,22 @@ def test_a_step_needs_some_times_the_particles():
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize(("name", "rows"), [("L2E", 9), ("L2E, lean", 5), ("L2E, lean, averages in bfloat16", 3)])
-def test_a_step_of_l2e_on_one_huge_tensor_needs_little_beside_its_state(name, rows, compiled):
-    """The bar is 1.5 times the weights; the noise alone is one."""
+@pytest.mark.parametrize(
+    ("name", "rows", "most"),
+    [
+        ("L2E", 9, 3.5),  # the look ahead and the factor are as large as the weights, too
+        ("L2E, network l2e", 9, 1.5),
+        ("L2E, lean", 5, 1.5),
+        ("L2E, lean, averages in bfloat16", 3, 1.5),
+    ],
+)
+def test_a_step_of_l2e_on_one_huge_tensor_needs_little_beside_its_state(name, rows, most, compiled):
+    """In weights; the noise alone is one."""
     if compiled and native_library() is None:
         pytest.skip("the compiled update is not there")
     state, peak = in_its_own_process(step_bytes, name, 4_000_000, 1, compiled)
     assert state == 4 * rows
-    assert 4 * 0.9 < peak < 4 * 1.5
+    assert 4 * 0.9 < peak < 4 * most
 
 
 def test_the_tables(tmp_path, monkeypatch, capsys):

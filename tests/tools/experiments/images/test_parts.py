@@ -60,7 +60,7 @@ def test_the_settings_that_are_tried():
         for name in ("SGHMC", "PSGLD", "CyclicalSGMCMC", "L2E")
     }
     assert rates["SGHMC"] == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
-    assert rates["L2E"] == [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02], "as wide, elsewhere"
+    assert rates["L2E"] == [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01], "as wide, elsewhere"
     assert rates["PSGLD"] == [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01]
     decays = candidates(METHODS["Adam"], 2, 1, {"prior_precision": (0.0, 1.0)})
     assert {setting.also for setting in decays} == {(("prior_precision", 0.0),), (("prior_precision", 1.0),)}
