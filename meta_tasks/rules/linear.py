@@ -1,4 +1,4 @@
-"""L2E with a linear direction and a linear gate: some thirty meta-parameters, which a small network carries."""
+"""L2E with a linear direction and a linear gate: a dozen or thirty meta-parameters, which a small network carries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class L2ELinearRule(L2ESubspaceRule):
     the meta-parameters are (w, c, c₀), zero at the start.
 
     The network has three units in each hidden layer, two for the direction's parts of either sign and one for the gate;
-    γ ≥ −6 there. It is a start for a wider network (``--start-weights``).
+    γ ≥ −6 there. It is a start for a wider network (``--start-weights``). With ``normalise_output`` in the settings there
+    is no gate, and nothing is learned but the direction: its size is 1 over every tensor.
 
     Args:
         feature, gain: of the start.
@@ -36,14 +37,12 @@ class L2ELinearRule(L2ESubspaceRule):
         tell_horizon: as for `L2ERule`.
         origin: weight file that this rule gave, with the same feature, gain and settings, whose meta-parameters are the
             first, whatever its ``direction_share``.
-        settings: of the sampler, in the residual form; the gate is added to them.
+        settings: of the sampler, in the residual form; the gate is added to them, unless they normalise the output.
 
     Raises:
         ValueError, FileNotFoundError: the feature set has no such feature, the share is not positive, the settings are
             of another form, or ``origin`` is not of this rule.
     """
-
-    learned = "direction and gate"
 
     def __init__(
         self,
@@ -58,20 +57,23 @@ class L2ELinearRule(L2ESubspaceRule):
     ) -> None:
         if not (0 < direction_share < float("inf")):
             raise ValueError(f"direction_share must be greater than 0, got {direction_share}")
-        settings = replace(settings, gated=True)
-        super().__init__(hidden=(3,) * depth, start=(feature, gain), tell_horizon=tell_horizon, settings=settings)
+        gated = not settings.normalise_output
+        self.learned = "direction and gate" if gated else "direction"
+        settings = replace(settings, gated=gated)
+        super().__init__(hidden=(2 + gated,) * depth, start=(feature, gain), tell_horizon=tell_horizon, settings=settings)
         named = feature_set_named(settings.feature_set)
         assert self.start is not None
         layers = unflatten(self.start(torch.zeros(self.num_weights)), self._shapes)
-        for number, (weight, _) in enumerate(layers[:-1]):
-            weight[2] = 0.0
-            weight[2, 2] = float(number > 0)
-        layers[0][1][2], layers[-1][0][2, 2], layers[-1][1][2] = GATE_BOUND, 1.0, -GATE_BOUND
+        if gated:
+            for number, (weight, _) in enumerate(layers[:-1]):
+                weight[2] = 0.0
+                weight[2, 2] = float(number > 0)
+            layers[0][1][2], layers[-1][0][2, 2], layers[-1][1][2] = GATE_BOUND, 1.0, -GATE_BOUND
         inputs, coordinates = named.size, named.size - len(named.context)
         signed = [i for i, name in enumerate(named.names[:coordinates]) if not name.startswith("log_")]
-        rest = list(range(coordinates, inputs))
+        rest = list(range(coordinates, inputs)) if gated else []
         up, down = torch.tensor(signed), torch.tensor(signed) + inputs
-        gate = torch.tensor([*(2 * inputs + i for i in rest), 3 * inputs + 2])
+        gate = torch.tensor([*(2 * inputs + i for i in rest), 3 * inputs + 2] if gated else [], dtype=torch.long)
         w, c = len(signed), len(gate)
         shares = torch.tensor([direction_share] * w + [-direction_share] * w + [1.0] * c)
         numbers = torch.tensor([*range(w), *range(w), *range(w, w + c)])
@@ -91,7 +93,9 @@ class L2ELinearRule(L2ESubspaceRule):
             if not torch.allclose(self.whole(self._first), given, atol=1e-5):
                 raise ValueError(f"origin: {origin} is not linear, or starts at another feature or gain")
         #: A name for each meta-parameter.
-        self.names = (*(named.names[i] for i in signed), *(f"gate {name}" for name in named.context), "gate")
+        self.names = tuple(named.names[i] for i in signed)
+        if gated:
+            self.names += (*(f"gate {name}" for name in named.context), "gate")
 
     def initial_weights(self, seed: int) -> Tensor:
         return self._first.clone()

@@ -1,5 +1,7 @@
 """The linear direction and gate: what they start as, what each meta-parameter does, and what they refuse."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -52,6 +54,22 @@ def test_direction_and_gate_are_linear(depth):
     torch.testing.assert_close(again[1][0], beta)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_of_a_normalised_output_the_direction_alone_is_learned(depth):
+    rule = linear(settings=replace(SETTINGS, normalise_output=True), depth=depth)
+    assert rule.num_weights == len(rule.names) == 13
+    assert not rule.settings.gated
+    assert rule.specification()["learned"] == "direction"
+    torch.manual_seed(depth)
+    x, weights = torch.randn(len(NAMES), 40), torch.randn(13)
+    direction = x[NAMES.index("orthogonal_0.9")].clone()
+    for name, weight in zip(rule.names, weights, strict=True):
+        direction += 0.3 * weight * x[NAMES.index(name)]
+    alpha, beta = outputs(rule, weights, x)
+    torch.testing.assert_close(beta, -0.5 * direction, rtol=1e-4, atol=1e-5)
+    assert not alpha.any()
+
+
 def test_the_directions_share_of_the_perturbation():
     small, large = linear(), linear(direction_share=0.9)
     weights = 0.3 * torch.randn(30)
@@ -63,8 +81,9 @@ def test_the_directions_share_of_the_perturbation():
         linear(direction_share=0)
 
 
-def test_it_runs_on_tasks_and_is_the_start_of_a_wider_network(tmp_path):
-    rule = linear(tell_horizon=1.0)
+@pytest.mark.parametrize("normalised", [False, True])
+def test_it_runs_on_tasks_and_is_the_start_of_a_wider_network(tmp_path, normalised):
+    rule = linear(tell_horizon=1.0, settings=replace(SETTINGS, normalise_output=normalised))
     torch.manual_seed(3)
     path, weights = weight_file(tmp_path, rule)
     task = image_task(lr=1e-4, temperature=1.0)
@@ -76,7 +95,7 @@ def test_it_runs_on_tasks_and_is_the_start_of_a_wider_network(tmp_path):
         ends.append(unroll.parameter)
     assert ends[0].isfinite().all()
     torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
-    assert rule.specification()["learned"] == "direction and gate"
+    assert rule.specification()["learned"] == ("direction" if normalised else "direction and gate")
 
 
 def test_members_have_meta_parameters_of_their_own():

@@ -72,8 +72,9 @@ class SamplerOptions:
     # size, its magnitudes, N, and how much of the run is over; 16 meta-parameters. The network's settings and its
     # hidden layers are those of the file.
     gate_of: Path | None = None
-    # L2E only: learn nothing but which features of a weight to move along, and a gate; some thirty meta-parameters. It
-    # starts at --start-feature, or at --start-weights that were learned so from the same feature.
+    # L2E only: learn nothing but which features of a weight to move along, and a gate; some thirty meta-parameters, a
+    # dozen with --normalise-output True, which goes without the gate. It starts at --start-feature, or at
+    # --start-weights that were learned so from the same feature.
     linear: bool = False
     # With --linear: what a unit of the direction's meta-parameters is worth beside the gate's; by default .3. A larger
     # one leaves the start's direction sooner.
