@@ -26,8 +26,8 @@ class L2ELinearRule(L2ESubspaceRule):
     the meta-parameters are (w, c, c₀), zero at the start.
 
     The network has three units in each hidden layer, two for the direction's parts of either sign and one for the gate;
-    γ ≥ −6 there. It is a start for a wider network (``--start-weights``). With ``normalise_output`` in the settings there
-    is no gate, and nothing is learned but the direction: its size is 1 over every tensor.
+    γ ≥ −6 there. It is a start for a wider network (``--start-weights``). With ``normalise_output`` in the settings
+    there is no gate, and nothing is learned but the direction: its size is 1 over every tensor.
 
     Args:
         feature, gain: of the start.
@@ -60,7 +60,9 @@ class L2ELinearRule(L2ESubspaceRule):
         gated = not settings.normalise_output
         self.learned = "direction and gate" if gated else "direction"
         settings = replace(settings, gated=gated)
-        super().__init__(hidden=(2 + gated,) * depth, start=(feature, gain), tell_horizon=tell_horizon, settings=settings)
+        super().__init__(
+            hidden=(2 + gated,) * depth, start=(feature, gain), tell_horizon=tell_horizon, settings=settings
+        )
         named = feature_set_named(settings.feature_set)
         assert self.start is not None
         layers = unflatten(self.start(torch.zeros(self.num_weights)), self._shapes)
