@@ -7,6 +7,7 @@
     python tools/benchmark.py memory    # state and peak memory of a step of every sampler
     python tools/benchmark.py constants # bytes and seconds per weight, the constants of docs/scaling.md
     python tools/benchmark.py lenet     # ways to compute the gradients of multi_task.py's particles
+    python tools/benchmark.py forms     # forms of a network's gradient: compiled, channels last, bfloat16
 
 Rounds are interleaved; compare the numbers as ratios, within one run.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.benchmarks.constants import ConstantsBenchmark, benchmark_constants
+from experiments.benchmarks.forms import FormsBenchmark, benchmark_forms
 from experiments.benchmarks.inner import InnerBenchmark, benchmark_inner
 from experiments.benchmarks.lenet import LeNetBenchmark, benchmark_lenet
 from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
@@ -33,6 +35,7 @@ COMMANDS: dict[str, tuple[type, Action]] = {
     "memory": (MemoryBenchmark, benchmark_memory),
     "constants": (ConstantsBenchmark, benchmark_constants),
     "lenet": (LeNetBenchmark, benchmark_lenet),
+    "forms": (FormsBenchmark, benchmark_forms),
 }
 
 
