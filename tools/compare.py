@@ -8,7 +8,8 @@ the smallest budget learning rates 1, 2, 5, 10, 20, … around its own, each wit
 (momentum decay, temperature, exploration ratio, an optimizer's weight decay), then a few more near the best, beyond the
 edge of the rates tried if it lies there; at every larger budget its best settings again in full (successive halving),
 and a few more. The winner runs over all seeds, which the tuning has not seen. A seed has the same initial weights and
-minibatches for every method. Runs are kept, so that a command that was interrupted goes on where it was.
+minibatches for every method. Runs are kept, so that a command that was interrupted goes on where it was. --settings-of
+takes over what an earlier comparison chose, of a smaller network for instance.
 
 Under --out: table.md, results.json, for each budget figure1 (scores against the number of samples, and effective
 samples a second), figure2 (losses on the lines between samples, and the samples' cosine similarities), temperatures,

@@ -38,7 +38,7 @@ def step_size_figure(path: Path, report: BudgetReport, title: str) -> None:
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    curves = {name: best_by_rate(tuning) for name, tuning in report.tuning.items()}
+    curves = {name: best_by_rate(tuning) for name, tuning in report.tuning.items() if not tuning.given}
     scores = [score for curve in curves.values() for score in curve.values() if score is not None]
     rates = [rate for curve in curves.values() for rate in curve]
     if not scores:

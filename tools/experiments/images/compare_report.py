@@ -136,6 +136,7 @@ def content(report: BudgetReport) -> dict[str, Any]:
     ended = [name for name, results in report.runs.items() if finished(results)]
     return {
         "settings": asdict(report.settings),
+        "num_data": report.num_data,
         "methods": methods,
         "verdict": verdict(report.runs, report.folder),
         "lowest_nll": min(ended, key=lambda name: methods[name]["mean"]["nll"]) if ended else None,
@@ -247,11 +248,16 @@ the validation images choose; at equal time: gradients and NLL of runs in the fi
 Last but one, first seed: temperatures after burn-in of all weights (and from the coldest to the hottest part of the
 network); loss barrier between consecutive samples on validation images; cosine similarity between samples.
 Last table: all runs' predictions averaged, each seed one of so many parallel chains.
-Settings are tuned by validation NLL: a balanced choice at the smallest budget, its best again at larger ones."""
+"""
+_TUNED = (
+    "Settings are tuned by validation NLL: a balanced choice at the smallest budget, its best again at larger ones."
+)
+_GIVEN = "Nothing was tuned here: every setting is the best that another comparison found (--settings-of)."
 
 
 def write_results(out: Path, reports: Sequence[BudgetReport], command: str) -> None:
     """Write results.json and table.md for the budgets that are finished."""
     numbers = {str(report.budget): content(report) for report in reports}
     parts = [tables(report, numbers[str(report.budget)]) for report in reports]
-    write_outputs(out, command, "\n\n".join([NOTES, *parts]), {"budgets": numbers})
+    given = any(tuning.given for report in reports for tuning in report.tuning.values())
+    write_outputs(out, command, "\n\n".join([NOTES + (_GIVEN if given else _TUNED), *parts]), {"budgets": numbers})

@@ -128,7 +128,7 @@ def robust_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
     difference, alike = numbers["difference"] or {}, numbers["equal_time"]
     scaled, std = text(numbers["scaled_nll"]), numbers["scaled_nll_std"]
     cells = {
-        "tries": str(len(numbers["tuning"])),
+        "tries": str(sum(bool(each["seeds"]) for each in numbers["tuning"])),
         "median NLL": text(numbers["median_nll"]),
         "worst NLL": text(numbers["worst_nll"]),
         "collapsed": str(numbers["collapsed"]),

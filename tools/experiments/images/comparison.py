@@ -25,14 +25,19 @@ from meta_tasks.datasets.corruptions import RECREATED
 
 def tries_at(budget: int, options: CompareOptions, data: ImageData) -> int:
     """Settings that every method tries at a budget."""
-    first = budget == options.all_budgets(data)[0]
+    first = budget == options.all_budgets(data)[0] and options.settings_of is None
     return (options.tries if first else min(options.tries, options.keep)) + options.extensions
+
+
+def is_given(options: CompareOptions) -> bool:
+    """Whether every method takes over one setting, so that there is nothing to tune."""
+    return options.settings_of is not None and min(options.tries, options.keep) + options.extensions == 1
 
 
 def planned_gradients(options: CompareOptions, data: ImageData) -> int:
     """Gradients of all runs of one method, but for those at equal time."""
     return sum(
-        budget * (tries_at(budget, options, data) * options.tune_seeds + options.seeds)
+        budget * (tries_at(budget, options, data) * options.tune_seeds * (not is_given(options)) + options.seeds)
         for budget in options.all_budgets(data)
     )
 
@@ -60,8 +65,11 @@ class Comparison:
         self.runs = {
             budget: ImageRuns(data, ood, store.below(f"steps_{budget}")) for budget in options.all_budgets(data)
         }
-        self.alternatives = options.alternatives(data)
         self.candidates = {method: options.candidates(method, data) for method in options.sampler}
+        self.alternatives = options.alternatives(data)
+        for name, value in (pair for each in self.candidates.values() for setting in each for pair in setting.also):
+            if value not in self.alternatives.setdefault(name, ()):  # of another comparison
+                self.alternatives[name] += (value,)
         bar.reset(total=len(options.sampler) * planned_gradients(options, data))
 
     def run(
@@ -98,6 +106,8 @@ class Comparison:
             RuntimeError: all of them diverged.
         """
         options = self.options
+        if is_given(options):
+            return Tuning(validation_nll, {self.candidates[method][0]: []})
 
         def attempt(setting: Setting, seed: int) -> Result:
             return self.run(method, setting, budget, seed, test=False)
@@ -105,7 +115,7 @@ class Comparison:
         tuning = tune(
             self.candidates[method],
             attempt,
-            lambda result: result.validation_nll,
+            validation_nll,
             seeds=options.tuning_seeds(),
             tries=tries_at(budget, options, self.data),
             propose=lambda tuning: proposal(tuning, self.alternatives),
@@ -196,6 +206,11 @@ class Comparison:
         return [
             self.run(method, setting, report.budget, seed, test=True, steps=steps) for seed in self.options.seed_list()
         ]
+
+
+def validation_nll(result: Result) -> float | None:
+    """What is tuned by; None for a run that diverged."""
+    return result.validation_nll
 
 
 def losers(tuning: Tuning[Setting, Result]) -> Iterable[Result]:

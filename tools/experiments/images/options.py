@@ -23,6 +23,7 @@ from experiments.common.options import (
     parse,
 )
 from experiments.images.compare_corruptions import check_images
+from experiments.images.earlier import earlier_settings
 from experiments.images.measures import CONVERGENCE_DRAWS
 from experiments.images.methods import METHODS, Setting, candidates
 from experiments.images.presets import PRESETS
@@ -202,6 +203,10 @@ class CompareOptions(ImageOptions):
     plane: bool = False
     # Do a few steps of every method, say what all runs will cost, and stop.
     dry_run: bool = False
+    # Folder of an earlier comparison, of a smaller network for instance: each method tries the --keep best settings
+    # that it found there at its largest budget, in the place of a balanced choice. With --keep 1 --extensions 0 nothing
+    # is tuned.
+    settings_of: Path | None = None
     # Times that a run's curves get the validation scores of its current weights.
     validations: int = 5
 
@@ -257,6 +262,9 @@ class CompareOptions(ImageOptions):
 
     def candidates(self, method: str, data: ImageData) -> list[Setting]:
         """The settings that a method tries at the smallest budget, before the further ones."""
+        if self.settings_of is not None:
+            count = min(self.tries, self.keep)
+            return earlier_settings(self.settings_of, METHODS[method], self.settings, data.num_data, count)
         return candidates(METHODS[method], self.tries, self.grid, self.alternatives(data))
 
     def tuning_seeds(self) -> range:

@@ -56,6 +56,13 @@ def test_the_network_of_a_preset_reads_its_data(name):
     assert parse_compare(["--preset", name]).budgets == budgets
 
 
+def test_hmcs_posterior():
+    """40,960 images in minibatches of 80, N(0, 1/5) on the weights, the likelihood as it is."""
+    settings, budgets = PRESETS["cifar10_hmc"]
+    assert [budget / settings.steps_per_epoch(40_960) for budget in budgets] == [10, 20]
+    assert (settings.prior_precision, settings.temperature, settings.augment) == (5.0, 1.0, False)
+
+
 @pytest.mark.parametrize("name", PAPER)
 def test_a_full_preset_has_the_papers_epochs_and_samples(name):
     settings, (budget,) = PRESETS[name]
