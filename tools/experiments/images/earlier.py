@@ -28,7 +28,7 @@ def earlier_settings(folder: Path, method: ImageMethod, settings: Settings, num_
         ValueError: the method is not in it, or a learned sampler had other weights there, or what was found cannot be
             taken over.
     """
-    path = folder / _FILE
+    path = Path(folder) / _FILE
     if not path.is_file():
         raise FileNotFoundError(f"settings_of: no {_FILE}, which a finished comparison leaves, in {folder}")
     try:
