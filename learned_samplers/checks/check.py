@@ -22,6 +22,8 @@ Factory = Callable[[list[Tensor]], torch.optim.Optimizer]
 _ERRORS = 4.0
 # Bias below which a simulation may confirm that a Metropolis sampler is exact.
 _SMALL = 0.03
+# Relative bias at the smaller lr above which its size says nothing of how it scales.
+_TOO_LARGE = 0.5
 # Steps that are run without being asked for.
 _MOST_STEPS = 200_000
 
@@ -116,7 +118,8 @@ def check_sampler(
 
     Verdict: "exact" (a linear step whose stationary law is the target to rounding, or a Metropolis sampler in which no
     bias is seen), "no bias seen" (a simulation that resolves none, with the size that it would have resolved), "O(h)"
-    (a bias that vanishes with lr), "biased", "unstable".
+    (a bias that vanishes with lr), "biased" (one that does not, or that is above half of the variance even at the
+    smaller lr), "unstable".
 
     A step of the simulation costs about 0.2 ms and 10 ns a coordinate for each curvature.
 
@@ -255,6 +258,9 @@ def _judge(
     coarse, fine = max(abs(r.bias) for r in results), max(abs(r.refined_bias) for r in results)
     if max(coarse, fine) <= resolution:
         verdict = "exact" if linear or (metropolis and resolution <= _SMALL) else "no bias seen"
+    elif fine > max(resolution, _TOO_LARGE):
+        sizes = f"{coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
+        return "biased", False, f"bias {sizes}: too large to say whether it vanishes with lr"
     elif all(abs(r.refined_bias) <= max(resolution, 2 * abs(r.bias) / refine) for r in results):
         verdict = "O(h)"
     else:

@@ -1,4 +1,4 @@
-"""L2E, a learned sampler: a small network, applied to every weight by itself, inside stochastic gradient HMC."""
+"""L2E, a learned sampler: a small network, applied to every weight, inside stochastic gradient HMC."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class L2E(TwoPassSampler):
     kinetic energy is learned.
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), m the running averages of g, and
-    (α, β) = network(features(θ, r, g, m)), coordinate by coordinate:
+    (α, β) = network(features(θ, r, g, m)), coordinate by coordinate (the features may be of a whole tensor: the default
+    weights see the orthogonal factor of each matrix's momentum; a gated network, as theirs is, gives (α, β, γ), and
+    β·exp(γ) stands for β):
 
     ``form="residual"`` (default): the network corrects SGHMC; with a last layer of zeros it is `SGHMC`, bit for bit:
 
@@ -51,8 +53,9 @@ class L2E(TwoPassSampler):
 
     Invariant law: none is claimed. Eq. 6 leaves the posterior invariant if α and β are the gradients of one function of
     (θ, r) alone (Assumption 3.1); the network sees running averages and minibatch gradients and is not constrained to
-    that. With random weights variances on Gaussians are off by up to 70 % (residual form), whatever the step size;
-    hence the badge. `learned_samplers.learned.law.l2e_law` says how far given weights stray, and
+    that. With random weights variances on Gaussians are off by up to 70 % (residual form), whatever the step size, and
+    with the default ones they are up to 14 times too large at their own lr; hence the badge.
+    `learned_samplers.learned.law.l2e_law` says how far given weights stray, and
     `learned_samplers.learned.l2e.measures.assumption_violation` by how much the assumption fails.
 
     Args:
@@ -79,10 +82,10 @@ class L2E(TwoPassSampler):
         normalise_output: whether β, after any bound, is divided by its root mean square over the tensor, so that s_β
             alone says how far the learned velocity moves it (a ``decay_time`` acts after that); by default the card's,
             else False.
-        total_steps: length of the run in steps, for networks that see the progress of a run (feature sets "lean" and
-            "adaptive_run"), which may then act by how much of it is over (a schedule in the network; lr stays as it
-            is); by default None, not known. It is of this run, not of the weights' card, and a resumed chain must have
-            the same.
+        total_steps: length of the run in steps, for networks that see the progress of a run (feature sets "lean",
+            "adaptive_run" and "matrix", that of the default weights), which may then act by how much of it is over (a
+            schedule in the network; lr stays as it is); by default None, not known. It is of this run, not of the
+            weights' card, and a resumed chain must have the same.
         averages_dtype: "bfloat16" keeps the running averages in half the memory, rounded so that the error averages out
             (`learned_samplers.learned.narrow`), and the momentum as it is; by default "float32", the parameters' dtype.
         noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_rule`; by

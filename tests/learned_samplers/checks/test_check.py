@@ -130,6 +130,16 @@ def test_no_noise_at_all_is_biased():
     assert report.verdict == "biased"
 
 
+def test_a_bias_above_half_of_the_variance_says_nothing_of_how_it_scales():
+    """SGLD's is s/(2 − s) at the stiffness s: 19 at 1.9, .90 at half of that, .31 at a quarter."""
+    settings = dict(stiffness=(1.9,), coordinates=200, steps=50, tolerance=5.0)
+    near, far = (check_sampler(lambda p: SGLD(p, 0.1, 100), refinement=r, **settings) for r in (2, 4))
+    assert near.linear
+    assert (near.verdict, near.passed) == ("biased", False)
+    assert near.reason == "bias 1900.00% at lr, 90.48% at lr/2: too large to say whether it vanishes with lr"
+    assert far.verdict == "O(h)", far
+
+
 def test_hmc_is_checked_chain_by_chain_without_being_told():
     from learned_samplers import HMC
 

@@ -63,7 +63,7 @@ def seconds_per_gradient(method: ImageMethod, settings: Settings, data: ImageDat
     """Wall-clock seconds that a run takes for each gradient of its budget, measured in a few of its steps."""
     budget = settings.budget(data.num_data)
     model = build_network(settings, data)
-    optimizer = method.build(parameter_groups(model), settings, method.lr, data.num_data, budget)
+    optimizer = method.build(parameter_groups(model), settings, method.rate(settings), data.num_data, budget)
     draws = minibatches(data, settings, seed=0)
     with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer, tqdm(disable=True) as bar:
         # A budget of its own that is never reached: nothing is written, and no validation is timed.

@@ -38,6 +38,7 @@ class ImageMethod(Method):
         gradients_per_step: gradient evaluations that one step costs.
         cyclical: the rate follows the cyclical schedule, and samples are taken in its sampling phases: what
             `CyclicalSGMCMC` has of itself, and any other sampler by `CyclicalSchedule`.
+        lr_of: names of weights whose own learning rate is not ``lr``, and theirs.
     """
 
     kind: Literal[
@@ -47,6 +48,11 @@ class ImageMethod(Method):
     network: str | None = None
     gradients_per_step: int = 1
     cyclical: bool = False
+    lr_of: tuple[tuple[str, float], ...] = ()
+
+    def rate(self, settings: Settings) -> float:
+        """The learning rate in the middle of those that are tried."""
+        return self.lr if self.network is None else dict(self.lr_of).get(getattr(settings, self.network), self.lr)
 
     def schedule(self, optimizer: torch.optim.Optimizer, settings: Settings, steps: int) -> CyclicalSchedule | None:
         """The cyclical schedule of an optimizer that has none of its own; None where none is wanted."""
@@ -79,6 +85,9 @@ _WHEN = ("burn_in", "final_lr")
 _COLD_CHAIN = (*_COLD, *_WHEN)
 _COLD_CHAIN_MOMENTUM = (*_COLD_MOMENTUM, *_WHEN)
 
+# The weights that L2E had before take Adam's steps, not those of whole matrices.
+_EARLIER_L2E = (("l2e", 0.005), ("l2e-first", 0.005))
+
 #: In the order in which they are offered; a learned sampler that is cyclical or of the paper's form says so.
 METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod("SGD", builders.sgd, 0.05, "optimizer", _DECAY_MOMENTUM),
@@ -107,9 +116,13 @@ METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod("HMC", builders.hmc, 0.01, "full_batch", _COLD),
     ImageMethod("L2EStart", builders.l2e_start, 0.005, tunes=_COLD_CHAIN),
     ImageMethod("L2EMatrixStart", builders.l2e_matrix_start, 0.002, tunes=_COLD_CHAIN),
-    ImageMethod("L2E", builders.l2e, 0.002, tunes=_COLD_CHAIN, network="l2e_network"),
+    ImageMethod("L2E", builders.l2e, 0.002, tunes=_COLD_CHAIN, network="l2e_network", lr_of=_EARLIER_L2E),
     ImageMethod(
-        "CyclicalL2E", builders.l2e, 0.002, tunes=(*_COLD, "exploration_ratio"), network="l2e_network", cyclical=True
+        *("CyclicalL2E", builders.l2e, 0.002),
+        tunes=(*_COLD, "exploration_ratio"),
+        network="l2e_network",
+        cyclical=True,
+        lr_of=_EARLIER_L2E,
     ),
     ImageMethod(
         "ScaleAdaptedL2E", builders.scale_adapted_l2e, 0.001, tunes=_COLD_CHAIN, network="scale_adapted_l2e_network"
@@ -152,26 +165,31 @@ SHORT_NAMES = {
 
 
 def candidates(
-    method: ImageMethod, tries: int, rates: int, alternatives: Mapping[str, Sequence[float]]
+    method: ImageMethod,
+    tries: int,
+    rates: int,
+    alternatives: Mapping[str, Sequence[float]],
+    lr: float | None = None,
 ) -> list[Setting]:
-    """`tries` settings, of learning rates around the method's own and of what else it tunes.
+    """`tries` settings, of learning rates around ``lr``, by default the method's own, and of what else it tunes.
 
     There are `rates` learning rates, or as many as it takes to have so many settings. Each gets as many of the
     combinations of the other values as all, up to one, and each combination stands equally often, up to one.
     """
     tuned = [name for name in method.tunes if name in alternatives]
     others = [tuple(zip(tuned, each)) for each in product(*(alternatives[name] for name in tuned))]
-    learning_rates = rates_around(method.lr, max(min(rates, tries), -(-tries // len(others))))
-    # The nearest to the method's own come first where not all rates get equally many.
-    learning_rates.sort(key=lambda lr: abs(math.log(lr / method.lr)))
+    lr = method.lr if lr is None else lr
+    learning_rates = rates_around(lr, max(min(rates, tries), -(-tries // len(others))))
+    # The nearest come first where not all rates get equally many.
+    learning_rates.sort(key=lambda each: abs(math.log(each / lr)))
     order = random.Random(0)  # the same for every method
     uses = dict.fromkeys(others, 0)
     found = []
-    for number, lr in enumerate(learning_rates):
+    for number, rate in enumerate(learning_rates):
         share = tries // len(learning_rates) + (number < tries % len(learning_rates))
         for also in sorted(others, key=lambda each: (uses[each], order.random()))[:share]:
             uses[also] += 1
-            found.append(Setting(lr, also))
+            found.append(Setting(rate, also))
     return sorted(found)
 
 

@@ -124,7 +124,7 @@ class SampleOptions(ImageOptions):
 
     def learning_rate(self, method: str) -> float:
         """Of a method that is not tuned."""
-        return METHODS[method].lr if self.lr is None else self.lr
+        return METHODS[method].rate(self.settings) if self.lr is None else self.lr
 
     def grid(self, method: str) -> list[float]:
         """The learning rates that --tune tries for a method."""
@@ -265,7 +265,8 @@ class CompareOptions(ImageOptions):
         if self.settings_of is not None:
             count = min(self.tries, self.keep)
             return earlier_settings(self.settings_of, METHODS[method], self.settings, data.num_data, count)
-        return candidates(METHODS[method], self.tries, self.grid, self.alternatives(data))
+        rate = METHODS[method].rate(self.settings)
+        return candidates(METHODS[method], self.tries, self.grid, self.alternatives(data), rate)
 
     def tuning_seeds(self) -> range:
         """Seeds of the tuning's runs."""
@@ -297,7 +298,7 @@ class CompareOptions(ImageOptions):
                 for also in dict.fromkeys(setting.also for setting in self.candidates(method, data)):
                     own: dict[str, Any] = dict(also)
                     settings = replace(self.settings, steps=budget, **own)
-                    validate_run(METHODS[method], settings, METHODS[method].lr, data)
+                    validate_run(METHODS[method], settings, METHODS[method].rate(settings), data)
         return data
 
 

@@ -72,14 +72,14 @@ _RESNET_PROXY: dict[str, Any] = _CIFAR16 | {"model": "resnet20_frn", "width": 8}
 #: in the L2E paper. "fashion_mnist": one convolution, 28×28, a data set of the meta-training at a resolution beyond
 #: it. "digits": an architecture of no task family (three hidden layers, SiLU). "cifar10": a data set that
 #: meta-training never sees, at 16×16 in colour; "resnet_proxy": the same by a ResNet-20 with filter response
-#: normalisation, a kind of network (depth, normalisation) that no task family has. "cifar10_hmc": the posterior of
-#: which Izmailov et al., "What are Bayesian neural network posteriors really like?" (ICML 2021) have HMC's
-#: predictions, a ResNet-20 at 32×32 with swish, no augmentation, batch 80, for --reference; far shorter than theirs.
-#: "mnist_nt", "mnist_nt_af" and "mnist_nt_data": samplers that were trained on 784-20-10 with ReLU, on a larger
-#: network, with another activation function, and on digits 5–9 where the training had 0–4. "cifar10_gong":
-#: Meta-SGMCMC's network for CIFAR-10. "cifar10_augmented": "resnet_proxy" with crops and mirroring. "imdb": film
-#: reviews by a small CNN-LSTM, the first 100 words of each, of 5,000 different ones. The names with "full" are the
-#: L2E paper's experiments at its sizes, for GPUs: --dry-run says what they cost.
+#: normalisation, deeper than any network of a task family. "cifar10_hmc": the posterior of which Izmailov et al.,
+#: "What are Bayesian neural network posteriors really like?" (ICML 2021) have HMC's predictions, a ResNet-20 at
+#: 32×32 with swish, no augmentation, batch 80, for --reference; far shorter than theirs. "mnist_nt", "mnist_nt_af"
+#: and "mnist_nt_data": samplers that were trained on 784-20-10 with ReLU, on a larger network, with another
+#: activation function, and on digits 5–9 where the training had 0–4. "cifar10_gong": Meta-SGMCMC's network for
+#: CIFAR-10. "cifar10_augmented": "resnet_proxy" with crops and mirroring. "imdb": film reviews by a small CNN-LSTM,
+#: the first 100 words of each, of 5,000 different ones. The names with "full" are the L2E paper's experiments at its
+#: sizes, for GPUs: --dry-run says what they cost.
 PRESETS: dict[str, tuple[Settings, tuple[int, ...]]] = {
     "fashion_mnist": (
         Settings(

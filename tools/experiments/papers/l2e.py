@@ -151,7 +151,7 @@ ROWS = (
             ("Meta-SGMCMC", gong("MetaSGMCMC", "accuracy")),
         ),
         f"**Seen** from afar: {GONG_SCALE}",
-        f"{COMPARE} cifar10_gong --budgets 16400 --seeds 20 --sampler SGHMC MetaSGMCMC L2E",
+        f"{COMPARE} cifar10_gong --budgets 16400 --seeds 20 --sampler SGHMC MetaSGMCMC L2E --l2e-network l2e",
         "Length; chains; Meta-SGMCMC's weights are of another training. NT+AF and NT+Data (`--activation sigmoid`, "
         "`--labels 5 6 7 8 9`) are not run.",
     ),
@@ -174,7 +174,7 @@ ROWS = (
             ("SGHMC", data("SGHMC")),
         ),
         "**Seen** at 2.8 epochs, three chains, each alone; temperatures tuned",
-        f"{COMPARE} mnist_nt --budgets 10800 --seeds 20 --sampler SGHMC MetaSGMCMC L2E KineticL2E",
+        f"{COMPARE} mnist_nt --budgets 10800 --seeds 20 --sampler SGHMC MetaSGMCMC L2E KineticL2E --l2e-network l2e",
         "100 epochs and 20 chains. L2E has seen MNIST in its training (so the paper leaves its NT+Data out), "
         "Meta-SGMCMC nothing else.",
     ),

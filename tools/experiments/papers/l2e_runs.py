@@ -9,7 +9,7 @@ FRESH = "--keep 3 --weight-decays 0 --seed 20 --seeds 6 --sampler SGHMC PSGLD Cy
 CIFAR = ("CIFAR-10, seeds 20 to 25", "5000 gradients")
 FASHION = ("Fashion-MNIST, seeds 20 to 25", "5000 gradients")
 # As the paper tunes: learning rates by one seed, then three seeds.
-TUNED = "--tries 6 --extensions 0 --tune-seeds 1 --device cuda"
+TUNED = "--tries 6 --extensions 0 --tune-seeds 1 --l2e-network l2e --device cuda"
 FULL = f"{COMPARE} cifar10_full {TUNED}"
 META = (
     "--family digits --feature-set adaptive --hidden 16 16 --pairs 8 --sigma .02 --learning-rate .005 --averaging .95 "

@@ -62,6 +62,11 @@ def test_the_settings_that_are_tried():
     assert rates["SGHMC"] == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
     assert rates["L2E"] == [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01], "as wide, elsewhere"
     assert rates["PSGLD"] == [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01]
+    earlier = Settings(model="mlp", l2e_network="l2e")
+    assert [METHODS[name].rate(earlier) for name in ("L2E", "CyclicalL2E", "SGHMC")] == [0.005, 0.005, 0.05]
+    assert METHODS["L2E"].rate(Settings(model="mlp")) == METHODS["L2E"].lr == 0.002
+    around = candidates(METHODS["L2E"], 18, 6, ALTERNATIVES, METHODS["L2E"].rate(earlier))
+    assert sorted({setting.lr for setting in around}) == [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02]
     decays = candidates(METHODS["Adam"], 2, 1, {"prior_precision": (0.0, 1.0)})
     assert {setting.also for setting in decays} == {(("prior_precision", 0.0),), (("prior_precision", 1.0),)}
     assert {setting.variant for setting in decays} == {"p0", "p1"}
