@@ -258,13 +258,13 @@ def _judge(
     coarse, fine = max(abs(r.bias) for r in results), max(abs(r.refined_bias) for r in results)
     if max(coarse, fine) <= resolution:
         verdict = "exact" if linear or (metropolis and resolution <= _SMALL) else "no bias seen"
+    elif not all(abs(r.refined_bias) <= max(resolution, 2 * abs(r.bias) / refine) for r in results):
+        return "biased", False, f"the bias does not vanish with lr: {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
     elif fine > max(resolution, _TOO_LARGE):
         sizes = f"{coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
         return "biased", False, f"bias {sizes}: too large to say whether it vanishes with lr"
-    elif all(abs(r.refined_bias) <= max(resolution, 2 * abs(r.bias) / refine) for r in results):
-        verdict = "O(h)"
     else:
-        return "biased", False, f"the bias does not vanish with lr: {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
+        verdict = "O(h)"
     if linear:
         for r in results:
             off = abs(r.measured_variance / r.expected_variance - 1)
