@@ -9,12 +9,14 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.base import prior_mean
+from learned_samplers.base import prior_mean, validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FOREACH
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
+from learned_samplers.classical.cyclical import cycle_of
+from learned_samplers.learned.badge import HEURISTIC
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.native.step import can_step, step_tensors_
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
@@ -49,6 +51,10 @@ class ScaleAdaptedL2E(LearnedSampler):
     Invariant law once the mass is frozen: exp(−U/T) up to O(lr), for *any* network; exactly on quadratics, while
     hᵢ²k < 4. Before, there is none, and `is_sampling` is False, so that `PosteriorSamples` collects nothing.
 
+    With ``cycle_length`` K it does all of it anew every K steps from the weights where it is (t counts from 1 in each
+    cycle; momenta, averages and mass are forgotten), to visit several modes. Each cycle's samples keep the law around
+    what its exploration found; how often a mode is found is not its probability, hence the badge "heuristic" then.
+
     Source: the exploration is that of Kim, Jung, Kim and Lee, Learning to explore for stochastic gradient MCMC, ICML
     2024, the mass that of Springenberg et al., Bayesian optimization with robust Bayesian neural networks, NeurIPS
     2016; to join them is ours.
@@ -58,6 +64,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         lr: of the exploration, as for `L2E`; by default what the network's card recommends.
         adaptation_steps: steps of exploration and of settling; half the run, say. 0 is not possible: there is no mass
             without them.
+        cycle_length: K > adaptation_steps, in steps; None for a single exploration.
         network: path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the network (four outputs: α, β,
             γ and μ), "default" for the shipped "scale-adapted-l2e-matrix", or None for fresh weights, with which the
             exploration is SGHMC and μ = 0.
@@ -91,6 +98,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         num_data: float | None = None,
         *,
         adaptation_steps: int | None = None,
+        cycle_length: int | None = None,
         network: str | os.PathLike[str] | nn.Module | None = "default",
         feature_set: str | None = None,
         momentum_decay: float | None = None,
@@ -122,10 +130,42 @@ class ScaleAdaptedL2E(LearnedSampler):
     def _rows(self) -> dict[str, int]:
         return {"averages": feature_set_named(self.settings.feature_set).num_averages}
 
+    def _validate(self, group: dict[str, Any]) -> None:
+        super()._validate(group)
+        length = group.get("cycle_length")
+        if length is not None:
+            validation.whole("cycle_length", length)
+            if length <= self._adaptation_steps:
+                raise ValueError(
+                    f"cycle_length {length} leaves no step to sample in after adaptation_steps={self._adaptation_steps}"
+                )
+        if hasattr(self, "defaults") and length != self.defaults.get("cycle_length"):
+            raise ValueError(
+                f"cycle_length must be the same in every group, got {length!r} beside {self.defaults['cycle_length']!r}"
+            )
+
+    def _badge(self) -> tuple[str, str]:
+        if self.param_groups[0].get("cycle_length"):
+            return HEURISTIC, "how often its cycles find a mode is not the probability of that mode"
+        return super()._badge()
+
     @property
     def is_sampling(self) -> bool:
         """Whether the last step was one with the frozen mass (and, under a cyclical schedule, one that samples)."""
-        return self.step_count > self._adaptation_steps and super().is_sampling
+        length = self.param_groups[0].get("cycle_length")
+        done = (self.step_count - 1) % length + 1 if length and self.step_count else self.step_count
+        return done > self._adaptation_steps and super().is_sampling
+
+    @property
+    def cycle(self) -> int:
+        """Index of the cycle that the last step belonged to, from 0."""
+        length = self.param_groups[0].get("cycle_length")
+        return cycle_of(self.step_count, length) if length else super().cycle
+
+    def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
+        """As of every learned sampler; "step" is that in its cycle."""
+        hyper, length = super().hyper(group, keep_tensors=keep_tensors), group.get("cycle_length")
+        return {**hyper, "step": hyper["step"] % length} if length else hyper
 
     @property
     def _adaptation_steps(self) -> int:
@@ -135,23 +175,25 @@ class ScaleAdaptedL2E(LearnedSampler):
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         evaluation = super().evaluate(closure)
         for group in self.param_groups:
-            exploring = self.settings.exploration_steps
-            if torch.compiler.is_compiling() or group["step"] < exploring:
+            exploring, step = self.settings.exploration_steps, self.hyper(group)["step"]
+            if torch.compiler.is_compiling() or step < exploring:
                 continue  # a compiled step cannot raise
             for i, p in enumerate(group["params"]):
                 if p.requires_grad and p.grad is not None and "root" not in self.state.get(p, {}):
                     raise ValueError(
                         f"parameter {self.name_of(group, i)} has no mass: the exploration has {exploring} steps, "
-                        f"{group['step']} are over and it was in none of them; let it join before"
+                        f"{step} are over and it was in none of them; let it join before"
                     )
         return evaluation
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         params, gradients, hyper = inputs.params, inputs.gradients, self.hyper(group)
+        step = hyper["step"]
+        if step == 0 and group["step"]:
+            self._begin_cycle(group)
         for p in params:  # all of it, before any noise is drawn
             for name in self.state_names:
                 self.state_of(group, p, name)
-        step = group["step"]
         if step < self.settings.exploration_steps:
             do = self._explore
         else:
@@ -162,6 +204,12 @@ class ScaleAdaptedL2E(LearnedSampler):
                 do(chosen[block], slopes[block], hyper)
         if step + 1 in (self.settings.exploration_steps, self._adaptation_steps):
             self._complete(group, params, hyper)
+
+    def _begin_cycle(self, group: dict[str, Any]) -> None:
+        """Forget all but the weights."""
+        for p in group["params"]:
+            for name in self.state.get(p, {}):
+                self.state[p][name].copy_(self.initial_state(group, p, name))
 
     def _explore(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
         noise, phi = self.noise_for(params, hyper), self._phi(params[0])

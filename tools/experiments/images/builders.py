@@ -117,6 +117,17 @@ def scale_adapted_l2e(groups: Groups, s: Settings, lr: float, num_data: int, ste
     return ScaleAdaptedL2E(groups, lr, num_data, adaptation_steps=exploration, network=network, **posterior(s))
 
 
+def cyclical_scale_adapted_l2e(
+    groups: Groups, s: Settings, lr: float, num_data: int, steps: int
+) -> torch.optim.Optimizer:
+    length = cycle_length(s, steps)
+    exploration = int(s.exploration_ratio * length)
+    if not exploration:
+        raise ValueError(f"exploration_ratio={s.exploration_ratio} of {length} steps a cycle leaves none to explore in")
+    own: Any = dict(adaptation_steps=exploration, cycle_length=length, network=s.scale_adapted_l2e_network)
+    return ScaleAdaptedL2E(groups, lr, num_data, **own, **posterior(s))
+
+
 def l2e_paper(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
     return L2E(groups, lr, num_data, form="paper", network=s.l2e_paper_network, **posterior(s))
 

@@ -14,7 +14,7 @@ import torch
 from experiments.common.methods import Method, by_name
 from experiments.common.tuning import Choice, Tuning, next_of_series, rates_around
 from experiments.images import builders
-from learned_samplers import CyclicalSchedule, CyclicalSGMCMC
+from learned_samplers import CyclicalSchedule, CyclicalSGMCMC, ScaleAdaptedL2E
 from learned_samplers.learned import weights
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class ImageMethod(Method):
         network: of a learned sampler, the setting that names its weights.
         gradients_per_step: gradient evaluations that one step costs.
         cyclical: the rate follows the cyclical schedule, and samples are taken in its sampling phases: what
-            `CyclicalSGMCMC` has of itself, and any other sampler by `CyclicalSchedule`.
+            `CyclicalSGMCMC` has of itself, and any other sampler by `CyclicalSchedule`; `ScaleAdaptedL2E` has cycles of
+            its own, of exploring at one rate and sampling at another.
         lr_of: names of weights whose own learning rate is not ``lr``, and theirs.
     """
 
@@ -56,7 +57,7 @@ class ImageMethod(Method):
 
     def schedule(self, optimizer: torch.optim.Optimizer, settings: Settings, steps: int) -> CyclicalSchedule | None:
         """The cyclical schedule of an optimizer that has none of its own; None where none is wanted."""
-        if not self.cyclical or isinstance(optimizer, CyclicalSGMCMC):
+        if not self.cyclical or isinstance(optimizer, (CyclicalSGMCMC, ScaleAdaptedL2E)):
             return None
         return CyclicalSchedule(optimizer, builders.cycle_length(settings, steps), settings.exploration_ratio)  # type: ignore[arg-type]
 
@@ -95,6 +96,7 @@ METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod("Muon", builders.muon, 0.01, "optimizer", _DECAY),
     ImageMethod("DeepEnsemble", builders.sgd, 0.05, "ensemble", _DECAY_MOMENTUM),
     ImageMethod("AdamEnsemble", builders.adam, 3e-3, "ensemble", _DECAY),
+    ImageMethod("MuonEnsemble", builders.muon, 0.01, "ensemble", _DECAY),
     ImageMethod("AdamAverage", builders.adam, 3e-3, "average", (*_DECAY, *_WHEN)),
     ImageMethod("MuonAverage", builders.muon, 0.01, "average", (*_DECAY, *_WHEN)),
     ImageMethod("AdamEMA", builders.adam, 3e-3, "running_average", (*_DECAY, "final_lr")),
@@ -126,6 +128,12 @@ METHODS: dict[str, ImageMethod] = by_name(
     ),
     ImageMethod(
         "ScaleAdaptedL2E", builders.scale_adapted_l2e, 0.001, tunes=_COLD_CHAIN, network="scale_adapted_l2e_network"
+    ),
+    ImageMethod(
+        *("CyclicalScaleAdaptedL2E", builders.cyclical_scale_adapted_l2e, 0.001),
+        tunes=(*_COLD, "exploration_ratio"),
+        network="scale_adapted_l2e_network",
+        cyclical=True,
     ),
     ImageMethod("L2EPaper", builders.l2e_paper, 0.02, tunes=_COLD_CHAIN, network="l2e_paper_network"),
     # Its Hessian-vector product takes a second gradient at each step.

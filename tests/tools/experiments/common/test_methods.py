@@ -66,6 +66,7 @@ def test_samplers_have_the_names_of_their_classes():
         "L2EMatrixStart",
         "Muon",
         "MuonAverage",
+        "MuonEnsemble",
     }
     others |= {"LastLayerLaplace", "SingleTask", "MTSGDCode", "PlainEnsemble", "Bootstrap", "Uniform"}
     every = {*IMAGE_METHODS, *TASK_METHODS, *REGRESSION_METHODS, *BANDIT_METHODS}

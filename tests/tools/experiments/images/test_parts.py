@@ -203,7 +203,7 @@ def test_cyclical_l2e_has_the_rates_the_noise_and_the_samples_of_cyclical_sgmcmc
     settings = Settings(dataset="digits", model="mlp", hidden=(8,), steps=steps, num_samples=8, limit=200)
     data = settings.load_data(None)
     phases = [cyclical_phase(step, steps // settings.cycles, settings.exploration_ratio) for step in range(1, 81)]
-    for name in ("CyclicalSGMCMC", "CyclicalL2E", "L2E"):
+    for name in ("CyclicalSGMCMC", "CyclicalL2E", "CyclicalScaleAdaptedL2E", "L2E"):
         seen = []
 
         def build(*arguments, method=METHODS[name], seen=seen):
@@ -226,7 +226,9 @@ def test_cyclical_l2e_has_the_rates_the_noise_and_the_samples_of_cyclical_sgmcmc
         if name == "CyclicalL2E":
             assert [lr for lr, _ in seen] == pytest.approx([0.01 * factor for factor, _ in phases])
             assert [temperature for _, temperature in seen] == [settings.temperature * phase for _, phase in phases]
-    assert kept["CyclicalL2E"] == kept["CyclicalSGMCMC"] == 8
+        if name == "CyclicalScaleAdaptedL2E":  # cycles of its own, at one rate
+            assert set(seen) == {(0.01, settings.temperature)}
+    assert kept["CyclicalL2E"] == kept["CyclicalScaleAdaptedL2E"] == kept["CyclicalSGMCMC"] == 8
 
 
 def test_meta_sgmcmc_has_the_exact_derivatives_and_finite_differences_say_the_same():
