@@ -61,6 +61,7 @@ def test_samplers_have_the_names_of_their_classes():
         "AdamEMA",
         "AdamSWAG",
         "CyclicalL2E",
+        "CyclicalScaleAdaptedL2E",
         "L2EPaper",
         "L2EStart",
         "L2EMatrixStart",
