@@ -65,7 +65,7 @@ class EvolutionStrategies(Estimator):
             "pairs_per_task": self.pairs_per_task,
             "shaping": self.shaping.kind,
             "limit": self.shaping.limit,
-            "horizon": vars(self.horizon).copy(),
+            "horizon": self.horizon.specification(),
         }
         # Left out where it says nothing: runs that began before there was the choice go on.
         return chosen if self.learned is None else {**chosen, "learned": self.learned}
@@ -75,6 +75,8 @@ class EvolutionStrategies(Estimator):
             raise ValueError(f"objective={objective!r} has no value, only a gradient; {self.name} needs values")
         if self.learned is not None and self.learned > rule.num_weights:
             raise ValueError(f"learned={self.learned} exceeds the {rule.num_weights} meta-parameters of {rule.name}")
+        if self.horizon.cycles > 1 and not rule.begins_anew:
+            raise ValueError(f"cycles={self.horizon.cycles}: {rule.name} has no cycles, L2E and ScaleAdaptedL2E have")
         return Evaluator(family, rule, objective, self.sigma, seed, learned=self.learned)
 
     def estimate(self, seed: int, jobs: Sequence[Job], results: Sequence[JobResult], size: int) -> Tensor:

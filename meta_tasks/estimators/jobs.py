@@ -67,6 +67,12 @@ class JobResult:
         return replace(self, losses=convert(self.losses), gradient=gradient)
 
 
+def check_one_cycle(horizon: Horizon) -> None:
+    """Raise ValueError if the horizon has cycles, which windows would cut."""
+    if horizon.cycles > 1:
+        raise ValueError(f"cycles={horizon.cycles} need an estimator of whole inner loops, antithetic ES")
+
+
 class Episodes:
     """Cuts inner loops ("episodes") into windows of W steps; a slot runs one window an iteration, episode by episode.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meta_tasks.estimators.evolution import EvolutionStrategies
-from meta_tasks.estimators.jobs import Episodes, Job
+from meta_tasks.estimators.jobs import Episodes, Job, check_one_cycle
 from meta_tasks.estimators.shaping import Shaping
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
 
@@ -46,6 +46,7 @@ class NoiseReuseES(EvolutionStrategies):
         learned: int | None = None,
     ) -> None:
         super().__init__(sigma, pairs, horizon, pairs_per_task=pairs_per_task, shaping=shaping, learned=learned)
+        check_one_cycle(horizon)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if horizon.longest // horizon.samples > window:

@@ -16,7 +16,7 @@ from torch import Tensor
 from learned_samplers.base import validation
 from meta_tasks.estimators.base import Estimator
 from meta_tasks.estimators.evaluator import Evaluator
-from meta_tasks.estimators.jobs import Episodes, Job, JobResult
+from meta_tasks.estimators.jobs import Episodes, Job, JobResult, check_one_cycle
 from meta_tasks.inner_loop.chains import ChainUnroll
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.objectives import SteinKL, objective_named
@@ -67,6 +67,7 @@ class TruncatedBackpropagation(Estimator):
         SteinKL(ridge, in_chain)  # says what is wrong with them
         for name, value, least in (("chains", chains, 1), ("slots", slots, 1), ("replay", replay, 0)):
             validation.whole(name, value, least=least)
+        check_one_cycle(horizon)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if not 1 <= every <= window:
@@ -85,7 +86,7 @@ class TruncatedBackpropagation(Estimator):
     def specification(self) -> dict[str, Any]:
         names = ("window", "every", "chains", "slots", "replay", "ridge", "in_chain", "curvature")
         own = {name: getattr(self, name) for name in names}
-        return {"estimator": self.name, **own, "horizon": vars(self.horizon).copy()}
+        return {"estimator": self.name, **own, "horizon": self.horizon.specification()}
 
     def jobs(self, seed: int, iteration: int) -> list[Job]:
         return [self._episodes.job(seed, iteration, slot, 1) for slot in range(self.slots)]

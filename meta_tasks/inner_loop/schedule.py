@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -81,20 +82,22 @@ class Horizon:
     Args:
         shortest, longest: steps.
         samples: K, states collected in a run.
-        burn_in: share of the steps before the collection window, in [0, 1).
+        burn_in: share of the steps (of each cycle) before the collection window, in [0, 1).
+        cycles: of a run, which share the samples evenly.
 
     Raises:
-        TypeError, ValueError: an argument is out of range, or the collection window of the shortest run has fewer
-            than K steps.
+        TypeError, ValueError: an argument is out of range, the samples do not divide among the cycles, or the
+            collection window of the shortest run has fewer than K steps.
     """
 
     shortest: int
     longest: int
     samples: int = 10
     burn_in: float = 0.5
+    cycles: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("shortest", "longest", "samples"):
+        for name in ("shortest", "longest", "samples", "cycles"):
             validation.whole(name, getattr(self, name))
         if self.longest < self.shortest:
             raise ValueError(f"horizon: longest={self.longest} is less than shortest={self.shortest}")
@@ -105,10 +108,21 @@ class Horizon:
                 f"horizon: a run of {self.shortest} steps with burn_in={self.burn_in} has a collection window of "
                 f"{window} steps, fewer than samples={self.samples}"
             )
+        if self.cycles > 1:
+            Schedule.cyclical(self.shortest, self.cycles, self.samples, self.burn_in)
+
+    def specification(self) -> dict[str, Any]:
+        """Plain values for checkpoints; a single cycle is left out, as in those from before there were several."""
+        values = vars(self).copy()
+        if self.cycles == 1:
+            del values["cycles"]
+        return values
 
     def schedule(self, stream: torch.Generator) -> Schedule:
         """A schedule drawn from the distribution; its last collected state is that of its last step."""
         steps = round(log_uniform(self.shortest, self.longest, stream))
+        if self.cycles > 1:
+            return Schedule.cyclical(steps, self.cycles, self.samples, self.burn_in)
         window = steps - round(steps * self.burn_in)
         thinning = window // self.samples
         return Schedule(steps, steps - thinning * self.samples, thinning)

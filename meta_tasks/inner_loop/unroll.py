@@ -111,7 +111,7 @@ class Unroll:
         prepared = self.rule.prepare(weights.to(self.task.device))
         take = self._loop if self.stepping == "loop" else self._replay
         parameter, gradient, state = take(prepared, steps)
-        task, step = self.task, self.step - 1
+        task, step = self.task, self._in_cycle(self.step - 1)
         at = MemberStep(parameter, gradient, None, state, task.segments, task.hyperparameters, step)
         self.output_scales = self.rule.output_scales(prepared, at)
 
@@ -169,8 +169,13 @@ class Unroll:
             )
         return self._static
 
+    def _in_cycle(self, step: int) -> int:
+        return step if self.rule.restart_every is None else step % self.rule.restart_every
+
     def _step(self, prepared: Any) -> Tensor:
         """One step of all members; returns the gradient before it."""
+        if self.step and not self._in_cycle(self.step):
+            self.state = self.rule.initial_state(self.parameter)
         indices = self._indices()
         loss, gradient = self._loss_and_gradient(indices)
         self.parameter, self.state = update(
@@ -183,7 +188,7 @@ class Unroll:
             loss=loss,
             gradient=gradient,
             noise=self._draw_noise(),
-            step=self.step,
+            step=self._in_cycle(self.step),
         )
         self.step += 1
         self._record(loss.detach())

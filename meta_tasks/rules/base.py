@@ -6,9 +6,10 @@ and says how a flat vector of meta-parameters becomes its network. The trainer k
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -77,7 +78,11 @@ class SamplerRule:
     needs_loss: ClassVar[bool] = False
     #: Whether `update` also takes ``step`` as a zero-dimensional tensor and `draws_noise` is the same at every step, so
     #: that one captured step is every step (see `meta_tasks.inner_loop.step`).
-    capturable: ClassVar[bool] = True
+    capturable: bool = True
+    #: Whether it can begin anew in each of several cycles, see `in_cycles`.
+    begins_anew: ClassVar[bool] = False
+    #: Of a rule that `in_cycles` gave, steps after which the inner loop forgets its state and counts from 0 again.
+    restart_every: int | None = None
 
     def specification(self) -> dict[str, Any]:
         """Plain values that say which sampler the meta-parameters belong to, for checkpoints and weight cards."""
@@ -86,6 +91,18 @@ class SamplerRule:
     def for_run(self, steps: int, *keys: int | str) -> SamplerRule:
         """The rule for one run of so many steps; ``keys`` fix what it draws for the run, if it draws anything."""
         return self
+
+    def in_cycles(self, length: int, exploration: int) -> Self:
+        """The rule for a run that begins anew every ``length`` steps, from its weights, and explores in the first ones.
+
+        Raises:
+            ValueError: it is no rule that can.
+        """
+        if not self.begins_anew:
+            raise ValueError(f"the rule {self.name!r} has no cycles")
+        other = copy.copy(self)
+        other.restart_every, other.capturable = length, False
+        return other
 
     def initial_weights(self, seed: int) -> Tensor:
         """Meta-parameters (n,) of the untrained sampler."""

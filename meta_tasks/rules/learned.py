@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
+from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.features import features, update_averages
 from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_mean, l2e_kinetic_rule
 from learned_samplers.learned.l2e.measures import term_contributions
@@ -57,6 +59,7 @@ class L2ERule(CoordinateRule):
     """
 
     name = "L2E"
+    begins_anew = True
     settings: L2ESettings
 
     def __init__(
@@ -72,6 +75,13 @@ class L2ERule(CoordinateRule):
     ) -> None:
         chosen = settings_given(L2ESettings, settings, form=form, feature_set=feature_set, **options)
         super().__init__(chosen, hidden, start, tell_horizon)
+
+    def in_cycles(self, length: int, exploration: int) -> Self:
+        """As the explorer of `ScaleAdaptedL2E` in cycles, each a run of its own; it explores throughout."""
+        other = super().in_cycles(length, exploration)
+        if feature_set_named(self.settings.feature_set).sees_progress:
+            other.settings = replace(self.settings, total_steps=length)
+        return other
 
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         return l2e_rule(*tensors, **hyper)

@@ -33,6 +33,7 @@ class ScaleAdaptedL2ERule(CoordinateRule):
     name = "ScaleAdaptedL2E"
     state_names = ("momentum", "averages", "root")
     capturable = False  # a captured step cannot turn from one update to the other
+    begins_anew = True
     settings: ScaleAdaptedL2ESettings
 
     def __init__(
@@ -51,6 +52,11 @@ class ScaleAdaptedL2ERule(CoordinateRule):
     def for_run(self, steps: int, *keys: int | str) -> Self:
         other = copy.copy(self)
         other.settings = replace(self.settings, adaptation_steps=max(steps // 2, 1))
+        return other
+
+    def in_cycles(self, length: int, exploration: int) -> Self:
+        other = super().in_cycles(length, exploration)
+        other.settings = replace(self.settings, adaptation_steps=exploration)
         return other
 
     def initial_state(self, parameter: Tensor) -> State:

@@ -9,6 +9,7 @@ from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping, antitheti
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.rules.learned import L2ERule
+from meta_tasks.rules.scale_adapted import ScaleAdaptedL2ERule
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 
 HORIZON = Horizon(20, 20, samples=4)
@@ -174,6 +175,21 @@ def test_jobs_of_es_have_fresh_names_and_one_horizon_an_iteration():
     assert all(job.steps == job.schedule.steps and job.slot is None for each in jobs for job in each)
     assert len({each[0].steps for each in jobs}) > 10
     assert jobs[3] == estimator.jobs(5, 3)
+
+
+def test_cycles_are_for_whole_inner_loops_of_a_sampler_that_begins_anew():
+    horizon = Horizon(40, 40, samples=4, cycles=2)
+    estimator = AntitheticES(0.1, 2, horizon)
+    (job, _) = estimator.jobs(0, 0)
+    rule = ScaleAdaptedL2ERule()
+    unroll = estimator.evaluator(QuadraticFamily(), rule, "bma", 0).make(job)
+    assert (unroll.rule.restart_every, unroll.rule.settings.adaptation_steps) == (20, job.schedule.burn_in) == (20, 10)
+    explorer = estimator.evaluator(QuadraticFamily(), L2ERule("residual", "lean"), "bma", 0).make(job).rule
+    assert (explorer.restart_every, explorer.settings.total_steps) == (20, 20)
+    with pytest.raises(ValueError, match="cycles=2: LearnableSGD has no cycles, L2E and ScaleAdaptedL2E have"):
+        estimator.evaluator(QuadraticFamily(), LearnableSGD(), "bma", 0)
+    with pytest.raises(ValueError, match="cycles=2 need an estimator of whole inner loops"):
+        NoiseReuseES(0.1, 2, horizon, 20)
 
 
 def test_noise_reuse_keeps_a_perturbation_for_an_episode_and_staggers_the_slots():

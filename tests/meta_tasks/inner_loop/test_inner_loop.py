@@ -60,7 +60,18 @@ class Replay(nn.Module):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "name", ["sghmc", "psgld", "cyclical", "l2e", "l2e-paper", "l2e-adaptive", "kinetic", "scale-adapted"]
+    "name",
+    [
+        "sghmc",
+        "psgld",
+        "cyclical",
+        "l2e",
+        "l2e-paper",
+        "l2e-adaptive",
+        "kinetic",
+        "scale-adapted",
+        "scale-adapted-cycles",
+    ],
 )
 def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatch):
     task = image_task(lr=0.5, temperature=temperature, prior_precision=3.0, momentum_decay=0.2)
@@ -70,14 +81,14 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
     feature_set = "adaptive" if name.endswith("adaptive") else "paper"
     form = "paper" if name.endswith("paper") else "residual"
     scales = {"alpha_scale": 0.5, "beta_scale": 0.5} if form == "paper" else {}  # of its usual 1e-3 nothing moves
+    adapted = ScaleAdaptedL2ERule(reference_data=None, beta_scale=1.0, eps=0.01)
     rule = {
         "sghmc": SGHMCRule(),
         "psgld": PSGLDRule(),
         "cyclical": CyclicalRule(4, 0.5),
         "kinetic": KineticRule(),
-        "scale-adapted": ScaleAdaptedL2ERule(reference_data=None, beta_scale=1.0, eps=0.01).for_run(
-            8
-        ),  # 4 steps explore
+        "scale-adapted": adapted.for_run(8),  # 4 steps explore
+        "scale-adapted-cycles": adapted.in_cycles(4, 3),
     }.get(name) or L2ERule(form, feature_set, **scales)
     weights = l2e_weights(rule) if rule.num_weights else torch.zeros(4, 0)
     seed = 2  # the second group: members 2 and 3
@@ -104,10 +115,10 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
                 sampler = CyclicalSGMCMC(params, cycle_length=4, exploration_ratio=0.5, **common)
             elif name == "kinetic":
                 sampler = KineticL2E(params, network=rule.network(weights[member]), **common)
-            elif name == "scale-adapted":
-                sampler = ScaleAdaptedL2E(
-                    params, network=rule.network(weights[member]), settings=rule.settings, **common
-                )
+            elif name.startswith("scale-adapted"):
+                length = 4 if name.endswith("cycles") else None
+                own = dict(network=rule.network(weights[member]), settings=rule.settings, cycle_length=length)
+                sampler = ScaleAdaptedL2E(params, **own, **common)
             else:
                 network = rule.network(weights[member])
                 sampler = L2E(params, network=network, form=form, feature_set=feature_set, **scales, **common)

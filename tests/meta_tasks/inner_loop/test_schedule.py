@@ -33,6 +33,19 @@ def test_a_horizon_draws_schedules_with_its_samples_ending_at_the_last_step():
     assert (fixed.steps, fixed.burn_in, fixed.thinning) == (400, 200, 20)
 
 
+def test_a_horizon_in_cycles_draws_cyclical_schedules():
+    horizon = Horizon(60, 500, samples=6, burn_in=0.5, cycles=3)
+    schedules = [horizon.schedule(generator(0, i)) for i in range(50)]
+    assert {schedule.num_samples for schedule in schedules} == {6}
+    assert len({schedule.steps for schedule in schedules}) > 20
+    for schedule in schedules:
+        cycles = [(step - 1) // schedule.cycle_length for step in collected(schedule)]
+        assert cycles == [0, 0, 1, 1, 2, 2]
+        assert schedule.burn_in >= schedule.cycle_length // 2
+    assert horizon.specification()["cycles"] == 3
+    assert "cycles" not in Horizon(60, 500).specification()  # checkpoints from before there were several
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -44,6 +57,7 @@ def test_a_horizon_draws_schedules_with_its_samples_ending_at_the_last_step():
         (lambda: Horizon(100, 50), "longest=50 is less than shortest=100"),
         (lambda: Horizon(10, 50, samples=6), "collection window of 5 steps, fewer than samples=6"),
         (lambda: Horizon(10, 50, burn_in=1.0), r"burn_in must lie in \[0, 1\), got 1.0"),
+        (lambda: Horizon(60, 500, samples=10, cycles=3), "samples=10 do not divide among cycles=3"),
         (lambda: Schedule.cyclical(100, 3, 10, 0.8), "samples=10 do not divide among cycles=3"),
         (lambda: Schedule.cyclical(100, 10, 40, 0.8), "a sampling phase of 2 steps"),
     ],

@@ -40,7 +40,7 @@ def cost_table(options: Options, stepping: str, *, iterations: int = ITERATIONS,
     if isinstance(family, ImageTaskFamily):
         family.stand_in(IMAGES)
     if isinstance(estimator, AntitheticES):
-        short = replace(options.gradient, horizon=(steps, steps), samples=1, burn_in=0.5)
+        short = replace(options.gradient, horizon=(steps, steps), samples=1, burn_in=0.5, cycles=1)
         timed: Any = short.make()
     else:
         timed = estimator
