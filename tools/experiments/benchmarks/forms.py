@@ -6,7 +6,7 @@ import contextlib
 import copy
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,22 +84,20 @@ def forms(options: FormsBenchmark) -> dict[str, Form]:
     return every
 
 
-def _differences(
-    every: Sequence[tuple[str, Callable[[], Tensor], Callable[[], Tensor]]],
-) -> dict[str, tuple[float, float]]:
+def _differences(every: Mapping[str, Form]) -> dict[str, tuple[float, float]]:
     """Name → the loss less the first form's, and ‖g − g₀‖/‖g₀‖."""
-    found, first = {}, None
-    for name, loss, gradient in every:
-        now = loss().double(), gradient().double()
-        first = first or now
-        found[name] = (now[0] - first[0]).item(), ((now[1] - first[1]).norm() / first[1].norm()).item()
-    return found
+    found = {name: (form().double(), form.gradient().double()) for name, form in every.items()}
+    loss, gradient = next(iter(found.values()))
+    return {
+        name: ((own - loss).item(), ((g - gradient).norm() / gradient.norm()).item())
+        for name, (own, g) in found.items()
+    }
 
 
 def benchmark_forms(options: FormsBenchmark, command: str = "python tools/benchmark.py forms") -> None:
     torch.set_num_threads(options.threads)
     every = forms(options)
-    differences = _differences([(name, form, form.gradient) for name, form in every.items()])
+    differences = _differences(every)
     times = interleaved(every, options.rounds, "forms", warm_up=2)
     fastest = {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
     rows = [
