@@ -19,6 +19,7 @@ from learned_samplers.base.sampler import Sampler
 from learned_samplers.classical.mclmc import MCLMC
 from learned_samplers.classical.mclmc_rule import step_length
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
+from learned_samplers.learned.scale_adapted.optimizer import ScaleAdaptedL2E
 
 if TYPE_CHECKING:
     import higher
@@ -35,6 +36,8 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
     def __init__(self, other: Sampler, *args: Any, **kwargs: Any):
         if other.needs_closure and not self.loss_is_enough:
             raise ValueError(f"{type(other).__name__} needs a closure at each step, which higher does not give")
+        if isinstance(other, ScaleAdaptedL2E) and other.param_groups[0].get("cycle_length"):
+            raise ValueError("ScaleAdaptedL2E must have cycle_length=None in higher, whose twin has no cycles")
         super().__init__(other, *args, **kwargs)
         self._sampler = other
 

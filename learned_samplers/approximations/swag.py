@@ -72,8 +72,10 @@ class SWAG:
             raise ValueError(f"optimizer must move parameters of model ({type(model).__name__}) and no others")
         self.burn_in, self.thinning, self.rank, self.generator = burn_in, thinning, rank, generator
         self._steps = self._count = 0
-        self._mean = {name: torch.zeros_like(p) for name, p in self._params.items()}
-        self._variance = {name: torch.zeros_like(p) for name, p in self._params.items()}
+        # In half precision what a state adds to a running mean would round away.
+        self._dtypes = {name: torch.promote_types(p.dtype, torch.float32) for name, p in self._params.items()}
+        self._mean = {name: torch.zeros_like(p, dtype=self._dtypes[name]) for name, p in self._params.items()}
+        self._variance = {name: torch.zeros_like(mean) for name, mean in self._mean.items()}
         self._deviations: list[dict[str, Tensor]] = []
         self._handle = optimizer.register_step_post_hook(self._on_step)
 
@@ -116,14 +118,15 @@ class SWAG:
         if self._count < 2:
             raise RuntimeError(f"SWAG needs at least two states for a covariance, {self._count} collected")
         before = {name: p.detach().clone() for name, p in self._params.items()}
-        first = next(iter(self._params.values()))
+        first = next(iter(self._mean.values()))
         common = self._normal(first, (len(self._deviations),)) * math.sqrt(0.5 * scale / (len(self._deviations) - 1))
         with torch.no_grad():
             for name, p in self._params.items():
-                p.copy_(self._mean[name])
-                p.addcmul_((self._variance[name] * (0.5 * scale)).sqrt_(), self._normal(p, tuple(p.shape)))
+                drawn = self._mean[name].clone()
+                drawn.addcmul_((self._variance[name] * (0.5 * scale)).sqrt_(), self._normal(drawn, tuple(p.shape)))
                 for weight, deviation in zip(common.tolist(), self._deviations, strict=True):
-                    p.add_(deviation[name], alpha=weight)
+                    drawn.add_(deviation[name], alpha=weight)
+                p.copy_(drawn)
         try:
             yield
         finally:
@@ -153,7 +156,7 @@ class SWAG:
                 raise ValueError("state is of a network with other parameters or shapes")
 
         def own(part: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: t.to(self._params[name], copy=True) for name, t in part.items()}
+            return {name: t.to(self._mean[name], copy=True) for name, t in part.items()}
 
         self._steps, self._count = int(state["steps"]), int(state["count"])
         self._mean, self._variance = own(state["mean"]), own(state["variance"])

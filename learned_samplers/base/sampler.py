@@ -16,7 +16,7 @@ from torch import Tensor
 from learned_samplers.base import distributed, gradients, master_weights, prior_mean, sharding, validation
 from learned_samplers.base.clipping import ClippingWatch
 from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, refuse_unknown
-from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
+from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite, without_autocast
 from learned_samplers.base.parameters import listed_parameters, validate_parameters
 from learned_samplers.base.saved_state import ResumableOptimizer
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
@@ -152,7 +152,7 @@ class Sampler(ResumableOptimizer):
         else:
             watch = self.__dict__.get("_watch") or self.__dict__.setdefault("_watch", ClippingWatch())
             watch.see([g for inputs in evaluation.groups for g in inputs.gradients], evaluation.groups[0].total_norm)
-        with sharding.on_parts(self, evaluation):
+        with without_autocast(self.param_groups), sharding.on_parts(self, evaluation):
             swapped = master_weights.swap_in(self, evaluation.groups)
             try:
                 if evaluation.large:

@@ -221,7 +221,22 @@ class ScaleAdaptedSGHMC(Sampler):
                         f"{group['adaptation_steps']} and {group['step']} steps are over; let it join before the "
                         "mass is frozen, or use from_optimizer"
                     )
+        if not torch.compiler.is_compiling():
+            self._welcome(evaluation)
         return evaluation
+
+    def _welcome(self, evaluation: Evaluation) -> None:
+        """Begin the second moment of parameters that join while others adapt: the count of steps is the group's.
+
+        With its tensor's mean of ĝ² in the place of zeros; a mass of few gradients would let single weights fly away.
+        """
+        for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
+            if not 0 < group["step"] < group["adaptation_steps"]:
+                continue
+            for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
+                if p.numel() and "second_moment" not in self.state.get(p, {}):
+                    fresh = self.initial_state(group, p, "second_moment").to(working_dtype(group, p))
+                    self.state[p]["second_moment"] = fresh.add_(gradient.float().square().mean().to(fresh.dtype))
 
     def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
         hyper = super().hyper(group, keep_tensors=keep_tensors)

@@ -137,8 +137,9 @@ class CyclicalSGMCMC(Sampler):
         params, num_data, temperature, prior_precision, momentum_decay, momentum_init, foreach, generator, options: as
             for `SGHMC`; the momentum's are without effect for base="sgld".
         lr: peak learning rate.
-        cycle_length: K > 0, in steps.
-        exploration_ratio: share of each cycle without noise, in [0, 1); at least one step must be left.
+        cycle_length: K > 0, in steps; the same in every group.
+        exploration_ratio: share of each cycle without noise, in [0, 1), the same in every group; at least one step must
+            be left.
         base: "sghmc" or "sgld".
 
     Raises:
@@ -172,6 +173,7 @@ class CyclicalSGMCMC(Sampler):
         super()._validate(group)
         validation.momentum(group)
         _validate_schedule(group["cycle_length"], group["exploration_ratio"])
+        validation.same_in_all_groups(self, group, ("cycle_length", "exploration_ratio"))
         validation.one_of("base", group["base"], _BASES)
         base = self.defaults["base"] if hasattr(self, "defaults") else group["base"]
         if group["base"] != base:

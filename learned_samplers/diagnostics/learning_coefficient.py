@@ -132,7 +132,7 @@ def local_learning_coefficient(
     if lr is None:
         noise = None if size == len(inputs) else size
         lr = suggest_lr(
-            model,
+            copy.deepcopy(model),
             loss,
             (inputs, targets),
             lambda p: make(p, lr=0.1, **settings),
@@ -141,8 +141,9 @@ def local_learning_coefficient(
             batch_size=noise,
         ).suggested
     validation.positive("lr", lr)
+    still = copy.deepcopy(model)  # batch norm in training mode counts what it sees
     with torch.no_grad():
-        sums = [len(rows) * loss(model(inputs[rows]), targets[rows]).item() for rows in _epoch(len(inputs), size, None)]
+        sums = [len(rows) * loss(still(inputs[rows]), targets[rows]).item() for rows in _epoch(len(inputs), size, None)]
     initial = sum(sums) / len(inputs)
     batches = math.ceil(len(inputs) / size)
     warm, measured = math.ceil(burn_in / batches), math.ceil(steps / batches)

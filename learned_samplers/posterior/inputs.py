@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from learned_samplers.posterior.storage import chunks
 
 #: A tensor or array (N, ...), a tuple or a dictionary of them, or a DataLoader.
 Inputs = Any
+
+_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class Batch(NamedTuple):
@@ -43,7 +45,7 @@ def as_batches(x: Inputs, batch_size: int, dtype: torch.dtype | None = None) -> 
         TypeError, ValueError: another type, no example, different numbers of examples, or a loader that shuffles.
     """
     if isinstance(x, DataLoader):
-        if isinstance(x.sampler, RandomSampler):
+        if _shuffles(x):
             raise ValueError("x shuffles, so that predictions could not be matched to examples: use shuffle=False")
         batches = [_one_batch(_without_target(item), dtype) for item in x]
         if not batches:
@@ -58,6 +60,12 @@ def as_batches(x: Inputs, batch_size: int, dtype: torch.dtype | None = None) -> 
         )
         for rows in chunks(whole.length, batch_size)
     ]
+
+
+def _shuffles(loader: DataLoader[Any]) -> bool:
+    """Whether a loader's sampler, or that of its batch sampler, is one of torch's random ones."""
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    return any(isinstance(each, _RANDOM) or getattr(each, "shuffle", False) is True for each in samplers)
 
 
 def as_inputs(x: Any) -> tuple[Tensor, ...]:

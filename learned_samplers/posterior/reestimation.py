@@ -30,7 +30,6 @@ def reestimated_buffers(
     layers = [m for m in work.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
     for layer in layers:
         layer.train()
-        layer.momentum = None
     batches = Repeatable(data, batch_size)
     with torch.no_grad():
         for state in states:
@@ -41,6 +40,8 @@ def reestimated_buffers(
             seen = 0
             for batch in batches:
                 moved = batch.to(device)
+                for layer in layers:  # a plain average; None would be that of batch norm alone
+                    layer.momentum = 1 / (seen + 1)
                 work(*moved.args, **moved.kwargs)
                 seen += 1
             if not seen:

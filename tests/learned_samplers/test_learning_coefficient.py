@@ -188,3 +188,14 @@ def test_a_chain_that_diverges_is_an_error():
     x = whitened(60, 3).float()
     with pytest.raises(FloatingPointError):
         local_learning_coefficient(model, squared, (x, x[:, :1]), lr=50.0, steps=2000)
+
+
+def test_batch_norm_in_training_mode_keeps_its_statistics():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+    x = torch.randn(64, 2)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    local_learning_coefficient(
+        model, nn.functional.mse_loss, (x, x.sum(1, keepdim=True)), lr=1e-3, batch_size=8, steps=8, burn_in=0
+    )
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

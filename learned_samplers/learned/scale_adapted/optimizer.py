@@ -190,7 +190,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         params, gradients, hyper = inputs.params, inputs.gradients, self.hyper(group)
         step = hyper["step"]
         if step == 0 and group["step"]:
-            self._begin_cycle(group)
+            self._begin_cycle(group, params)
         for p in params:  # all of it, before any noise is drawn
             for name in self.state_names:
                 self.state_of(group, p, name)
@@ -205,11 +205,15 @@ class ScaleAdaptedL2E(LearnedSampler):
         if step + 1 in (self.settings.exploration_steps, self._adaptation_steps):
             self._complete(group, params, hyper)
 
-    def _begin_cycle(self, group: dict[str, Any]) -> None:
-        """Forget all but the weights."""
+    def _begin_cycle(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """Forget all but the weights, and the master copies of those that move now."""
+        here = {id(p) for p in params}
         for p in group["params"]:
-            for name in self.state.get(p, {}):
-                self.state[p][name].copy_(self.initial_state(group, p, name))
+            if id(p) not in here:
+                self.state.pop(p, None)
+                continue
+            for name in self.state_names:
+                self.state[p].pop(name, None)
 
     def _explore(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
         noise, phi = self.noise_for(params, hyper), self._phi(params[0])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import learned_samplers
 from learned_samplers import PSGLD, SGHMC, SGLD
 from tests.harness import NEED_DRAWS, SAMPLERS, STOCHASTIC, closure_for, flat, small_network
 
@@ -201,3 +202,21 @@ def test_a_parameter_that_lacked_its_gradient_while_the_mass_was_adapted_has_non
         sampler.step()
     with pytest.raises(ValueError, match=r"'0\.weight' has no mass"):
         sampler.step(closure_for(model, sampler))
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "ScaleAdaptedL2E"])
+def test_a_step_inside_autocast_is_that_outside(name):
+    """Its matrix products must not be rounded; compiled code would read bfloat16 as float32."""
+    more = {"adaptation_steps": 5} if name == "ScaleAdaptedL2E" else {}
+    after = []
+    for inside in (False, True):
+        torch.manual_seed(0)
+        layer, x = torch.nn.Linear(20, 30), torch.randn(8, 20)
+        sampler = getattr(learned_samplers, name)(layer.parameters(), lr=0.01, num_data=100, **more)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            layer(x).square().mean().backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            sampler.step()
+        after.append([p.detach().clone() for p in layer.parameters()])
+    for ours, theirs in zip(*after, strict=True):
+        assert torch.equal(ours, theirs)

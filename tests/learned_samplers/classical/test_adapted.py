@@ -302,3 +302,21 @@ def test_adamw_with_a_stated_prior():
     assert [g["lr"] for g in sampler.param_groups] == [0.5, 0.5]
     assert [g["momentum_decay"] for g in sampler.param_groups] == [0.3, 0.3]
     assert math.isclose(sampler.param_groups[0]["eps"], 1e-5)
+
+
+@pytest.mark.parametrize("joins_at", [1, 150, 198])
+def test_a_parameter_that_joins_while_others_adapt_gets_a_mass_of_its_own_gradients(joins_at):
+    """Counted with the group's steps a mean of zeros and two squares would be a hundredth of them, and diverge."""
+    torch.manual_seed(0)
+    a, b = (torch.nn.Parameter(torch.randn(2000) * 0.03) for _ in range(2))
+    sampler = ScaleAdaptedSGHMC([a, b], lr=0.3, num_data=1000, adaptation_steps=200)
+    b.requires_grad_(False)
+    for step in range(320):
+        if step == joins_at:
+            b.requires_grad_(True)
+        for p in (a, b):
+            p.grad = p.detach().clone() if p.requires_grad else None
+        sampler.step()
+    masses = [sampler.state[p]["second_moment"].mean().item() for p in (a, b)]
+    assert masses[1] == pytest.approx(masses[0], rel=2.0)
+    assert b.std().item() == pytest.approx(1000**-0.5, rel=0.3)

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from learned_samplers import SampleCollection
 
@@ -177,6 +184,12 @@ def test_inputs_that_cannot_be_used():
     samples, _ = collection(3)
     with pytest.raises(ValueError, match="x shuffles, so that predictions could not be matched"):
         samples.predict(loader(TensorDataset(X), shuffle=True))
+    for sampler in (SubsetRandomSampler(range(4)), WeightedRandomSampler([1.0] * len(X), 4)):
+        with pytest.raises(ValueError, match="x shuffles"):
+            samples.predict(loader(TensorDataset(X), sampler=sampler))
+    batches = BatchSampler(RandomSampler(TensorDataset(X)), 4, drop_last=False)
+    with pytest.raises(ValueError, match="x shuffles"):
+        samples.predict(DataLoader(TensorDataset(X), batch_sampler=batches))
     with pytest.raises(ValueError, match="got a loader of no batch"):
         samples.predict(loader([]))
     with pytest.raises(TypeError, match="a tuple or dictionary of them, or a DataLoader, got str"):

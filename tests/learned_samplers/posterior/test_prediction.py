@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from learned_samplers import SGHMC, PosteriorSamples
 from learned_samplers.posterior.collecting import SampleCollection
 
 
@@ -258,3 +259,18 @@ def test_reestimating_needs_its_policy_and_data():
         samples.reestimate_buffers([])
     with pytest.raises(TypeError, match="data must be a tensor, a tuple of tensors or a loader, got int"):
         samples.reestimate_buffers(3)
+
+
+def test_reestimated_statistics_of_instance_norm_are_those_of_the_data():
+    """Its momentum of None means none at all, not the plain average that it means for batch norm."""
+    torch.manual_seed(0)
+    layers = nn.Conv1d(1, 2, 1), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(10, 2)
+    model, x = nn.Sequential(*layers), torch.randn(64, 1, 5) * 3 + 5
+    sampler = SGHMC(model.parameters(), lr=0.01, num_data=100)
+    samples = PosteriorSamples(model, sampler, buffers="reestimate")
+    model(x).square().mean().backward()
+    sampler.step()
+    samples.reestimate_buffers(x, batch_size=16)
+    (found,) = samples._reestimated.values()
+    expected = model[0](x).mean((0, 2)).detach()
+    torch.testing.assert_close(found["1.running_mean"], expected, rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def test_it_resumes_bit_for_bit_in_a_later_cycle(done):
         assert torch.equal(ours, theirs)
 
 
-def test_a_parameter_without_gradients_keeps_its_weights_and_has_a_mass_in_each_cycle():
+def test_a_parameter_that_no_exploration_of_the_cycle_saw_has_no_mass():
     p, still = torch.randn(7).requires_grad_(), torch.randn(3).requires_grad_()
     sampler = chain([p, still], None, cycle_length=LENGTH, missing_gradient="skip", prior_precision=1.0)
     for step in range(2 * LENGTH):
@@ -82,12 +83,40 @@ def test_a_parameter_without_gradients_keeps_its_weights_and_has_a_mass_in_each_
             before = still.detach().clone()
         sampler.step()
     assert torch.equal(still, before)
-    # It saw no gradient in the second cycle: its mass is the prior's, beside the network's factor.
-    root, of_first = sampler.state[still]["root"], sampler.state[p]["root"]
-    assert root.isfinite().all()
-    assert (root > 0).all()
-    assert (of_first > 0).all()
-    assert not sampler.state[still]["averages"].any()
+    chain([p, still], None, cycle_length=LENGTH).load_state_dict(sampler.state_dict())
+    for _ in range(LENGTH - 2):  # with the next exploration it moves again
+        p.grad, still.grad = 0.1 * torch.randn(7), 0.1 * torch.randn(3)
+        sampler.step()
+    assert not torch.equal(still, before)
+    late = chain([p, still], None, cycle_length=LENGTH, missing_gradient="skip")
+    for step in range(LENGTH + 7):
+        p.grad, still.grad = 0.1 * torch.randn(7), None if step >= LENGTH else 0.1 * torch.randn(3)
+        late.step()
+    p.grad, still.grad = 0.1 * torch.randn(7), 0.1 * torch.randn(3)
+    with pytest.raises(ValueError, match="has no mass: the exploration has 4 steps, 7 are over"):
+        late.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_weights_go_on_from_where_they_are(dtype):
+    p = torch.ones(4, dtype=dtype, requires_grad=True)
+    sampler = ScaleAdaptedL2E(
+        [p], 1e-6, 10**6, adaptation_steps=2, cycle_length=3, network=None, temperature=0.0, momentum_init="zero"
+    )
+    for _ in range(7):
+        p.grad = torch.zeros_like(p)
+        sampler.step()
+        assert torch.equal(p, torch.ones(4, dtype=dtype))
+
+
+def test_higher_has_no_twin_of_cycles():
+    higher = pytest.importorskip("higher")
+    importlib.import_module("learned_samplers.differentiable")
+    model = small_network()
+    sampler = chain(model.parameters(), None, cycle_length=LENGTH)
+    with pytest.raises(ValueError, match="must have cycle_length=None in higher"):  # noqa: SIM117
+        with higher.innerloop_ctx(model, sampler):
+            pass
 
 
 def test_in_cycles_the_badge_is_heuristic():
