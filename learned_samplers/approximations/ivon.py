@@ -170,7 +170,10 @@ class IVON(Sampler):
         """1/σ² = (N/T)·(h + λ/N) of each coordinate of a parameter."""
         num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
         temperature = as_number(group["temperature"])
-        return (self.state_of(group, p, "hessian") * (num_data / temperature)).add_(prior / temperature)
+        # Not kept: a state dict with half of the state of a parameter that never gets a gradient would not load.
+        known = self.state.get(p, {})
+        hessian = known["hessian"] if "hessian" in known else self.initial_state(group, p, "hessian")
+        return (hessian * (num_data / temperature)).add_(prior / temperature)
 
     @contextmanager
     def sampled_params(self) -> Iterator[None]:

@@ -337,3 +337,18 @@ def test_the_reference_package_finds_the_same_gaussian_on_a_quadratic():
     for (mean, variance), (other_mean, other_variance) in zip(trained(ours), trained(theirs), strict=True):
         assert mean == pytest.approx(other_mean, rel=0.02)
         assert variance == pytest.approx(other_variance, rel=0.05)
+
+
+def test_a_parameter_without_gradients_does_not_spoil_the_checkpoint():
+    def make():
+        return IVON(params, lr=0.1, num_data=100, prior_precision=1.0, missing_gradient="skip")
+
+    params = [nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(2))]
+    sampler = make()
+    with sampler.sampled_params():
+        sampler.zero_grad()
+        params[0].square().sum().backward()
+    sampler.step()
+    resumed = make()
+    resumed.load_state_dict(sampler.state_dict())
+    assert torch.equal(resumed.state[params[0]]["hessian"], sampler.state[params[0]]["hessian"])
