@@ -73,8 +73,10 @@ class SWAG:
         self.burn_in, self.thinning, self.rank, self.generator = burn_in, thinning, rank, generator
         self._steps = self._count = 0
         # In half precision what a state adds to a running mean would round away.
-        self._dtypes = {name: torch.promote_types(p.dtype, torch.float32) for name, p in self._params.items()}
-        self._mean = {name: torch.zeros_like(p, dtype=self._dtypes[name]) for name, p in self._params.items()}
+        self._mean = {
+            name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+            for name, p in self._params.items()
+        }
         self._variance = {name: torch.zeros_like(mean) for name, mean in self._mean.items()}
         self._deviations: list[dict[str, Tensor]] = []
         self._handle = optimizer.register_step_post_hook(self._on_step)

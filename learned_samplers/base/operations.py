@@ -236,6 +236,4 @@ def without_autocast(groups: Sequence[dict[str, Any]]) -> AbstractContextManager
     Its matrix products would be rounded, and compiled code is given addresses of what it takes for float32.
     """
     kind = next((p.device.type for group in groups for p in group["params"]), "cpu")
-    if torch.compiler.is_compiling() or not torch.is_autocast_enabled(kind):
-        return nullcontext()
-    return torch.autocast(kind, enabled=False)
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

@@ -13,7 +13,7 @@ from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.master_weights import MASTER, has_master, working_dtype
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
 from learned_samplers.base.sampler import Sampler, arguments
-from learned_samplers.base.step import Evaluation
+from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.baoa import baoa_rule
 from learned_samplers.classical.sghmc import sghmc_rule
 
@@ -87,6 +87,7 @@ class ScaleAdaptedSGHMC(Sampler):
     the mean loss and prior, a = ``momentum_decay``, β = ``decay`` and t the step,
 
         v̂ ← v̂ + (1−β)/(1−βᵗ)·(ĝ² − v̂)                                while t ≤ adaptation_steps: Adam's v̂
+                                          (of a tensor that joins at a later t it starts at its first g², averaged)
         G = a/(√v̂ + eps);    hᵢ = √(lr·Gᵢ/N)                           the step of each coordinate
         r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r        integrator="baoa"
         r ← (1−a)·r − h·N·ĝ + √(2aT)·ξ;   θ ← θ + h·r                                 integrator="semi_implicit"
@@ -221,22 +222,16 @@ class ScaleAdaptedSGHMC(Sampler):
                         f"{group['adaptation_steps']} and {group['step']} steps are over; let it join before the "
                         "mass is frozen, or use from_optimizer"
                     )
-        if not torch.compiler.is_compiling():
-            self._welcome(evaluation)
         return evaluation
 
-    def _welcome(self, evaluation: Evaluation) -> None:
-        """Begin the second moment of parameters that join while others adapt: the count of steps is the group's.
-
-        With its tensor's mean of ĝ² in the place of zeros; a mass of few gradients would let single weights fly away.
-        """
-        for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
-            if not 0 < group["step"] < group["adaptation_steps"]:
-                continue
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        # The group counts the steps of v̂, so that zeros would not be forgotten by one that joins while others adapt.
+        # The mean over its tensor (its part of a sharded one): of few gradients v̂ would let single weights fly away.
+        if not torch.compiler.is_compiling() and 0 < group["step"] < group["adaptation_steps"]:
             for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
                 if p.numel() and "second_moment" not in self.state.get(p, {}):
-                    fresh = self.initial_state(group, p, "second_moment").to(working_dtype(group, p))
-                    self.state[p]["second_moment"] = fresh.add_(gradient.float().square().mean().to(fresh.dtype))
+                    self.state_of(group, p, "second_moment").add_(gradient.square().mean())
+        super().advance(group, inputs)
 
     def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
         hyper = super().hyper(group, keep_tensors=keep_tensors)

@@ -77,7 +77,10 @@ class L2ERule(CoordinateRule):
         super().__init__(chosen, hidden, start, tell_horizon)
 
     def in_cycles(self, length: int, exploration: int) -> Self:
-        """As the explorer of `ScaleAdaptedL2E` in cycles, each a run of its own; it explores throughout."""
+        """As the explorer of `ScaleAdaptedL2E` in cycles, each a run of its own, whose length it is always told.
+
+        It explores throughout.
+        """
         other = super().in_cycles(length, exploration)
         if feature_set_named(self.settings.feature_set).sees_progress:
             other.settings = replace(self.settings, total_steps=length)
