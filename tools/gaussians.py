@@ -72,7 +72,7 @@ def run(sampler: Sampler, task: GaussianTask, options: Options, label: int) -> t
     count, d = options.chains, len(task.mean)
     hyper = Hyperparameters(sampler.lr, task.hyperparameters.num_data, momentum_decay=sampler.momentum_decay)
     parameter = torch.stack([task.initial(derive_seed("start", label, chain)) for chain in range(count)])
-    state = sampler.rule.initial_state(parameter)
+    state = sampler.rule.initial_state(parameter, task.segments)
     own = torch.zeros(1, 0) if sampler.weights is None else sampler.weights
     prepared, curve, early = sampler.rule.prepare(own), [], parameter
     for step in range(options.steps):

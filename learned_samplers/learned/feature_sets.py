@@ -7,6 +7,9 @@ from dataclasses import dataclass
 #: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
 AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 
+#: Directions of whole matrices: the orthogonal factor of momentum, and momentum whitened by its inputs' covariance.
+WHOLE = ("orthogonal", "whitened")
+
 
 @dataclass(frozen=True)
 class FeatureSet:
@@ -24,19 +27,21 @@ class FeatureSet:
     average_decays: tuple[float, ...] = AVERAGE_DECAYS
     #: d of those averages whose ratios to √v̂ are adaptive rows.
     ratio_decays: tuple[float, ...] = (0.9, 0.99)
-    #: d of the average whose orthogonal factor is the last adaptive row, or None; the tensors' shapes are needed then.
-    orthogonal_decay: float | None = None
+    #: What the last adaptive row is of each whole matrix, one of `WHOLE`, or None; the tensors' shapes are needed then.
+    whole: str | None = None
+    #: d of the average that it is made of.
+    whole_decay: float = 0.9
 
     @property
     def adaptive(self) -> tuple[str, ...]:
         """Names of the adaptive rows: ratios to √v̂ at the first of ``second_moment_decays``, then logarithms of √v̂,
-        then the orthogonal factor."""
+        then what is made of a whole matrix."""
         if not self.second_moment_decays:
             return ()
         ratios = (f"average_{d:g}_to_rms" for d in self.ratio_decays)
         logs = (f"log_rms_{d:g}" for d in self.second_moment_decays)
-        orthogonal = () if self.orthogonal_decay is None else (f"orthogonal_{self.orthogonal_decay:g}",)
-        return ("gradient_to_rms", *ratios, *logs, *orthogonal)
+        whole = () if self.whole is None else (f"{self.whole}_{self.whole_decay:g}",)
+        return ("gradient_to_rms", *ratios, *logs, *whole)
 
     @property
     def size(self) -> int:
@@ -47,6 +52,11 @@ class FeatureSet:
     def num_averages(self) -> int:
         """Running averages that the rule keeps for each coordinate."""
         return len(self.average_decays) + len(self.second_moment_decays)
+
+    @property
+    def whitens(self) -> bool:
+        """Whether the rule keeps a covariance of each matrix, see `learned_samplers.learned.whitening`."""
+        return self.whole == "whitened"
 
     @property
     def sees_progress(self) -> bool:
@@ -75,7 +85,8 @@ FEATURE_SETS: dict[str, FeatureSet] = {
         FeatureSet("adaptive", _CONTEXT, _SECOND_MOMENT_DECAYS),
         FeatureSet("adaptive_data", (*_CONTEXT, "log_data"), _SECOND_MOMENT_DECAYS),
         FeatureSet("adaptive_run", _RUN_CONTEXT, _SECOND_MOMENT_DECAYS),
-        FeatureSet("matrix", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, orthogonal_decay=0.9),
+        FeatureSet("matrix", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, whole="orthogonal"),
+        FeatureSet("whitened", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, whole="whitened"),
         FeatureSet("lean", _RUN_CONTEXT, (0.99,), (0.9, 0.99, 0.999), ratio_decays=(0.9, 0.99, 0.999)),
     )
 }

@@ -16,7 +16,7 @@ from learned_samplers.base.operations import scalar_log10
 from learned_samplers.base.segments import Segments, constant
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.narrow import narrow_update_
-from learned_samplers.learned.orthogonal import orthogonal_direction
+from learned_samplers.learned.whole_matrices import whole_direction
 
 #: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
 FLOOR = 1e-5
@@ -41,6 +41,7 @@ def features(
     num_data: Any = None,
     step: Any = 0,
     total_steps: int | None = None,
+    whitening: Tensor | None = None,
 ) -> Tensor:
     """The features of every coordinate, (..., F, d).
 
@@ -58,24 +59,25 @@ def features(
       share of the run that is over) and 1 ("has_total"), or 0 and 0 where the length of the run is not known.
     - "matrix": "adaptive_run" and, as the last adaptive row, the orthogonal factor of the momentum of each whole matrix
       (`learned_samplers.learned.orthogonal`), with "is_matrix" as the last of the context: 0 for biases and the like.
+    - "whitened": the same with `learned_samplers.learned.whitening` in the place of the orthogonal factor.
     - "lean": what four running averages can give, m at d = .9, .99 and .999 and v at .99: the three m and g over √v̂,
       the logarithm at .99, and the context of "adaptive_run".
 
     Args:
         parameter, momentum, gradient: (..., d), the gradient of the mean minibatch loss.
         averages: (..., K, d), already updated with ``gradient`` (`update_averages`).
-        segments: the tensors in the flat axis; for "matrix" with their shapes.
+        segments: the tensors in the flat axis; for "matrix" and "whitened" with their shapes.
         feature_set: a set, or its name.
         lr, num_data, step: learning rate, N, and updates done before this one; the paper's set uses none of them.
         total_steps: length of the run, or None where it is not known.
+        whitening: (..., w), the covariances, already updated with ``gradient`` (`update_whitening`); for "whitened".
 
     Raises:
         ValueError: there is no feature set of that name, or it needs shapes that ``segments`` do not have.
     """
     named = feature_set_named(feature_set)
-    scale = TensorScales(
-        parameter, gradient, averages, segments, named, lr=lr, num_data=num_data, step=step, total_steps=total_steps
-    )
+    run = dict(lr=lr, num_data=num_data, step=step, total_steps=total_steps)
+    scale = TensorScales(parameter, gradient, averages, segments, named, **run, whitening=whitening)
     return scale.with_momentum(momentum).window(0, segments.total)
 
 
@@ -161,23 +163,21 @@ class TensorScales:
         num_data: Any,
         step: Any,
         total_steps: int | None = None,
+        whitening: Tensor | None = None,
     ):
         self.parameter, self.gradient, self.averages = parameter, gradient, averages
         self.segments, self.named = segments, named
         # In double precision, for 1 − dᵗ is a small difference; as a scalar it leaves the features' dtype alone.
         self.time = (step.double() if isinstance(step, Tensor) else step) + 1
         self.lr, self.num_data, self.total_steps = lr, num_data, total_steps
-        self.matrices = () if named.orthogonal_decay is None else segments.matrices
+        self.matrices = () if named.whole is None else segments.matrices
         k = len(named.average_decays)
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
         self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :], gradient.dtype)], -2)
         #: The rows `FeatureSet.adaptive`, (..., A, d), made when they are first needed.
         self.adaptive: Tensor | None = None
-        #: The orthogonal factors, (..., d).
-        self.orthogonal: Tensor | None = None
-        if named.orthogonal_decay is not None:
-            average = averages[..., named.average_decays.index(named.orthogonal_decay), :]
-            self.orthogonal = orthogonal_direction(average, gradient, named.orthogonal_decay, segments)
+        #: The row that is made of whole matrices, (..., d).
+        self.whole = whole_direction(named, averages, gradient, segments, whitening)
         if named.second_moment_decays:
             self.mean_seconds = segments.mean(averages[..., k:, :], gradient.dtype)
 
@@ -201,7 +201,7 @@ class TensorScales:
         """The same for a range of coordinates, where there is only one tensor."""
         other = self.held(self.parameter[..., part], self.momentum[..., part])
         other.gradient, other.averages, other.adaptive = self.gradient[..., part], self.averages[..., part], None
-        other.orthogonal = None if self.orthogonal is None else self.orthogonal[..., part]
+        other.whole = None if self.whole is None else self.whole[..., part]
         other.segments = Segments((other.gradient.shape[-1],))
         return other
 
@@ -235,8 +235,8 @@ class TensorScales:
         relative = seconds * self.segments.expand(1 / (self.mean_seconds + _TINY))
         logs = 0.5 * _LOG_SCALE * torch.log(relative + _LOG_RATIO_FLOOR)
         rows = [torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs]
-        if self.orthogonal is not None:
-            rows.append(self.orthogonal.unsqueeze(-2))
+        if self.whole is not None:
+            rows.append(self.whole.unsqueeze(-2))
         return torch.cat(rows, -2)
 
     def _context(self, momentum: Tensor) -> Tensor:

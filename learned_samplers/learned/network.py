@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.features import FLOOR, TensorScales, update_averages
+from learned_samplers.learned.whitening import update_whitening
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
 Phi = Sequence[tuple[Tensor, Tensor]]
@@ -265,16 +266,22 @@ def network_at(
     lr: Any,
     num_data: Any,
     step: Any,
+    whitening: Tensor | None = None,
     normalised: Any = None,
     in_place: bool = False,
-) -> tuple[NetworkOnChain, Tensor]:
-    """The network at a state of the chain, and the running averages (..., K, d) updated with the gradient.
+) -> tuple[NetworkOnChain, tuple[Tensor, ...]]:
+    """The network at a state of the chain, and its averages (and covariances) updated with the gradient.
 
+    ``averages`` are (..., K, d); ``whitening`` is (..., w) where the feature set has any, see `features`;
     ``settings`` say what it sees and how its outputs are bounded; ``normalised`` is that of `NetworkOnChain`;
-    ``in_place`` writes into ``averages``.
+    ``in_place`` writes into both.
     """
     named = feature_set_named(settings.feature_set)
     averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
     at = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps)
-    scales = TensorScales(parameter, gradient, averages, segments, named, **at)
-    return NetworkOnChain(phi, scales, settings.output_bound, normalised), averages
+    kept: tuple[Tensor, ...] = (averages,)
+    if named.whitens:
+        whitening = update_whitening(whitening, gradient, segments, step, in_place=in_place)
+        kept = averages, whitening
+    scales = TensorScales(parameter, gradient, averages, segments, named, **at, whitening=whitening)
+    return NetworkOnChain(phi, scales, settings.output_bound, normalised), kept

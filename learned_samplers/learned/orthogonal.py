@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -17,10 +16,6 @@ from learned_samplers.base.segments import Segments
 _POLYNOMIAL = (3.4445, -4.7750, 2.0315)
 _TIMES = 5
 _FLOOR = 1e-20
-
-
-# Above this many operations a step on a CPU, some .2 to .4 s of a core, users are told.
-_MANY_OPERATIONS = 2e10
 
 
 def averaged(average: Tensor, gradient: Tensor, decay: float) -> Tensor:
@@ -74,23 +69,6 @@ def operations(segments: Segments) -> float:
         elif short > 1:
             total += _TIMES * (4 * short**2 * long + 2 * short**3)
     return total
-
-
-def warn_if_slow(params: Sequence[Tensor], name: str) -> None:
-    """Say so where making the matrices among the parameters orthogonal takes long at every step; on CPUs alone."""
-    here = [p for p in params if p.device.type == "cpu" and p.numel()]
-    if not here:
-        return
-    segments = Segments.of(here)
-    needed = operations(segments)
-    if needed > _MANY_OPERATIONS:
-        largest = max(segments.matrices, key=min)
-        warnings.warn(
-            f"{name}'s network sees each matrix's orthogonal factor, {needed / 1e9:.0f} billion operations a step here "
-            f"(the largest is {largest[0]}×{largest[1]}): slow on a CPU. Weights without it: network='l2e' of L2E, "
-            "'scale-adapted-l2e' of ScaleAdaptedL2E",
-            stacklevel=5,
-        )
 
 
 def _newton_schulz(x: Tensor) -> Tensor:

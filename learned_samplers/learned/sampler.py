@@ -18,9 +18,10 @@ from learned_samplers.learned.badge import HEURISTIC, badge_of
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.flat_buffers import gather, scatter, together
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
-from learned_samplers.learned.orthogonal import warn_if_slow
 from learned_samplers.learned.settings import LearnedSettings, differences
 from learned_samplers.learned.weights import resolve
+from learned_samplers.learned.whitening import state_shape as whitening_shape
+from learned_samplers.learned.whole_matrices import warn_if_slow
 
 #: The learned samplers by the name of their class, which is their name in cards and on the command line too. A subclass
 #: of `LearnedSampler` with a `settings_class` of its own is here as soon as its module is imported.
@@ -101,8 +102,8 @@ class LearnedSampler(Sampler):
 
     def _warn_if_slow(self) -> None:
         sees = FEATURE_SETS.get(getattr(self.settings, "feature_set", ""))
-        if sees is not None and sees.orthogonal_decay is not None:
-            warn_if_slow([p for group in self.param_groups for p in group["params"]], type(self).__name__)
+        if sees is not None:
+            warn_if_slow([p for group in self.param_groups for p in group["params"]], type(self).__name__, sees)
 
     def _check_settings(self, settings: Any, own: dict[str, Any]) -> None:
         if not isinstance(settings, self.settings_class):
@@ -142,7 +143,9 @@ class LearnedSampler(Sampler):
             segments=Segments.of([parameter]),
             **hyper,
         )
-        return tuple(x.reshape(*x.shape[:-1], *shape) for x in after)
+        moved, *state = after
+        kept = zip(self.state_names, state, strict=True)
+        return moved.reshape(shape), *(x.reshape(self.state_shape(name, parameter)) for name, x in kept)
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
@@ -214,8 +217,10 @@ class LearnedSampler(Sampler):
             segments=segments,
             **hyper,
         )
-        for tensors, buffer in zip((params, *states), after, strict=True):
-            scatter(buffer, tensors, segments)
+        moved, *changed = after
+        scatter(moved, params, segments)
+        for name, tensors, buffer in zip(self.state_names, states, changed, strict=True):
+            scatter(buffer, tensors, [tensor.numel() // self.rows.get(name, 1) for tensor in tensors])
 
     def _flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
         lead = (self.rows[name],) if name in self.rows else ()
@@ -225,11 +230,13 @@ class LearnedSampler(Sampler):
         return [(w.to(like), b.to(like)) for w, b in layers_of(self.network)]
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
-        if name in self.rows:
+        if name in self.rows or name == "whitening":
             return p.new_zeros(self.state_shape(name, p))
         return super().initial_state(group, p, name)
 
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        if name == "whitening":
+            return whitening_shape(p.shape)
         return (self.rows[name], *p.shape) if name in self.rows else tuple(p.shape)
 
     def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:

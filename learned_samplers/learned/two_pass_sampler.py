@@ -23,9 +23,12 @@ from learned_samplers.learned.two_passes import TwoPasses
 class TwoPassSampler(LearnedSampler):
     """A learned sampler with running averages, whose update is `TwoPasses`."""
 
-    state_names = ("momentum", "averages")
     hyperparameters: ClassVar[tuple[str, ...]] = (*LearnedSampler.hyperparameters, "step")
     settings: L2ESettings | PreconditionedSettings
+
+    @property
+    def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("momentum", "averages", "whitening") if self.feature_set.whitens else ("momentum", "averages")
 
     @property
     def feature_set(self) -> FeatureSet:
@@ -41,9 +44,9 @@ class TwoPassSampler(LearnedSampler):
         """Statistics of whole tensors are there, derivatives of the network along a tensor are not."""
         if self._narrow:
             return "averages in bfloat16 are rounded by a coordinate's place in a whole tensor"
-        if self.feature_set.orthogonal_decay is not None:
+        if self.feature_set.whole is not None:
             others = "take other weights, such as network='l2e' of L2E"
-            return f"feature set {self.feature_set.name!r} makes whole matrices orthogonal ({others})"
+            return f"feature set {self.feature_set.name!r} sees whole matrices ({others})"
         return "" if self.passes() is not None else "its correction differentiates the network along whole tensors"
 
     @property
@@ -77,12 +80,12 @@ class TwoPassSampler(LearnedSampler):
             return
         for alike in together(params):
             chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
-            momenta, averages = ([self.state[p][name] for p in chosen] for name in self.state_names)
+            momenta, *kept = ([self.state[p][name] for p in chosen] for name in self.state_names)
             phi = self._phi(chosen[0])
-            compiled = can_step(phi, self.settings, *chosen, *slopes, *momenta, averages=averages)
+            compiled = can_step(phi, self.settings, *chosen, *slopes, *momenta, averages=kept[0])
             for block in blocks(chosen, coordinates_at_once(chosen, compiled)):
-                rows = chosen[block], slopes[block], momenta[block], averages[block]
-                self._advance(*rows, phi, hyper, compiled)
+                state = momenta[block], *(each[block] for each in kept)
+                self._advance(chosen[block], slopes[block], state, phi, hyper, compiled)
 
     def _advance_part(self, p: Tensor, gradient: Tensor, hyper: dict[str, Any], segments: Segments) -> None:
         noise, passes = self.noise_for([p], hyper), self.passes()
@@ -94,17 +97,16 @@ class TwoPassSampler(LearnedSampler):
         self,
         params: list[Tensor],
         gradients: list[Tensor],
-        momenta: list[Tensor],
-        averages: list[Tensor],
+        state: tuple[list[Tensor], ...],
         phi: Phi,
         hyper: dict[str, Any],
         compiled: bool,
     ) -> None:
         noise, passes = self.noise_for(params, hyper), self.passes()
         if compiled:
-            step_tensors_(params, gradients, noise, momenta, averages, phi=phi, **hyper)
+            step_tensors_(params, gradients, noise, *state, phi=phi, **hyper)
         elif passes is not None and len(params) == 1 and not torch.compiler.is_compiling():
-            _in_place(passes, params[0], gradients[0], noise, momenta[0], averages[0], phi=phi, **hyper)
+            _in_place(passes, params[0], gradients[0], noise, *(each[0] for each in state), phi=phi, **hyper)
         else:
             self.advance_flat(params, gradients, noise, hyper)
 
@@ -116,12 +118,15 @@ def _in_place(
     noise: Sequence[Tensor] | None,
     momentum: Tensor,
     averages: Tensor,
+    whitening: Tensor | None = None,
     **hyper: Any,
 ) -> None:
     # A view where the layout allows it, else a copy (channels_last), which is written back.
     theta, r, kept = parameter.reshape(-1), momentum.reshape(-1), averages.reshape(len(averages), -1)
     hyper.setdefault("segments", Segments.of([parameter]))
-    passes.step_(theta, gradient.reshape(-1), None if noise is None else noise[0].reshape(-1), r, kept, **hyper)
+    drawn = None if noise is None else noise[0].reshape(-1)
+    covariances = None if whitening is None else whitening.view(-1)
+    passes.step_(theta, gradient.reshape(-1), drawn, r, kept, covariances, **hyper)
     for tensor, flat in ((parameter, theta), (momentum, r), (averages, kept)):
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view(tensor.shape))

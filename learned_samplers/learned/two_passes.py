@@ -23,9 +23,9 @@ _PIECE_ON_GPU = 1 << 22
 class TwoPasses:
     """r ← kick(θ, r; network(θ, r)), then θ ← move(θ, r; network(θ, r)); both act coordinate by coordinate."""
 
-    #: (phi, parameter, gradient, averages, segments; settings, lr, num_data, step, in_place) ↦ the network at the state
-    #: and the updated averages.
-    network: Callable[..., tuple[NetworkOnChain, Tensor]]
+    #: (phi, parameter, gradient, averages, segments; settings, lr, num_data, step, whitening, in_place) ↦ the network
+    #: at the state, and the updated averages (and whitening).
+    network: Callable[..., tuple[NetworkOnChain, tuple[Tensor, ...]]]
     #: (parameter, gradient, noise, momentum, *outputs; settings and the hyperparameters) ↦ the new momentum.
     kick: Callable[..., Tensor]
     #: (parameter, momentum, output; settings and the hyperparameters) ↦ the new parameter.
@@ -40,6 +40,7 @@ class TwoPasses:
         noise: Tensor | None,
         momentum: Tensor,
         averages: Tensor,
+        whitening: Tensor | None = None,
         *,
         phi: Phi,
         segments: Segments,
@@ -48,13 +49,16 @@ class TwoPasses:
         num_data: Any,
         step: Any,
         **hyper: Any,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The new (parameter, momentum, averages) of flat buffers with any leading axes; nothing changes in place."""
+    ) -> tuple[Tensor, ...]:
+        """The new (parameter, momentum, averages), and whitening where the feature set has any; not in place.
+
+        The buffers are flat, with any leading axes.
+        """
         at = dict(settings=settings, lr=lr, num_data=num_data, step=step)
-        network, averages = self.network(phi, parameter, gradient, averages, segments, **at)
+        network, kept = self.network(phi, parameter, gradient, averages, segments, whitening=whitening, **at)
         momentum = self.kick(parameter, gradient, noise, momentum, *network(momentum), **at, **hyper)
         (output,) = network(momentum, heads=(self.second,))
-        return self.move(parameter, momentum, output, **at, **hyper), momentum, averages
+        return self.move(parameter, momentum, output, **at, **hyper), momentum, *kept
 
     def step_(
         self,
@@ -63,6 +67,7 @@ class TwoPasses:
         noise: Tensor | None,
         momentum: Tensor,
         averages: Tensor,
+        whitening: Tensor | None = None,
         *,
         phi: Phi,
         settings: Any,
@@ -78,7 +83,8 @@ class TwoPasses:
         """
         at = dict(settings=settings, lr=lr, num_data=num_data, step=step)
         segments = segments or Segments((len(parameter),))
-        network, _ = self.network(phi, parameter, gradient, averages, segments, **at, in_place=True)
+        changed = dict(whitening=whitening, in_place=True)
+        network, _ = self.network(phi, parameter, gradient, averages, segments, **at, **changed)
         size = _PIECE_ON_CPU if parameter.device.type == "cpu" else _PIECE_ON_GPU
         for part, outputs in network.in_pieces(momentum, size):
             drawn = None if noise is None else noise[part]

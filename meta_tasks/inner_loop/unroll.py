@@ -68,7 +68,7 @@ class Unroll:
             )
         initial = torch.stack([task.initial(derive_seed(seed, "initial")) for seed in self.seeds])
         self.parameter = initial.repeat_interleave(members_per_group, 0)
-        self.state = rule.initial_state(self.parameter)
+        self.state = rule.initial_state(self.parameter, self.task.segments)
         self.step = 0
         self.failed_at = [-1] * len(self.parameter)
         self.output_scales: dict[str, Tensor] = {}
@@ -175,7 +175,7 @@ class Unroll:
     def _step(self, prepared: Any) -> Tensor:
         """One step of all members; returns the gradient before it."""
         if self.step and not self._in_cycle(self.step):
-            self.state = self.rule.initial_state(self.parameter)
+            self.state = self.rule.initial_state(self.parameter, self.task.segments)
         indices = self._indices()
         loss, gradient = self._loss_and_gradient(indices)
         self.parameter, self.state = update(

@@ -70,7 +70,7 @@ class SamplerRule:
     """
 
     name: ClassVar[str]
-    state_names: ClassVar[tuple[str, ...]] = ()
+    state_names: tuple[str, ...] = ()
     num_weights: int = 0
     #: Whether `update` needs `MemberStep.hessian_product`.
     needs_hessian: ClassVar[bool] = False
@@ -112,8 +112,8 @@ class SamplerRule:
         """What `update` needs of the meta-parameters (P, n), computed once for many steps."""
         return None
 
-    def initial_state(self, parameter: Tensor) -> State:
-        """The state of members at parameters (P, d)."""
+    def initial_state(self, parameter: Tensor, segments: Segments) -> State:
+        """The state of members at parameters (P, d), whose tensors are at ``segments``."""
         return tuple(torch.zeros_like(parameter) for _ in self.state_names)
 
     def draws_noise(self, hyper: Hyperparameters, step: int) -> bool:

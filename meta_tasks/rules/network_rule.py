@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base.segments import Segments
 from learned_samplers.base.validation import fraction
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
@@ -19,6 +20,7 @@ from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of,
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
 from learned_samplers.learned.scale_adapted.rule import ScaleAdaptedL2ESettings
 from learned_samplers.learned.settings import LearnedSettings
+from learned_samplers.learned.whitening import state_lengths
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import SamplerRule, State, arguments_of
 from meta_tasks.rules.start import FeatureStart, Start, WeightStart
@@ -36,7 +38,7 @@ class NetworkRule(SamplerRule):
         hidden: widths of the network's hidden layers; by default those of the sampler.
     """
 
-    state_names: ClassVar[tuple[str, ...]] = ("momentum",)
+    state_names: tuple[str, ...] = ("momentum",)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -90,7 +92,6 @@ def settings_given(kind: type[Any], settings: Any, **options: Any) -> Any:
 class CoordinateRule(NetworkRule):
     """What the rules of L2E and its kin share: features with running averages, two outputs, and ways to start."""
 
-    state_names: ClassVar[tuple[str, ...]] = ("momentum", "averages")
     #: Those of the sampler, with a feature set of running averages.
     settings: Any
 
@@ -114,6 +115,9 @@ class CoordinateRule(NetworkRule):
                 f"{settings.feature_set!r}"
             )
         self.tell_horizon = tell_horizon
+        whitens = feature_set_named(settings.feature_set).whitens
+        self.state_names = ("momentum", "averages", "whitening") if whitens else ("momentum", "averages")
+        self.capturable = self.capturable and not whitens  # the root is not made at every step
         self.start: Start | None = None
         if isinstance(start, Path):
             self.start = WeightStart(start, settings, self._shapes)
@@ -139,10 +143,10 @@ class CoordinateRule(NetworkRule):
         other.settings = replace(self.settings, total_steps=steps)
         return other
 
-    def initial_state(self, parameter: Tensor) -> State:
-        members, d = parameter.shape
-        rows = feature_set_named(self.settings.feature_set).num_averages
-        return parameter.new_zeros(members, d), parameter.new_zeros(members, rows, d)
+    def initial_state(self, parameter: Tensor, segments: Segments) -> State:
+        (members, d), named = parameter.shape, feature_set_named(self.settings.feature_set)
+        state = parameter.new_zeros(members, d), parameter.new_zeros(members, named.num_averages, d)
+        return (*state, parameter.new_zeros(members, sum(state_lengths(segments)))) if named.whitens else state
 
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         raise NotImplementedError

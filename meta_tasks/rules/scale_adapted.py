@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from learned_samplers.base.segments import Segments
 from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.scale_adapted.rule import (
     ScaleAdaptedL2ESettings,
@@ -31,7 +32,6 @@ class ScaleAdaptedL2ERule(CoordinateRule):
     """
 
     name = "ScaleAdaptedL2E"
-    state_names = ("momentum", "averages", "root")
     capturable = False  # a captured step cannot turn from one update to the other
     begins_anew = True
     settings: ScaleAdaptedL2ESettings
@@ -48,6 +48,8 @@ class ScaleAdaptedL2ERule(CoordinateRule):
         super().__init__(
             settings_given(ScaleAdaptedL2ESettings, settings, feature_set=feature_set, **options), hidden, start
         )
+        momentum, averages, *whitening = self.state_names
+        self.state_names = (momentum, averages, "root", *whitening)
 
     def for_run(self, steps: int, *keys: int | str) -> Self:
         other = copy.copy(self)
@@ -59,15 +61,16 @@ class ScaleAdaptedL2ERule(CoordinateRule):
         other.settings = replace(self.settings, adaptation_steps=exploration)
         return other
 
-    def initial_state(self, parameter: Tensor) -> State:
-        return *super().initial_state(parameter), torch.zeros_like(parameter)
+    def initial_state(self, parameter: Tensor, segments: Segments) -> State:
+        momentum, averages, *whitening = super().initial_state(parameter, segments)
+        return momentum, averages, torch.zeros_like(parameter), *whitening
 
     def update(self, prepared, at):
         settings, hyper = self.settings, arguments_of(at.hyper)
         if settings.adaptation_steps is None:
             raise ValueError("adaptation_steps is not known: take the rule of `for_run`")
-        momentum, averages, root = at.state
-        chain = (at.parameter, at.gradient, at.noise, momentum, averages)
+        momentum, averages, root, *whitening = at.state
+        chain = (at.parameter, at.gradient, at.noise, momentum, averages, *whitening)
         phi, exploration = explorer(prepared), settings.exploration
         if at.step >= settings.exploration_steps or not can_step(phi, exploration, *chain):
             parameter, *state = scale_adapted_l2e_rule(
@@ -77,9 +80,10 @@ class ScaleAdaptedL2ERule(CoordinateRule):
         step_flat_(*chain, phi=phi, segments=at.segments, settings=exploration, step=at.step, **hyper)
         if at.step + 1 == settings.exploration_steps:
             chosen = dict(phi=prepared, segments=at.segments, settings=settings, step=at.step)
+            chosen["whitening"] = whitening[0] if whitening else None
             root = unsettled_root(at.parameter, averages, **chosen, **hyper)
             momentum.zero_()
-        return at.parameter, (momentum, averages, root)
+        return at.parameter, (momentum, averages, root, *whitening)
 
     def output_scales(self, prepared, at):
         """Of √G once it is chosen: where the mass lets the chain move."""

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.feature_sets import WHOLE, FeatureSet, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_network, l2e_rule, velocity_scale
 from learned_samplers.learned.network import Phi, RuleArguments, apply_network
+from learned_samplers.learned.whitening import state_lengths
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def assumption_violation(
     gradient: Tensor,
     momentum: Tensor,
     averages: Tensor,
+    whitening: Tensor | None = None,
     *,
     phi: Phi,
     segments: Segments,
@@ -66,13 +68,13 @@ def assumption_violation(
     held fixed.
 
     Args:
-        parameter, gradient, momentum, averages: the state before a step, see `learned_samplers.learned.l2e.rule`.
+        parameter, gradient, momentum, averages, whitening: the state before a step, see
+            `learned_samplers.learned.l2e.rule`.
         phi, segments, lr, num_data, momentum_decay, step, settings: as for the rules; their further arguments are
             ignored.
     """
-    network, _averages = l2e_network(
-        phi, parameter, gradient, averages, segments, settings=settings, lr=lr, num_data=num_data, step=step
-    )
+    run = dict(settings=settings, lr=lr, num_data=num_data, step=step)
+    network, _kept = l2e_network(phi, parameter, gradient, averages, segments, whitening=whitening, **run)
     network(momentum)
     pull = torch.func.vjp(network.held, parameter, momentum)[1]
     ones, zeros = torch.ones_like(parameter), torch.zeros_like(parameter)
@@ -95,6 +97,7 @@ def term_contributions(
     gradient: Tensor,
     momentum: Tensor,
     averages: Tensor,
+    whitening: Tensor | None = None,
     *,
     settings: L2ESettings,
     step: Any = 0,
@@ -109,10 +112,10 @@ def term_contributions(
     Arguments are those of `l2e_rule`, without the noise.
     """
     lr, num_data, momentum_decay = at["lr"], at["num_data"], at["momentum_decay"]
-    _, moved, _ = l2e_rule(parameter, gradient, None, momentum, averages, settings=settings, step=step, **at)
-    network, _ = l2e_network(
-        at["phi"], parameter, gradient, averages, at["segments"], settings=settings, lr=lr, num_data=num_data, step=step
-    )
+    before = parameter, gradient, None, momentum, averages, whitening
+    _, moved, *_ = l2e_rule(*before, settings=settings, step=step, **at)
+    run = dict(settings=settings, lr=lr, num_data=num_data, step=step, whitening=whitening)
+    network, _ = l2e_network(at["phi"], parameter, gradient, averages, at["segments"], **run)
     alpha, beta = network(momentum)
     beta_scale = velocity_scale(settings, num_data)
     step_size = scalar_sqrt(lr / num_data)
@@ -158,21 +161,23 @@ def term_effects(
     Returns:
         {"alpha": …, "learned_friction": …, "noise": …}.
     """
-    rows = feature_set_named(settings.feature_set).num_averages
+    named = feature_set_named(settings.feature_set)
 
     def end(*, noisy: bool = True, **changed: Any) -> Tensor:
         own = replace(settings, **changed)
         generator = torch.Generator(parameter.device).manual_seed(seed)
         theta, momentum = parameter, torch.zeros_like(parameter)
-        averages = parameter.new_zeros(rows, parameter.shape[-1])
+        kept = [parameter.new_zeros(named.num_averages, parameter.shape[-1])]
+        if named.whitens:
+            kept.append(parameter.new_zeros(sum(state_lengths(segments))))
         for step in range(steps):
             noise = torch.randn(theta.shape, generator=generator, dtype=theta.dtype, device=theta.device)
-            theta, momentum, averages = l2e_rule(
+            theta, momentum, *kept = l2e_rule(
                 theta,
                 gradient_of(theta),
                 noise if noisy else None,
                 momentum,
-                averages,
+                *kept,
                 segments=segments,
                 step=step,
                 settings=own,
@@ -207,7 +212,7 @@ def output_grids(
     named = feature_set_named(feature_set)
     # Features 1 and 2 are θ and r.
     with_gradient = [0, *range(3, 3 + len(named.average_decays))]
-    with_gradient += [i for i, name in enumerate(named.names) if "_to_rms" in name or "orthogonal" in name]
+    with_gradient += [i for i, name in enumerate(named.names) if "_to_rms" in name or name.startswith(WHOLE)]
     axis = torch.linspace(-extent, extent, points)
     rows, columns = torch.meshgrid(axis, axis, indexing="ij")
     grids: dict[str, list[Tensor]] = {"alpha": [], "beta": []}

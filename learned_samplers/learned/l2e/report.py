@@ -27,14 +27,13 @@ def flat_states(sampler: L2E) -> list[dict[str, Any]]:
         params, grads = inputs.params, inputs.gradients
         for members in together(params):
             chosen = [params[i] for i in members]
-            state = [[sampler.state[p][name] for p in chosen] for name in ("momentum", "averages")]
+            state = {name: [sampler.state[p][name] for p in chosen] for name in sampler.state_names}
             theta = gather(chosen).detach()
             states.append(
                 {
                     "parameter": theta,
                     "gradient": gather([grads[i] for i in members]),
-                    "momentum": sampler._flat_state("momentum", state[0]),
-                    "averages": sampler._flat_state("averages", state[1]),
+                    **{name: sampler._flat_state(name, tensors) for name, tensors in state.items()},
                     "phi": [(weight.detach(), bias.detach()) for weight, bias in sampler._phi(theta)],
                     "segments": Segments.of(chosen),
                     **sampler.hyper(group),

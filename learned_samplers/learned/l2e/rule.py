@@ -145,7 +145,7 @@ def decayed(phi: Phi, settings: L2ESettings, step: Any, num_data: Any) -> Phi:
 
 def l2e_network(
     phi: Phi, *tensors: Any, settings: L2ESettings, num_data: Any, step: Any, **at: Any
-) -> tuple[NetworkOnChain, Tensor]:
+) -> tuple[NetworkOnChain, tuple[Tensor, ...]]:
     """As `network_at`, with `decayed` and normalised outputs."""
     factor = decay_factor(settings, step, num_data) if settings.normalise_output else None
     phi = decayed(phi, settings, step, num_data)
@@ -220,11 +220,12 @@ def l2e_rule(
     noise: Tensor | None,
     momentum: Tensor,
     averages: Tensor,
+    whitening: Tensor | None = None,
     *,
     settings: L2ESettings,
     step: Any = 0,
     **at: Unpack[RuleArguments],
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """One step of L2E: a pure function of flat buffers, in the residual form or in the paper's, as the settings say.
 
     With ε = √(lr/N), momentum decay a and (α, β) = network(features(θ, r)), after m ← running averages of g, the
@@ -247,6 +248,8 @@ def l2e_rule(
         parameter, gradient, noise, momentum: (..., d); gradient of the *mean* minibatch loss, noise standard normal or
             None at temperature 0.
         averages: (..., `FeatureSet.num_averages`, d), zeros at the start.
+        whitening: (..., w), zeros at the start, of a feature set that `FeatureSet.whitens`, where w is the sum of
+            `learned_samplers.learned.whitening.state_lengths`.
         settings: with s_α = ``alpha_scale`` and s_β = ``beta_scale``, in the residual form in units of the momentum,
             whose equilibrium scale is √T;
 
@@ -264,7 +267,8 @@ def l2e_rule(
         at: see `RuleArguments`.
 
     Returns:
-        The new (parameter, momentum, averages). Nothing is changed in place; differentiable in every tensor.
+        The new (parameter, momentum, averages), and whitening where there is any. Nothing is changed in place;
+        differentiable in every tensor, but for a gradient that a whitening sees.
     """
     passes = L2E_PASSES[settings.form]
-    return passes(parameter, gradient, noise, momentum, averages, settings=settings, step=step, **at)
+    return passes(parameter, gradient, noise, momentum, averages, whitening, settings=settings, step=step, **at)

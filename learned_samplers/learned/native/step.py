@@ -30,6 +30,7 @@ from learned_samplers.learned.native.structures import fits, settings_of
 from learned_samplers.learned.network import Phi
 from learned_samplers.learned.orthogonal import averaged, orthogonal, orthogonal_direction
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
+from learned_samplers.learned.whitening import update_whitening, update_whitening_, whitened, whitened_direction
 
 __all__ = ["can_step", "step_flat_", "step_tensors_"]
 
@@ -64,6 +65,7 @@ def step_tensors_(
     noise: Sequence[Tensor] | None,
     momenta: Sequence[Tensor],
     averages: Sequence[Tensor],
+    whitening: Sequence[Tensor] | None = None,
     *,
     phi: Phi,
     settings: L2ESettings | PreconditionedSettings,
@@ -74,6 +76,7 @@ def step_tensors_(
     Args:
         parameters, gradients, noise, momenta: tensor by tensor; ``noise`` is overwritten, or None at temperature 0.
         averages: (K, *shape) each, in bfloat16 if they are kept so.
+        whitening: the covariances of each, where the feature set has any.
         phi, settings, hyper: as for the rule that the settings belong to.
 
     Raises:
@@ -88,7 +91,7 @@ def step_tensors_(
         if row:
             pieces[:, column] = addresses(row)
     pieces[:, 5] = pieces[:, 6] = lengths_of(parameters)
-    given = _given(plain[1], plain[4], settings)
+    given = _given(plain[1], plain[4], whitening, settings, hyper["step"])
     if given:
         pieces[:, 8] = addresses(given)
         pieces[:, 9] = [min(matrix.shape) > 1 for matrix in given]
@@ -103,6 +106,7 @@ def step_flat_(
     noise: Tensor | None,
     momentum: Tensor,
     averages: Tensor,
+    whitening: Tensor | None = None,
     *,
     phi: Phi,
     segments: Segments,
@@ -114,6 +118,7 @@ def step_flat_(
     Args:
         parameter, gradient, noise, momentum: (..., d); ``noise`` may be overwritten, or is None at temperature 0.
         averages: (..., K, d).
+        whitening: (..., w), where the feature set has covariances.
         phi: with the leading axes of ``parameter``, or none.
         segments: where the tensors lie in the flat axis.
         settings, hyper: as for `step_tensors_`.
@@ -134,10 +139,14 @@ def step_flat_(
     members, own = prod(parameter.shape[:-1]), phi[0][0].dim() > 2
     pieces = _offsets(members, segments.lengths, averages.shape[-2], averages.element_size(), own).copy()
     named = feature_set_named(settings.feature_set)
-    if named.orthogonal_decay is not None:
-        row, d = named.average_decays.index(named.orthogonal_decay), named.orthogonal_decay
+    if named.whole is not None:
+        row, d = named.average_decays.index(named.whole_decay), named.whole_decay
         average = averaged(averages[..., row, :], gradient, d)
-        given = orthogonal_direction(average, gradient, d, segments)
+        if named.whitens:
+            whitening = update_whitening(whitening, gradient, segments, int(hyper["step"]), in_place=True)
+            given = whitened_direction(average, gradient, d, segments, whitening)
+        else:
+            given = orthogonal_direction(average, gradient, d, segments)
         pieces[:, 8] = given.data_ptr() + pieces[:, 0]
         pieces[:, 9] = np.tile([min(sides) > 1 for sides in segments.matrices], members)
     buffers = (parameter, gradient, noise, momentum, averages)
@@ -185,19 +194,30 @@ def _run(
 
 
 def _given(
-    gradients: Sequence[Tensor], averages: Sequence[Tensor], settings: L2ESettings | PreconditionedSettings
+    gradients: Sequence[Tensor],
+    averages: Sequence[Tensor],
+    whitening: Sequence[Tensor] | None,
+    settings: L2ESettings | PreconditionedSettings,
+    step: float,
 ) -> list[Tensor]:
     """The row of features that the compiled code does not make, as contiguous matrices; none where it makes all."""
     named = feature_set_named(settings.feature_set)
-    if named.orthogonal_decay is None:
+    if named.whole is None:
         return []
-    row, d = named.average_decays.index(named.orthogonal_decay), named.orthogonal_decay
+    row, d, matrices = named.average_decays.index(named.whole_decay), named.whole_decay, Segments.of(gradients).matrices
     ahead = [
         # In one expression, so that the average between them does not last.
         averaged(averaged(kept[row], gradient, d), gradient, d).view(sides)
-        for gradient, kept, sides in zip(gradients, averages, Segments.of(gradients).matrices, strict=True)
+        for gradient, kept, sides in zip(gradients, averages, matrices, strict=True)
     ]
-    return [matrix.contiguous() for matrix in orthogonal(ahead)]
+    if named.whitens:
+        assert whitening is not None
+        slopes = [gradient.view(sides) for gradient, sides in zip(gradients, matrices, strict=True)]
+        update_whitening_(whitening, slopes, int(step))
+        made = whitened(ahead, whitening)
+    else:
+        made = orthogonal(ahead)
+    return [matrix.contiguous() for matrix in made]
 
 
 def _normalises(settings: L2ESettings | PreconditionedSettings) -> bool:

@@ -83,7 +83,7 @@ def _template(named: FeatureSet, widths: tuple[int, ...]) -> bytes:
     s = Settings()
     s.averages, s.seconds = len(named.average_decays), len(named.second_moment_decays)
     s.contexts, s.layers = len(named.context), len(widths) - 1
-    s.extra = named.orthogonal_decay is not None
+    s.extra = named.whole is not None
     s.widths[: len(widths)] = widths
     s.average_weight[: named.num_averages] = [1 - d for d in named.average_decays + named.second_moment_decays]
     if named.second_moment_decays:

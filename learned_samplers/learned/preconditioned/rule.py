@@ -21,13 +21,17 @@ def _at_least_one(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least 1, got {value}")
 
 
+#: Those without covariances, which the update would have to carry along.
+_SETS = tuple(name for name, each in FEATURE_SETS.items() if not each.whitens)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreconditionedSettings(LearnedSettings):
     """The settings of `learned_samplers.PrecondL2E`, where each is explained."""
 
     sampler: ClassVar[str] = "PrecondL2E"
 
-    feature_set: str = choice("paper", *FEATURE_SETS, doc="What the network sees.")
+    feature_set: str = choice("paper", *_SETS, doc="What the network sees.")
     curl_scale: float = setting(1.0, check.non_negative, doc="Factor on log Q, or s_Q.")
     friction_scale: float = setting(1.0, check.non_negative, doc="Factor on log D.")
     curl_clip: float = setting(5.0, _at_least_one, doc="Bound on Q.")
@@ -80,7 +84,7 @@ def l2e_precond_rule(
     momentum_decay, temperature = at["momentum_decay"], at["temperature"]
     common: dict[str, Any] = dict(lr=at["lr"], num_data=at["num_data"], step=step, settings=settings)
     heating = dict(temperature=temperature, prior_precision=at["prior_precision"], momentum_decay=momentum_decay)
-    network, averages = network_at(at["phi"], parameter, gradient, averages, at["segments"], **common)
+    network, (averages,) = network_at(at["phi"], parameter, gradient, averages, at["segments"], **common)
 
     def derivatives(r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """∂Q/∂θ, ∂Q/∂r and ∂D/∂r of each coordinate, at the scales of the last call."""

@@ -88,7 +88,6 @@ class ScaleAdaptedL2E(LearnedSampler):
     not_sharded = "its network sees statistics of whole tensors"
     claims_law = True
     settings: ScaleAdaptedL2ESettings
-    state_names = ("momentum", "averages", "root")
     hyperparameters: ClassVar[tuple[str, ...]] = (*LearnedSampler.hyperparameters, "step")
 
     def __init__(
@@ -123,6 +122,11 @@ class ScaleAdaptedL2E(LearnedSampler):
                 "adaptation_steps must be given: the steps after which the mass is frozen, and samples are taken"
             )
         super().__init__(params, arguments(locals()), generator=generator)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        whitens = feature_set_named(self.settings.feature_set).whitens
+        return ("momentum", "averages", "root", "whitening") if whitens else ("momentum", "averages", "root")
 
     def _shipped(self, own: dict[str, Any]) -> str:
         return "scale-adapted-l2e-matrix"
@@ -217,24 +221,25 @@ class ScaleAdaptedL2E(LearnedSampler):
 
     def _explore(self, params: list[Tensor], gradients: list[Tensor], hyper: dict[str, Any]) -> None:
         noise, phi = self.noise_for(params, hyper), self._phi(params[0])
-        momenta, averages = ([self.state[p][name] for p in params] for name in ("momentum", "averages"))
+        momenta, averages, _, *covariances = ([self.state[p][name] for p in params] for name in self.state_names)
         everything = (*params, *gradients, *(noise or ()), *momenta, *averages)
         exploration = self.settings.exploration
         if not can_step(explorer(phi), exploration, *everything):
             self.advance_flat(params, gradients, noise, hyper)
             return
-        step_tensors_(
-            params, gradients, noise, momenta, averages, phi=explorer(phi), **{**hyper, "settings": exploration}
-        )
+        chain = params, gradients, noise, momenta, averages, *covariances
+        step_tensors_(*chain, phi=explorer(phi), **{**hyper, "settings": exploration})
         if hyper["step"] + 1 == self.settings.exploration_steps:
             self._choose(params, params, hyper)
 
     def _choose(self, params: list[Tensor], centred: list[Tensor], hyper: dict[str, Any]) -> None:
         """End the exploration of some parameters, whose differences from the prior's mean are ``centred``."""
         segments = Segments.of(params)
-        momenta, averages, roots = ([self.state[p][name] for p in params] for name in self.state_names)
+        momenta, averages, roots, *more = ([self.state[p][name] for p in params] for name in self.state_names)
         flat = gather(centred), self._flat_state("averages", averages)
-        scatter(unsettled_root(*flat, phi=self._phi(params[0]), segments=segments, **hyper), roots, segments)
+        covariances = self._flat_state("whitening", more[0]) if more else None
+        known = dict(phi=self._phi(params[0]), segments=segments, whitening=covariances)
+        scatter(unsettled_root(*flat, **known, **hyper), roots, segments)
         torch._foreach_zero_(momenta)
 
     def _complete(self, group: dict[str, Any], seen: list[Tensor], hyper: dict[str, Any]) -> None:

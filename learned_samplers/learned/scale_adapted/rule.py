@@ -105,6 +105,7 @@ def unsettled_root(
     num_data: Any,
     momentum_decay: Any,
     step: Any,
+    whitening: Tensor | None = None,
     **hyper: Any,
 ) -> Tensor:
     """√(κ·a·exp(μ)), (..., d): what the network has to say of √G, after its exploration.
@@ -114,7 +115,7 @@ def unsettled_root(
     where no step is left to settle in, that of the exploration.
 
     Args:
-        parameter, averages: of the chain after step + 1 updates, (..., d) and (..., K, d).
+        parameter, averages, whitening: of the chain after step + 1 updates, (..., d), (..., K, d) and (..., w).
         phi, segments, settings, lr, num_data, momentum_decay, step, hyper: as for `scale_adapted_l2e_rule`.
     """
     named = feature_set_named(settings.feature_set)
@@ -130,6 +131,7 @@ def unsettled_root(
         num_data=num_data,
         step=step,
         total_steps=settings.exploration.total_steps,
+        whitening=whitening,
     ).with_momentum(torch.zeros_like(parameter))
     (mu,) = raw_outputs(phi, scales, slice(3, 4))
     root = (mu.clamp(-GATE_BOUND, GATE_BOUND).exp() * (settings.mass_scale * momentum_decay)).sqrt()
@@ -167,6 +169,7 @@ def scale_adapted_l2e_rule(
     momentum: Tensor,
     averages: Tensor,
     root: Tensor,
+    whitening: Tensor | None = None,
     *,
     phi: Phi,
     segments: Segments,
@@ -177,7 +180,7 @@ def scale_adapted_l2e_rule(
     momentum_decay: Any,
     step: Any,
     settings: ScaleAdaptedL2ESettings,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """One step: of `l2e_rule` while ``step`` < ``exploration_steps``, of `sampling_rule` afterwards.
 
     The last step of the exploration also sets ``root`` to `unsettled_root`, and the momentum to zero. Until
@@ -187,12 +190,13 @@ def scale_adapted_l2e_rule(
     Args:
         parameter, gradient, noise, momentum, averages: as for `l2e_rule`.
         root: (..., d); zeros while the chain explores.
+        whitening: as for `l2e_rule`, which alone changes it.
         phi: layers with four outputs α, β, γ (the gate of β) and μ, with the leading axes of ``parameter`` or none.
         segments, lr, num_data, temperature, prior_precision, momentum_decay, step: as for `l2e_rule`.
         settings: with ``adaptation_steps``.
 
     Returns:
-        The new (parameter, momentum, averages, root). Nothing is changed in place.
+        The new (parameter, momentum, averages, root), and whitening where there is any. Nothing is changed in place.
     """
     at = dict(
         lr=lr,
@@ -208,13 +212,15 @@ def scale_adapted_l2e_rule(
             here = dict(num_data=num_data, temperature=temperature, prior_precision=prior_precision, step=step)
             mass = settled_root(root, averages, settings=settings, **here)
         parameter, momentum = sampling_rule(parameter, gradient, noise, momentum, mass, **at)
-        return parameter, momentum, averages, mass if step + 1 == settings.adaptation_steps else root
-    parameter, momentum, averages = l2e_rule(
+        root = mass if step + 1 == settings.adaptation_steps else root
+        return parameter, momentum, averages, root, *(() if whitening is None else (whitening,))
+    parameter, momentum, averages, *covariances = l2e_rule(
         parameter,
         gradient,
         noise,
         momentum,
         averages,
+        whitening,
         phi=explorer(phi),
         segments=segments,
         step=step,
@@ -222,9 +228,11 @@ def scale_adapted_l2e_rule(
         **at,
     )
     if step + 1 == settings.exploration_steps:
-        root = unsettled_root(parameter, averages, phi=phi, segments=segments, settings=settings, step=step, **at)
+        whitening = covariances[0] if covariances else None
+        known = dict(phi=phi, segments=segments, settings=settings, step=step, whitening=whitening)
+        root = unsettled_root(parameter, averages, **known, **at)
         momentum = torch.zeros_like(momentum)
-    return parameter, momentum, averages, root
+    return parameter, momentum, averages, root, *covariances
 
 
 def sampling_rule(

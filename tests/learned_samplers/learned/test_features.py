@@ -8,6 +8,7 @@ import torch
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, feature_set_named
 from learned_samplers.learned.features import TensorScales, features, update_averages
+from learned_samplers.learned.whitening import flat_states, state_lengths, update_whitening
 
 LENGTHS = (12, 1, 30, 7)
 SHAPES = ((3, 4), (1,), (5, 3, 2), (7,))
@@ -27,6 +28,13 @@ def rms(x):
     return math.sqrt(float((x * x).mean()))
 
 
+def whitening_of(gradients):
+    kept = gradients[0].new_zeros(sum(state_lengths(SEGMENTS)))
+    for step, gradient in enumerate(gradients):
+        kept = update_whitening(kept, gradient, SEGMENTS, step)
+    return kept
+
+
 @pytest.fixture
 def state():
     generator = torch.Generator().manual_seed(3)
@@ -34,13 +42,13 @@ def state():
     def draw(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    averages = torch.zeros(8, SEGMENTS.total, dtype=torch.float64)
+    averages, seen = torch.zeros(8, SEGMENTS.total, dtype=torch.float64), []
     for _ in range(STEP + 1):
         gradient = 1e-2 * draw(SEGMENTS.total)
         averages = update_averages(averages, gradient, "adaptive")
-    return dict(
-        parameter=0.2 * draw(SEGMENTS.total), momentum=draw(SEGMENTS.total), gradient=gradient, averages=averages
-    )
+        seen.append(gradient)
+    theta, r, whitening = 0.2 * draw(SEGMENTS.total), draw(SEGMENTS.total), whitening_of(seen)
+    return dict(parameter=theta, momentum=r, gradient=gradient, averages=averages, whitening=whitening)
 
 
 def root_long_side_times_factor(x, shape):
@@ -52,6 +60,16 @@ def root_long_side_times_factor(x, shape):
     for _ in range(5):
         s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
     return (u * s @ vt).flatten() * math.sqrt(max(shape[0], len(x) // shape[0]))
+
+
+def whitened_by_its_covariance(x, tensor, whitening):
+    """M·R^(−1/2) with R from the state, by eigenvalues; a vector's root mean square is 1."""
+    (kept, shape) = flat_states(whitening, SEGMENTS)[tensor], SHAPES[tensor]
+    if len(shape) < 2:
+        return x / rms(x)
+    values, vectors = torch.linalg.eigh(kept[0, 0])
+    found = x.reshape(shape[0], -1) @ vectors @ torch.diag((values / values.norm() + 1e-4) ** -0.5) @ vectors.mT
+    return found.flatten() / rms(found)
 
 
 def rows_of(state, tensor, name):
@@ -87,6 +105,8 @@ def rows_of(state, tensor, name):
         return constant(t / (t + float(name.split("_")[1])))
     if name.startswith("orthogonal"):
         return root_long_side_times_factor(0.9 * m[0.9] + 0.1 * g, SHAPES[tensor])
+    if name.startswith("whitened"):
+        return whitened_by_its_covariance(0.9 * m[0.9] + 0.1 * g, tensor, state["whitening"])
     return constant(
         {
             "is_matrix": float(len(SHAPES[tensor]) > 1),
@@ -138,7 +158,13 @@ def test_leading_axes_and_windows_give_the_same_features(state, name):
     one = features(**{k: v[1, 2] for k, v in batch.items()}, segments=SEGMENTS, feature_set=name, **context)
     torch.testing.assert_close(x[1, 2], one, rtol=1e-12, atol=1e-12)
     scales = TensorScales(
-        batch["parameter"], batch["gradient"], batch["averages"], SEGMENTS, FEATURE_SETS[name], **context
+        batch["parameter"],
+        batch["gradient"],
+        batch["averages"],
+        SEGMENTS,
+        FEATURE_SETS[name],
+        whitening=batch["whitening"],
+        **context,
     ).with_momentum(batch["momentum"])
     for width in (1, 5, 13, 49):
         pieces = [scales.window(a, min(a + width, SEGMENTS.total)) for a in range(0, SEGMENTS.total, width)]
@@ -173,7 +199,8 @@ def test_extreme_and_dead_tensors_give_finite_features_and_gradients(name, scale
     theta, r = torch.zeros(SEGMENTS.total), torch.zeros(SEGMENTS.total)
     averages = update_averages(torch.zeros(FEATURE_SETS[name].num_averages, SEGMENTS.total), g, name)
     inputs = [x.requires_grad_() for x in (theta, r, g, averages.detach())]
-    x = features(*inputs, SEGMENTS, name, lr=LR, num_data=NUM_DATA, step=0)
+    kept = whitening_of([g.detach()])
+    x = features(*inputs, SEGMENTS, name, lr=LR, num_data=NUM_DATA, step=0, whitening=kept)
     assert x.isfinite().all()
     assert x.abs().max() < 40
     for gradient in torch.autograd.grad(x.sum(), inputs):
@@ -222,7 +249,7 @@ def test_segments_need_coordinates(lengths):
 
 
 def test_unknown_feature_set_is_named():
-    with pytest.raises(ValueError, match=r"one of 'paper', .*'matrix', 'lean', got 'rich'"):
+    with pytest.raises(ValueError, match=r"one of 'paper', .*'whitened', 'lean', got 'rich'"):
         feature_set_named("rich")
     assert feature_set_named(FeatureSet("paper")).size == 9
 

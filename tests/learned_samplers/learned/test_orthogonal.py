@@ -156,7 +156,7 @@ def test_sharded_parameters_are_refused_with_a_reason():
     sampler = L2E([nn.Parameter(torch.ones(3, 2))], num_data=10, network="l2e-matrix")
     assert (
         sampler.not_sharded
-        == "feature set 'matrix' makes whole matrices orthogonal (take other weights, such as network='l2e' of L2E)"
+        == "feature set 'matrix' sees whole matrices (take other weights, such as network='l2e' of L2E)"
     )
 
 

@@ -164,7 +164,11 @@ def test_the_length_of_the_run_changes_the_chain():
     [
         (dict(total_steps=0, feature_set="lean"), ValueError, "total_steps must be at least 1, got 0"),
         (dict(total_steps=1.5, feature_set="lean"), TypeError, "total_steps must be an integer"),
-        (dict(total_steps=10), ValueError, r"total_steps is for .*'adaptive_run', 'matrix', 'lean'\), got 10"),
+        (
+            dict(total_steps=10),
+            ValueError,
+            r"total_steps is for .*'adaptive_run', 'matrix', 'whitened', 'lean'\), got 10",
+        ),
         (
             dict(averages_dtype="float16"),
             ValueError,

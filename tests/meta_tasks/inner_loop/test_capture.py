@@ -106,7 +106,14 @@ def pretend_step(rule, network=NETWORKS[0]):
         parameter = torch.empty(4, task.segments.total, device="cuda")
         prepared = rule.prepare(torch.empty(4, rule.num_weights, device="cuda"))
         step = StaticStep(
-            task, rule, parameter, rule.initial_state(parameter), prepared, groups=2, draws_noise=True, curve_every=3
+            task,
+            rule,
+            parameter,
+            rule.initial_state(parameter, task.segments),
+            prepared,
+            groups=2,
+            draws_noise=True,
+            curve_every=3,
         )
     return step
 

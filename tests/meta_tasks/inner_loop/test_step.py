@@ -122,7 +122,7 @@ def static_step(rule, number, seed):
     torch.manual_seed(seed)
     task = image_task(lr=0.05, prior_precision=2.0)
     parameter = torch.stack([task.initial(seed + i) for i in range(4)])
-    state = tuple(torch.rand_like(each) for each in rule.initial_state(parameter))
+    state = tuple(torch.rand_like(each) for each in rule.initial_state(parameter, task.segments))
     prepared = rule.prepare(weights_of(rule) + 0.1 * seed)
     step = StaticStep(task, rule, parameter, state, prepared, groups=2, draws_noise=True, curve_every=3)
     refill(step, rule, number, seed)
@@ -132,7 +132,7 @@ def static_step(rule, number, seed):
 def refill(step, rule, number, seed):
     torch.manual_seed(seed + 100)
     parameter = torch.randn_like(step.parameter)
-    state = tuple(torch.rand_like(each) for each in rule.initial_state(parameter))
+    state = tuple(torch.rand_like(each) for each in step.state)
     prepared = rule.prepare(weights_of(rule) + 0.1 * seed)
     step.load(parameter, state, prepared, step=number, failed_at=[-1, 3, -1, -1], stretch=torch.rand(4))
     step.draw([torch.randperm(60)[:16] for _ in range(2)], [torch.Generator().manual_seed(seed + i) for i in range(2)])

@@ -59,7 +59,7 @@ def test_a_start_is_the_feature_itself():
     adam = theta[0].clone().requires_grad_()
     optimizer = torch.optim.Adam([adam], 3.0 * 2.0 * math.sqrt(0.01 / 50), betas=(0.9, 0.99), eps=0.0)
     theta, other = theta.clone(), theta.clone()
-    state = rule.initial_state(theta)
+    state = rule.initial_state(theta, Segments((7,)))
     for step in range(5):
         gradient = torch.randn(1, 7)
         common = (Segments((7,)), hyper, step)

@@ -13,6 +13,7 @@ from learned_samplers.learned.features import TensorScales, update_averages
 from learned_samplers.learned.l2e.measures import assumption_violation, output_grids, term_contributions, term_effects
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.network import NetworkOnChain, build_network, layers_of
+from learned_samplers.learned.whitening import state_lengths, update_whitening
 from meta_tasks.rules.learned import L2ERule
 from tests.learned_samplers.learned.flat_keywords import keywords
 
@@ -51,7 +52,10 @@ def state(leading=(), feature_set="paper", seed=1):
     generator = torch.Generator().manual_seed(seed)
     theta, g, r = (torch.randn(*leading, 42, generator=generator, dtype=torch.float64) for _ in range(3))
     averages = torch.zeros(*leading, FEATURE_SETS[feature_set].num_averages, 42, dtype=torch.float64)
-    return dict(parameter=0.2 * theta, gradient=0.1 * g, momentum=r, averages=averages, segments=SEGMENTS)
+    chain = dict(parameter=0.2 * theta, gradient=0.1 * g, momentum=r, averages=averages, segments=SEGMENTS)
+    if FEATURE_SETS[feature_set].whitens:
+        chain["whitening"] = torch.zeros(*leading, sum(state_lengths(SEGMENTS)), dtype=torch.float64)
+    return chain
 
 
 # ------------------------------------------------------------------ Assumption 3.1
@@ -63,9 +67,10 @@ def test_the_derivatives_are_finite_differences_at_fixed_scales(form, feature_se
     s, phi = state(feature_set=feature_set), weights(feature_set)
     found = assumption_violation(**s, **HYPER, **MORE, phi=phi, form=form, feature_set=feature_set, step=3)
     averages = update_averages(s["averages"], s["gradient"], feature_set)
-    scales = TensorScales(
-        s["parameter"], s["gradient"], averages, SEGMENTS, FEATURE_SETS[feature_set], lr=0.2, num_data=80.0, step=3
-    )
+    named, at = FEATURE_SETS[feature_set], dict(lr=0.2, num_data=80.0, step=3)
+    if named.whitens:
+        at["whitening"] = update_whitening(s["whitening"], s["gradient"], SEGMENTS, 3)
+    scales = TensorScales(s["parameter"], s["gradient"], averages, SEGMENTS, named, **at)
     network = NetworkOnChain(phi, scales, None)
     network(s["momentum"])
     h, eps = 1e-7, math.sqrt(0.2 / 80)

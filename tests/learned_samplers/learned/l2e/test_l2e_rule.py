@@ -13,6 +13,7 @@ from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.features import features
 from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_rule
 from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
+from learned_samplers.learned.whitening import state_lengths
 from tests.learned_samplers.learned.flat_keywords import keywords
 
 l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
@@ -41,7 +42,10 @@ def chain_state(leading=(), feature_set="paper", dtype=torch.float64, seed=1):
         return scale * torch.randn(shape, generator=generator, dtype=dtype)
 
     averages = torch.zeros(*leading, FEATURE_SETS[feature_set].num_averages, SEGMENTS.total, dtype=dtype)
-    return draw(0.3), draw(0.01), draw(1.0), draw(1.0), averages
+    chain = draw(0.3), draw(0.01), draw(1.0), draw(1.0), averages
+    if not FEATURE_SETS[feature_set].whitens:
+        return chain
+    return *chain, torch.zeros(*leading, sum(state_lengths(SEGMENTS)), dtype=dtype)
 
 
 # ------------------------------------------------------------------ an independent implementation
@@ -135,15 +139,15 @@ def test_the_three_trajectories_differ():
 @pytest.mark.parametrize("leading", [(), (4,), (2, 3)])
 @pytest.mark.parametrize("noisy", [True, False])
 def test_a_zero_last_layer_is_sghmc_bit_for_bit(feature_set, leading, noisy):
-    theta, g, xi, r, m = chain_state(leading, feature_set, torch.float32)
+    theta, g, xi, r, *kept = chain_state(leading, feature_set, torch.float32)
     phi = layers_of(build_network(feature_set))
     xi = xi if noisy else None
-    ours = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=SEGMENTS, feature_set=feature_set, **HYPER)
+    ours = l2e_residual_rule(theta, g, xi, r, *kept, phi=phi, segments=SEGMENTS, feature_set=feature_set, **HYPER)
     theirs = sghmc_rule(theta, g, xi, r, **HYPER)
     assert torch.equal(ours[0], theirs[0])
     assert torch.equal(ours[1], theirs[1])
     other = weights(feature_set, dtype=torch.float32)
-    moved = l2e_residual_rule(theta, g, xi, r, m, phi=other, segments=SEGMENTS, feature_set=feature_set, **HYPER)
+    moved = l2e_residual_rule(theta, g, xi, r, *kept, phi=other, segments=SEGMENTS, feature_set=feature_set, **HYPER)
     assert not torch.equal(moved[0], theirs[0])
 
 
@@ -153,14 +157,12 @@ def test_a_zero_last_layer_is_sghmc_bit_for_bit(feature_set, leading, noisy):
 @pytest.mark.parametrize("rule", [l2e_residual_rule, l2e_paper_rule])
 @pytest.mark.parametrize("feature_set", FEATURE_SETS)
 def test_members_do_not_see_each_other(rule, feature_set):
-    theta, g, xi, r, m = chain_state((5,), feature_set)
-    phi = weights(feature_set, members=5)
-    both = rule(theta, g, xi, r, m, phi=phi, segments=SEGMENTS, feature_set=feature_set, step=3, **HYPER)
+    chain, phi = chain_state((5,), feature_set), weights(feature_set, members=5)
+    common = dict(segments=SEGMENTS, feature_set=feature_set, step=3, **HYPER)
+    both = rule(*chain, phi=phi, **common)
     for i in (0, 4):
         own = [(w[i], b[i]) for w, b in phi]
-        one = rule(
-            theta[i], g[i], xi[i], r[i], m[i], phi=own, segments=SEGMENTS, feature_set=feature_set, step=3, **HYPER
-        )
+        one = rule(*(x[i] for x in chain), phi=own, **common)
         for ours, theirs in zip(both, one, strict=True):
             torch.testing.assert_close(ours[i], theirs, rtol=1e-11, atol=1e-13)
 

@@ -8,12 +8,15 @@ from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
+from learned_samplers.learned.whitening import state_lengths, update_whitening
 
 RULES = {"residual": l2e_rule, "paper": l2e_rule, "preconditioner": l2e_precond_rule}
 HYPER = dict(lr=0.02, num_data=3000.0, temperature=0.7, prior_precision=4.0, momentum_decay=0.1, step=6)
 #: Of a difference to the rule in double precision, in root mean squares of what the step changes, above the rounding of
 #: the value itself; the rule in single precision differs as much (1e-6 to 3e-6).
 TOLERANCE = 1e-5
+#: With roots of covariances in single precision, whose eigenvalues are damped at 10⁻⁴ of the largest.
+TOLERANCE_OF_ROOTS = 2e-3
 
 
 def networks(feature_set, hidden=(16, 16), members=None, seed=0, outputs=2):
@@ -26,7 +29,10 @@ def networks(feature_set, hidden=(16, 16), members=None, seed=0, outputs=2):
 
 
 def state(lengths, feature_set, leading=(), seed=1):
-    """A chain in mid-run: parameter, gradient, noise, momentum, averages; every tensor has a scale of its own."""
+    """A chain in mid-run: parameter, gradient, noise, momentum, averages, and covariances if the feature set has any.
+
+    Every tensor has a scale of its own.
+    """
     generator, total = torch.Generator().manual_seed(seed), sum(lengths)
     named = feature_set_named(feature_set)
 
@@ -40,7 +46,11 @@ def state(lengths, feature_set, leading=(), seed=1):
         0.01 * scale * draw(*leading, len(named.second_moment_decays), total)
     ).square() + gradient.square().unsqueeze(-2) * 0.05
     averages = torch.cat([first, second], -2)
-    return [0.3 * draw(*leading, total), gradient, draw(*leading, total), draw(*leading, total), averages]
+    chain = [0.3 * draw(*leading, total), gradient, draw(*leading, total), draw(*leading, total), averages]
+    if named.whitens:
+        whitening = torch.zeros(*leading, sum(state_lengths(segments_of(lengths))))
+        chain.append(update_whitening(whitening, 0.01 * scale * draw(*leading, total), segments_of(lengths), 0))
+    return chain
 
 
 def segments_of(lengths):
@@ -58,12 +68,12 @@ def with_settings(form, given):
 
 
 def step_by_code(tensors, lengths, *, form, **given):
-    """The step by the compiled code on copies: new parameter, momentum and averages."""
+    """The step by the compiled code on copies: new parameter and state."""
     given = with_settings(form, given)
     copies = [None if x is None else x.clone() for x in tensors]
     assert can_step(given["phi"], given["settings"], *copies)
     step_flat_(*copies, segments=segments_of(lengths), **given)
-    return copies[0], copies[3], copies[4]
+    return copies[0], *copies[3:]
 
 
 def step_by_rule(tensors, lengths, *, form, dtype=torch.float64, **given):
@@ -76,8 +86,8 @@ def step_by_rule(tensors, lengths, *, form, dtype=torch.float64, **given):
 
 def worst_difference(tensors, lengths, ours, theirs):
     """The greatest difference of a coordinate, in root mean squares of the change of its tensor, above rounding."""
-    before, worst = (tensors[0], tensors[3], tensors[4]), 0.0
-    for rows in zip(before, ours, theirs, strict=True):
+    before, worst = (tensors[0], *tensors[3:5]), 0.0
+    for rows in zip(before, ours[:3], theirs[:3], strict=True):
         for old, a, b in zip(*(row.double().split(list(lengths), -1) for row in rows), strict=True):
             change = (b - old).square().mean(-1, keepdim=True).sqrt()
             excess = ((a - b).abs() - 2e-7 * b.abs()).clamp(min=0)

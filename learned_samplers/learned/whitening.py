@@ -1,0 +1,179 @@
+"""The direction of a whole matrix by the covariance of its inputs, which L2E's network may see: momentum, whitened."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned.orthogonal import averaged
+
+#: Of the running average R ← d·R + (1−d)·GᵀG.
+COVARIANCE_DECAY = 0.95
+#: Steps between two roots of R after the first `_AT_FIRST`, in which it changes most; the step is the chain's.
+ROOT_EVERY = 10
+_AT_FIRST = 10
+#: Columns that have a covariance together: of more, R is in equal blocks along the diagonal.
+WIDEST_BLOCK = 512
+# Of its Frobenius norm: what is added to R, so that no direction is blown up by noise.
+_DAMPING = 1e-4
+_TINY, _FLOOR = 1e-30, 1e-20
+
+
+def state_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a tensor's covariance and its root, (2, blocks, width, width), or (0,) of what is no matrix."""
+    rows, columns = _sides(shape)
+    if min(rows, columns) < 2:
+        return (0,)
+    blocks = math.ceil(columns / WIDEST_BLOCK)
+    width = math.ceil(columns / blocks)
+    return 2, blocks, width, width
+
+
+def state_lengths(segments: Segments) -> tuple[int, ...]:
+    """How many numbers each tensor's state has.
+
+    Raises:
+        ValueError: ``segments`` do not know the shapes.
+    """
+    return tuple(math.prod(state_shape(sides)) for sides in segments.matrices)
+
+
+def flat_states(whitening: Tensor, segments: Segments) -> list[Tensor]:
+    """The states of the tensors, (..., 2, blocks, width, width) each, as views of a flat buffer (..., w)."""
+    pieces = whitening.split(state_lengths(segments), -1)
+    return [piece.unflatten(-1, state_shape(sides)) for piece, sides in zip(pieces, segments.matrices, strict=True)]
+
+
+def update_whitening(
+    whitening: Tensor | None, gradient: Tensor, segments: Segments, step: int, *, in_place: bool = False
+) -> Tensor:
+    """As `update_whitening_`, of flat buffers (..., w) and (..., d), in new ones or in place.
+
+    Raises:
+        ValueError: there are no covariances, or the gradient is differentiated, which their root does not allow.
+    """
+    if whitening is None:
+        raise ValueError("whitening must be given for a feature set with covariances, got None")
+    if torch.is_grad_enabled() and (whitening.requires_grad or gradient.requires_grad):
+        raise ValueError(
+            "the root of a covariance is not differentiated through: take weights of another feature set than "
+            "'whitened', such as network='l2e'"
+        )
+    whitening = whitening if in_place else whitening.clone()
+    update_whitening_(flat_states(whitening, segments), _matrices(gradient, segments), step)
+    return whitening
+
+
+def update_whitening_(states: Sequence[Tensor], gradients: Sequence[Tensor], step: int) -> None:
+    """R ← d·R + (1−d)·GᵀG and, where ``step`` says so, (R + 10⁻⁴·‖R‖)^(−1/2), in place.
+
+    The root is in units that drop out of the feature.
+
+    Args:
+        states: (..., 2, blocks, width, width) for each tensor, zeros before the first step; (..., 0) of no matrix.
+        gradients: (..., rows, columns) each.
+        step: updates done so far.
+    """
+    for places in _alike(states, gradients):
+        width = states[places[0]].shape[-1]
+        covariances = [states[i][..., 0, :, :, :] for i in places]
+        blocks = _in_blocks(torch.stack([gradients[i] for i in places]), width)
+        for kept, new in zip(covariances, blocks.mT @ blocks, strict=True):
+            kept.lerp_(new, 1 - COVARIANCE_DECAY)
+        if step < _AT_FIRST or step % ROOT_EVERY == 0:
+            for i, root in zip(places, _inverse_root(torch.stack(covariances)), strict=True):
+                states[i][..., 1, :, :, :] = root
+
+
+def whitened(matrices: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
+    """M times the root for each matrix M (..., rows, columns), or M where there is none, over its root mean square."""
+    found: list[Tensor] = list(matrices)
+    for places in _alike(states, matrices):
+        roots = torch.stack([states[i][..., 1, :, :, :] for i in places])
+        blocks = _in_blocks(torch.stack([matrices[i] for i in places]), roots.shape[-1]) @ roots
+        together = blocks.transpose(-3, -2).flatten(-2)
+        for i, matrix in zip(places, together, strict=True):
+            found[i] = matrix[..., : matrices[i].shape[-1]]
+    return [x * torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + _FLOOR) for x in found]
+
+
+def whitened_direction(
+    average: Tensor, gradient: Tensor, decay: float, segments: Segments, whitening: Tensor
+) -> Tensor:
+    """The feature "whitened_d" of every coordinate, (..., d): root mean square 1 over each tensor.
+
+    A tensor of shape (n, ...) is taken as a matrix with n rows, M = d·m + (1−d)·g looks a step ahead, R is the running
+    average of GᵀG over the gradients G as such matrices, and the feature is M·(R + 10⁻⁴·‖R‖)^(−1/2) (Shampoo, of
+    Gupta, Koren and Singer, 2018, on one side). R is in blocks of at most `WIDEST_BLOCK` columns. What has no two rows
+    and columns is only divided by its root mean square.
+
+    Args:
+        average: m at d = ``decay``, already updated with the gradient, (..., d).
+        gradient: (..., d).
+        decay: d.
+        segments: the tensors in the flat axis, with their shapes.
+        whitening: (..., w), already updated with the gradient (`update_whitening`).
+
+    Raises:
+        ValueError: ``segments`` do not know the shapes.
+    """
+    ahead = _matrices(averaged(average, gradient, decay), segments)
+    flat = [matrix.flatten(-2) for matrix in whitened(ahead, flat_states(whitening, segments))]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
+
+
+def operations(segments: Segments) -> float:
+    """Floating-point operations of a step's whitening of these tensors, a multiply-add as two."""
+    total = 0.0
+    for rows, columns in segments.matrices:
+        shape = state_shape((rows, columns))
+        if len(shape) > 1:
+            _, blocks, width, _ = shape
+            # An eigendecomposition is some ten products.
+            total += 4 * rows * blocks * width**2 + blocks * 22 * width**3 / ROOT_EVERY
+    return total
+
+
+def _sides(shape: Sequence[int]) -> tuple[int, int]:
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+
+
+def _matrices(flat: Tensor, segments: Segments) -> list[Tensor]:
+    pieces = flat.split(segments.lengths, -1)
+    return [piece.unflatten(-1, sides) for piece, sides in zip(pieces, segments.matrices, strict=True)]
+
+
+def _alike(states: Sequence[Tensor], matrices: Sequence[Tensor]) -> Iterable[list[int]]:
+    """Places of those that have a state, of one shape together."""
+    groups = defaultdict(list)
+    for i, (state, matrix) in enumerate(zip(states, matrices, strict=True)):
+        if state.shape[-1]:
+            groups[matrix.shape].append(i)
+    return groups.values()
+
+
+def _in_blocks(matrix: Tensor, width: int) -> Tensor:
+    """(..., rows, columns) ↦ (..., blocks, rows, width), with columns of zeros at the end of the last block."""
+    missing = -matrix.shape[-1] % width
+    if missing:
+        matrix = torch.nn.functional.pad(matrix, (0, missing))
+    return matrix.unflatten(-1, (-1, width)).transpose(-3, -2)
+
+
+def _inverse_root(covariance: Tensor) -> Tensor:
+    # A diverged chain has no covariance, and must not stop the others beside it.
+    finite = covariance.to(torch.promote_types(covariance.dtype, torch.float32)).nan_to_num(0.0, 0.0, 0.0)
+    size = torch.linalg.matrix_norm(finite, keepdim=True).clamp(min=_TINY)
+    eye = torch.eye(finite.shape[-1], dtype=finite.dtype, device=finite.device)
+    # Damped first: with inputs that are always zero the decomposition may not converge in single precision.
+    damped = torch.addcdiv(_DAMPING * eye, finite, size)
+    try:
+        values, vectors = torch.linalg.eigh(damped)
+    except torch.linalg.LinAlgError:
+        values, vectors = (x.to(finite) for x in torch.linalg.eigh(damped.double()))
+    return ((vectors * values.clamp(min=_DAMPING).rsqrt().unsqueeze(-2)) @ vectors.mT).to(covariance.dtype)

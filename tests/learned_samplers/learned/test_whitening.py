@@ -1,0 +1,284 @@
+"""Momentum whitened by a matrix's inputs: against eigenvectors, in blocks, in every way to take a step."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from learned_samplers import L2E, PrecondL2E, ScaleAdaptedL2E
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned import whitening
+from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.whitening import (
+    flat_states,
+    state_lengths,
+    state_shape,
+    update_whitening,
+    update_whitening_,
+    whitened,
+    whitened_direction,
+)
+
+D = whitening.COVARIANCE_DECAY
+
+
+def matrix(rows, columns, seed=0, **kind):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, **kind)
+
+
+def expected_direction(ahead, covariance):
+    """By the definition: M·(R + 10⁻⁴·‖R‖)^(−1/2), root mean square 1."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors @ torch.diag((values / covariance.norm() + 1e-4) ** -0.5) @ vectors.mT
+    found = ahead @ root
+    return found / found.square().mean().sqrt()
+
+
+def states_after(gradients):
+    """The state of one matrix after these gradients."""
+    state = torch.zeros(state_shape(gradients[0].shape), dtype=gradients[0].dtype)
+    for step, gradient in enumerate(gradients):
+        update_whitening_([state], [gradient], step)
+    return state
+
+
+@settings(deadline=None)
+@given(st.integers(2, 7), st.integers(2, 9), st.integers(0, 99), st.sampled_from([1e-6, 1.0, 1e6]))
+def test_it_is_momentum_times_the_inverse_root_of_the_covariance(rows, columns, seed, scale):
+    gradients = [scale * matrix(rows, columns, seed + i) for i in range(4)]
+    covariance = sum(D ** (3 - i) * (1 - D) * g.mT @ g for i, g in enumerate(gradients))
+    ahead = matrix(rows, columns, seed + 7)
+    (found,) = whitened([ahead], [states_after(gradients)])
+    torch.testing.assert_close(found, expected_direction(ahead, covariance), rtol=1e-6, atol=1e-8)
+
+
+def test_a_layer_of_correlated_inputs_moves_as_one_of_independent_inputs():
+    """With gradients G·A in the place of G, A symmetric, the direction of M·A is that of M.
+
+    It makes harmless that inputs share a large component, as pixels do, and what comes out of a ReLU.
+    """
+    mix = torch.eye(6, dtype=torch.float64) + 3.0
+    gradients = [matrix(20, 6, i) for i in range(60)]
+    plain = states_after(gradients)
+    mixed = states_after([g @ mix for g in gradients])
+    ahead = matrix(20, 6, 99)
+    (first,), (second,) = whitened([ahead], [plain]), whitened([ahead @ mix], [mixed])
+    assert (first - second).norm() / first.norm() < 0.25
+    by_size = (ahead @ mix) / (ahead @ mix).square().mean().sqrt()
+    assert (first - by_size).norm() / first.norm() > 0.8
+
+
+def test_wide_matrices_have_a_covariance_in_blocks(monkeypatch):
+    monkeypatch.setattr(whitening, "WIDEST_BLOCK", 4)
+    assert state_shape((3, 2, 5)) == (2, 3, 4, 4)
+    gradients = [matrix(5, 10, i).view(5, 2, 5) for i in range(5)]
+    state = states_after([g.flatten(1) for g in gradients])
+    ahead = matrix(5, 10, 9)
+    (found,) = whitened([ahead], [state])
+    pieces = []
+    for start in (0, 4, 8):
+        part = slice(start, min(start + 4, 10))
+        covariance = sum(
+            D ** (4 - i) * (1 - D) * g.flatten(1)[:, part].mT @ g.flatten(1)[:, part] for i, g in enumerate(gradients)
+        )
+        values, vectors = torch.linalg.eigh(covariance)
+        pieces.append(ahead[:, part] @ (vectors * (values / covariance.norm() + 1e-4) ** -0.5) @ vectors.mT)
+    whole = torch.cat(pieces, -1)
+    torch.testing.assert_close(found, whole / whole.square().mean().sqrt(), rtol=1e-6, atol=1e-8)
+
+
+def test_what_is_no_matrix_has_no_state_and_is_divided_by_its_root_mean_square():
+    segments = Segments.of([torch.empty(5), torch.empty(()), torch.empty(1, 6), torch.empty(3, 2)])
+    assert state_lengths(segments) == (0, 0, 0, 8)
+    m, g = matrix(1, 18, 1)[0], matrix(1, 18, 2)[0]
+    kept = update_whitening(torch.zeros(8, dtype=torch.float64), g, segments, 0)
+    found = whitened_direction(m, g, 0.9, segments, kept)[:12]
+    ahead = (0.9 * m + 0.1 * g)[:12]
+    for piece, original in zip(found.split((5, 1, 6)), ahead.split((5, 1, 6)), strict=True):
+        torch.testing.assert_close(piece, original / original.square().mean().sqrt())
+
+
+def test_the_root_is_made_at_every_early_step_and_then_at_every_tenth():
+    gradients = [matrix(3, 4, i) for i in range(25)]
+    state, roots = torch.zeros(2, 1, 4, 4, dtype=torch.float64), []
+    for step, gradient in enumerate(gradients):
+        update_whitening_([state], [gradient], step)
+        roots.append(state[1].clone())
+    changed = [i for i in range(1, 25) if not torch.equal(roots[i], roots[i - 1])]
+    assert changed == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20]
+
+
+def test_members_and_matrices_of_one_shape_do_not_touch_each_other():
+    segments = Segments((12, 12, 6), ((3, 4), (3, 2, 2), (2, 3)))
+    gradient = matrix(2, 30, 3)
+    zeros = torch.zeros(2, sum(state_lengths(segments)), dtype=torch.float64)
+    together = update_whitening(zeros, gradient, segments, 0)
+    direction = whitened_direction(gradient, gradient, 0.9, segments, together)
+    for member in range(2):
+        alone = update_whitening(zeros[member], gradient[member], segments, 0)
+        torch.testing.assert_close(together[member], alone)
+        for piece, state, shape in zip(
+            gradient[member].split(segments.lengths), flat_states(alone, segments), segments.matrices, strict=True
+        ):
+            torch.testing.assert_close(state, states_after([piece.view(shape)]))
+        found = whitened_direction(gradient[member], gradient[member], 0.9, segments, alone)
+        torch.testing.assert_close(direction[member], found)
+    assert not zeros.any()
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-25, math.inf, math.nan])
+def test_dead_and_diverged_matrices_leave_the_others_alone(value):
+    good, bad = matrix(3, 4, 1).float(), torch.full((3, 4), value)
+    states = [torch.zeros(2, 1, 4, 4), torch.zeros(2, 1, 4, 4)]
+    update_whitening_(states, [bad, good], 0)
+    assert states[0][1].isfinite().all()
+    dead, found = whitened([bad, good], states)
+    assert dead.isfinite().all() == math.isfinite(value)
+    torch.testing.assert_close(found.double(), expected_direction(good, good.mT @ good).double(), rtol=2e-3, atol=2e-3)
+
+
+def test_inputs_that_are_always_zero_do_not_stop_the_decomposition():
+    """In single precision, where it fails on such a covariance without damping first (found in a meta-training)."""
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(20):
+        gradient = 1e-3 * torch.randn(4, 256, generator=generator) * (torch.rand(256, generator=generator) < 0.3)
+        state = torch.zeros(state_shape(gradient.shape))
+        for step in range(3):
+            update_whitening_([state], [gradient * 10**-seed], step)
+        assert state.isfinite().all()
+        (found,) = whitened([gradient], [state])
+        assert found.square().mean() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_what_does_not_converge_is_done_again_in_double_precision(monkeypatch):
+    state, gradient, eigh = torch.zeros(2, 1, 4, 4), matrix(3, 4, 1).float(), torch.linalg.eigh
+
+    def fails(x):
+        if x.dtype == torch.float32:
+            raise torch.linalg.LinAlgError("no")
+        return eigh(x)
+
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    update_whitening_([state], [gradient], 0)
+    (found,) = whitened([gradient], [state])
+    expected = expected_direction(gradient.double(), gradient.double().mT @ gradient.double())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+def network_along_the_feature(own):
+    network = nn.Sequential(nn.Linear(31, 2), nn.ReLU(), nn.Linear(2, own.outputs))
+    with torch.no_grad():
+        for p in network.parameters():
+            p.zero_()
+        network[0].weight[:, own.features.index("whitened_0.9")] = torch.tensor([1.0, -1.0])
+        network[2].weight[1] = torch.tensor([-1.0, 1.0])
+    return network
+
+
+@pytest.mark.parametrize("kind", ["compiled", "torch", "one by one", "float64", "bfloat16 averages"])
+def test_the_optimizer_moves_a_matrix_along_the_whitened_momentum(kind, monkeypatch):
+    """A network whose β is minus the feature: a step of a cold chain is SGHMC's and −s_β·ε·feature."""
+    if kind in ("torch", "one by one"):
+        monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", "0")
+    dtype = torch.float64 if kind == "float64" else torch.float32
+    narrow = {"averages_dtype": "bfloat16"} if kind == "bfloat16 averages" else {}
+    own = L2ESettings(feature_set="whitened", beta_scale=3.0, friction_scale=0.0, **narrow)
+    params = [nn.Parameter(matrix(6, 3).to(dtype)), nn.Parameter(matrix(1, 5)[0].to(dtype))]
+    if kind == "one by one":
+        params = params[:1]
+    sampler = L2E(
+        params,
+        lr=1e-4,
+        num_data=100,
+        network=network_along_the_feature(own),
+        settings=own,
+        temperature=0.0,
+        momentum_decay=1.0,
+    )
+    m = covariance = 0.0
+    for step in range(3):
+        before = [p.detach().clone() for p in params]
+        gradients = [matrix(6, 3, 8 + step).to(dtype), matrix(1, 5, 19 + step)[0].to(dtype)][: len(params)]
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = g.clone()
+        sampler.step()
+        g = gradients[0].double()
+        m, covariance = 0.9 * m + 0.1 * g, D * covariance + (1 - D) * g.mT @ g
+        direction = expected_direction(0.9 * m + 0.1 * g, covariance).to(dtype)
+        epsilon = math.sqrt(1e-4 / 100)
+        moved = before[0] - epsilon * (epsilon * 100 * gradients[0] + 3.0 * direction)
+        torch.testing.assert_close(params[0].detach(), moved, rtol=1e-4, atol=1e-4 if narrow else 2e-6)
+    assert sampler.state[params[0]]["whitening"].shape == (2, 1, 3, 3)
+
+
+def test_a_chain_resumes_bit_for_bit_and_refuses_a_state_of_other_shape():
+    def chain(seed=0):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))
+        own = torch.Generator().manual_seed(seed)
+        return model, L2E(model.parameters(), lr=1e-3, num_data=10, network=None, feature_set="whitened", generator=own)
+
+    def steps(model, sampler, count, first=0):
+        for i in range(first, first + count):
+            sampler.zero_grad()
+            model(matrix(6, 4, i).float()).square().mean().backward()
+            sampler.step()
+
+    model, sampler = chain()
+    steps(model, sampler, 12)
+    other, twin = chain(1)
+    other.load_state_dict(model.state_dict())
+    twin.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    steps(model, sampler, 9, 12)
+    steps(other, twin, 9, 12)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    spoilt = sampler.state_dict()
+    spoilt["state"][0]["whitening"] = torch.zeros(2, 1, 3, 3)
+    with pytest.raises(ValueError, match="whitening"):
+        twin.load_state_dict(spoilt)
+
+
+def test_scale_adapted_l2e_explores_with_it_and_samples_without():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    sampler = ScaleAdaptedL2E(
+        model.parameters(), lr=1e-3, num_data=10, network=None, feature_set="whitened", adaptation_steps=6
+    )
+    for step in range(9):
+        sampler.zero_grad()
+        model(matrix(6, 4, step).float()).square().mean().backward()
+        sampler.step()
+        if step == 4:
+            kept = sampler.state[model.weight]["whitening"].clone()
+    assert kept.any()
+    torch.testing.assert_close(sampler.state[model.weight]["whitening"], kept)
+
+
+def test_what_it_refuses():
+    segments = Segments((4,), ((2, 2),))
+    with pytest.raises(ValueError, match="whitening must be given for a feature set with covariances, got None"):
+        update_whitening(None, torch.ones(4), segments, 0)
+    with pytest.raises(ValueError, match="root of a covariance is not differentiated through"):
+        update_whitening(torch.zeros(8), torch.ones(4, requires_grad=True), segments, 0)
+    with pytest.raises(ValueError, match=r"shapes of the tensors must be known here"):
+        update_whitening(torch.zeros(8), torch.ones(4), Segments((4,)), 0)
+    with pytest.raises(ValueError, match="feature_set must be one of"):
+        PrecondL2E([nn.Parameter(torch.zeros(2, 2))], lr=0.1, num_data=10, feature_set="whitened")
+
+
+def test_users_are_told_where_it_is_slow():
+    wide = [nn.Parameter(torch.zeros(4000, 4000))]
+    with pytest.warns(
+        UserWarning, match=r"momentum whitened, \d+ billion operations a step here .*4000×4000.*network='l2e'"
+    ):
+        L2E(wide, lr=0.1, num_data=10, network=None, feature_set="whitened")
+
+
+def test_the_feature_set_has_it_in_the_place_of_the_orthogonal_factor():
+    ours, theirs = FEATURE_SETS["whitened"], FEATURE_SETS["matrix"]
+    assert [a for a, b in zip(ours.names, theirs.names, strict=True) if a != b] == ["whitened_0.9"]
