@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from experiments.images.muon import Muon
+from experiments.images.muon import Muon, Shampoo
 from learned_samplers import (
     BAOA,
     HMC,
@@ -57,6 +57,10 @@ def adam(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> t
 
 def muon(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
     return Muon(groups, lr, weight_decay=s.prior_precision / num_data)
+
+
+def shampoo(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    return Shampoo(groups, lr, weight_decay=s.prior_precision / num_data)
 
 
 def sgld(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
@@ -190,6 +194,11 @@ def l2e_start(groups: Groups, s: Settings, lr: float, num_data: int, steps: int)
 def l2e_matrix_start(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
     # What `l2e-matrix` was before its meta-training began: β is minus the orthogonal factor of the momentum, α = 0.
     return _started(groups, s, lr, num_data, "matrix", "orthogonal_0.9", 1.0)
+
+
+def l2e_whitened_start(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    # The same with the momentum whitened by the inputs' covariance.
+    return _started(groups, s, lr, num_data, "whitened", "whitened_0.9", 1.0)
 
 
 def _started(groups: Groups, s: Settings, lr: float, num_data: int, feature_set: str, feature: str, gain: float) -> L2E:

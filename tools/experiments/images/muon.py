@@ -1,12 +1,17 @@
-"""Muon with Adam beside it, the strongest plain optimizer of the comparisons; torch's own takes no convolutions."""
+"""Optimizers that move whole matrices, with Adam beside them: the strongest plain ones of the comparisons.
+
+torch's own Muon takes no convolutions.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from learned_samplers.learned.orthogonal import orthogonal
+from learned_samplers.learned.whitening import state_shape, update_whitening_, whitened
 
 # The root mean square of a step is this times lr, as Adam's usually is (Liu et al., Muon is scalable, 2025).
 _SCALE = 0.2
@@ -35,20 +40,46 @@ class Muon(torch.optim.Optimizer):
         rest = [group for group in rest if group["params"]]
         self._adam = torch.optim.Adam(rest) if rest else None
 
+    def _directions(self, params: list[Tensor], ahead: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        """Where each matrix moves, from its Nesterov momentum; root mean square 1."""
+        return orthogonal(ahead)
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
-            share, ahead = 1 - group["momentum"], []
+            share, ahead, gradients = 1 - group["momentum"], [], []
             matrices = [p for p in group["params"] if p.ndim >= 2 and p.grad is not None]
             for p in matrices:
                 gradient = p.grad.add(p, alpha=group["weight_decay"])
                 kept = self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(gradient, share)
                 ahead.append(kept.lerp(gradient, share).flatten(1))
-            for p, direction in zip(matrices, orthogonal(ahead), strict=True):
+                gradients.append(gradient.flatten(1))
+            for p, direction in zip(matrices, self._directions(matrices, ahead, gradients), strict=True):
                 p.sub_(direction.view_as(p), alpha=_SCALE * group["lr"])
         if self._adam is not None:
             lr = {p: group["lr"] for group in self.param_groups for p in group["params"]}
             for group in self._adam.param_groups:
                 group["lr"] = lr[group["params"][0]]
             self._adam.step()
+
+
+class Shampoo(Muon):
+    """Shampoo on the inputs' side: steps along M·R^(−½), R the running average of GᵀG over the minibatches' gradients.
+
+    M is Muon's Nesterov momentum of a matrix with a row for each output; the direction is divided by its root mean
+    square, and the root renewed every ten steps. (V. Gupta, T. Koren and Y. Singer, Shampoo, 2018, of one side; step
+    sizes as Muon's.) Tensors with fewer than two axes: Adam. Arguments are those of `Muon`.
+    """
+
+    def _directions(self, params: list[Tensor], ahead: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        kept = []
+        for p in params:
+            state = self.state[p]
+            state.setdefault("step", 0)
+            if "whitening" not in state:
+                state["whitening"] = p.new_zeros(state_shape(p.shape))
+            update_whitening_([state["whitening"]], [gradients[len(kept)]], state["step"])
+            state["step"] += 1
+            kept.append(state["whitening"])
+        return whitened(ahead, kept)

@@ -68,6 +68,9 @@ def test_samplers_have_the_names_of_their_classes():
         "Muon",
         "MuonAverage",
         "MuonEnsemble",
+        "Shampoo",
+        "ShampooAverage",
+        "L2EWhitenedStart",
     }
     others |= {"LastLayerLaplace", "SingleTask", "MTSGDCode", "PlainEnsemble", "Bootstrap", "Uniform"}
     every = {*IMAGE_METHODS, *TASK_METHODS, *REGRESSION_METHODS, *BANDIT_METHODS}

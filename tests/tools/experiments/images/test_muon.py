@@ -1,8 +1,8 @@
-"""The plain Muon of the comparisons: its step by hand, and torch's own where it can be compared."""
+"""The plain Muon and Shampoo of the comparisons: a step by hand, and torch's own where it can be compared."""
 
 import pytest
 import torch
-from experiments.images.muon import Muon
+from experiments.images.muon import Muon, Shampoo
 from torch import nn
 
 from learned_samplers.learned.orthogonal import orthogonal
@@ -54,3 +54,21 @@ def test_it_is_torchs_muon_on_a_matrix():
             optimizer.step()
     torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=0, atol=0.05)
     assert ours.abs().max() > 0.3
+
+
+def test_shampoos_steps_by_hand():
+    torch.manual_seed(0)
+    weight, bias = (nn.Parameter(x) for x in (torch.randn(4, 3, 2).double(), torch.randn(4).double()))
+    optimizer = Shampoo([{"params": [weight, bias]}], lr=0.02, weight_decay=0.1)
+    theta, m, covariance = weight.detach().clone(), torch.zeros(4, 3, 2).double(), 0.0
+    for _ in range(3):
+        weight.grad, bias.grad = torch.randn(4, 3, 2).double(), torch.randn(4).double()
+        g = weight.grad + 0.1 * theta
+        m = 0.9 * m + 0.1 * g
+        covariance = 0.95 * covariance + 0.05 * g.flatten(1).mT @ g.flatten(1)
+        values, vectors = torch.linalg.eigh(covariance)
+        root = vectors @ torch.diag((values / covariance.norm() + 1e-4) ** -0.5) @ vectors.mT
+        direction = (0.9 * m + 0.1 * g).flatten(1) @ root
+        theta = theta - 0.02 * 0.2 * (direction / direction.square().mean().sqrt()).view(4, 3, 2)
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), theta)

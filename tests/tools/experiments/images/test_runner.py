@@ -25,7 +25,8 @@ from learned_samplers.classical.cyclical import cyclical_phase
 from meta_tasks.datasets import ImageData
 from meta_tasks.networks import architectures
 
-HAVE_MOMENTUM = ("SGHMC", "BAOA", "ScaleAdaptedSGHMC", "SGNHT", "CyclicalSGMCMC", "L2EStart", "L2EMatrixStart")
+HAVE_MOMENTUM = ("SGHMC", "BAOA", "ScaleAdaptedSGHMC", "SGNHT", "CyclicalSGMCMC", "L2EStart")
+HAVE_MOMENTUM += ("L2EMatrixStart", "L2EWhitenedStart")
 
 
 @dataclass
