@@ -143,8 +143,8 @@ class LearnedSampler(Sampler):
             segments=Segments.of([parameter]),
             **hyper,
         )
-        moved, *state = after
-        kept = zip(self.state_names, state, strict=True)
+        moved, *changed = after
+        kept = zip(self.state_names, changed, strict=True)
         return moved.reshape(shape), *(x.reshape(self.state_shape(name, parameter)) for name, x in kept)
 
     def _validate(self, group: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ class FusedL2ERule(L2ERule):
         if not triton_installed():
             raise ModuleNotFoundError("the fused rule needs Triton 3.4 or later, which is not installed", name="triton")
 
-    def _updated(self, parameter: Tensor, *tensors: Any, **hyper: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _updated(self, parameter: Tensor, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         rule = fused_residual_rule if parameter.device.type == "cuda" else l2e_rule
         return rule(parameter, *tensors, **hyper)
 

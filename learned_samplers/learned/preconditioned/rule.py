@@ -62,7 +62,7 @@ def l2e_precond_rule(
     settings: PreconditionedSettings,
     step: Any = 0,
     **at: Unpack[RuleArguments],
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """SGHMC with a learned preconditioner Q and friction D, both diagonal and positive, in place of 1.
 
     With ε = √(lr/N), momentum decay a, (q, d) = network(features(θ, r)), Q = exp(s_q·q) held to [1/c_q, c_q] and

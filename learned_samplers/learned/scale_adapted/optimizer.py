@@ -227,8 +227,10 @@ class ScaleAdaptedL2E(LearnedSampler):
         if not can_step(explorer(phi), exploration, *everything):
             self.advance_flat(params, gradients, noise, hyper)
             return
-        chain = params, gradients, noise, momenta, averages, *covariances
-        step_tensors_(*chain, phi=explorer(phi), **{**hyper, "settings": exploration})
+        more = covariances[0] if covariances else None
+        step_tensors_(
+            params, gradients, noise, momenta, averages, more, phi=explorer(phi), **{**hyper, "settings": exploration}
+        )
         if hyper["step"] + 1 == self.settings.exploration_steps:
             self._choose(params, params, hyper)
 
@@ -238,8 +240,8 @@ class ScaleAdaptedL2E(LearnedSampler):
         momenta, averages, roots, *more = ([self.state[p][name] for p in params] for name in self.state_names)
         flat = gather(centred), self._flat_state("averages", averages)
         covariances = self._flat_state("whitening", more[0]) if more else None
-        known = dict(phi=self._phi(params[0]), segments=segments, whitening=covariances)
-        scatter(unsettled_root(*flat, **known, **hyper), roots, segments)
+        phi = self._phi(params[0])
+        scatter(unsettled_root(*flat, phi=phi, segments=segments, whitening=covariances, **hyper), roots, segments)
         torch._foreach_zero_(momenta)
 
     def _complete(self, group: dict[str, Any], seen: list[Tensor], hyper: dict[str, Any]) -> None:

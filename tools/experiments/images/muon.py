@@ -73,13 +73,13 @@ class Shampoo(Muon):
     """
 
     def _directions(self, params: list[Tensor], ahead: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        kept = []
-        for p in params:
+        kept: list[Tensor] = []
+        for p, gradient in zip(params, gradients, strict=True):
             state = self.state[p]
             state.setdefault("step", 0)
             if "whitening" not in state:
                 state["whitening"] = p.new_zeros(state_shape(p.shape))
-            update_whitening_([state["whitening"]], [gradients[len(kept)]], state["step"])
+            update_whitening_([state["whitening"]], [gradient], state["step"])
             state["step"] += 1
             kept.append(state["whitening"])
         return whitened(ahead, kept)
