@@ -16,7 +16,8 @@ def temperatures_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]
     moved = [p for p in group["params"] if p.grad is not None]
     size = sum(p.numel() for p in moved)
     momenta = [state[p]["momentum"] for p in moved if "momentum" in state.get(p, {})]
-    kinetic = sum(sharding.total(r.square()) for r in momenta) / size if momenta else float("nan")
+    held = sum(r.numel() for r in momenta)  # one that has just joined has none yet
+    kinetic = sum(sharding.total(r.square()) for r in momenta) / held if held else float("nan")
     num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
     offsets = zip(moved, prior_mean.centred(group, moved), strict=True)
     virial = sum(sharding.total(x * (num_data * p.grad + prior * x)) for p, x in offsets)

@@ -24,6 +24,8 @@ _ERRORS = 4.0
 _SMALL = 0.03
 # Relative bias at the smaller lr, of a step that is not linear, above which its size says nothing of how it scales.
 _TOO_LARGE = 0.5
+# Tolerances above which what a simulation resolves is too coarse to pass on.
+_COARSE = 5.0
 # Steps that are run without being asked for.
 _MOST_STEPS = 200_000
 
@@ -57,7 +59,7 @@ class SamplerReport:
     refinement: float
     tolerance: float
     results: tuple[CurvatureResult, ...]
-    #: "exact", "no bias seen", "O(h)", "biased" or "unstable".
+    #: "exact", "no bias seen", "O(h)", "biased", "unresolved" or "unstable".
     verdict: str
     passed: bool
     reason: str
@@ -113,13 +115,15 @@ def check_sampler(
 
     Then ``coordinates`` independent coordinates are run, and their measured variance must equal the expected one
     within ``tolerance`` or within four of its standard errors, whichever is more: a chain that mixes too slowly for the
-    steps it was given is not called wrong, and the report says how well the variance was resolved. Everything random
-    follows from ``seed``; torch's global generator is left as it was.
+    steps it was given is not called wrong, and the report says how well the variance was resolved; where that is worse
+    than five tolerances it is not called right either. Of a sampler that adapts or explores only the steps count in
+    which it samples (``is_sampling``). Everything random follows from ``seed``; torch's global generator is left as it
+    was.
 
     Verdict: "exact" (a linear step whose stationary law is the target to rounding, or a Metropolis sampler in which no
     bias is seen), "no bias seen" (a simulation that resolves none, with the size that it would have resolved), "O(h)"
     (a bias that vanishes with lr), "biased" (one that does not, or that a simulation finds above half of the variance
-    even at the smaller lr), "unstable".
+    even at the smaller lr), "unresolved" (a simulation too short to say), "unstable".
 
     A step of the simulation costs about 0.2 ms and 10 ns a coordinate for each curvature.
 
@@ -256,6 +260,9 @@ def _judge(
     resolved = max(tolerance, *(_ERRORS * r.standard_error / r.target_variance for r in results))
     resolution = 1e-6 if linear else resolved
     coarse, fine = max(abs(r.bias) for r in results), max(abs(r.refined_bias) for r in results)
+    if resolution > _COARSE * tolerance and max(coarse, fine) <= resolution:
+        found = f"found biases of {coarse:.0%} at lr and {fine:.0%} at lr/{refine:g}"
+        return "unresolved", False, f"the simulation resolves {resolution:.0%} only, and {found}: give more steps="
     if max(coarse, fine) <= resolution:
         verdict = "exact" if linear or (metropolis and resolution <= _SMALL) else "no bias seen"
     elif not all(abs(r.refined_bias) <= max(resolution, 2 * abs(r.bias) / refine) for r in results):

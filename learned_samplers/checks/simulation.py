@@ -13,6 +13,9 @@ from torch import Tensor
 
 from learned_samplers.checks.linear import LinearStep
 
+# Steps for each one that counts, of a sampler that does not sample in all of them.
+_MOST_WAITS = 10
+
 
 class ReshuffledNoise:
     """Noise of unit variance whose values within an epoch of M steps add up to zero, drawn one at a time.
@@ -54,7 +57,12 @@ class Simulation:
     def __call__(self, steps: int, lr_factor: float, maps: list[LinearStep | None] | None) -> list[dict[str, float]]:
         """Measured moments for each curvature, averaged over ``steps`` steps after a burn-in of as many.
 
+        Of a sampler that says when it samples (``is_sampling``) no other steps count, in either.
+
         All nan if the chain leaves the range of numbers, where the sampler refuses to go on.
+
+        Raises:
+            ValueError: the sampler does not sample in nine of ten steps or more.
         """
         try:
             return self._run(steps, lr_factor, maps)
@@ -76,13 +84,12 @@ class Simulation:
         if maps is not None:
             self._start_stationary(sampler, params, maps)
         else:
-            for _ in range(steps):
-                step()
+            self._take(steps, step, sampler)
         totals = torch.zeros(4, len(params), dtype=torch.float64)
         snapshots = []
         squares = [torch.zeros(p.shape, dtype=torch.float64) for p in params]
         for _ in range(steps):
-            step()
+            self._take(1, step, sampler, _MOST_WAITS * steps)
             for i, p in enumerate(params):
                 x = p.detach().to(torch.promote_types(p.dtype, torch.float32))  # half precision rounds the means
                 momentum = sampler.state[p].get("momentum")
@@ -109,6 +116,19 @@ class Simulation:
             }
             for i in range(len(params))
         ]
+
+    def _take(self, steps: int, step: Callable[[], Any], sampler: Any, most: int | None = None) -> None:
+        """So many steps in which the sampler samples, and those between."""
+        left = _MOST_WAITS * steps if most is None else most
+        while steps:
+            step()
+            steps -= bool(getattr(sampler, "is_sampling", True))
+            left -= 1
+            if steps and left <= 0:
+                raise ValueError(
+                    f"{type(sampler).__name__} does not sample (is_sampling) in one of ten of its steps: give more "
+                    "steps=, or a factory of a sampler that explores or adapts for less"
+                )
 
     def _stepper(self, sampler: Any, params: list[Tensor]) -> Callable[[], Any]:
         epochs = [ReshuffledNoise(p, self.batches_per_epoch) for p in params] if self.batches_per_epoch else None

@@ -62,6 +62,7 @@ class LearningCoefficient:
         return "\n".join(lines)
 
 
+@torch.random.fork_rng()
 def local_learning_coefficient(
     model: nn.Module,
     loss: Loss,
@@ -142,6 +143,7 @@ def local_learning_coefficient(
         ).suggested
     validation.positive("lr", lr)
     still = copy.deepcopy(model)  # batch norm in training mode counts what it sees
+    torch.manual_seed(seed)  # of dropout in training mode
     with torch.no_grad():
         sums = [len(rows) * loss(still(inputs[rows]), targets[rows]).item() for rows in _epoch(len(inputs), size, None)]
     initial = sum(sums) / len(inputs)

@@ -35,6 +35,8 @@ def fit_temperature(probs: Any, labels: Any) -> float:
     p = probabilities("probs", probs)
     y = class_labels(labels, p)
     logs = p.clamp_min(FLOOR).log()
+    if bool((logs.amax(1) - logs.amin(1) < 1e-9).all()):
+        raise ValueError("probs are the same for every class, so that a temperature changes nothing")
     chosen = logs.gather(1, y.unsqueeze(1)).squeeze(1)
 
     def loss(log_temperature: float) -> float:

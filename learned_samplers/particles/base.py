@@ -6,6 +6,7 @@ A subclass states its directions (`ParticleSampler._trunk`, `ParticleSampler._he
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -265,20 +266,27 @@ class ParticleSampler(Sampler):
         """As for every sampler, with the state of the base optimizer."""
         saved = super().state_dict()
         if self.base_optimizer is not None:
-            saved["base_optimizer"] = self.base_optimizer.state_dict()
+            saved["base_optimizer"] = {"class": type(self.base_optimizer).__name__, **self.base_optimizer.state_dict()}
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a saved state: with the parameters loaded too, the particles continue bit for bit.
 
         Raises:
-            ValueError: as for `Sampler.load_state_dict`, or only one of the state and this sampler has a base
-                optimizer. Nothing has changed then.
+            ValueError: as for `Sampler.load_state_dict`, or the state's base optimizer is of another class or has other
+                groups than this sampler's, or only one of them has any. Nothing has changed then.
         """
         base = state_dict.get("base_optimizer") if isinstance(state_dict, dict) else None
         if (base is None) != (self.base_optimizer is None):
             have = ("has none", "has one") if base is None else ("has one", "has none")
             raise ValueError(f"the state's base_optimizer does not fit: the state {have[0]}, this sampler {have[1]}")
+        if self.base_optimizer is not None and base is not None:
+            ours = type(self.base_optimizer).__name__
+            if base.get("class", ours) != ours:  # earlier states do not say
+                theirs = base["class"]
+                raise ValueError(f"the state's base_optimizer is of class {theirs!r}, this sampler's is {ours!r}")
+            base = {name: value for name, value in base.items() if name != "class"}
+            copy.deepcopy(self.base_optimizer).load_state_dict(base)  # refuses before anything has changed
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "base_optimizer"})
         if self.base_optimizer is not None and base is not None:
             self.base_optimizer.load_state_dict(base)

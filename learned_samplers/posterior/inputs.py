@@ -97,7 +97,14 @@ def _as_tensor(item: Tensor | np.ndarray, dtype: torch.dtype | None) -> Tensor:
 
 
 def _without_target(item: Any) -> Any:
-    return item[0] if isinstance(item, Sequence) and not isinstance(item, str) else item
+    if not isinstance(item, Sequence) or isinstance(item, str):
+        return item
+    if len(item) > 2:
+        raise ValueError(
+            f"a batch of the loader must be inputs or (inputs, targets), got {len(item)} items: where the network "
+            "takes several inputs, let the data set give ((a, b), target)"
+        )
+    return tuple(item[0]) if isinstance(item[0], list) else item[0]  # torch's loaders make lists of tuples
 
 
 class Repeatable:

@@ -42,7 +42,15 @@ def reestimated_buffers(
                 moved = batch.to(device)
                 for layer in layers:  # a plain average; None would be that of batch norm alone
                     layer.momentum = 1 / (seen + 1)
-                work(*moved.args, **moved.kwargs)
+                try:
+                    work(*moved.args, **moved.kwargs)
+                except ValueError as error:
+                    if "more than 1 value per channel" not in str(error):
+                        raise
+                    raise ValueError(
+                        f"data has a batch of {batch.length} example, of which batch norm has no variance: take "
+                        "another batch size, or drop_last=True"
+                    ) from error
                 seen += 1
             if not seen:
                 raise ValueError("data holds no batch to re-estimate the buffers from")

@@ -199,3 +199,16 @@ def test_batch_norm_in_training_mode_keeps_its_statistics():
         model, nn.functional.mse_loss, (x, x.sum(1, keepdim=True)), lr=1e-3, batch_size=8, steps=8, burn_in=0
     )
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_dropout_follows_the_seed_and_leaves_torchs_generator_alone():
+    torch.manual_seed(0)
+    x = torch.randn(24, 3)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    data = x, torch.zeros(24, 2)
+    settings = dict(lr=1e-4, num_chains=2, burn_in=3, steps=5, seed=7)
+    before = torch.get_rng_state()
+    first = local_learning_coefficient(model, squared, data, **settings)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    assert local_learning_coefficient(model, squared, data, **settings).value == first.value

@@ -219,3 +219,14 @@ def test_only_those_that_evaluate_the_loss_again_need_a_closure():
     assert asking == NEED_CLOSURE
     with pytest.raises(ValueError, match=r"HMC\.step needs a closure"):
         HMC([torch.zeros(1, requires_grad=True)], 0.1, 10).step()
+
+
+def test_the_kinetic_temperature_is_of_those_that_have_a_momentum():
+    """A parameter that has just joined has none, and would cool the group."""
+    p, q = (torch.zeros(4000, requires_grad=True) for _ in range(2))
+    sampler = SGHMC([p], 1e-9, 100, momentum_init="normal", momentum_decay=1e-9)
+    p.grad = torch.zeros_like(p)
+    sampler.step()
+    sampler.param_groups[0]["params"].append(q)
+    q.grad = torch.zeros_like(q)
+    assert sampler.temperatures()[0]["kinetic"] == pytest.approx(1.0, rel=0.1)

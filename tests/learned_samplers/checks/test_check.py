@@ -208,3 +208,47 @@ def test_a_bias_within_a_wide_tolerance_is_not_called_exact():
     report = check_sampler(lambda p: Hot(p, 0.1, 100), **settings)
     assert not report.linear or report.verdict != "exact"
     assert report.verdict != "exact"
+
+
+class Bent(Langevin):
+    """No longer linear, so that it has to be simulated; hardly another law."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            p.sub_(1e-3 * p.abs())
+
+
+def test_only_the_steps_count_in_which_a_sampler_samples():
+    """One that is somewhere else at every second step, and says so."""
+
+    class Explores(Bent):
+        is_sampling = True
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.mul_(3.0 if self.is_sampling else 1 / 3.0)
+            self.is_sampling = not self.is_sampling
+            if self.is_sampling:
+                super().step(closure)
+
+    settings = dict(num_data=100, stiffness=(0.2,), coordinates=4000, steps=300)
+    report = check_sampler(lambda p: Explores(p, 0.1), **settings)
+    assert not report.linear
+    assert abs(report.results[0].bias) < 0.2
+
+
+def test_a_sampler_that_hardly_samples_is_told_so():
+    class Never(Bent):
+        is_sampling = False
+
+    with pytest.raises(ValueError, match=r"Never does not sample \(is_sampling\) in one of ten of its steps"):
+        check_sampler(lambda p: Never(p, 0.1), num_data=100, steps=20, coordinates=50)
+
+
+def test_what_too_short_a_simulation_does_not_resolve_is_not_passed():
+    report = check_sampler(lambda p: Bent(p, 1e-3), num_data=100, stiffness=(0.002,), coordinates=20, steps=200)
+    assert (report.verdict, report.passed) == ("unresolved", False), report
+    assert "give more steps=" in report.reason

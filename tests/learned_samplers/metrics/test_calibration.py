@@ -69,3 +69,8 @@ def test_conformal_sets_cover_even_if_the_network_is_wrong(level):
     for found in (shares, intervals):
         assert level - 0.03 < np.mean(found) < level + 1 / 31 + 0.03
     assert np.mean(sizes) < 4, "not all classes"
+
+
+def test_flat_predictions_have_no_temperature():
+    with pytest.raises(ValueError, match="probs are the same for every class"):
+        metrics.fit_temperature(torch.full((6, 3), 1 / 3), torch.tensor([0, 1, 2, 0, 1, 2]))

@@ -187,3 +187,8 @@ def test_other_arguments_are_checked():
         metrics.total_variation(PROBS, 2 * PROBS / 3 + 4 / 9)
     with pytest.raises(ValueError, match="ood_probs must have the 3 classes of probs, got 2"):
         metrics.ood_auroc(PROBS, torch.tensor([[0.5, 0.5]]))
+
+
+def test_the_calibration_error_of_one_class_is_refused():
+    with pytest.raises(ValueError, match=r"probs must have at least two classes, got shape \(4, 1\)"):
+        metrics.ece(torch.ones(4, 1), torch.zeros(4, dtype=torch.long))

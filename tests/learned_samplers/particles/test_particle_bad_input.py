@@ -326,3 +326,22 @@ def test_a_state_of_another_kind():
     groups[1]["task"], groups[2]["task"] = 1, 0
     with pytest.raises(ValueError, match="task"):
         MTSGD(groups, 0.1).load_state_dict(MTSGD(net.groups(), 0.1).state_dict())
+
+
+def test_a_refused_base_optimizer_leaves_all_as_it_was():
+    x, y = parameter(4, 2), parameter(4, 2)
+    adam, sgd = MGDA([x], 0.1, base_optimizer=torch.optim.Adam), MGDA([y], 0.2, base_optimizer=torch.optim.SGD)
+    sgd.step(lambda: energies("MGDA", y))
+    before = adam.state_dict()
+    with pytest.raises(ValueError, match="base_optimizer is of class 'SGD', this sampler's is 'Adam'"):
+        adam.load_state_dict(sgd.state_dict())
+    spoilt = MGDA([y], 0.2, base_optimizer=torch.optim.Adam)
+    spoilt.step(lambda: energies("MGDA", y))
+    spoilt = spoilt.state_dict()
+    spoilt["base_optimizer"]["param_groups"][0]["params"] = [0, 1]
+    with pytest.raises(ValueError, match="doesn't match the size"):
+        adam.load_state_dict(spoilt)
+    assert adam.state_dict()["param_groups"] == before["param_groups"]
+    earlier = adam.state_dict()
+    del earlier["base_optimizer"]["class"]  # as states were before they said it
+    adam.load_state_dict(earlier)

@@ -17,6 +17,7 @@ from torch.utils.data import (
 )
 
 from learned_samplers import SampleCollection
+from learned_samplers.posterior.inputs import as_batches
 
 X = torch.linspace(-2, 2, 28).view(7, 4)
 
@@ -261,3 +262,15 @@ def test_a_networks_own_error_is_not_hidden():
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         samples.predict(torch.zeros(2, 5))
     assert not samples._runner.vmap_fails
+
+
+def test_a_loader_of_more_than_inputs_and_targets_is_refused():
+    x = torch.zeros(4, 3)
+    with pytest.raises(ValueError, match=r"batch of the loader must be inputs or \(inputs, targets\), got 3 items"):
+        as_batches(DataLoader(TensorDataset(x, x, torch.zeros(4)), batch_size=2), 2)
+
+
+def test_several_inputs_come_as_a_tuple_beside_the_target():
+    pairs = [((torch.full((3,), float(i)), torch.ones(2)), i) for i in range(4)]
+    first, _ = as_batches(DataLoader(pairs, batch_size=2), 2)
+    assert [tuple(each.shape) for each in first.args] == [(2, 3), (2, 2)]

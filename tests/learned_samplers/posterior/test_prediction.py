@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from learned_samplers import SGHMC, PosteriorSamples
+from learned_samplers import SGHMC, SGLD, PosteriorSamples
 from learned_samplers.posterior.collecting import SampleCollection
 
 
@@ -274,3 +275,13 @@ def test_reestimated_statistics_of_instance_norm_are_those_of_the_data():
     (found,) = samples._reestimated.values()
     expected = model[0](x).mean((0, 2)).detach()
     torch.testing.assert_close(found["1.running_mean"], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_of_one_example_has_no_variance():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    sampler = SGLD(model.parameters(), lr=1e-3, num_data=10)
+    samples = PosteriorSamples(model, sampler, buffers="reestimate")
+    model(torch.randn(4, 3)).square().mean().backward()
+    sampler.step()
+    with pytest.raises(ValueError, match="batch of 1 example, of which batch norm has no variance"):
+        samples.reestimate_buffers(DataLoader(TensorDataset(torch.randn(5, 3)), batch_size=2))
