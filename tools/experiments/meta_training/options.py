@@ -19,11 +19,11 @@ from meta_tasks.training import TrainerSettings
 class TaskOptions:
     """What it is trained on."""
 
-    # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone, digits
-    # for a first try without files.
-    family: Literal["paper", "full", "cpu", "general", "residual", "small", "digits", "gaussians", "mnist_mlp"] = (
-        "digits"
-    )
+    # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone, deep for
+    # residual networks, digits for a first try without files.
+    family: Literal[
+        "paper", "full", "cpu", "general", "residual", "deep", "small", "digits", "gaussians", "mnist_mlp"
+    ] = "digits"
     # Data sets of an image family, equally likely (a name may be given twice); by default the family's own.
     datasets: tuple[str, ...] | None = None
     # Sides of an image family's images in pixels, equally likely; by default the family's own.
