@@ -143,8 +143,9 @@ def _mnist_mlp() -> ImageTaskFamily:
 #: for GPUs. "cpu": the same at 8 to 20 pixels. "general": what carries over to larger networks: MLPs and convolutions
 #: of several widths at 8 to 14 pixels, two temperatures, weights of very different scales. "residual": and normalised
 #: residual networks, which take two to four times as long. "deep": residual networks of two and four blocks and two
-#: convolutions, at 8 and 12 pixels. "small": Fashion-MNIST and 4 channels alone, the paper's Small-L2E. "mnist_mlp": the one network that Meta-SGMCMC was trained on, 784-20-10 at a batch of 500. "digits": needs no file,
-#: for a first try.
+#: convolutions, at 8 and 12 pixels. "small": Fashion-MNIST and 4 channels alone, the paper's Small-L2E. "mnist_mlp":
+#: the one network that Meta-SGMCMC was trained on, 784-20-10 at a batch of 500. "digits": needs no file, for a first
+#: try.
 FAMILIES: dict[str, Callable[[], ImageTaskFamily]] = {
     "paper": _paper,
     "full": _full,
