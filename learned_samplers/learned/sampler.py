@@ -265,7 +265,7 @@ class LearnedSampler(Sampler):
         """
         self.validate_saved(state_dict)
         theirs, ours = state_dict["sampler"].get("network", {}), self.fingerprint()
-        saved, own = theirs.get("settings", {}), ours["settings"]
+        saved, own = self.settings.completed(theirs.get("settings", {})), ours["settings"]
         for name in differences(own, saved):
             raise ValueError(
                 f"state_dict is of a chain with other settings: {name} is {saved.get(name)!r} there, "

@@ -57,6 +57,9 @@ class LearnedSettings:
     #: Settings that a measured law does not depend on: another value does not cost the badge.
     law_stands_for_any: ClassVar[tuple[str, ...]] = ()
 
+    #: Settings that were not there in an earlier version, and what it did.
+    added: ClassVar[dict[str, Any]] = {}
+
     feature_set: str = ""
 
     @property
@@ -111,6 +114,11 @@ class LearnedSettings:
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["in_card"]}
         top = {name: own.pop(name) for name in _AT_THE_TOP if name in own}
         return {"sampler": self.sampler, **top, "features": list(self.features), "scales": own}
+
+    @classmethod
+    def completed(cls, saved: dict[str, Any]) -> dict[str, Any]:
+        """What `as_dict` gave, perhaps in an earlier version, with the settings that were `added` since."""
+        return {**cls.added, **saved}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for state dicts and checkpoints."""

@@ -66,12 +66,12 @@ class ScaleAdaptedL2E(LearnedSampler):
             without them.
         cycle_length: K > adaptation_steps, in steps; None for a single exploration.
         network: path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the network (four outputs: α, β,
-            γ and μ), "default" for the shipped "scale-adapted-l2e-matrix", or None for fresh weights, with which the
-            exploration is SGHMC and μ = 0.
+            γ and μ; three with ``normalise_output``), "default" for the shipped "scale-adapted-l2e-matrix", or None
+            for fresh weights, with which the exploration is SGHMC and μ = 0.
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         feature_set: a set with a second moment; by default the card's, else "lean".
-        alpha_scale, beta_scale, friction_scale, output_bound, reference_data: of `L2E`; by default the card's, else
-            0.1, 10, 0, no bound and 50,000.
+        alpha_scale, beta_scale, friction_scale, output_bound, normalise_output, reference_data: of `L2E`; by default
+            the card's, else 0.1, 10, 0, no bound, False and 50,000.
         mass_scale: κ; by default the card's, else 0.2.
         eps: added to √v̂, in units of the mean loss's gradient; by default the card's, else 1e-5.
         settling_share: in [0, 1); by default the card's, else 0.25.
@@ -107,6 +107,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         beta_scale: float | None = None,
         friction_scale: float | None = None,
         output_bound: float | None = None,
+        normalise_output: bool | None = None,
         reference_data: float | None = None,
         mass_scale: float | None = None,
         eps: float | None = None,

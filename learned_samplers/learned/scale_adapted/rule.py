@@ -35,12 +35,16 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
     sampler: ClassVar[str] = "ScaleAdaptedL2E"
     hidden: ClassVar[tuple[int, ...]] = (8, 8)
     law_stands_for_any: ClassVar[tuple[str, ...]] = ("adaptation_steps",)  # whatever the mass is, it is frozen
+    added: ClassVar[dict[str, Any]] = {"normalise_output": False}
 
     feature_set: str = choice("lean", *_SETS, doc="What the network sees.")
     alpha_scale: float = setting(0.1, check.non_negative, doc="Factor on the output α.")
     beta_scale: float = setting(10.0, check.non_negative, doc="Factor on the output β.")
     friction_scale: float = setting(0.0, check.non_negative, doc="Share of the friction that acts on β.")
     output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on α and β.")
+    normalise_output: bool = setting(
+        False, check.truth, doc="Divide β by its root mean square over the tensor; there is no gate then."
+    )
     reference_data: float | None = setting(
         50_000.0,
         check.positive,
@@ -64,7 +68,7 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
 
     @property
     def outputs(self) -> int:
-        return 4
+        return 3 if self.normalise_output else 4
 
     @property
     def exploration_steps(self) -> int:
@@ -83,7 +87,8 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
             friction_scale=self.friction_scale,
             output_bound=self.output_bound,
             reference_data=self.reference_data,
-            gated=True,
+            gated=not self.normalise_output,
+            normalise_output=self.normalise_output,
             total_steps=self.exploration_steps if sees and self.adaptation_steps is not None else None,
         )
 
@@ -91,7 +96,7 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
 def explorer(phi: Phi) -> Phi:
     """The layers of the network that explores: all but the output of the mass."""
     *hidden, (weight, bias) = phi
-    return [*hidden, (weight[..., :3, :].contiguous(), bias[..., :3].contiguous())]
+    return [*hidden, (weight[..., :-1, :].contiguous(), bias[..., :-1].contiguous())]
 
 
 def unsettled_root(
@@ -110,7 +115,7 @@ def unsettled_root(
 ) -> Tensor:
     """√(κ·a·exp(μ)), (..., d): what the network has to say of √G, after its exploration.
 
-    μ, held to ±6, is its fourth output where the momentum is zero and the gradient is its slowest running average:
+    μ, held to ±6, is its last output where the momentum is zero and the gradient is its slowest running average:
     statistics of the chain, not of its last minibatch. Before the mass is frozen, `settled_root` has the rest of it;
     where no step is left to settle in, that of the exploration.
 
@@ -133,7 +138,7 @@ def unsettled_root(
         total_steps=settings.exploration.total_steps,
         whitening=whitening,
     ).with_momentum(torch.zeros_like(parameter))
-    (mu,) = raw_outputs(phi, scales, slice(3, 4))
+    (mu,) = raw_outputs(phi, scales, slice(settings.outputs - 1, settings.outputs))
     root = (mu.clamp(-GATE_BOUND, GATE_BOUND).exp() * (settings.mass_scale * momentum_decay)).sqrt()
     if settings.exploration_steps < settings.adaptation_steps:  # type: ignore[operator]
         return root
@@ -191,7 +196,8 @@ def scale_adapted_l2e_rule(
         parameter, gradient, noise, momentum, averages: as for `l2e_rule`.
         root: (..., d); zeros while the chain explores.
         whitening: as for `l2e_rule`, which alone changes it.
-        phi: layers with four outputs α, β, γ (the gate of β) and μ, with the leading axes of ``parameter`` or none.
+        phi: layers with four outputs α, β, γ (the gate of β, which normalised outputs have not) and μ, with the leading
+            axes of ``parameter`` or none.
         segments, lr, num_data, temperature, prior_precision, momentum_decay, step: as for `l2e_rule`.
         settings: with ``adaptation_steps``.
 

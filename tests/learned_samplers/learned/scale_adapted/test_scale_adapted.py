@@ -336,3 +336,39 @@ def test_untrained_it_explores_as_sghmc():
     assert torch.equal(p.detach(), q.detach())
     root = ours.state[p]["root"]
     assert root.tolist() == pytest.approx([math.sqrt(0.2 * 0.1 / (1 + 1e-5))] * 5, rel=1e-5)
+
+
+def test_with_normalised_outputs_it_explores_by_a_direction_of_fixed_size():
+    """And has three outputs: the mass is the last of them."""
+    module = build_network("lean", (8, 8), 3, zero_last=False, generator=torch.Generator().manual_seed(0))
+    settings = ScaleAdaptedL2ESettings(adaptation_steps=6, normalise_output=True)
+    phi, run = phi_of(module), dict(segments=SEGMENTS, settings=settings)
+    *state, root = chain()
+    exploring = [*state]
+    for step in range(settings.exploration_steps):
+        *moved, root = scale_adapted_l2e_rule(*state, root, phi=phi, step=step, **run, **HYPER)
+        expected = l2e_rule(
+            *exploring, phi=explorer(phi), segments=SEGMENTS, step=step, settings=settings.exploration, **HYPER
+        )
+        state, exploring = [moved[0], *state[1:3], *moved[1:]], [expected[0], *exploring[1:3], *expected[1:]]
+        torch.testing.assert_close(state[0], exploring[0])
+    mu = phi[-1][1][-1]
+    flat = [(w * 0, b * 0) for w, b in phi[:-1]] + [(phi[-1][0] * 0, phi[-1][1])]
+    known = dict(phi=flat, step=settings.exploration_steps - 1, **run, **HYPER)
+    chosen = unsettled_root(state[0], state[4], **known)
+    torch.testing.assert_close(chosen, torch.full_like(chosen, float((mu.exp() * 0.2 * 0.1).sqrt())))
+    with pytest.raises(ValueError, match="3 outputs"):
+        settings.check_network(phi_of(network()))
+
+
+def test_a_state_from_before_outputs_could_be_normalised_still_goes_on():
+    def sampler(**more):
+        p = torch.zeros(3, requires_grad=True)
+        return ScaleAdaptedL2E([p], num_data=100, adaptation_steps=6, network=None, lr=0.01, **more)
+
+    earlier = sampler().state_dict()
+    del earlier["sampler"]["network"]["settings"]["normalise_output"]
+    sampler().load_state_dict(earlier)
+    earlier["sampler"]["network"]["settings"].pop("eps")
+    with pytest.raises(ValueError, match="eps is None there"):
+        sampler().load_state_dict(earlier)
