@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learned_samplers.checks.linear import LinearStep
 
-# Steps for each one that counts, of a sampler that does not sample in all of them.
+# Steps that do not count for each one that does, of a sampler that does not sample in all of them.
 _MOST_WAITS = 10
 
 
@@ -62,7 +62,7 @@ class Simulation:
         All nan if the chain leaves the range of numbers, where the sampler refuses to go on.
 
         Raises:
-            ValueError: the sampler does not sample in nine of ten steps or more.
+                ValueError: it samples in less than one of ten steps.
         """
         try:
             return self._run(steps, lr_factor, maps)
@@ -81,15 +81,17 @@ class Simulation:
             group["lr"] = group["lr"] * lr_factor
         step = self._stepper(sampler, params)
         step()
+        self._waits = _MOST_WAITS * steps
         if maps is not None:
             self._start_stationary(sampler, params, maps)
         else:
             self._take(steps, step, sampler)
+        self._waits = _MOST_WAITS * steps
         totals = torch.zeros(4, len(params), dtype=torch.float64)
         snapshots = []
         squares = [torch.zeros(p.shape, dtype=torch.float64) for p in params]
         for _ in range(steps):
-            self._take(1, step, sampler, _MOST_WAITS * steps)
+            self._take(1, step, sampler)
             for i, p in enumerate(params):
                 x = p.detach().to(torch.promote_types(p.dtype, torch.float32))  # half precision rounds the means
                 momentum = sampler.state[p].get("momentum")
@@ -117,17 +119,16 @@ class Simulation:
             for i in range(len(params))
         ]
 
-    def _take(self, steps: int, step: Callable[[], Any], sampler: Any, most: int | None = None) -> None:
-        """So many steps in which the sampler samples, and those between."""
-        left = _MOST_WAITS * steps if most is None else most
+    def _take(self, steps: int, step: Callable[[], Any], sampler: Any) -> None:
+        """So many steps in which the sampler samples, and those between, of which there may be ``_waits`` in all."""
         while steps:
             step()
-            steps -= bool(getattr(sampler, "is_sampling", True))
-            left -= 1
-            if steps and left <= 0:
+            sampling = bool(getattr(sampler, "is_sampling", True))
+            steps, self._waits = steps - sampling, self._waits - (not sampling)
+            if self._waits < 0:
                 raise ValueError(
-                    f"{type(sampler).__name__} does not sample (is_sampling) in one of ten of its steps: give more "
-                    "steps=, or a factory of a sampler that explores or adapts for less"
+                    f"{type(sampler).__name__} does not sample (is_sampling) in one of {_MOST_WAITS} of its steps: "
+                    "give more steps=, or a factory of a sampler that explores or adapts for less"
                 )
 
     def _stepper(self, sampler: Any, params: list[Tensor]) -> Callable[[], Any]:

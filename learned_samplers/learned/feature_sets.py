@@ -15,6 +15,9 @@ WHOLE = ("orthogonal", "whitened")
 class FeatureSet:
     """A named choice of features; weights are bound to the name, so a name's meaning never changes.
 
+    Raises:
+        ValueError: ``whole`` is unknown, or there is nothing to make it of.
+
     The rows are: g, θ, r, the running averages of g, each divided by its root mean square over the tensor; then
     ``adaptive`` (one value a coordinate); then ``context`` (one value a tensor).
     """
@@ -31,6 +34,17 @@ class FeatureSet:
     whole: str | None = None
     #: d of the average that it is made of.
     whole_decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.whole is None:
+            return
+        if self.whole not in WHOLE:
+            raise ValueError(f"whole must be None or one of {', '.join(map(repr, WHOLE))}, got {self.whole!r}")
+        if not self.second_moment_decays or self.whole_decay not in self.average_decays:
+            raise ValueError(
+                f"whole={self.whole!r} is an adaptive row of the average at {self.whole_decay:g}: it needs second "
+                f"moments and that average, got {self.second_moment_decays} and {self.average_decays}"
+            )
 
     @property
     def adaptive(self) -> tuple[str, ...]:

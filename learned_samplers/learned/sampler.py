@@ -20,6 +20,7 @@ from learned_samplers.learned.flat_buffers import gather, scatter, together
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings, differences
 from learned_samplers.learned.weights import resolve
+from learned_samplers.learned.whitening import initial_whitening
 from learned_samplers.learned.whitening import state_shape as whitening_shape
 from learned_samplers.learned.whole_matrices import warn_if_slow
 
@@ -230,7 +231,9 @@ class LearnedSampler(Sampler):
         return [(w.to(like), b.to(like)) for w, b in layers_of(self.network)]
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
-        if name in self.rows or name == "whitening":
+        if name == "whitening":
+            return initial_whitening(p)
+        if name in self.rows:
             return p.new_zeros(self.state_shape(name, p))
         return super().initial_state(group, p, name)
 

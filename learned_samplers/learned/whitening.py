@@ -34,6 +34,17 @@ def state_shape(shape: Sequence[int]) -> tuple[int, ...]:
     return 2, blocks, width, width
 
 
+def initial_whitening(p: Tensor) -> Tensor:
+    """The state of a tensor without gradients: no covariance, and 1 for its root.
+
+    One that joins a chain late begins with it; at the chain's first steps the root is made before it is used.
+    """
+    state = p.new_zeros(state_shape(p.shape))
+    if state.numel():
+        state[1] = torch.eye(state.shape[-1], dtype=p.dtype, device=p.device)
+    return state
+
+
 def state_lengths(segments: Segments) -> tuple[int, ...]:
     """How many numbers each tensor's state has.
 
@@ -82,11 +93,11 @@ def update_whitening_(states: Sequence[Tensor], gradients: Sequence[Tensor], ste
     for places in _alike(states, gradients):
         width = states[places[0]].shape[-1]
         covariances = [states[i][..., 0, :, :, :] for i in places]
-        blocks = _in_blocks(torch.stack([gradients[i] for i in places]), width)
+        blocks = _in_blocks(_stacked([gradients[i] for i in places]), width)
         for kept, new in zip(covariances, blocks.mT @ blocks, strict=True):
             kept.lerp_(new, 1 - COVARIANCE_DECAY)
         if step < _AT_FIRST or step % ROOT_EVERY == 0:
-            for i, root in zip(places, _inverse_root(torch.stack(covariances)), strict=True):
+            for i, root in zip(places, _inverse_root(_stacked(covariances)), strict=True):
                 states[i][..., 1, :, :, :] = root
 
 
@@ -94,8 +105,8 @@ def whitened(matrices: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tenso
     """M times the root for each matrix M (..., rows, columns), or M where there is none, over its root mean square."""
     found: list[Tensor] = list(matrices)
     for places in _alike(states, matrices):
-        roots = torch.stack([states[i][..., 1, :, :, :] for i in places])
-        blocks = _in_blocks(torch.stack([matrices[i] for i in places]), roots.shape[-1]) @ roots
+        roots = _stacked([states[i][..., 1, :, :, :] for i in places])
+        blocks = _in_blocks(_stacked([matrices[i] for i in places]), roots.shape[-1]) @ roots
         together = blocks.transpose(-3, -2).flatten(-2)
         for i, matrix in zip(places, together, strict=True):
             found[i] = matrix[..., : matrices[i].shape[-1]]
@@ -155,6 +166,11 @@ def _alike(states: Sequence[Tensor], matrices: Sequence[Tensor]) -> Iterable[lis
         if state.shape[-1]:
             groups[matrix.shape].append(i)
     return groups.values()
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    # No copy of a single one, which may be as large as the model.
+    return torch.stack(list(tensors)) if len(tensors) > 1 else tensors[0].unsqueeze(0)
 
 
 def _in_blocks(matrix: Tensor, width: int) -> Tensor:

@@ -244,7 +244,7 @@ def test_a_sampler_that_hardly_samples_is_told_so():
     class Never(Bent):
         is_sampling = False
 
-    with pytest.raises(ValueError, match=r"Never does not sample \(is_sampling\) in one of ten of its steps"):
+    with pytest.raises(ValueError, match=r"Never does not sample \(is_sampling\) in one of 10 of its steps"):
         check_sampler(lambda p: Never(p, 0.1), num_data=100, steps=20, coordinates=50)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from learned_samplers import L2E, PrecondL2E, ScaleAdaptedL2E
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned import whitening
-from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.feature_sets import FEATURE_SETS, FeatureSet
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.whitening import (
     flat_states,
@@ -282,3 +282,40 @@ def test_users_are_told_where_it_is_slow():
 def test_the_feature_set_has_it_in_the_place_of_the_orthogonal_factor():
     ours, theirs = FEATURE_SETS["whitened"], FEATURE_SETS["matrix"]
     assert [a for a, b in zip(ours.names, theirs.names, strict=True) if a != b] == ["whitened_0.9"]
+
+
+def test_one_that_joins_between_two_roots_moves_along_its_momentum_until_the_next():
+    """Not along nothing: its root is 1 until it is made."""
+    own = L2ESettings(feature_set="whitened", beta_scale=3.0, friction_scale=0.0)
+    first, late = nn.Parameter(matrix(3, 4)), nn.Parameter(matrix(4, 3, 1))
+    sampler = L2E(
+        [first, late],
+        lr=1e-4,
+        num_data=100,
+        network=network_along_the_feature(own),
+        settings=own,
+        temperature=0.0,
+        missing_gradient="skip",
+    )
+    for step in range(13):
+        first.grad = matrix(3, 4, step)
+        sampler.step()
+    late.grad, before = matrix(4, 3, 50), late.detach().clone()
+    sampler.step()
+    epsilon = math.sqrt(1e-4 / 100)
+    direction = late.grad / late.grad.square().mean().sqrt()
+    expected = before - epsilon * (epsilon * 100 * late.grad + 3.0 * direction)
+    torch.testing.assert_close(late.detach(), expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(whole="diagonal", second_moment_decays=(0.99,)), "whole must be None or one of .*, got 'diagonal'"),
+        (dict(whole="whitened"), "needs second moments and that average"),
+        (dict(whole="whitened", second_moment_decays=(0.99,), whole_decay=0.8), "the average at 0.8"),
+    ],
+)
+def test_feature_sets_that_cannot_have_the_row_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureSet("mine", **given)
