@@ -12,6 +12,11 @@ import torch
 from torch import Tensor
 
 
+def matrix_sides(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a tensor as a matrix: its first axis and all others; of one with fewer than two, one row."""
+    return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))
+
+
 @dataclass(frozen=True)
 class Segments:
     """The tensors of a model laid end to end in one flat axis.
@@ -49,14 +54,19 @@ class Segments:
 
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of each tensor: its first axis and all others; of one with fewer than two, one row.
+        """`matrix_sides` of each tensor.
 
         Raises:
             ValueError: the shapes are not known.
         """
         if self.shapes is None:
             raise ValueError("the shapes of the tensors must be known here: Segments(lengths, shapes), got none")
-        return tuple((s[0], prod(s[1:])) if len(s) > 1 else (1, prod(s)) for s in self.shapes)
+        return tuple(matrix_sides(shape) for shape in self.shapes)
+
+    def as_matrices(self, x: Tensor) -> list[Tensor]:
+        """The tensors in a flat buffer (..., d) as views of these rows and columns, (..., rows, columns)."""
+        pieces = zip(x.split(self.lengths, -1), self.matrices, strict=True)
+        return [piece.unflatten(-1, sides) for piece, sides in pieces]
 
     def mean_square(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Mean of x² over each tensor, (..., d) → (..., S), in ``dtype``, by default that of x."""

@@ -68,6 +68,11 @@ class FeatureSet:
         return len(self.average_decays) + len(self.second_moment_decays)
 
     @property
+    def whole_average(self) -> int:
+        """The row of the averages that it is made of."""
+        return self.average_decays.index(self.whole_decay)
+
+    @property
     def whitens(self) -> bool:
         """Whether the rule keeps a covariance of each matrix, see `learned_samplers.learned.whitening`."""
         return self.whole == "whitened"

@@ -177,7 +177,10 @@ class TensorScales:
         #: The rows `FeatureSet.adaptive`, (..., A, d), made when they are first needed.
         self.adaptive: Tensor | None = None
         #: The row that is made of whole matrices, (..., d).
-        self.whole = whole_direction(named, averages, gradient, segments, whitening)
+        self.whole: Tensor | None = None
+        if named.whole is not None:
+            average = averages[..., named.whole_average, :]
+            self.whole = whole_direction(named, average, gradient, segments, whitening)
         if named.second_moment_decays:
             self.mean_seconds = segments.mean(averages[..., k:, :], gradient.dtype)
 

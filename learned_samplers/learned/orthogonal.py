@@ -18,35 +18,12 @@ _TIMES = 5
 _FLOOR = 1e-20
 
 
-def averaged(average: Tensor, gradient: Tensor, decay: float) -> Tensor:
-    """d·m + (1−d)·g in the gradient's precision: the average after this gradient, or of that one a step ahead of it."""
-    return torch.lerp(average.to(gradient.dtype), gradient, 1 - decay)
-
-
-def orthogonal_direction(average: Tensor, gradient: Tensor, decay: float, segments: Segments) -> Tensor:
-    """The feature "orthogonal_d" of every coordinate, (..., d): root mean square about 1 over each tensor.
-
-    A tensor of shape (n, ...) is taken as a matrix M with n rows, one without a second axis as a single row. M = U·S·Vᵀ
-    is d·m + (1−d)·g, which looks a step ahead, and the feature is √(longer side)·U·Vᵀ, up to the error of five
-    Newton–Schulz iterations. A single row is only divided by its root mean square.
-
-    Args:
-        average: m at d = ``decay``, already updated with the gradient, (..., d).
-        gradient: (..., d).
-        decay: d.
-        segments: the tensors in the flat axis, with their shapes.
-
-    Raises:
-        ValueError: ``segments`` do not know the shapes.
-    """
-    pieces = averaged(average, gradient, decay).split(segments.lengths, -1)
-    matrices = [piece.unflatten(-1, shape) for piece, shape in zip(pieces, segments.matrices, strict=True)]
-    flat = [matrix.flatten(-2) for matrix in orthogonal(matrices)]
-    return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
-
-
 def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """√(longer side)·U·Vᵀ of each matrix M = U·S·Vᵀ, (..., rows, columns); those of one shape go together."""
+    """√(longer side)·U·Vᵀ of each matrix M = U·S·Vᵀ, (..., rows, columns), root mean square about 1.
+
+    Up to the error of five Newton–Schulz iterations; a single row is only divided by its root mean square. Matrices of
+    one shape go together.
+    """
     alike = defaultdict(list)
     for i, matrix in enumerate(matrices):
         alike[matrix.shape[-2:]].append(i)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from learned_samplers.base.segments import Segments
-from learned_samplers.learned.orthogonal import averaged
+from learned_samplers.base.segments import Segments, matrix_sides
 
 #: Of the running average R ← d·R + (1−d)·GᵀG.
 COVARIANCE_DECAY = 0.95
@@ -26,7 +25,7 @@ _TINY, _FLOOR = 1e-30, 1e-20
 
 def state_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of a tensor's covariance and its root, (2, blocks, width, width), or (0,) of what is no matrix."""
-    rows, columns = _sides(shape)
+    rows, columns = matrix_sides(shape)
     if min(rows, columns) < 2:
         return (0,)
     blocks = math.ceil(columns / WIDEST_BLOCK)
@@ -76,7 +75,7 @@ def update_whitening(
             "'whitened', such as network='l2e'"
         )
     whitening = whitening if in_place else whitening.clone()
-    update_whitening_(flat_states(whitening, segments), _matrices(gradient, segments), step)
+    update_whitening_(flat_states(whitening, segments), segments.as_matrices(gradient), step)
     return whitening
 
 
@@ -102,7 +101,11 @@ def update_whitening_(states: Sequence[Tensor], gradients: Sequence[Tensor], ste
 
 
 def whitened(matrices: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
-    """M times the root for each matrix M (..., rows, columns), or M where there is none, over its root mean square."""
+    """M·(R + 10⁻⁴·‖R‖)^(−1/2) of each matrix M (..., rows, columns), over its root mean square; of no matrix M over it.
+
+    R, the running average of GᵀG over the gradients G, is in blocks of at most `WIDEST_BLOCK` columns. (Shampoo, of
+    Gupta, Koren and Singer, 2018, on one side.)
+    """
     found: list[Tensor] = list(matrices)
     for places in _alike(states, matrices):
         roots = _stacked([states[i][..., 1, :, :, :] for i in places])
@@ -111,31 +114,6 @@ def whitened(matrices: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tenso
         for i, matrix in zip(places, together, strict=True):
             found[i] = matrix[..., : matrices[i].shape[-1]]
     return [x * torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + _FLOOR) for x in found]
-
-
-def whitened_direction(
-    average: Tensor, gradient: Tensor, decay: float, segments: Segments, whitening: Tensor
-) -> Tensor:
-    """The feature "whitened_d" of every coordinate, (..., d): root mean square 1 over each tensor.
-
-    A tensor of shape (n, ...) is taken as a matrix with n rows, M = d·m + (1−d)·g looks a step ahead, R is the running
-    average of GᵀG over the gradients G as such matrices, and the feature is M·(R + 10⁻⁴·‖R‖)^(−1/2) (Shampoo, of
-    Gupta, Koren and Singer, 2018, on one side). R is in blocks of at most `WIDEST_BLOCK` columns. What has no two rows
-    and columns is only divided by its root mean square.
-
-    Args:
-        average: m at d = ``decay``, already updated with the gradient, (..., d).
-        gradient: (..., d).
-        decay: d.
-        segments: the tensors in the flat axis, with their shapes.
-        whitening: (..., w), already updated with the gradient (`update_whitening`).
-
-    Raises:
-        ValueError: ``segments`` do not know the shapes.
-    """
-    ahead = _matrices(averaged(average, gradient, decay), segments)
-    flat = [matrix.flatten(-2) for matrix in whitened(ahead, flat_states(whitening, segments))]
-    return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 
 def operations(segments: Segments) -> float:
@@ -148,15 +126,6 @@ def operations(segments: Segments) -> float:
             # An eigendecomposition is some ten products.
             total += 4 * rows * blocks * width**2 + blocks * 22 * width**3 / ROOT_EVERY
     return total
-
-
-def _sides(shape: Sequence[int]) -> tuple[int, int]:
-    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
-
-
-def _matrices(flat: Tensor, segments: Segments) -> list[Tensor]:
-    pieces = flat.split(segments.lengths, -1)
-    return [piece.unflatten(-1, sides) for piece, sides in zip(pieces, segments.matrices, strict=True)]
 
 
 def _alike(states: Sequence[Tensor], matrices: Sequence[Tensor]) -> Iterable[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from learned_samplers.base.segments import Segments
@@ -15,23 +16,41 @@ from learned_samplers.learned.feature_sets import FeatureSet
 _MANY_OPERATIONS = 2e10
 
 
-def whole_direction(
-    named: FeatureSet, averages: Tensor, gradient: Tensor, segments: Segments, covariances: Tensor | None
-) -> Tensor | None:
-    """The row that a feature set has of whole matrices, (..., d); None if it has none.
+def averaged(average: Tensor, gradient: Tensor, decay: float) -> Tensor:
+    """d·m + (1−d)·g in the gradient's precision: the average after this gradient, or of that one a step ahead of it."""
+    return torch.lerp(average.to(gradient.dtype), gradient, 1 - decay)
 
-    Averages (..., K, d) and covariances (..., w) are already updated with the gradient.
+
+def whole_rows(named: FeatureSet, ahead: Sequence[Tensor], states: Sequence[Tensor] | None) -> list[Tensor]:
+    """Of each matrix (..., rows, columns), the average looked ahead of, what the feature set makes of it."""
+    if not named.whitens:
+        return orthogonal.orthogonal(ahead)
+    assert states is not None
+    return whitening.whitened(ahead, states)
+
+
+def whole_direction(
+    named: FeatureSet, average: Tensor, gradient: Tensor, segments: Segments, covariances: Tensor | None
+) -> Tensor:
+    """The row that a feature set has of whole matrices, (..., d): root mean square about 1 over each tensor.
+
+    A tensor of shape (n, ...) is taken as a matrix with n rows, one without a second axis as a single row, and the row
+    is `orthogonal` or `whitened` of d·m + (1−d)·g, which looks a step ahead.
+
+    Args:
+        named: the feature set, with d = ``whole_decay``.
+        average: m, already updated with the gradient, (..., d).
+        gradient: (..., d).
+        segments: the tensors in the flat axis, with their shapes.
+        covariances: (..., w), already updated with the gradient, of a set that whitens.
 
     Raises:
         ValueError: ``segments`` do not know the shapes.
     """
-    if named.whole is None:
-        return None
-    average = averages[..., named.average_decays.index(named.whole_decay), :]
-    if not named.whitens:
-        return orthogonal.orthogonal_direction(average, gradient, named.whole_decay, segments)
-    assert covariances is not None
-    return whitening.whitened_direction(average, gradient, named.whole_decay, segments, covariances)
+    ahead = segments.as_matrices(averaged(average, gradient, named.whole_decay))
+    states = None if covariances is None else whitening.flat_states(covariances, segments)
+    flat = [matrix.flatten(-2) for matrix in whole_rows(named, ahead, states)]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 
 def warn_if_slow(params: Sequence[Tensor], name: str, named: FeatureSet) -> None:

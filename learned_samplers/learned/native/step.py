@@ -28,9 +28,9 @@ from learned_samplers.learned.native.coefficients import coefficients
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.native.structures import fits, settings_of
 from learned_samplers.learned.network import Phi
-from learned_samplers.learned.orthogonal import averaged, orthogonal, orthogonal_direction
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
-from learned_samplers.learned.whitening import update_whitening, update_whitening_, whitened, whitened_direction
+from learned_samplers.learned.whitening import update_whitening, update_whitening_
+from learned_samplers.learned.whole_matrices import averaged, whole_direction, whole_rows
 
 __all__ = ["can_step", "step_flat_", "step_tensors_"]
 
@@ -140,13 +140,10 @@ def step_flat_(
     pieces = _offsets(members, segments.lengths, averages.shape[-2], averages.element_size(), own).copy()
     named = feature_set_named(settings.feature_set)
     if named.whole is not None:
-        row, d = named.average_decays.index(named.whole_decay), named.whole_decay
-        average = averaged(averages[..., row, :], gradient, d)
         if named.whitens:
             whitening = update_whitening(whitening, gradient, segments, int(hyper["step"]), in_place=True)
-            given = whitened_direction(average, gradient, d, segments, whitening)
-        else:
-            given = orthogonal_direction(average, gradient, d, segments)
+        average = averaged(averages[..., named.whole_average, :], gradient, named.whole_decay)
+        given = whole_direction(named, average, gradient, segments, whitening)
         pieces[:, 8] = given.data_ptr() + pieces[:, 0]
         pieces[:, 9] = np.tile([min(sides) > 1 for sides in segments.matrices], members)
     buffers = (parameter, gradient, noise, momentum, averages)
@@ -204,20 +201,17 @@ def _given(
     named = feature_set_named(settings.feature_set)
     if named.whole is None:
         return []
-    row, d, matrices = named.average_decays.index(named.whole_decay), named.whole_decay, Segments.of(gradients).matrices
+    row, d, matrices = named.whole_average, named.whole_decay, Segments.of(gradients).matrices
+    if named.whitens:
+        assert whitening is not None
+        slopes = [gradient.view(sides) for gradient, sides in zip(gradients, matrices, strict=True)]
+        update_whitening_(whitening, slopes, int(step))
     ahead = [
         # In one expression, so that the average between them does not last.
         averaged(averaged(kept[row], gradient, d), gradient, d).view(sides)
         for gradient, kept, sides in zip(gradients, averages, matrices, strict=True)
     ]
-    if named.whitens:
-        assert whitening is not None
-        slopes = [gradient.view(sides) for gradient, sides in zip(gradients, matrices, strict=True)]
-        update_whitening_(whitening, slopes, int(step))
-        made = whitened(ahead, whitening)
-    else:
-        made = orthogonal(ahead)
-    return [matrix.contiguous() for matrix in made]
+    return [matrix.contiguous() for matrix in whole_rows(named, ahead, whitening)]
 
 
 def _normalises(settings: L2ESettings | PreconditionedSettings) -> bool:

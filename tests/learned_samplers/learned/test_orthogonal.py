@@ -11,8 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from learned_samplers import L2E, ScaleAdaptedL2E
 from learned_samplers.base.segments import Segments
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.rule import L2ESettings
-from learned_samplers.learned.orthogonal import operations, orthogonal, orthogonal_direction
+from learned_samplers.learned.orthogonal import operations, orthogonal
+from learned_samplers.learned.whole_matrices import whole_direction
 
 
 def matrix(rows, columns, seed=0, **kind):
@@ -75,7 +77,7 @@ def test_dead_and_rank_one_matrices_are_finite():
 def test_the_direction_looks_a_step_ahead():
     segments = Segments.of([torch.empty(3, 2, 2), torch.empty(4), torch.empty(())])
     m, g = matrix(1, 17, 4)[0], matrix(1, 17, 5)[0]
-    found = orthogonal_direction(m, g, 0.9, segments)
+    found = whole_direction(FEATURE_SETS["matrix"], m, g, segments, None)
     ahead = 0.9 * m + 0.1 * g
     (first,) = orthogonal([ahead[:12].view(3, 4)])
     torch.testing.assert_close(found[:12], first.flatten())
@@ -85,7 +87,7 @@ def test_the_direction_looks_a_step_ahead():
 
 def test_shapes_are_needed_and_must_fit():
     with pytest.raises(ValueError, match=r"shapes of the tensors must be known here: Segments\(lengths, shapes\)"):
-        orthogonal_direction(torch.ones(4), torch.ones(4), 0.9, Segments((4,)))
+        whole_direction(FEATURE_SETS["matrix"], torch.ones(4), torch.ones(4), Segments((4,)), None)
     with pytest.raises(ValueError, match=r"shapes of Segments must have the lengths \(4,\), got \(\(2, 3\),\)"):
         Segments((4,), ((2, 3),))
 

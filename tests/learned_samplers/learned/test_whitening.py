@@ -21,10 +21,11 @@ from learned_samplers.learned.whitening import (
     update_whitening,
     update_whitening_,
     whitened,
-    whitened_direction,
 )
+from learned_samplers.learned.whole_matrices import whole_direction
 
 D = whitening.COVARIANCE_DECAY
+WHITENED = FEATURE_SETS["whitened"]
 
 
 def matrix(rows, columns, seed=0, **kind):
@@ -97,7 +98,7 @@ def test_what_is_no_matrix_has_no_state_and_is_divided_by_its_root_mean_square()
     assert state_lengths(segments) == (0, 0, 0, 8)
     m, g = matrix(1, 18, 1)[0], matrix(1, 18, 2)[0]
     kept = update_whitening(torch.zeros(8, dtype=torch.float64), g, segments, 0)
-    found = whitened_direction(m, g, 0.9, segments, kept)[:12]
+    found = whole_direction(WHITENED, m, g, segments, kept)[:12]
     ahead = (0.9 * m + 0.1 * g)[:12]
     for piece, original in zip(found.split((5, 1, 6)), ahead.split((5, 1, 6)), strict=True):
         torch.testing.assert_close(piece, original / original.square().mean().sqrt())
@@ -118,7 +119,7 @@ def test_members_and_matrices_of_one_shape_do_not_touch_each_other():
     gradient = matrix(2, 30, 3)
     zeros = torch.zeros(2, sum(state_lengths(segments)), dtype=torch.float64)
     together = update_whitening(zeros, gradient, segments, 0)
-    direction = whitened_direction(gradient, gradient, 0.9, segments, together)
+    direction = whole_direction(WHITENED, gradient, gradient, segments, together)
     for member in range(2):
         alone = update_whitening(zeros[member], gradient[member], segments, 0)
         torch.testing.assert_close(together[member], alone)
@@ -126,7 +127,7 @@ def test_members_and_matrices_of_one_shape_do_not_touch_each_other():
             gradient[member].split(segments.lengths), flat_states(alone, segments), segments.matrices, strict=True
         ):
             torch.testing.assert_close(state, states_after([piece.view(shape)]))
-        found = whitened_direction(gradient[member], gradient[member], 0.9, segments, alone)
+        found = whole_direction(WHITENED, gradient[member], gradient[member], segments, alone)
         torch.testing.assert_close(direction[member], found)
     assert not zeros.any()
 
