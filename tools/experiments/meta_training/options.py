@@ -20,7 +20,7 @@ class TaskOptions:
     """What it is trained on."""
 
     # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone, deep for
-    # residual networks, digits for a first try without files.
+    # the direction of a step (deeper networks, all data), digits for a first try without files.
     family: Literal[
         "paper", "full", "cpu", "general", "residual", "deep", "small", "digits", "gaussians", "mnist_mlp"
     ] = "digits"
