@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,14 @@ class LearningCoefficient:
         return "\n".join(lines)
 
 
-@torch.random.fork_rng()
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    # Seeding seeds every GPU. `fork_rng` keeps them all of itself, too, but warns on a machine with several.
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
+
+
+@_generators_kept()
 def local_learning_coefficient(
     model: nn.Module,
     loss: Loss,

@@ -68,8 +68,10 @@ class Replay(nn.Module):
         "l2e",
         "l2e-paper",
         "l2e-adaptive",
+        "l2e-whitened",
         "kinetic",
         "scale-adapted",
+        "scale-adapted-whitened",
         "scale-adapted-cycles",
     ],
 )
@@ -78,16 +80,18 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
     num_data = task.hyperparameters.num_data
     common = dict(lr=0.5, num_data=num_data, temperature=temperature, prior_precision=3.0, momentum_decay=0.2)
     without_momentum = {key: value for key, value in common.items() if key != "momentum_decay"}
-    feature_set = "adaptive" if name.endswith("adaptive") else "paper"
+    feature_set = name.rsplit("-")[-1] if name.endswith(("adaptive", "whitened")) else "paper"
     form = "paper" if name.endswith("paper") else "residual"
     scales = {"alpha_scale": 0.5, "beta_scale": 0.5} if form == "paper" else {}  # of its usual 1e-3 nothing moves
-    adapted = ScaleAdaptedL2ERule(reference_data=None, beta_scale=1.0, eps=0.01)
+    sees = "whitened" if name.endswith("whitened") else None
+    adapted = ScaleAdaptedL2ERule(sees, reference_data=None, beta_scale=1.0, eps=0.01)
     rule = {
         "sghmc": SGHMCRule(),
         "psgld": PSGLDRule(),
         "cyclical": CyclicalRule(4, 0.5),
         "kinetic": KineticRule(),
         "scale-adapted": adapted.for_run(8),  # 4 steps explore
+        "scale-adapted-whitened": adapted.for_run(8),
         "scale-adapted-cycles": adapted.in_cycles(4, 3),
     }.get(name) or L2ERule(form, feature_set, **scales)
     weights = l2e_weights(rule) if rule.num_weights else torch.zeros(4, 0)

@@ -179,6 +179,7 @@ def test_the_stepping_is_chosen_by_device_and_rule():
     assert stepping_for("auto", SGHMCRule(), cuda) == "graph"
     assert stepping_for("loop", SGHMCRule(), cuda) == "loop"
     assert stepping_for("auto", CyclicalRule(4), cuda) == "loop"
+    assert stepping_for("auto", L2ERule("residual", "whitened"), cuda) == "loop"  # not every step renews the root
     with pytest.raises(
         ValueError, match="stepping='static': the rule 'CyclicalSGMCMC' changes with the step on the host"
     ):
