@@ -108,6 +108,10 @@ class SamplerRule:
         """Meta-parameters (n,) of the untrained sampler."""
         return torch.zeros(self.num_weights)
 
+    def constrained(self, weights: Tensor) -> Tensor:
+        """The meta-parameters (n,) that the rule allows, nearest to those that a step of the outer loop left."""
+        return weights
+
     def prepare(self, weights: Tensor) -> Any:
         """What `update` needs of the meta-parameters (P, n), computed once for many steps."""
         return None

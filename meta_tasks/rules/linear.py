@@ -27,7 +27,8 @@ class L2ELinearRule(L2ESubspaceRule):
 
     The network has three units in each hidden layer, two for the direction's parts of either sign and one for the gate;
     γ ≥ −6 there. It is a start for a wider network (``--start-weights``). With ``normalise_output`` in the settings
-    there is no gate, and nothing is learned but the direction: its size is 1 over every tensor.
+    there is no gate, and nothing is learned but the direction: its size is 1 over every tensor, however long
+    u = e_f + s·w is, so that `constrained` keeps ‖u‖ = 1. A u that grew would hardly turn any more, nor be perturbed.
 
     Args:
         feature, gain: of the start.
@@ -58,7 +59,7 @@ class L2ELinearRule(L2ESubspaceRule):
         if not (0 < direction_share < float("inf")):
             raise ValueError(f"direction_share must be greater than 0, got {direction_share}")
         gated = not settings.normalise_output
-        self.learned = "direction and gate" if gated else "direction"
+        self.learned = "direction and gate" if gated else "direction of length 1"
         settings = replace(settings, gated=gated)
         super().__init__(
             hidden=(2 + gated,) * depth, start=(feature, gain), tell_horizon=tell_horizon, settings=settings
@@ -73,6 +74,8 @@ class L2ELinearRule(L2ESubspaceRule):
             layers[0][1][2], layers[-1][0][2, 2], layers[-1][1][2] = GATE_BOUND, 1.0, -GATE_BOUND
         inputs, coordinates = named.size, named.size - len(named.context)
         signed = [i for i, name in enumerate(named.names[:coordinates]) if not name.startswith("log_")]
+        if (begun := named.names.index(feature)) not in signed and not gated:
+            raise ValueError(f"feature must be a signed one of a weight where outputs are normalised, got {feature!r}")
         rest = list(range(coordinates, inputs)) if gated else []
         up, down = torch.tensor(signed), torch.tensor(signed) + inputs
         gate = torch.tensor([*(2 * inputs + i for i in rest), 3 * inputs + 2] if gated else [], dtype=torch.long)
@@ -81,6 +84,8 @@ class L2ELinearRule(L2ESubspaceRule):
         numbers = torch.tensor([*range(w), *range(w), *range(w, w + c)])
         self._span(flatten(layers), torch.cat([up, down, gate]), numbers, shares)
         self._first, self._share = torch.zeros(self.num_weights), direction_share
+        #: u/s at the start, of a direction whose length is held.
+        self._begun = torch.tensor([float(i == begun) for i in signed]) / direction_share
         if origin is not None:
             loaded, card = load(origin)
             ours = replace(settings, total_steps=None)
@@ -101,6 +106,12 @@ class L2ELinearRule(L2ESubspaceRule):
 
     def initial_weights(self, seed: int) -> Tensor:
         return self._first.clone()
+
+    def constrained(self, weights: Tensor) -> Tensor:
+        if not self.settings.normalise_output:
+            return weights
+        whole = self._begun.to(weights) + weights
+        return whole / (self._share * torch.linalg.vector_norm(whole)) - self._begun.to(weights)
 
     def specification(self) -> dict[str, Any]:
         # Checkpoints from before there was a choice have none.

@@ -198,6 +198,8 @@ class Trainer:
                 gradient = gradient * (limit / norm)
             self.weights.grad = gradient.to(self.weights.dtype)
             self.optimizer.step()
+            with torch.no_grad():
+                self.weights.copy_(self.rule.constrained(self.weights))
         self.averaged.lerp_(self.weights.detach(), 1 - self.settings.averaging)
         self.iteration += 1
         elapsed = time.monotonic() - started

@@ -59,7 +59,7 @@ def test_of_a_normalised_output_the_direction_alone_is_learned(depth):
     rule = linear(settings=replace(SETTINGS, normalise_output=True), depth=depth)
     assert rule.num_weights == len(rule.names) == 13
     assert not rule.settings.gated
-    assert rule.specification()["learned"] == "direction"
+    assert rule.specification()["learned"] == "direction of length 1"
     torch.manual_seed(depth)
     x, weights = torch.randn(len(NAMES), 40), torch.randn(13)
     direction = x[NAMES.index("orthogonal_0.9")].clone()
@@ -68,6 +68,27 @@ def test_of_a_normalised_output_the_direction_alone_is_learned(depth):
     alpha, beta = outputs(rule, weights, x)
     torch.testing.assert_close(beta, -0.5 * direction, rtol=1e-4, atol=1e-5)
     assert not alpha.any()
+
+
+def test_a_direction_keeps_its_length_and_a_gate_its_freedom():
+    rule = linear(settings=replace(SETTINGS, normalise_output=True), direction_share=0.7)
+    place = rule.names.index("orthogonal_0.9")
+    assert torch.equal(rule.constrained(torch.zeros(13)), torch.zeros(13))
+    torch.manual_seed(0)
+    weights = torch.randn(13)
+    before, after = 0.7 * weights, 0.7 * rule.constrained(weights)
+    before[place] += 1
+    after[place] += 1
+    torch.testing.assert_close(after, before / before.norm())
+    x = torch.randn(len(NAMES), 40)
+    beta, held = outputs(rule, weights, x)[1], outputs(rule, rule.constrained(weights), x)[1]
+    torch.testing.assert_close(held, beta / before.norm(), rtol=1e-4, atol=1e-5)
+    assert linear().constrained(weights) is weights
+    with pytest.raises(ValueError, match="feature must be a signed one of a weight where outputs are normalised, got"):
+        L2ELinearRule(
+            next(name for name in NAMES if name.startswith("log_")),
+            settings=replace(SETTINGS, normalise_output=True),
+        )
 
 
 def test_the_directions_share_of_the_perturbation():
@@ -95,7 +116,7 @@ def test_it_runs_on_tasks_and_is_the_start_of_a_wider_network(tmp_path, normalis
         ends.append(unroll.parameter)
     assert ends[0].isfinite().all()
     torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
-    assert rule.specification()["learned"] == ("direction" if normalised else "direction and gate")
+    assert rule.specification()["learned"] == ("direction of length 1" if normalised else "direction and gate")
 
 
 def test_members_have_meta_parameters_of_their_own():

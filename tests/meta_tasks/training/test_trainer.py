@@ -323,3 +323,10 @@ def test_a_folder_has_one_run_at_a_time(tmp_path):
         first.run()
     assert first.checkpoints.paths() == []
     first.close()
+
+
+def test_a_step_ends_where_the_rule_allows():
+    rule = LearnableSGD()
+    rule.constrained = lambda weights: weights.clamp(max=-0.25)
+    assert run(rule=rule, iterations=2).weights.max() <= -0.25
+    assert run(iterations=2).weights.max() > -0.25

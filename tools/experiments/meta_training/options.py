@@ -19,10 +19,10 @@ from meta_tasks.training import TrainerSettings
 class TaskOptions:
     """What it is trained on."""
 
-    # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone, deep for
-    # the direction of a step (deeper networks, all data), digits for a first try without files.
+    # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone,
+    # direction for the direction of a step alone (small MLPs, many data), digits for a first try without files.
     family: Literal[
-        "paper", "full", "cpu", "general", "residual", "deep", "small", "digits", "gaussians", "mnist_mlp"
+        "paper", "full", "cpu", "general", "residual", "direction", "small", "digits", "gaussians", "mnist_mlp"
     ] = "digits"
     # Data sets of an image family, equally likely (a name may be given twice); by default the family's own.
     datasets: tuple[str, ...] | None = None
