@@ -23,6 +23,7 @@ OVERLAID = {
     "multi_mnist": ("mnist", "mnist"),
     "multi_fashion": ("fashion_mnist", "fashion_mnist"),
 }
+SPLITS = ("train", "val", "test")
 TASKS = ("top left", "bottom right")
 IMAGE, CANVAS, SHIFT = 28, 36, 4  # sides in pixels; how far at most an image lies from its corner, each way
 _TEST_SEED = 2022  # the test images are the same for every seed
@@ -91,6 +92,21 @@ def load_overlaid(
         *_render(first.train, second.train, val, size, stream),
         *_render(first.test, second.test, test, size, test_stream),
     )
+
+
+def read_cluttered(root: str | os.PathLike[str] | None, download: bool) -> RawSplits:
+    """Fashion-MNIST with a second of its images in the way: to be named is the one top left, as in "multi_fashion".
+
+    Hard for its size: a network learns what to look past. A tenth of the source is for validation.
+    """
+    source = read_idx_family("fashion_mnist", data_root(root), download)
+    assert source.train is not None
+    held_out = len(source.train[1]) // 10
+    data = load_overlaid(
+        "multi_fashion", root, size=CANVAS, validation=held_out, partners=1, limit_test=len(source.test[1])
+    )
+    train, val, test = ((getattr(data, f"{split}_x"), getattr(data, f"{split}_y")[:, 0]) for split in SPLITS)
+    return RawSplits(data.num_classes, 255.0, test, train, val)
 
 
 Indices = tuple[Tensor, Tensor]

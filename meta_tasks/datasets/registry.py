@@ -9,6 +9,7 @@ from pathlib import Path
 from meta_tasks.datasets.embedded import read_digits, read_photos
 from meta_tasks.datasets.image_data import RawSplits
 from meta_tasks.datasets.npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
+from meta_tasks.datasets.overlaid import CANVAS, read_cluttered
 from meta_tasks.datasets.tiny_imagenet import read_tiny_imagenet
 from meta_tasks.datasets.torchvision_sets import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
 
@@ -39,6 +40,7 @@ Reader = Callable[[Request], RawSplits]
 READERS: dict[str, Reader] = {
     "digits": lambda _: read_digits(),
     **dict.fromkeys(IDX_CLASSES, lambda request: read_idx_family(request.name, request.root, request.download)),
+    "cluttered_fashion": lambda request: read_cluttered(request.root, request.download),
     **dict.fromkeys(("cifar10", "cifar100"), lambda request: read_cifar(request.name, request.root, request.download)),
     "svhn": lambda request: read_svhn(request.root, request.download),
     "tiny_imagenet": lambda request: read_tiny_imagenet(request.root),
@@ -48,6 +50,7 @@ READERS: dict[str, Reader] = {
 
 _SHAPES = {
     "digits": ((1, 8, 8), 10),
+    "cluttered_fashion": ((1, CANVAS, CANVAS), 10),
     "cifar10": ((3, 32, 32), 10),
     "cifar100": ((3, 32, 32), 100),
     "svhn": ((3, 32, 32), 10),

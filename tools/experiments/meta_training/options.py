@@ -20,7 +20,7 @@ class TaskOptions:
     """What it is trained on."""
 
     # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone,
-    # direction for the direction of a step alone (small MLPs, many data), digits for a first try without files.
+    # direction for the direction of a step alone (hard images, many of them), digits for a first try without files.
     family: Literal[
         "paper", "full", "cpu", "general", "residual", "direction", "small", "digits", "gaussians", "mnist_mlp"
     ] = "digits"
