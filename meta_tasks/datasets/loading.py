@@ -32,7 +32,8 @@ def load(
 
     Args:
         name: one of `names()`. `emnist` is EMNIST's 10-class split "mnist" (60,000 images), `emnist_digits` its split
-            "digits" (240,000); `cluttered_fashion` is Fashion-MNIST with a second image in the way; `notmnist` and `photos` have only a test split, to be used out of distribution.
+            "digits" (240,000); `cluttered_fashion` is Fashion-MNIST with a second image in the way; `notmnist` and
+            `photos` have only a test split, to be used out of distribution.
         root: the data folder; None takes LEARNED_SAMPLERS_DATA, else ~/.cache/learned_samplers.
         size: side of the images in pixels (bilinear with antialiasing); None keeps their own.
         grayscale: turn colour into luma, one channel.

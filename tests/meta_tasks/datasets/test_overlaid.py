@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meta_tasks import datasets
 from meta_tasks.datasets import MultiTaskData, load_overlaid, scaled
 from meta_tasks.datasets.overlaid import CANVAS, IMAGE, SHIFT, overlay
 
@@ -112,6 +113,20 @@ def test_the_seed_moves_everything_but_the_test_images(root):
     x = scaled(first.train_x)
     assert x.dtype == torch.float32
     assert 0 <= x.min() < x.max() <= 1
+
+
+def test_of_a_cluttered_image_the_one_top_left_is_named(root):
+    data = datasets.load("cluttered_fashion", root, download=False)
+    assert (data.input_shape, data.num_classes) == datasets.shape_of("cluttered_fashion")
+    assert [len(y) for y in (data.train_y, data.val_y, data.test_y)] == [27, 3, 20]
+    firsts = []
+    for split in ("train", "val", "test"):
+        first, second, _ = found((getattr(data, f"{split}_x") * 255).round().to(torch.uint8))
+        assert torch.equal(first % CLASSES, getattr(data, f"{split}_y"))
+        assert not torch.equal(second % CLASSES, getattr(data, f"{split}_y"))
+        firsts.append(set(first.tolist()) | set(second.tolist()))
+    assert not firsts[0] & firsts[1]
+    assert not (firsts[0] | firsts[1]) & firsts[2]
 
 
 def test_limits_take_some_of_the_pairs(root):
