@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,12 @@ class L2ELinearRule(L2ESubspaceRule):
         feature, gain: of the start.
         direction_share: s, what a unit of the direction's meta-parameters is worth beside the gate's, for one size of
             perturbation serves both. A larger one goes to another direction sooner.
+        without: features that the direction leaves out, such as "parameter": to go along the weight itself is to change
+            the prior, and on tasks of few steps nothing shows what that does later.
         depth: number of hidden layers.
         tell_horizon: as for `L2ERule`.
         origin: weight file that this rule gave, with the same feature, gain and settings, whose meta-parameters are the
-            first, whatever its ``direction_share``.
+            first, whatever its ``direction_share``, but for features that are left out now.
         settings: of the sampler, in the residual form; the gate is added to them, unless they normalise the output.
 
     Raises:
@@ -51,6 +54,7 @@ class L2ELinearRule(L2ESubspaceRule):
         gain: float = 1.0,
         *,
         direction_share: float = 0.3,
+        without: Sequence[str] = (),
         depth: int = 2,
         tell_horizon: float = 0.0,
         settings: L2ESettings,
@@ -76,6 +80,10 @@ class L2ELinearRule(L2ESubspaceRule):
         signed = [i for i, name in enumerate(named.names[:coordinates]) if not name.startswith("log_")]
         if (begun := named.names.index(feature)) not in signed and not gated:
             raise ValueError(f"feature must be a signed one of a weight where outputs are normalised, got {feature!r}")
+        if unknown := [name for name in without if name == feature or name not in (named.names[i] for i in signed)]:
+            raise ValueError(f"without: {', '.join(unknown)}: not among the features that {feature!r} is mixed with")
+        omitted = torch.tensor([named.names.index(name) for name in without], dtype=torch.long)
+        signed = [i for i in signed if named.names[i] not in without]
         rest = list(range(coordinates, inputs)) if gated else []
         up, down = torch.tensor(signed), torch.tensor(signed) + inputs
         gate = torch.tensor([*(2 * inputs + i for i in rest), 3 * inputs + 2] if gated else [], dtype=torch.long)
@@ -83,7 +91,7 @@ class L2ELinearRule(L2ESubspaceRule):
         shares = torch.tensor([direction_share] * w + [-direction_share] * w + [1.0] * c)
         numbers = torch.tensor([*range(w), *range(w), *range(w, w + c)])
         self._span(flatten(layers), torch.cat([up, down, gate]), numbers, shares)
-        self._first, self._share = torch.zeros(self.num_weights), direction_share
+        self._first, self._share, self._without = torch.zeros(self.num_weights), direction_share, list(without)
         #: u/s at the start, of a direction whose length is held.
         self._begun = torch.tensor([float(i == begun) for i in signed]) / direction_share
         if origin is not None:
@@ -96,9 +104,11 @@ class L2ELinearRule(L2ESubspaceRule):
             ):
                 raise ValueError(f"origin: {origin} is not of this rule with these settings")
             given = nn.utils.parameters_to_vector(loaded.parameters()).detach()
+            given[torch.cat([omitted, omitted + inputs])] = 0.0
             self._first[numbers] = ((given - self._base)[self._places]) / shares
             if not torch.allclose(self.whole(self._first), given, atol=1e-5):
                 raise ValueError(f"origin: {origin} is not linear, or starts at another feature or gain")
+            self._first = self.constrained(self._first)
         #: A name for each meta-parameter.
         self.names = tuple(named.names[i] for i in signed)
         if gated:
@@ -116,5 +126,6 @@ class L2ELinearRule(L2ESubspaceRule):
     def specification(self) -> dict[str, Any]:
         # Checkpoints from before there was a choice have none.
         more: dict[str, Any] = {} if self._share == 0.3 else {"direction_share": self._share}
+        more |= {"without": self._without} if self._without else {}
         more |= {"origin": self._first.tolist()} if self._first.any() else {}
         return {**super().specification(), **more}

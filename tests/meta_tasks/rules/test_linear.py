@@ -91,6 +91,23 @@ def test_a_direction_keeps_its_length_and_a_gate_its_freedom():
         )
 
 
+def test_a_direction_may_leave_features_out(tmp_path):
+    settings = replace(SETTINGS, normalise_output=True)
+    rule, less = linear(settings=settings), linear(settings=settings, without=("parameter", "average_0.5"))
+    assert less.names == tuple(name for name in rule.names if name not in ("parameter", "average_0.5"))
+    assert less.specification()["without"] == ["parameter", "average_0.5"]
+    assert "without" not in rule.specification()
+    torch.manual_seed(0)
+    origin, weights = weight_file(tmp_path, rule)
+    begun = linear(settings=settings, without=less._without, origin=origin).initial_weights(0)
+    kept = weights[[rule.names.index(name) for name in less.names]]
+    torch.testing.assert_close(begun, less.constrained(kept), rtol=1e-4, atol=1e-5)
+    assert begun.ne(kept).any()  # its length is 1 again
+    for name in ("orthogonal_0.9", "log_size", "momenta"):
+        with pytest.raises(ValueError, match=f"without: {name}: not among the features that 'orthogonal_0.9' is mixed"):
+            linear(without=(name,))
+
+
 def test_the_directions_share_of_the_perturbation():
     small, large = linear(), linear(direction_share=0.9)
     weights = 0.3 * torch.randn(30)

@@ -79,6 +79,9 @@ class SamplerOptions:
     # With --linear: what a unit of the direction's meta-parameters is worth beside the gate's; by default .3. A larger
     # one leaves the start's direction sooner.
     direction_share: float | None = None
+    # With --linear: features that the direction leaves out, such as parameter: to go along the weight itself changes
+    # the prior, and short runs do not show what that does to long ones.
+    direction_without: tuple[str, ...] = ()
     # L2E and PrecondL2E with a feature set that sees the progress of the run ("lean", "adaptive_run", "matrix"): share
     # of the tasks in which the network is told the number of steps.
     tell_horizon: float | None = None
@@ -109,6 +112,8 @@ class SamplerOptions:
         given = {each.name: getattr(self.scales, each.name) for each in fields(self.scales)}
         if self.direction_share is not None and not self.linear:
             raise ValueError(f"direction_share={self.direction_share} needs linear")
+        if self.direction_without and not self.linear:
+            raise ValueError(f"direction_without={self.direction_without} needs linear")
         if self.linear:
             return self._make_linear(given)
         if self.gate_of is not None:
@@ -132,6 +137,7 @@ class SamplerOptions:
         gain = 1.0 if self.start_gain is None else self.start_gain
         settings = L2ESettings.given(**given)
         own: dict[str, Any] = {"tell_horizon": self.tell_horizon or 0.0, "origin": self.start_weights}
+        own["without"] = self.direction_without
         if self.direction_share is not None:
             own["direction_share"] = self.direction_share
         return L2ELinearRule(self.start_feature, gain, settings=settings, **own)
