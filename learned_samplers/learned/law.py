@@ -19,7 +19,7 @@ from learned_samplers.learned.sampler import LearnedSampler
 
 #: Steps after which `l2e_law` looks at the terms.
 STEPS = 200
-_OF_THE_CHAIN = ("parameter", "gradient", "momentum", "averages", "step")
+_OF_THE_CHAIN = ("parameter", "gradient", "momentum", "averages", "whitening", "step")
 
 
 def measured_at(sampler: LearnedSampler) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from learned_samplers import L2E, SGHMC, PrecondL2E, check_sampler
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.measures import assumption_violation, term_contributions, term_effects
 from learned_samplers.learned.l2e.report import flat_states
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
@@ -137,3 +138,22 @@ def test_a_sampler_that_runs_away_is_unstable_and_not_an_error():
         lambda p: PrecondL2E(p, 0.1, 100, network=module), stiffness=(0.3,), coordinates=100, steps=500, refinement=1.01
     )
     assert report.verdict == "unstable", report
+
+
+def test_the_law_of_a_sampler_that_whitens():
+    def make(p, feature_set="whitened"):
+        module = build_network(feature_set, (2,))
+        row = FEATURE_SETS[feature_set].names.index(
+            {"whitened": "whitened_0.9", "matrix": "orthogonal_0.9"}[feature_set]
+        )
+        with torch.no_grad():
+            module[0].weight.zero_()
+            module[0].weight[:, row] = torch.tensor([1.0, -1.0])
+            module[-1].weight[1] = torch.tensor([-1.0, 1.0])
+        return L2E(p, 0.1, 100, network=module, feature_set=feature_set, beta_scale=1.0)
+
+    found = l2e_law(make, coordinates=500, stiffness=(0.2,), seed=1)
+    assert found["terms"]["learned_velocity"] > 0
+    # Independent coordinates are no matrix: there both rows are the momentum over its root mean square.
+    other = l2e_law(lambda p: make(p, "matrix"), coordinates=500, stiffness=(0.2,), seed=1)
+    assert found["term_effects"] == pytest.approx(other["term_effects"], rel=1e-3)
