@@ -7,6 +7,7 @@ import torch
 from experiments.images import builders
 from experiments.images.settings import Settings
 
+from learned_samplers import L2E
 from learned_samplers.learned import weights
 from learned_samplers.learned.cards import META_TRAINING_FIELDS
 from learned_samplers.learned.feature_sets import feature_set_named
@@ -47,3 +48,22 @@ def test_the_scale_adapted_one_explores_for_all_of_burn_in(learned_weights):
     assert (group["lr"], group["temperature"], group["prior_precision"]) == (0.01, 0.5, 2.0)
     with pytest.raises(ValueError, match=r"burn_in=0.3 of 3 steps leaves ScaleAdaptedL2E none in which to explore"):
         builders.scale_adapted_l2e(groups(), settings, 0.01, 100, 3)
+
+
+def test_the_start_that_tables_measure_is_the_one_that_ships():
+    settings = Settings(dataset="digits", temperature=0.1, prior_precision=20.0)
+    common = dict(num_data=1000, temperature=0.1, prior_precision=20.0)
+    ends = []
+    for make in (
+        lambda params: builders.l2e_whitened_start([{"params": params}], settings, 0.001, 1000, 100),
+        lambda params: L2E(params, 0.001, network="l2e-whitened", **common),
+    ):
+        torch.manual_seed(0)
+        weight = torch.randn(5, 6, requires_grad=True)
+        begun, sampler = weight.detach().clone(), make([weight])
+        for _ in range(5):
+            weight.grad = torch.randn(5, 6) + weight.detach()
+            sampler.step()
+        assert (weight - begun).abs().max() > 1e-3
+        ends.append(weight.detach())
+    assert torch.equal(*ends)
