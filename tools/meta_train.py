@@ -75,7 +75,7 @@ def make_trainer(options: Options) -> Trainer:
         ValueError, FileNotFoundError: options that cannot be trained with; nothing has been then.
     """
     make_executor = executor_maker(options.execution)
-    options.gradient.check(options.rule.sampler)
+    options.gradient.check(options.rule.sampler, options.rule.linear)
     family, rule, estimator = options.tasks.make(), options.rule.make(), options.gradient.make()
     seed = options.settings.seed
     defaults = recommended(options.default_lr, family)

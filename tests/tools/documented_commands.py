@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 def check_meta_train(arguments: list[str]) -> Estimator:
     options = tyro.cli(MetaOptions, args=arguments)
-    options.gradient.check(options.rule.sampler)
+    options.gradient.check(options.rule.sampler, options.rule.linear)
     options.rule.make()
     return options.gradient.make()
 

@@ -213,6 +213,7 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--gate-of", "a.safetensors"], r"a\.safetensors"),
         (["--linear"], "linear needs a start_feature"),
         (["--linear", "--start-feature", "gradient", "--hidden", "8"], r"hidden=\(8,\) cannot be given beside linear"),
+        (["--linear", "--start-feature", "gradient", "--learned", "3"], "learned=3 cannot be given beside linear"),
         (["--direction-share", "1"], "direction_share=1.0 needs linear"),
         (["--direction-without", "parameter"], r"direction_without=\('parameter',\) needs linear"),
         (["--linear", "--sampler", "PrecondL2E"], "linear=True does not belong to PrecondL2E"),

@@ -34,7 +34,7 @@ def cost_table(options: Options, stepping: str, *, iterations: int = ITERATIONS,
     Raises:
         ValueError: options that cannot be trained with, or a data set whose shape is not known.
     """
-    options.gradient.check(options.rule.sampler)
+    options.gradient.check(options.rule.sampler, options.rule.linear)
     family, rule, estimator = options.tasks.make(), options.rule.make(), options.gradient.make()
     device = options.tasks.device
     if isinstance(family, ImageTaskFamily):

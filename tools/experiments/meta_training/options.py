@@ -128,8 +128,10 @@ class EstimatorOptions:
     # Options of truncated back-propagation.
     chains: Annotated[ChainOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=ChainOptions)
 
-    def check(self, sampler: str) -> None:
+    def check(self, sampler: str, linear: bool = False) -> None:
         """Raise ValueError if the estimator cannot train the sampler, or has no use for an option that was changed."""
+        if linear and self.learned is not None:
+            raise ValueError(f"learned={self.learned} cannot be given beside linear, whose few numbers are all learned")
         if (sampler == "MetaSGMCMC") != (self.estimator == "tbptt"):
             raise ValueError(
                 f"sampler={sampler!r} cannot be trained by estimator={self.estimator!r}; MetaSGMCMC by 'tbptt', "
