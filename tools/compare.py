@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             write_results(out, reports, command_line("compare", arguments))
             draw_all(reports[-1], out)
     for report in reports:
-        print(f"\n{tables(report, content(report))}")
+        print(f"\n{tables(report.budget, content(report))}")
     print(f"\nin {out}: table.md, results.json, the figures, and every run under steps_<budget>/")
     print(tensorboard_hint(out))
 

@@ -19,7 +19,7 @@ from experiments.images.compare_statistics import beside, beside_cells, equal_ti
 from experiments.images.compare_verdict import verdict, verdict_line
 from experiments.images.methods import Setting
 from experiments.images.report import label
-from experiments.images.result import CURVES, Result, score_columns
+from experiments.images.result import CURVES, Result
 from experiments.images.runner import predictions
 from experiments.images.settings import Settings
 from learned_samplers import metrics
@@ -53,6 +53,7 @@ class BudgetReport:
         equal_time: of each method its runs in the seconds of the first; {} if there are none.
         reference: probabilities (test images, classes) to compare with, or None.
         lost: why a method has no runs: it diverged at every setting.
+        data: the data's fingerprint.
     """
 
     budget: int
@@ -65,6 +66,7 @@ class BudgetReport:
     equal_time: dict[str, list[Result]] = field(default_factory=dict)
     reference: torch.Tensor | None = None
     lost: dict[str, str] = field(default_factory=dict)
+    data: str | None = None
 
 
 def measured(result: Result) -> dict[str, Any]:
@@ -107,6 +109,7 @@ def content(report: BudgetReport) -> dict[str, Any]:
         methods[name] = {
             "label": label(results),
             **numbers_of(tuning.chosen),
+            "also_tuned": tuning.chosen.text(report.num_data),
             "at_edge": bool(tuning.edges()),
             "tuning": [
                 {
@@ -137,6 +140,7 @@ def content(report: BudgetReport) -> dict[str, Any]:
     return {
         "settings": asdict(report.settings),
         "num_data": report.num_data,
+        "data": report.data,
         "methods": methods,
         "verdict": verdict(report.runs, report.folder),
         "lowest_nll": min(ended, key=lambda name: methods[name]["mean"]["nll"]) if ended else None,
@@ -166,27 +170,27 @@ def health(result: Result) -> dict[str, Any]:
     }
 
 
-def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
-    """The budget's tables and the sentences below them, as Markdown; `numbers` is its `content`."""
+def tables(budget: int, numbers: Mapping[str, Any]) -> str:
+    """The budget's tables and the sentences below them, as Markdown; `numbers` is its `content`, or read from JSON."""
     scores, robust, others, healths, chains = [], [], [], [], list[dict[str, str]]()
-    known = {key for results in report.runs.values() for result in results for key in measured(result)}
-    known |= {key for key, *_ in score_columns(report.runs.values())}
+    known = {key for method in numbers["methods"].values() for run in method["runs"] for key in run}
+    if "nll" not in known:  # all have diverged
+        known |= {"accuracy", "nll", "ece", "brier"}
     columns = [column for column in SCORE_COLUMNS if column[0] in known]
-    for name, results in report.runs.items():
-        rows = [measured(result) for result in finished(results)]
-        chosen = report.tuning[name].chosen
-        row = {"method": label(results), "lr": f"{chosen.lr:g}", "also tuned": chosen.text(report.num_data) or "–"}
+    for method in numbers["methods"].values():
+        name, rows = {"method": method["label"]}, [run for run in method["runs"] if run["diverged"] is None]
+        row = {**name, "lr": f"{method['lr']:g}", "also tuned": method["also_tuned"] or "–"}
         for key, heading, decimals in columns:
             row[heading] = spread([value for each in rows if (value := each.get(key)) is not None], decimals)
         row["samples"] = spread([each["num_samples"] for each in rows], 0, with_std=False)
-        row["gradients"] = spread([result.gradient_evaluations for result in results], 0, with_std=False)
+        row["gradients"] = spread([each["gradient_evaluations"] for each in method["runs"]], 0, with_std=False)
         scores.append(row)
-        robust.append({"method": label(results), **robust_cells(numbers["methods"][name])})
-        others.append({"method": label(results), **beside_cells(numbers["methods"][name])})
-        healths.append({"method": label(results), **health_cells(numbers["methods"][name]["health"])})
-        if (together := numbers["methods"][name]["pooled"]) is not None:
+        robust.append({**name, **robust_cells(method)})
+        others.append({**name, **beside_cells(method)})
+        healths.append({**name, **health_cells(method["health"])})
+        if (together := method["pooled"]) is not None:
             cells = {heading: f"{together[key]:.4f}" for key, heading, _ in SCORE_COLUMNS if key in together}
-            chains.append({"method": label(results), **cells, "runs": str(together["chains"])})
+            chains.append({**name, **cells, "runs": str(together["chains"])})
     labels = {name: method["label"] for name, method in numbers["methods"].items()}
     lines = [] if numbers["verdict"] is None else [verdict_line(numbers["verdict"], labels)]
     if numbers["lowest_nll"] is not None:
@@ -195,8 +199,8 @@ def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
     edges = [method["label"] for method in numbers["methods"].values() if method["at_edge"]]
     if edges:
         lines.append(f"- Tuned to the edge of what was tried: {', '.join(edges)}.")
-    lines += [f"- **{name} has no row**: {why}." for name, why in report.lost.items()]
-    parts = [f"### {report.budget} gradients", markdown(scores), markdown(rectangular(robust))]
+    lines += [f"- **{name} has no row**: {why}." for name, why in numbers["lost"].items()]
+    parts = [f"### {budget} gradients", markdown(scores), markdown(rectangular(robust))]
     parts += [markdown(rectangular(others))] if any(len(row) > 1 for row in others) else []
     parts += [markdown(healths)]
     parts += [markdown(chains)] if chains else []
@@ -258,6 +262,6 @@ _GIVEN = "Nothing was tuned here: every setting is the best that another compari
 def write_results(out: Path, reports: Sequence[BudgetReport], command: str) -> None:
     """Write results.json and table.md for the budgets that are finished."""
     numbers = {str(report.budget): content(report) for report in reports}
-    parts = [tables(report, numbers[str(report.budget)]) for report in reports]
+    parts = [tables(report.budget, numbers[str(report.budget)]) for report in reports]
     given = any(tuning.given for report in reports for tuning in report.tuning.values())
     write_outputs(out, command, "\n\n".join([NOTES + (_GIVEN if given else _TUNED), *parts]), {"budgets": numbers})

@@ -15,21 +15,22 @@ from experiments.images.result import Result
 ERRORS = 2  # standard errors that a difference must exceed
 
 
-def verdict(runs: Mapping[str, Sequence[Result]], folder: Path) -> dict[str, Any] | None:
+def verdict(runs: Mapping[str, Sequence[Result]], folder: Path | None) -> dict[str, Any] | None:
     """The first learned sampler beside the rival with the lowest mean test NLL, of all methods that are not learned.
 
     A rival with diverged seeds is taken only where every rival has some. That the rival is the best by these very
     test images favours it. None where there is no learned sampler, no rival, or no seed that both have finished.
+    Without a ``folder`` there are no predictions to tell the error of the test images by.
 
     Returns:
         "method", "rival", "rivals" (how many), "difference" of their mean NLL over the seeds that both have finished,
-        its standard "error" over those "seeds" (None for one), "image_error" that the choice of test images gives,
-        "accuracy_difference" (None of a regression), and "decided", whether the difference exceeds two of the larger
-        error (None for one seed).
+        its standard "error" over those "seeds" (None for one), "image_error" that the choice of test images gives (or
+        None), "accuracy_difference" (None of a regression), and "decided", whether the difference exceeds two of the
+        larger error (None for one seed).
     """
     ended = [name for name, results in runs.items() if finished(results)]
-    learned = [name for name in ended if METHODS[name].network is not None]
-    rivals = [name for name in ended if METHODS[name].network is None]
+    learned = [name for name in ended if METHODS[runs[name][0].method].network is not None]
+    rivals = [name for name in ended if METHODS[runs[name][0].method].network is None]
     if not learned or not rivals:
         return None
     whole = [name for name in rivals if len(finished(runs[name])) == len(runs[name])] or rivals
@@ -37,7 +38,7 @@ def verdict(runs: Mapping[str, Sequence[Result]], folder: Path) -> dict[str, Any
     ours, theirs = runs[learned[0]], runs[best]
     if (pair := paired(ours, theirs)) is None:
         return None
-    (difference, error), images = pair, image_error(ours, theirs, folder)
+    (difference, error), images = pair, None if folder is None else image_error(ours, theirs, folder)
     scores = {result.seed: result.scores for result in finished(theirs)}
     both = [result for result in finished(ours) if result.seed in scores]
     accuracy = [
@@ -52,7 +53,7 @@ def verdict(runs: Mapping[str, Sequence[Result]], folder: Path) -> dict[str, Any
         "seeds": len(both),
         "image_error": images,
         "accuracy_difference": fmean(accuracy) if accuracy else None,
-        "decided": None if error is None else abs(difference) > ERRORS * max(error, images),
+        "decided": None if error is None else abs(difference) > ERRORS * max(error, images or 0.0),
     }
 
 
@@ -62,15 +63,19 @@ def verdict_line(found: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     seeds = f"paired over {found['seeds']} seeds" if found["seeds"] > 1 else "one seed, so no standard error over seeds"
     accuracy = found["accuracy_difference"]
     ahead = labels[found["method" if found["difference"] < 0 else "rival"]]
+    images, errors = found["image_error"], "of the larger error"
+    if images is None:
+        errors = "standard errors"
     conclusion = {
         None: "one seed decides nothing",
-        True: f"more than two of the larger error, so {ahead} is ahead",
-        False: "within two of the larger error, so no difference is seen",
+        True: f"more than two {errors}, so {ahead} is ahead",
+        False: f"within two {errors}, so no difference is seen",
     }[found["decided"]]
     return (
         f"- {labels[found['method']]} against {labels[found['rival']]}, the best of {found['rivals']} "
         f"{'rivals' if found['rivals'] > 1 else 'rival'} by these test images: NLL {found['difference']:+.4f}{error} "
-        f"({seeds}; ± {found['image_error']:.4f} by the choice of test images)"
+        f"({seeds}"
+        + (")" if images is None else f"; ± {images:.4f} by the choice of test images)")
         + ("" if accuracy is None else f", accuracy {accuracy:+.4f}")
         + f"; {conclusion}."
     )

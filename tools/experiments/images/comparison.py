@@ -132,7 +132,13 @@ class Comparison:
         """Tuning and final runs of every method at one budget."""
         options, runs, settings = self.options, self.runs[budget], replace(self.options.settings, steps=budget)
         report = BudgetReport(
-            budget, runs.store.folder, settings, self.data.num_data, self.data.num_classes, reference=self.reference
+            budget,
+            runs.store.folder,
+            settings,
+            self.data.num_data,
+            self.data.num_classes,
+            reference=self.reference,
+            data=runs.store.data,
         )
         for method in options.sampler:
             try:

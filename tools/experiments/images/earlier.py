@@ -9,7 +9,8 @@ from typing import Any
 from experiments.images.methods import ImageMethod, Setting
 from experiments.images.settings import Settings
 
-_FILE = "results.json"
+#: The file with all numbers of a comparison.
+RESULTS = "results.json"
 
 
 def earlier_settings(folder: Path, method: ImageMethod, settings: Settings, num_data: int, count: int) -> list[Setting]:
@@ -28,9 +29,9 @@ def earlier_settings(folder: Path, method: ImageMethod, settings: Settings, num_
         ValueError: the method is not in it, or a learned sampler had other weights there, or what was found cannot be
             taken over.
     """
-    path = Path(folder) / _FILE
+    path = Path(folder) / RESULTS
     if not path.is_file():
-        raise FileNotFoundError(f"settings_of: no {_FILE}, which a finished comparison leaves, in {folder}")
+        raise FileNotFoundError(f"settings_of: no {RESULTS}, which a finished comparison leaves, in {folder}")
     try:
         budgets = json.loads(path.read_text())["budgets"]
         found = budgets[max(budgets, key=int)]

@@ -41,7 +41,8 @@ class ComparisonTable:
     folder: Path
 
     def __str__(self) -> str:
-        return "\n\n".join(tables(report, found) for report, found in zip(self.reports, self.numbers, strict=True))
+        both = zip(self.reports, self.numbers, strict=True)
+        return "\n\n".join(tables(report.budget, found) for report, found in both)
 
     __repr__ = _repr_markdown_ = __str__
 

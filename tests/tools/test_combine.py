@@ -1,0 +1,113 @@
+"""tools/combine.py: one table of comparisons that were run apart, on the embedded digits with tiny budgets."""
+
+import json
+import shutil
+
+import combine
+import compare
+import pytest
+import torch
+
+from tests.tools.compare_cases import SMALL, TINY, cells, numbers
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """The same methods in one comparison, and each in its own; the folders by name."""
+    out, threads = tmp_path_factory.mktemp("apart"), torch.get_num_threads()
+    for name, methods in {"all": ["L2E", "SGHMC", "SGD"], "a": ["L2E"], "b": ["SGHMC"], "c": ["SGD"]}.items():
+        if name != "all":  # its runs are kept, so that none is made again
+            shutil.copytree(out / "all", out / name)
+        compare.main([*TINY, *SMALL, "--steps", "40", "--seeds", "2", "--sampler", *methods, "--out", str(out / name)])
+    torch.set_num_threads(threads)
+    return out
+
+
+def _of(folder):
+    return numbers(folder)["40"]
+
+
+def test_methods_run_apart_have_the_table_of_one_comparison(apart, tmp_path, capsys):
+    combine.main([*(str(apart / name) for name in "abc"), "--out", str(tmp_path)])
+    together, whole = _of(tmp_path), _of(apart / "all")
+    assert list(together["methods"]) == list(whole["methods"]) == ["L2E", "SGHMC", "SGD"]
+    for name, method in whole["methods"].items():
+        for key in ("lr", "also_tuned", "pooled", "health", "median_nll", "collapsed", "tuning"):
+            assert together["methods"][name][key] == method[key], (name, key)
+        assert together["methods"][name]["mean"]["nll"] == method["mean"]["nll"]
+    for name in ("SGHMC", "SGD"):
+        ours, theirs = (each["methods"][name]["difference"] for each in (together, whole))
+        assert (ours["mean"], ours["error"]) == pytest.approx((theirs["mean"], theirs["error"]))
+        assert ours["image_error"] is None, "the predictions are not in the file"
+    assert whole["verdict"]["image_error"] > 0
+    for key in ("method", "rival", "difference", "error", "seeds"):
+        assert together["verdict"][key] == pytest.approx(whole["verdict"][key])
+    table = (tmp_path / "table.md").read_text()
+    assert cells(table, "### 40", "SGHMC", "NLL") == cells(
+        (apart / "all" / "table.md").read_text(), "### 40", "SGHMC", "NLL"
+    )
+    for name, label in {"a": "L2E", "b": "SGHMC", "c": "SGD"}.items():
+        assert f"- {label}: `{json.loads((apart / name / 'results.json').read_text())['command']}`" in table
+    assert "the best of 2 rivals" in table
+    assert table.strip().splitlines()[-1] in capsys.readouterr().out
+
+
+def test_what_was_combined_can_be_combined_again_and_files_stand_for_folders(apart, tmp_path):
+    combine.main([str(apart / "b"), str(apart / "c" / "results.json"), "--out", str(tmp_path / "two")])
+    combine.main([str(tmp_path / "two" / "results.json"), str(apart / "a"), "--out", str(tmp_path / "three")])
+    found = _of(tmp_path / "three")
+    assert list(found["methods"]) == ["SGHMC", "SGD", "L2E"]
+    assert found["verdict"]["method"] == "L2E"
+    assert found["methods"]["SGD"]["source"] == str(apart / "c" / "results.json"), "where it was made"
+
+
+def _changed(apart, tmp_path, change):
+    found = json.loads((apart / "b" / "results.json").read_text())
+    change(found)
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(found))
+    return path
+
+
+def _set(*keys, value):
+    def change(found):
+        for key in keys[:-1]:
+            found = found[key]
+        found[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("budgets", "40", "settings", "batch_size", value=16), "differ in batch_size: 16, 32"),
+        (_set("budgets", "40", "data", value="others"), "differ in data: 'others', "),
+        (_set("budgets", "40", "num_data", value=7), "differ in num_data: 7, "),
+        (_set("budgets", "40", "settings", "nothing", value=16), "is not that of a comparison"),
+        (_set("budgets", value=[]), "is not that of a comparison"),
+        (_set("budgets", "40", "methods", "SGHMC", "label", value="L2E"), "L2E at 40 gradients is in"),
+        (lambda found: found["budgets"]["40"]["methods"]["SGHMC"].pop("also_tuned"), "run its command once more"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused_and_nothing_written(apart, tmp_path, change, message):
+    path = _changed(apart, tmp_path, change)
+    with pytest.raises(SystemExit, match=message):
+        combine.main([str(apart / "a"), str(path), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_weights_of_a_sampler_and_compiled_steps_may_stand_beside_each_other(apart, tmp_path):
+    def other(found):
+        for budget in found["budgets"].values():
+            budget["settings"] |= {"l2e_network": "l2e", "compiled": True}
+
+    combine.main([str(apart / "a"), str(_changed(apart, tmp_path, other)), "--out", str(tmp_path / "out")])
+    assert list(_of(tmp_path / "out")["methods"]) == ["L2E", "SGHMC"]
+
+
+def test_a_folder_without_a_comparison_and_one_twice_are_refused(apart, tmp_path):
+    with pytest.raises(SystemExit, match="no results"):
+        combine.main([str(tmp_path)])
+    with pytest.raises(SystemExit, match="L2E at 40 gradients is in"):
+        combine.main([str(apart / "a"), str(apart / "a" / "results.json"), "--out", str(tmp_path / "out")])

@@ -1,0 +1,132 @@
+"""Several comparisons of the same data, network and posterior as one table, from their results.json alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.images.compare_statistics import paired
+from experiments.images.compare_verdict import verdict
+from experiments.images.earlier import RESULTS
+from experiments.images.methods import METHODS
+from experiments.images.result import Result
+from experiments.images.settings import Settings
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The numbers of a comparison, of its folder or of the file itself.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not that of a comparison, or one of before the settings had a text of their own.
+    """
+    file = path / RESULTS if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"comparisons: no {RESULTS}, which a finished comparison leaves, in {path}")
+    try:
+        found = json.loads(file.read_text())
+        for budget in found["budgets"].values():
+            Settings(**budget["settings"])
+            for method in budget["methods"].values():
+                if "also_tuned" not in method:
+                    raise ValueError("it was written by an older compare.py; run its command once more")
+                [(run["seed"], run["diverged"]) for run in method["runs"]]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"comparisons: {file} is not that of a comparison: {error}") from error
+    return dict(found)
+
+
+def combined(comparisons: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The numbers of each budget, as `compare_report.content` gives them, with the methods of all comparisons.
+
+    A method is called what its table calls it. Differences to the first one are paired over the seeds that both have;
+    the error that the choice of test images gives is not known, for that needs the predictions.
+
+    Args:
+        comparisons: name (of the file) → what `read` gave, in the order of the rows.
+
+    Raises:
+        ValueError: two differ in data, network or posterior, or have a row of the same name.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for source, comparison in comparisons.items():
+        for budget, numbers in comparison["budgets"].items():
+            together = found.setdefault(
+                int(budget), {**numbers, "methods": {}, "lost": {}, "first": source, "common": common(numbers)}
+            )
+            if common(numbers) != together["common"]:
+                raise ValueError(f"comparisons: {source} and {together['first']} differ {_where(numbers, together)}")
+            for name, method in numbers["methods"].items():
+                label = method["label"]
+                if label in together["methods"]:
+                    other = together["methods"][label]["source"]
+                    raise ValueError(f"comparisons: {label} at {budget} gradients is in {other} and in {source}")
+                made = {"method": name, "source": source, "command": comparison["command"]}
+                together["methods"][label] = {**made, **method}  # of one that was combined before, its own
+            together["lost"] |= numbers["lost"]
+    for numbers in found.values():
+        del numbers["first"], numbers["common"]
+        _compare(numbers)
+    return dict(sorted(found.items()))
+
+
+def common(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """What all methods of a budget share: its settings without the learned samplers' weights, and the data.
+
+    Compiled steps are not among it, which change numbers by rounding.
+    """
+    settings = asdict(Settings(**numbers["settings"]))
+    own = {name: value for name, value in settings.items() if not name.endswith("_network") and name != "compiled"}
+    return {**own, "num_data": numbers["num_data"], "data": numbers.get("data")}
+
+
+def _where(numbers: Mapping[str, Any], together: Mapping[str, Any]) -> str:
+    ours, theirs = common(numbers), together["common"]
+    return ", ".join(f"in {name}: {ours[name]!r}, {theirs[name]!r}" for name in ours if ours[name] != theirs[name])
+
+
+def _compare(numbers: dict[str, Any]) -> None:
+    """Put the differences to the first method, the sentence about the best rival and the lowest NLL in."""
+    methods = numbers["methods"]
+    runs = {label: _results(method) for label, method in methods.items()}
+    first = next(iter(runs.values()))
+    for label, method in methods.items():
+        pair = None if runs[label] is first else paired(runs[label], first)
+        method["difference"] = None if pair is None else {"mean": pair[0], "error": pair[1], "image_error": None}
+    numbers["verdict"] = verdict(runs, None)
+    ended = [label for label, method in methods.items() if method["mean"].get("nll") is not None]
+    numbers["lowest_nll"] = min(ended, key=lambda label: methods[label]["mean"]["nll"]) if ended else None
+
+
+def _results(method: Mapping[str, Any]) -> list[Result]:
+    """A method's runs, as far as JSON has them.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    if method["method"] not in METHODS:
+        raise ValueError(f"comparisons: {method['source']} has a method that is not known: {method['method']}")
+    kept = ("nll", "accuracy")
+    return [
+        Result(
+            method["method"],
+            run["lr"],
+            run["seed"],
+            {},
+            scores={key: run[key] for key in kept if run.get(key) is not None},
+            diverged=run["diverged"],
+        )
+        for run in method["runs"]
+    ]
+
+
+def sources(numbers: Mapping[int, Mapping[str, Any]]) -> Sequence[str]:
+    """Lines of Markdown: which command made which rows."""
+    rows: dict[str, dict[str, None]] = {}
+    for budget in numbers.values():
+        for label, method in budget["methods"].items():
+            rows.setdefault(method["command"], {})[label] = None
+    return [f"- {', '.join(labels)}: `{command}`" for command, labels in rows.items()]
