@@ -7,8 +7,9 @@ from dataclasses import dataclass
 #: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
 AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 
-#: Directions of whole matrices: the orthogonal factor of momentum, and momentum whitened by its inputs' covariance.
-WHOLE = ("orthogonal", "whitened")
+#: Directions of whole matrices: the orthogonal factor of momentum, momentum whitened by its inputs' covariance, and the
+#: orthogonal factor of that.
+WHOLE = ("orthogonal", "whitened", "orthogonal_whitened")
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class FeatureSet:
     @property
     def whitens(self) -> bool:
         """Whether the rule keeps a covariance of each matrix, see `learned_samplers.learned.whitening`."""
-        return self.whole == "whitened"
+        return self.whole in ("whitened", "orthogonal_whitened")
 
     @property
     def sees_progress(self) -> bool:
@@ -106,6 +107,9 @@ FEATURE_SETS: dict[str, FeatureSet] = {
         FeatureSet("adaptive_run", _RUN_CONTEXT, _SECOND_MOMENT_DECAYS),
         FeatureSet("matrix", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, whole="orthogonal"),
         FeatureSet("whitened", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, whole="whitened"),
+        FeatureSet(
+            "orthogonal_whitened", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, whole="orthogonal_whitened"
+        ),
         FeatureSet("lean", _RUN_CONTEXT, (0.99,), (0.9, 0.99, 0.999), ratio_decays=(0.9, 0.99, 0.999)),
     )
 }

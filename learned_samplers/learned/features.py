@@ -60,17 +60,19 @@ def features(
     - "matrix": "adaptive_run" and, as the last adaptive row, the orthogonal factor of the momentum of each whole matrix
       (`learned_samplers.learned.orthogonal`), with "is_matrix" as the last of the context: 0 for biases and the like.
     - "whitened": the same with `learned_samplers.learned.whitening` in the place of the orthogonal factor.
+    - "orthogonal_whitened": with the orthogonal factor of that.
     - "lean": what four running averages can give, m at d = .9, .99 and .999 and v at .99: the three m and g over √v̂,
       the logarithm at .99, and the context of "adaptive_run".
 
     Args:
         parameter, momentum, gradient: (..., d), the gradient of the mean minibatch loss.
         averages: (..., K, d), already updated with ``gradient`` (`update_averages`).
-        segments: the tensors in the flat axis; for "matrix" and "whitened" with their shapes.
+        segments: the tensors in the flat axis; for "matrix" and the sets that whiten with their shapes.
         feature_set: a set, or its name.
         lr, num_data, step: learning rate, N, and updates done before this one; the paper's set uses none of them.
         total_steps: length of the run, or None where it is not known.
-        whitening: (..., w), the covariances, already updated with ``gradient`` (`update_whitening`); for "whitened".
+        whitening: (..., w), the covariances, already updated with ``gradient`` (`update_whitening`), of sets that
+            whiten.
 
     Raises:
         ValueError: there is no feature set of that name, or it needs shapes that ``segments`` do not have.

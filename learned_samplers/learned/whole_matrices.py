@@ -23,10 +23,10 @@ def averaged(average: Tensor, gradient: Tensor, decay: float) -> Tensor:
 
 def whole_rows(named: FeatureSet, ahead: Sequence[Tensor], states: Sequence[Tensor] | None) -> list[Tensor]:
     """Of each matrix (..., rows, columns), the average looked ahead of, what the feature set makes of it."""
-    if not named.whitens:
-        return orthogonal.orthogonal(ahead)
-    assert states is not None
-    return whitening.whitened(ahead, states)
+    if named.whitens:
+        assert states is not None
+        ahead = whitening.whitened(ahead, states)
+    return list(ahead) if named.whole == "whitened" else orthogonal.orthogonal(ahead)
 
 
 def whole_direction(
@@ -35,7 +35,7 @@ def whole_direction(
     """The row that a feature set has of whole matrices, (..., d): root mean square about 1 over each tensor.
 
     A tensor of shape (n, ...) is taken as a matrix with n rows, one without a second axis as a single row, and the row
-    is `orthogonal` or `whitened` of d·m + (1−d)·g, which looks a step ahead.
+    is `orthogonal` or `whitened` of d·m + (1−d)·g, which looks a step ahead, or the one of the other.
 
     Args:
         named: the feature set, with d = ``whole_decay``.
@@ -59,8 +59,9 @@ def warn_if_slow(params: Sequence[Tensor], name: str, named: FeatureSet) -> None
     if named.whole is None or not here:
         return
     segments = Segments.of(here)
-    what, module = ("momentum whitened", whitening) if named.whitens else ("orthogonal factor", orthogonal)
-    needed = module.operations(segments)
+    what = "momentum whitened" if named.whitens else "orthogonal factor"
+    needed = whitening.operations(segments) if named.whitens else 0.0
+    needed += orthogonal.operations(segments) if named.whole != "whitened" else 0.0
     if needed > _MANY_OPERATIONS:
         largest = max(segments.matrices, key=min)
         warnings.warn(

@@ -67,8 +67,9 @@ class L2E(TwoPassSampler):
             "l2e-matrix", or "l2e-paper" with ``form="paper"``; sharded parameters need network="l2e".
         form: "residual" or "paper"; by default the card's, else "residual".
         feature_set: name of the features the network sees (`learned_samplers.learned.feature_sets.FEATURE_SETS`); by
-            default the card's, else "paper". "whitened" keeps two matrices of (inputs × kernel)² numbers for each
-            weight matrix (in blocks of 512 inputs), decomposes one of them every ten steps, and is not differentiable.
+            default the card's, else "paper". "whitened" and "orthogonal_whitened" keep two matrices of (inputs ×
+            kernel)² numbers for each weight matrix (in blocks of 512 inputs), decompose one of them every ten steps,
+            and are not differentiable.
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         alpha_scale, beta_scale: s_α and s_β; by default the card's, else 0.1 and 1 (residual) or 10⁻³ (paper).
         friction_scale: a further factor on β in the friction alone; by default the card's, else 1. With 0 the friction
@@ -84,9 +85,9 @@ class L2E(TwoPassSampler):
             alone says how far the learned velocity moves it (a ``decay_time`` acts after that); by default the card's,
             else False.
         total_steps: length of the run in steps, for networks that see the progress of a run (feature sets "lean",
-            "adaptive_run", "whitened" and "matrix", that of the default weights), which may then act by how much of it
-            is over (a schedule in the network; lr stays as it is); by default None, not known. It is of this run, not
-            of the weights' card, and a resumed chain must have the same.
+            "adaptive_run", "matrix", that of the default weights, and those that whiten), which may then act by how
+            much of it is over (a schedule in the network; lr stays as it is); by default None, not known. It is of
+            this run, not of the weights' card, and a resumed chain must have the same.
         averages_dtype: "bfloat16" keeps the running averages in half the memory, rounded so that the error averages out
             (`learned_samplers.learned.narrow`), and the momentum as it is; by default "float32", the parameters' dtype.
         noise_multiplier, friction: of the paper's form, see `learned_samplers.learned.l2e.rule.l2e_rule`; by

@@ -103,6 +103,9 @@ def rows_of(state, tensor, name):
         return constant(0.25 * math.log(rms(m[d]) / (1 - d**t) / rms(g)))
     if name.startswith("time"):
         return constant(t / (t + float(name.split("_")[1])))
+    if name.startswith("orthogonal_whitened"):
+        ahead = whitened_by_its_covariance(0.9 * m[0.9] + 0.1 * g, tensor, state["whitening"])
+        return root_long_side_times_factor(ahead, SHAPES[tensor])
     if name.startswith("orthogonal"):
         return root_long_side_times_factor(0.9 * m[0.9] + 0.1 * g, SHAPES[tensor])
     if name.startswith("whitened"):
@@ -249,7 +252,7 @@ def test_segments_need_coordinates(lengths):
 
 
 def test_unknown_feature_set_is_named():
-    with pytest.raises(ValueError, match=r"one of 'paper', .*'whitened', 'lean', got 'rich'"):
+    with pytest.raises(ValueError, match=r"one of 'paper', .*'orthogonal_whitened', 'lean', got 'rich'"):
         feature_set_named("rich")
     assert feature_set_named(FeatureSet("paper")).size == 9
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -14,18 +15,22 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.learned import whitening
 from learned_samplers.learned.feature_sets import FEATURE_SETS, FeatureSet
 from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.orthogonal import orthogonal
 from learned_samplers.learned.whitening import (
     flat_states,
+    initial_whitening,
     state_lengths,
     state_shape,
     update_whitening,
     update_whitening_,
     whitened,
 )
-from learned_samplers.learned.whole_matrices import whole_direction
+from learned_samplers.learned.whole_matrices import whole_direction, whole_rows
 
 D = whitening.COVARIANCE_DECAY
 WHITENED = FEATURE_SETS["whitened"]
+#: The feature sets that whiten.
+SETS = ("whitened", "orthogonal_whitened")
 
 
 def matrix(rows, columns, seed=0, **kind):
@@ -176,19 +181,20 @@ def network_along_the_feature(own):
     with torch.no_grad():
         for p in network.parameters():
             p.zero_()
-        network[0].weight[:, own.features.index("whitened_0.9")] = torch.tensor([1.0, -1.0])
+        network[0].weight[:, own.features.index(f"{own.feature_set}_0.9")] = torch.tensor([1.0, -1.0])
         network[2].weight[1] = torch.tensor([-1.0, 1.0])
     return network
 
 
+@pytest.mark.parametrize("feature_set", ["whitened", "orthogonal_whitened"])
 @pytest.mark.parametrize("kind", ["compiled", "torch", "one by one", "float64", "bfloat16 averages"])
-def test_the_optimizer_moves_a_matrix_along_the_whitened_momentum(kind, monkeypatch):
+def test_the_optimizer_moves_a_matrix_along_the_whitened_momentum(kind, feature_set, monkeypatch):
     """A network whose β is minus the feature: a step of a cold chain is SGHMC's and −s_β·ε·feature."""
     if kind in ("torch", "one by one"):
         monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", "0")
     dtype = torch.float64 if kind == "float64" else torch.float32
     narrow = {"averages_dtype": "bfloat16"} if kind == "bfloat16 averages" else {}
-    own = L2ESettings(feature_set="whitened", beta_scale=3.0, friction_scale=0.0, **narrow)
+    own = L2ESettings(feature_set=feature_set, beta_scale=3.0, friction_scale=0.0, **narrow)
     params = [nn.Parameter(matrix(6, 3).to(dtype)), nn.Parameter(matrix(1, 5)[0].to(dtype))]
     if kind == "one by one":
         params = params[:1]
@@ -210,7 +216,10 @@ def test_the_optimizer_moves_a_matrix_along_the_whitened_momentum(kind, monkeypa
         sampler.step()
         g = gradients[0].double()
         m, covariance = 0.9 * m + 0.1 * g, D * covariance + (1 - D) * g.mT @ g
-        direction = expected_direction(0.9 * m + 0.1 * g, covariance).to(dtype)
+        direction = expected_direction(0.9 * m + 0.1 * g, covariance)
+        if feature_set == "orthogonal_whitened":
+            direction = orthogonal([direction])[0]
+        direction = direction.to(dtype)
         epsilon = math.sqrt(1e-4 / 100)
         moved = before[0] - epsilon * (epsilon * 100 * gradients[0] + 3.0 * direction)
         torch.testing.assert_close(params[0].detach(), moved, rtol=1e-4, atol=1e-4 if narrow else 2e-6)
@@ -268,21 +277,42 @@ def test_what_it_refuses():
         update_whitening(torch.zeros(8), torch.ones(4, requires_grad=True), segments, 0)
     with pytest.raises(ValueError, match=r"shapes of the tensors must be known here"):
         update_whitening(torch.zeros(8), torch.ones(4), Segments((4,)), 0)
-    with pytest.raises(ValueError, match="feature_set must be one of"):
-        PrecondL2E([nn.Parameter(torch.zeros(2, 2))], lr=0.1, num_data=10, feature_set="whitened")
+    for feature_set in SETS:
+        with pytest.raises(ValueError, match="feature_set must be one of"):
+            PrecondL2E([nn.Parameter(torch.zeros(2, 2))], lr=0.1, num_data=10, feature_set=feature_set)
 
 
 def test_users_are_told_where_it_is_slow():
-    wide = [nn.Parameter(torch.zeros(4000, 4000))]
-    with pytest.warns(
-        UserWarning, match=r"momentum whitened, \d+ billion operations a step here .*4000×4000.*network='l2e'"
-    ):
-        L2E(wide, lr=0.1, num_data=10, network=None, feature_set="whitened")
+    wide, needed = [nn.Parameter(torch.zeros(4000, 4000))], []
+    for feature_set in ("matrix", *SETS):
+        with pytest.warns(UserWarning, match=r"\d+ billion operations a step here .*4000×4000.*network='l2e'") as seen:
+            L2E(wide, lr=0.1, num_data=10, network=None, feature_set=feature_set)
+        text = str(seen[0].message)
+        assert ("momentum whitened" in text) == (feature_set in SETS)
+        needed.append(int(re.search(r"(\d+) billion", text)[1]))
+    assert needed[2] == pytest.approx(needed[0] + needed[1], abs=1), "the one after the other"
 
 
-def test_the_feature_set_has_it_in_the_place_of_the_orthogonal_factor():
-    ours, theirs = FEATURE_SETS["whitened"], FEATURE_SETS["matrix"]
-    assert [a for a, b in zip(ours.names, theirs.names, strict=True) if a != b] == ["whitened_0.9"]
+def test_the_feature_sets_have_it_in_the_place_of_the_orthogonal_factor():
+    theirs = FEATURE_SETS["matrix"]
+    for name in SETS:
+        pairs = zip(FEATURE_SETS[name].names, theirs.names, strict=True)
+        assert [a for a, b in pairs if a != b] == [f"{name}_0.9"]
+
+
+def test_the_orthogonal_factor_of_whitened_momentum_has_equal_singular_values():
+    """Whitening alone has not: that is what the third kind is for."""
+    gradient = matrix(6, 4)
+    state = initial_whitening(gradient)
+    for step in range(12):
+        update_whitening_([state], [matrix(6, 4, step)], step)
+    spread = {}
+    for name in SETS:
+        (found,) = whole_rows(FEATURE_SETS[name], [gradient], [state])
+        values = torch.linalg.svdvals(found)
+        spread[name] = float(values.max() / values.min())
+        assert found.square().mean().sqrt() == pytest.approx(1, abs=0.2)
+    assert spread["orthogonal_whitened"] < 1.2 / 0.68 < spread["whitened"]
 
 
 def test_one_that_joins_between_two_roots_moves_along_its_momentum_until_the_next():

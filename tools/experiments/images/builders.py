@@ -201,6 +201,13 @@ def l2e_whitened_start(groups: Groups, s: Settings, lr: float, num_data: int, st
     return _started(groups, s, lr, num_data, "whitened", "whitened_0.9", 1.0)
 
 
+def l2e_orthogonal_whitened_start(
+    groups: Groups, s: Settings, lr: float, num_data: int, steps: int
+) -> torch.optim.Optimizer:
+    # The orthogonal factor of that.
+    return _started(groups, s, lr, num_data, "orthogonal_whitened", "orthogonal_whitened_0.9", 1.0)
+
+
 def _started(groups: Groups, s: Settings, lr: float, num_data: int, feature_set: str, feature: str, gain: float) -> L2E:
     settings = L2ESettings(feature_set=feature_set, beta_scale=10.0, friction_scale=0.0, reference_data=50_000.0)
     network = started_network(settings, feature, gain)

@@ -121,6 +121,7 @@ METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod("L2EStart", builders.l2e_start, 0.005, tunes=_COLD_CHAIN),
     ImageMethod("L2EMatrixStart", builders.l2e_matrix_start, 0.002, tunes=_COLD_CHAIN),
     ImageMethod("L2EWhitenedStart", builders.l2e_whitened_start, 0.002, tunes=_COLD_CHAIN),
+    ImageMethod("L2EOrthogonalWhitenedStart", builders.l2e_orthogonal_whitened_start, 0.002, tunes=_COLD_CHAIN),
     ImageMethod("L2E", builders.l2e, 0.002, tunes=_COLD_CHAIN, network="l2e_network", lr_of=_EARLIER_L2E),
     ImageMethod(
         *("CyclicalL2E", builders.l2e, 0.002),

@@ -71,6 +71,7 @@ def test_samplers_have_the_names_of_their_classes():
         "Shampoo",
         "ShampooAverage",
         "L2EWhitenedStart",
+        "L2EOrthogonalWhitenedStart",
     }
     others |= {"LastLayerLaplace", "SingleTask", "MTSGDCode", "PlainEnsemble", "Bootstrap", "Uniform"}
     every = {*IMAGE_METHODS, *TASK_METHODS, *REGRESSION_METHODS, *BANDIT_METHODS}

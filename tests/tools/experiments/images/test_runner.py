@@ -26,7 +26,7 @@ from meta_tasks.datasets import ImageData
 from meta_tasks.networks import architectures
 
 HAVE_MOMENTUM = ("SGHMC", "BAOA", "ScaleAdaptedSGHMC", "SGNHT", "CyclicalSGMCMC", "L2EStart")
-HAVE_MOMENTUM += ("L2EMatrixStart", "L2EWhitenedStart")
+HAVE_MOMENTUM += ("L2EMatrixStart", "L2EWhitenedStart", "L2EOrthogonalWhitenedStart")
 
 
 @dataclass
