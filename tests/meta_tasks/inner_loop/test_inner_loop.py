@@ -69,6 +69,7 @@ class Replay(nn.Module):
         "l2e-paper",
         "l2e-adaptive",
         "l2e-whitened",
+        "l2e-orthogonal_whitened",
         "kinetic",
         "scale-adapted",
         "scale-adapted-whitened",
