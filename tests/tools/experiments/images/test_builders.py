@@ -55,8 +55,8 @@ def test_the_start_that_tables_measure_is_the_one_that_ships():
     common = dict(num_data=1000, temperature=0.1, prior_precision=20.0)
     ends = []
     for make in (
-        lambda params: builders.l2e_whitened_start([{"params": params}], settings, 0.001, 1000, 100),
-        lambda params: L2E(params, 0.001, network="l2e-whitened", **common),
+        lambda params: builders.l2e_orthogonal_whitened_start([{"params": params}], settings, 0.001, 1000, 100),
+        lambda params: L2E(params, 0.001, network="l2e-orthogonal-whitened", **common),
     ):
         torch.manual_seed(0)
         weight = torch.randn(5, 6, requires_grad=True)
