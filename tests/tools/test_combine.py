@@ -111,3 +111,24 @@ def test_a_folder_without_a_comparison_and_one_twice_are_refused(apart, tmp_path
         combine.main([str(tmp_path)])
     with pytest.raises(SystemExit, match="L2E at 40 gradients is in"):
         combine.main([str(apart / "a"), str(apart / "a" / "results.json"), "--out", str(tmp_path / "out")])
+
+
+def test_without_a_common_seed_there_is_no_difference_and_no_sentence(apart, tmp_path):
+    def other_seeds(found):
+        for run in found["budgets"]["40"]["methods"]["SGHMC"]["runs"]:
+            run["seed"] += 100
+
+    combine.main([str(apart / "a"), str(_changed(apart, tmp_path, other_seeds)), "--out", str(tmp_path / "out")])
+    found = _of(tmp_path / "out")
+    assert found["methods"]["SGHMC"]["difference"] is None
+    assert found["verdict"] is None
+
+
+def test_a_method_that_is_not_known_is_refused_by_name(apart, tmp_path):
+    def renamed(found):
+        methods = found["budgets"]["40"]["methods"]
+        methods["Nobody"] = methods.pop("SGHMC")
+
+    with pytest.raises(SystemExit, match="a method that is not known: Nobody"):
+        combine.main([str(_changed(apart, tmp_path, renamed)), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
