@@ -100,8 +100,10 @@ def update_whitening_(states: Sequence[Tensor], gradients: Sequence[Tensor], ste
                 states[i][..., 1, :, :, :] = root
 
 
-def whitened(matrices: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
+def whitened(matrices: Sequence[Tensor], states: Sequence[Tensor], *, normalise: bool = True) -> list[Tensor]:
     """M·(R + 10⁻⁴·‖R‖)^(−1/2) of each matrix M (..., rows, columns), over its root mean square; of no matrix M over it.
+
+    Not ``normalise`` leaves them as long as they are, to whoever does it next: a huge tensor has a copy less.
 
     R, the running average of GᵀG over the gradients G, is in blocks of at most `WIDEST_BLOCK` columns. (Shampoo, of
     Gupta, Koren and Singer, 2018, on one side.)
@@ -113,6 +115,8 @@ def whitened(matrices: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tenso
         together = blocks.transpose(-3, -2).flatten(-2)
         for i, matrix in zip(places, together, strict=True):
             found[i] = matrix[..., : matrices[i].shape[-1]]
+    if not normalise:
+        return found
     return [x * torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + _FLOOR) for x in found]
 
 

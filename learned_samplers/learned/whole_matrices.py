@@ -25,7 +25,7 @@ def whole_rows(named: FeatureSet, ahead: Sequence[Tensor], states: Sequence[Tens
     """Of each matrix (..., rows, columns), the average looked ahead of, what the feature set makes of it."""
     if named.whitens:
         assert states is not None
-        ahead = whitening.whitened(ahead, states)
+        ahead = whitening.whitened(ahead, states, normalise=named.whole == "whitened")
     return list(ahead) if named.whole == "whitened" else orthogonal.orthogonal(ahead)
 
 

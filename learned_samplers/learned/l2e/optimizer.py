@@ -33,8 +33,8 @@ class L2E(TwoPassSampler):
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), m the running averages of g, and
     (α, β) = network(features(θ, r, g, m)), coordinate by coordinate (the features may be of a whole tensor: the default
-    weights see the orthogonal factor of each matrix's momentum; a gated network, as theirs is, gives (α, β, γ), and
-    β·exp(γ) stands for β):
+    weights, of which nothing is trained, see the orthogonal factor of each matrix's whitened momentum, and β is minus
+    it; a gated network gives (α, β, γ), and β·exp(γ) stands for β):
 
     ``form="residual"`` (default): the network corrects SGHMC; with a last layer of zeros it is `SGHMC`, bit for bit:
 
@@ -54,7 +54,7 @@ class L2E(TwoPassSampler):
     Invariant law: none is claimed. Eq. 6 leaves the posterior invariant if α and β are the gradients of one function of
     (θ, r) alone (Assumption 3.1); the network sees running averages and minibatch gradients and is not constrained to
     that. With random weights variances on Gaussians are off by up to 70 % (residual form), whatever the step size, and
-    with the default ones they are up to 14 times too large at their own lr; hence the badge.
+    with the default ones they are up to 12 times too large at their own lr; hence the badge.
     `learned_samplers.learned.law.l2e_law` says how far given weights stray, and
     `learned_samplers.learned.l2e.measures.assumption_violation` by how much the assumption fails.
 
@@ -64,7 +64,7 @@ class L2E(TwoPassSampler):
         num_data: N, the number of training points.
         network: name of shipped weights, path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the
             network, or None for fresh weights (last layer zero in the residual form). "default" is the shipped
-            "l2e-matrix", or "l2e-paper" with ``form="paper"``; sharded parameters need network="l2e".
+            "l2e-orthogonal-whitened", or "l2e-paper" with ``form="paper"``; sharded parameters need network="l2e".
         form: "residual" or "paper"; by default the card's, else "residual".
         feature_set: name of the features the network sees (`learned_samplers.learned.feature_sets.FEATURE_SETS`); by
             default the card's, else "paper". "whitened" and "orthogonal_whitened" keep two matrices of (inputs ×
@@ -85,7 +85,7 @@ class L2E(TwoPassSampler):
             alone says how far the learned velocity moves it (a ``decay_time`` acts after that); by default the card's,
             else False.
         total_steps: length of the run in steps, for networks that see the progress of a run (feature sets "lean",
-            "adaptive_run", "matrix", that of the default weights, and those that whiten), which may then act by how
+            "adaptive_run", "matrix" and those that whiten, as the default weights do), which may then act by how
             much of it is over (a schedule in the network; lr stays as it is); by default None, not known. It is of
             this run, not of the weights' card, and a resumed chain must have the same.
         averages_dtype: "bfloat16" keeps the running averages in half the memory, rounded so that the error averages out
@@ -138,7 +138,7 @@ class L2E(TwoPassSampler):
         super().__init__(params, arguments(locals()), generator=generator)
 
     def _shipped(self, own: dict[str, Any]) -> str:
-        return "l2e-paper" if own["form"] == "paper" else "l2e-matrix"
+        return "l2e-paper" if own["form"] == "paper" else "l2e-orthogonal-whitened"
 
     @property
     def form(self) -> str:

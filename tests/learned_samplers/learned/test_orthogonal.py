@@ -172,12 +172,12 @@ def test_operations_are_those_that_torch_counts(shape):
 
 def test_matrices_that_take_long_at_every_step_are_spoken_of_before_the_first():
     small, large = (nn.Parameter(torch.zeros(side, side)) for side in (800, 900))
-    L2E([small], num_data=10)
+    L2E([small], num_data=10, network="l2e-matrix")
     message = r"^L2E's network sees .*, 22 billion operations a step here \(the largest is 900×900\): slow on a CPU"
     with pytest.warns(UserWarning, match=message) as caught:
-        L2E([large], num_data=10)
+        L2E([large], num_data=10, network="l2e-matrix")
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match=r"^ScaleAdaptedL2E's .*, 37 billion .* 'scale-adapted-l2e' of ScaleAdapted"):
-        ScaleAdaptedL2E([small, large], num_data=10, adaptation_steps=5)
+        ScaleAdaptedL2E([small, large], num_data=10, adaptation_steps=5, network="scale-adapted-l2e-matrix")
     L2E([large], num_data=10, network="l2e")
     L2E([nn.Parameter(large.detach().to("meta"))], num_data=10, network=None, feature_set="matrix", lr=0.1)

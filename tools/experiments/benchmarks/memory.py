@@ -27,6 +27,7 @@ PARTICLE_SAMPLERS: dict[str, tuple[Callable[..., ParticleSampler], int]] = {
 }
 
 # Tensors that the weights of a sampler are in, besides one.
+_COLUMNS = 200
 _TENSORS = 200
 # Of glibc's mallopt.
 _M_MMAP_THRESHOLD = -3
@@ -87,7 +88,10 @@ def step_bytes(name: str, weights: int, tensors: int, compiled: bool) -> tuple[f
     torch.set_num_threads(1)
     # Large blocks come from the system and go back to it, so that the resident memory is what is in use.
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)
-    params = [torch.nn.Parameter(torch.randn(weights // tensors) * 0.05) for _ in range(tensors)]
+    each = weights // tensors
+    # Several tensors are matrices, of which some samplers keep more; a single one, the hardest case, is a vector.
+    shape = (each // _COLUMNS, _COLUMNS) if tensors > 1 and each >= _COLUMNS else (each,)
+    params = [torch.nn.Parameter(torch.randn(shape) * 0.05) for _ in range(tensors)]
     for p in params:
         p.grad = torch.randn_like(p) * 0.01
     size = sum(p.numel() for p in params)

@@ -17,10 +17,15 @@ from experiments.benchmarks.contestants import COMPILED, NUM_DATA, SAMPLERS, lea
 from experiments.benchmarks.timing import interleaved, write_table
 from learned_samplers import L2E, SGHMC, KineticL2E, MetaSGMCMC
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
+from learned_samplers.learned.whitening import ROOT_EVERY
 from meta_tasks.networks import architectures
 
 # Sides of images up to which a training step is short enough for all rounds.
 _SMALL = 16
+# After the name of a sampler that is timed without its compiled code.
+WITHOUT_CODE = ", without compiled code"
+# Steps after which a sampler has done all that it does: L2E's default weights decompose covariances now and then.
+_PERIODS = {"L2E": ROOT_EVERY}
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def contestants(
     steps |= {name: step_of(SAMPLERS[name](make())) for name in chosen}
     for name in COMPILED if without_code else ():
         if name in chosen:
-            steps[f"{name}, without compiled code"] = uncompiled(step_of(SAMPLERS[name](make())))
+            steps[f"{name}{WITHOUT_CODE}"] = uncompiled(step_of(SAMPLERS[name](make())))
     if samplers:
         return steps
     for name, peer in (("posteriors SGHMC", _posteriors_sghmc(make())), ("ivon-opt IVON", _ivon(make()))):
@@ -264,9 +269,19 @@ def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchma
 def _milliseconds(
     steps: dict[str, Callable[[], object]], rounds: int, options: StepBenchmark, title: str
 ) -> dict[str, float]:
-    """Milliseconds of each, the tenth percentile of interleaved rounds, to which other processes add little."""
-    times = interleaved(steps, rounds, title, warm_up=3, device=options.device, clock=options.clock)
-    return {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
+    """Milliseconds of each, the tenth percentile of interleaved rounds, to which other processes add little.
+
+    A round of a sampler that does something in every k-th step alone is k steps, of which this is the mean.
+    """
+    turns = {name: _PERIODS.get(name.removesuffix(WITHOUT_CODE), 1) for name in steps}
+    rounds_of = {name: functools.partial(_times, step, turns[name]) for name, step in steps.items()}
+    times = interleaved(rounds_of, rounds, title, warm_up=3, device=options.device, clock=options.clock)
+    return {name: statistics.quantiles(values, n=10)[0] / turns[name] for name, values in times.items()}
+
+
+def _times(step: Callable[[], object], number: int) -> None:
+    for _ in range(number):
+        step()
 
 
 def _table(columns: dict[str, dict[str, float]]) -> str:

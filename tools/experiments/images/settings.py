@@ -118,9 +118,9 @@ class Settings:
     # Leapfrog steps of one HMC trajectory, which costs one gradient more than that.
     leapfrog_steps: int = 10
     # Weights of L2E: a name that the package ships, or the path of a .safetensors file with its card.
-    l2e_network: str = "l2e-matrix"
+    l2e_network: str = "l2e-orthogonal-whitened"
     # Weights of ScaleAdaptedL2E.
-    scale_adapted_l2e_network: str = "scale-adapted-l2e-matrix"
+    scale_adapted_l2e_network: str = "scale-adapted-l2e-orthogonal-whitened"
     # Weights of L2E in the paper's form.
     l2e_paper_network: str = "l2e-paper"
     # Weights of Kinetic-L2E.

@@ -75,6 +75,16 @@ def test_the_tables_say_what_was_measured(tmp_path, monkeypatch, capsys):
     assert text.splitlines()[2] in capsys.readouterr().out
 
 
+def test_what_is_done_now_and_then_is_counted(monkeypatch):
+    taken = {"SGHMC": 0, "L2E": 0, "L2E, without compiled code": 0}
+
+    steps = {name: lambda name=name: taken.update({name: taken[name] + 1}) for name in taken}
+    monkeypatch.setattr(step, "interleaved", lambda given, *_, **__: {n: [f() or 20.0] * 4 for n, f in given.items()})
+    found = step._milliseconds(steps, 4, StepBenchmark(), "title")
+    assert taken == {"SGHMC": 1, "L2E": 10, "L2E, without compiled code": 10}
+    assert found == {"SGHMC": 20.0, "L2E": 2.0, "L2E, without compiled code": 2.0}
+
+
 def test_what_is_large_can_be_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(
         step, "_milliseconds", lambda *args: {"torch SGD(momentum)": 1.0, "randn_like of every parameter": 1.0}

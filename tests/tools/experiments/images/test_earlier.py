@@ -59,7 +59,11 @@ def test_the_best_settings_come_first_and_decays_stay_decays(tmp_path):
     ("change", "method", "message"),
     [
         ({}, "SGHMC", "SGHMC is not in .*results.json, which has SGD"),
-        ({"method": "L2E", "l2e_network": "l2e"}, "L2E", "L2E had l2e_network='l2e' in .*, here it has 'l2e-matrix'"),
+        (
+            {"method": "L2E", "l2e_network": "l2e"},
+            "L2E",
+            "L2E had l2e_network='l2e' in .*, here it has 'l2e-orthogonal-whitened'",
+        ),
         ({"num_data": 0}, "SGD", "does not say its number of data; run its command once more"),
     ],
 )
