@@ -1,0 +1,39 @@
+"""Where an experiment computes, and that it keeps its memory."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+from experiments.common.devices import keep_freed_memory
+
+_FAULTS = """
+import resource, sys, torch
+from experiments.common.devices import keep_freed_memory
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+def step():
+    return [torch.zeros(1 << 22), torch.zeros(1 << 23)]
+for _ in range(5):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the C library of Linux")
+def test_freed_memory_is_kept():
+    """Ten times 48 MB: a page is asked for anew thousands of times, or hardly ever (huge pages make it fewer)."""
+    faults = {
+        how: int(subprocess.run([sys.executable, "-c", _FAULTS, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("given back", "kept")
+    }
+    assert faults["given back"] > 200
+    assert faults["kept"] < 0.1 * faults["given back"]
+
+
+def test_a_c_library_without_that_is_left_alone(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert keep_freed_memory() is False
