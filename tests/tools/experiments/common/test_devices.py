@@ -27,7 +27,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_freed_memory_is_kept():
     """Ten times 48 MB: a page is asked for anew thousands of times, or hardly ever (huge pages make it fewer)."""
     faults = {
-        how: int(subprocess.run([sys.executable, "-c", _FAULTS, how], capture_output=True, text=True, check=True).stdout)
+        how: int(
+            subprocess.run([sys.executable, "-c", _FAULTS, how], capture_output=True, text=True, check=True).stdout
+        )
         for how in ("given back", "kept")
     }
     assert faults["given back"] > 200
