@@ -9,7 +9,8 @@ the smallest budget learning rates 1, 2, 5, 10, 20, … around its own, each wit
 edge of the rates tried if it lies there; at every larger budget its best settings again in full (successive halving),
 and a few more. The winner runs over all seeds, which the tuning has not seen. A seed has the same initial weights and
 minibatches for every method. Runs are kept, so that a command that was interrupted goes on where it was. --settings-of
-takes over what an earlier comparison chose, of a smaller network for instance.
+takes over what an earlier comparison chose, of a smaller network for instance. --tune-only stops before anything looks
+at the test images.
 
 Under --out: table.md, results.json, for each budget figure1 (scores against the number of samples, and effective
 samples a second), figure2 (losses on the lines between samples, and the samples' cosine similarities), temperatures,
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from experiments.common.output import command_line, explained, tensorboard_hint
 from experiments.images.compare_figures import draw_all
 from experiments.images.compare_report import BudgetReport, content, tables, write_results
+from experiments.images.compare_validation import validation_tables, write_validation
 from experiments.images.comparison import Comparison, planned_gradients
 from experiments.images.cost import cost_table, stand_in
 from experiments.images.options import parse_compare
@@ -48,6 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.dry_run:
         with explained():
             print(cost_table(options, data, planned_gradients(options, data)))
+        return
+    if options.tune_only:
+        with explained(out), progress(unit="grad", smoothing=0.05) as bar:
+            text = validation_tables(Comparison(options, data, bar), budgets)
+        write_validation(out, text, command_line("compare", arguments))
+        print(f"\n{text}\n\nin {out}: validation.md, and every run under steps_<budget>/")
         return
     reports: list[BudgetReport] = []
     with explained(out), progress(unit="grad", smoothing=0.05) as bar:

@@ -36,8 +36,9 @@ def is_given(options: CompareOptions) -> bool:
 
 def planned_gradients(options: CompareOptions, data: ImageData) -> int:
     """Gradients of all runs of one method, but for those at equal time."""
+    final = 0 if options.tune_only else options.seeds
     return sum(
-        budget * (tries_at(budget, options, data) * options.tune_seeds * (not is_given(options)) + options.seeds)
+        budget * (tries_at(budget, options, data) * options.tune_seeds * (not is_given(options)) + final)
         for budget in options.all_budgets(data)
     )
 

@@ -203,6 +203,9 @@ class CompareOptions(ImageOptions):
     plane: bool = False
     # Do a few steps of every method, say what all runs will cost, and stop.
     dry_run: bool = False
+    # Tune and stop: the validation NLL of every setting of every method, as validation.md, and no run that looks at
+    # test images. To choose networks by; the same command without it goes on.
+    tune_only: bool = False
     # Folder of an earlier comparison, of a smaller network for instance: each method tries the --keep best settings
     # that it found there at its largest budget, in the place of a balanced choice. With --keep 1 --extensions 0 nothing
     # is tuned.
@@ -223,6 +226,8 @@ class CompareOptions(ImageOptions):
                 "corruption_files=True says where the images of --corruptions come from, which is not given"
             )
         not_negative(self, "extensions")
+        if self.tune_only and self.settings_of is not None and min(self.tries, self.keep) + self.extensions == 1:
+            raise ValueError("tune_only=True leaves nothing to do where one setting is taken over as it is")
         for name in ("momentum_decays", "final_lrs"):
             if not all(0 < share <= 1 for share in getattr(self, name)):
                 raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
