@@ -46,6 +46,8 @@ class CurvatureResult:
     #: Relative error of the variance at this lr, and at a lr ``refinement`` times smaller.
     bias: float
     refined_bias: float
+    #: Of the variance at the smaller lr; nan where linear algebra has it.
+    refined_error: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def check_sampler(
 
     results, unstable = [], not all(math.isfinite(m["variance"]) for m in measured)
     for i, (k, target, m) in enumerate(zip(curvatures, targets, measured, strict=True)):
-        expected, fine = float("nan"), float("nan")
+        expected = fine = error = float("nan")
         if linear:
             expected, fine = (
                 float(row[i].stationary_covariance(without_replacement)[0, 0])  # type: ignore[union-attr]
@@ -209,7 +211,7 @@ def check_sampler(
             )
             unstable |= not math.isfinite(expected)
         elif refined is not None:
-            fine = refined[i]["variance"]
+            fine, error = refined[i]["variance"], refined[i]["error"]
         bias = (expected if linear else m["variance"]) / target - 1
         results.append(
             CurvatureResult(
@@ -223,6 +225,7 @@ def check_sampler(
                 m["configurational"],
                 bias,
                 fine / target - 1,
+                error,
             )
         )
     metropolis = getattr(probe, "badge", "") == "exact"
@@ -258,16 +261,20 @@ def _judge(
         return "unstable", False, "the chain grows without bound at this lr"
     # Linear algebra resolves the bias to rounding, a simulation to its tolerance or to four standard errors.
     resolved = max(tolerance, *(_ERRORS * r.standard_error / r.target_variance for r in results))
-    resolution = 1e-6 if linear else resolved
+    resolution = finer = 1e-6
+    if not linear:
+        resolution = resolved
+        finer = max(tolerance, *(_ERRORS * r.refined_error / r.target_variance for r in results))
     coarse, fine = max(abs(r.bias) for r in results), max(abs(r.refined_bias) for r in results)
-    if resolution > _COARSE * tolerance and max(coarse, fine) <= resolution:
+    unseen = [x for x, biases in ((resolution, max(coarse, fine)), (finer, fine)) if biases <= x > _COARSE * tolerance]
+    if unseen:  # a bias that a chain as noisy as this cannot see need not be there, nor vanish with lr
         found = f"found biases of {coarse:.0%} at lr and {fine:.0%} at lr/{refine:g}"
-        return "unresolved", False, f"the simulation resolves {resolution:.0%} only, and {found}: give more steps="
+        return "unresolved", False, f"the simulation resolves {unseen[0]:.0%} only, and {found}: give more steps="
     if max(coarse, fine) <= resolution:
         verdict = "exact" if linear or (metropolis and resolution <= _SMALL) else "no bias seen"
-    elif not all(abs(r.refined_bias) <= max(resolution, 2 * abs(r.bias) / refine) for r in results):
+    elif not all(abs(r.refined_bias) <= max(finer, 2 * abs(r.bias) / refine) for r in results):
         return "biased", False, f"the bias does not vanish with lr: {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
-    elif not linear and fine > max(resolution, _TOO_LARGE):
+    elif not linear and fine > max(finer, _TOO_LARGE):
         sizes = f"{coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
         return "biased", False, f"bias {sizes}: too large to say whether it vanishes with lr"
     else:

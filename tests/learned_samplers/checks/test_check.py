@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from learned_samplers import SGHMC, SGLD, SGNHT, check_sampler
+from learned_samplers.checks import check
 
 
 class Langevin(torch.optim.Optimizer):
@@ -148,6 +151,18 @@ def test_a_simulated_bias_above_half_of_the_variance_says_nothing_of_how_it_scal
     assert far.verdict == "O(h)", far
     exact = check_sampler(lambda p: SGLD(p, 0.1, 100), stiffness=(1.9,), coordinates=200, refinement=2, tolerance=5.0)
     assert exact.verdict == "O(h)", "linear algebra knows better"
+
+
+def test_a_bias_that_is_seen_may_not_vanish_where_nothing_is_resolved():
+    """At lr the variance is far too large; at a quarter of it, within what so few draws can say (found on a card)."""
+
+    def judged(error):
+        result = check.CurvatureResult(1.0, 1.0, math.nan, 8.7, 1.6, 0.0, 1.0, 1.0, 7.7, 1.1, error)
+        return check._judge([result], False, False, 0.05, 4.0, False)
+
+    assert judged(0.5)[:2] == ("unresolved", False)
+    assert "the simulation resolves 200% only, and found biases of 770% at lr and 110% at lr/4" in judged(0.5)[2]
+    assert judged(0.02)[:2] == ("biased", False)
 
 
 def test_hmc_is_checked_chain_by_chain_without_being_told():
