@@ -3,7 +3,8 @@
 ``import learned_samplers.differentiable`` (it needs ``pip install "learned-samplers[higher]"``) makes every sampler of
 this package known to ``higher``; where ``higher`` was imported first, ``import learned_samplers`` does. Then
 ``higher.innerloop_ctx(model, sampler)`` works, with the same rules as the samplers', out of place and on the autograd
-tape. Gradients flow to initial parameters, to hyperparameters given as ``override={"lr": [tensor]}``, and to the data.
+tape (`L2E` and `ScaleAdaptedL2E` with weights that do not whiten, such as `l2e` and `scale-adapted-l2e`). Gradients
+flow to initial parameters, to hyperparameters given as ``override={"lr": [tensor]}``, and to the data.
 A sampler of your own is made known by ``register(MySampler)``.
 """
 

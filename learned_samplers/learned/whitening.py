@@ -71,8 +71,8 @@ def update_whitening(
         raise ValueError("whitening must be given for a feature set with covariances, got None")
     if torch.is_grad_enabled() and (whitening.requires_grad or gradient.requires_grad):
         raise ValueError(
-            "the root of a covariance is not differentiated through: take weights of another feature set than "
-            "'whitened', such as network='l2e'"
+            "the root of a covariance is not differentiated through: take weights of a feature set that does not "
+            "whiten, such as network='l2e' of L2E, 'scale-adapted-l2e' of ScaleAdaptedL2E"
         )
     whitening = whitening if in_place else whitening.clone()
     update_whitening_(flat_states(whitening, segments), segments.as_matrices(gradient), step)

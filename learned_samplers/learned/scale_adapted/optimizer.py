@@ -65,9 +65,10 @@ class ScaleAdaptedL2E(LearnedSampler):
         adaptation_steps: steps of exploration and of settling; half the run, say. 0 is not possible: there is no mass
             without them.
         cycle_length: K > adaptation_steps, in steps; None for a single exploration.
-        network: path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the network (four outputs: α, β,
-            γ and μ; three with ``normalise_output``), "default" for the shipped "scale-adapted-l2e-orthogonal-whitened"
-            (an untrained explorer), or None for fresh weights, with which the exploration is SGHMC and μ = 0.
+        network: name of shipped weights, path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the
+            network (four outputs: α, β, γ and μ; three with ``normalise_output``), "default" for the shipped
+            "scale-adapted-l2e-orthogonal-whitened" (an untrained explorer), or None for fresh weights, with which the
+            exploration is SGHMC and μ = 0.
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         feature_set: a set with a second moment; by default the card's, else "lean".
         alpha_scale, beta_scale, friction_scale, output_bound, normalise_output, reference_data: of `L2E`; by default

@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGHMC": lambda p: SGHMC(p, 1e-3, 1000),
     "BAOA": lambda p: BAOA(p, 1e-3, 1000),
     "ScaleAdaptedSGHMC": lambda p: ScaleAdaptedSGHMC(p, 1e-3, 1000, adaptation_steps=2),
-    "L2E": lambda p: L2E(p, 1e-3, 1000),
+    'L2E, `network="l2e"`': lambda p: L2E(p, 1e-3, 1000, network="l2e"),
 }
 
 

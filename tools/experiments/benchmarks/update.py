@@ -32,7 +32,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], int]] = {
     "14×14, 8 channels, 2 layers": ("cnn", {"channels": 8, "depth": 2}, 14),
     "28×28, 8 channels, 2 layers": ("cnn", {"channels": 8, "depth": 2}, 28),
 }
-#: Those of the shipped network and of the lean one, which has the settings of docs/candidates, as `L2ERule` takes them.
+#: Those of the shipped `l2e` and of the lean network, which has the settings of docs/candidates, as `L2ERule` has them.
 SHIPPED: dict[str, Any] = {
     "form": "residual",
     "feature_set": "adaptive_data",
@@ -86,8 +86,8 @@ def rows(task: tuple[str, dict[str, Any], int], members: int) -> dict[str, Calla
     slow_shipped, slow_lean = advance(shipped), advance(lean)
     return {
         "SGHMC": advance(SGHMCRule()),
-        "shipped network": advance(shipped),
-        "shipped network, pure rule": lambda steps: by_rule(steps, slow_shipped),
+        "l2e": advance(shipped),
+        "l2e, pure rule": lambda steps: by_rule(steps, slow_shipped),
         "lean network": advance(lean),
         "lean network, pure rule": lambda steps: by_rule(steps, slow_lean),
     }
@@ -139,7 +139,7 @@ def benchmark_update(options: UpdateBenchmark, command: str = "python tools/benc
     write_table(options.out, command, f"{head}\n\n{_table(speeds)}")
 
 
-_ELSEWHERE = "shipped network, other checkout"
+_ELSEWHERE = "l2e, other checkout"
 
 
 def _table(speeds: dict[tuple[str, str], float]) -> str:

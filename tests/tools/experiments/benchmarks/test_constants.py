@@ -7,7 +7,13 @@ from experiments.benchmarks import constants
 
 @pytest.mark.parametrize(
     ("name", "float32", "bfloat16"),
-    [("SGLD", 0, 4), ("SGHMC", 4, 8), ("ScaleAdaptedSGHMC", 8, 12), ("L2E", 36, 40), ("torch.optim.Adam", 8, 4)],
+    [
+        ("SGLD", 0, 4),
+        ("SGHMC", 4, 8),
+        ("ScaleAdaptedSGHMC", 8, 12),
+        ('L2E, `network="l2e"`', 36, 40),
+        ("torch.optim.Adam", 8, 4),
+    ],
 )
 def test_bytes_of_state(name, float32, bfloat16):
     make = constants.OPTIMIZERS[name]
@@ -27,6 +33,6 @@ def test_the_command(tmp_path):
     out = tmp_path / "table.md"
     constants.benchmark_constants(constants.ConstantsBenchmark(weights=10_000, steps=2, out=out))
     torch.set_num_threads(threads)
-    assert "| L2E | 36.0 | 40.0 |" in out.read_text()
+    assert '| L2E, `network="l2e"` | 36.0 | 40.0 |' in out.read_text()
     with pytest.raises(ValueError, match="weights must be at least 1, got 0"):
         constants.ConstantsBenchmark(weights=0)

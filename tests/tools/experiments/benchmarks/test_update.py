@@ -40,7 +40,7 @@ def test_rows_take_steps_and_those_of_the_pure_rule_without_compiled_code(monkey
     with torch.no_grad():
         runs = rows(TINY, 4)
         runs["lean network, pure rule"](3)
-        runs["shipped network, pure rule"](2)
+        runs["l2e, pure rule"](2)
         assert len(seen) == 5
         runs["SGHMC"](3)
     assert len(seen) == 5
@@ -53,7 +53,7 @@ def test_the_table_with_another_checkout(monkeypatch, tmp_path, capsys):
     benchmark_update(UpdateBenchmark(members=2, steps=1, rounds=2, checkout=ROOT, out=tmp_path / "t.md"))
     text = (tmp_path / "t.md").read_text()
     assert capsys.readouterr().out.strip() in text
-    assert "| shipped network, other checkout | 10 (1.00×) |" in text
+    assert "| l2e, other checkout | 10 (1.00×) |" in text
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
     assert float(lines["SGHMC"].split("|")[2].split("(")[0].replace(",", "")) > 0
     benchmark_update(UpdateBenchmark(members=2, steps=1, rounds=2))
