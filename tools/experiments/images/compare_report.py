@@ -107,7 +107,7 @@ def content(report: BudgetReport) -> dict[str, Any]:
     for name, results in report.runs.items():
         tuning = report.tuning[name]
         methods[name] = {
-            "label": label(results),
+            "label": label(results, named=True),
             **numbers_of(tuning.chosen),
             "also_tuned": tuning.chosen.text(report.num_data),
             "at_edge": bool(tuning.edges()),

@@ -51,11 +51,14 @@ def rows(runs: Runs, out: Path, reference: torch.Tensor | None = None) -> list[d
     return table
 
 
-def label(results: Sequence[Result]) -> str:
-    """What a table calls the method of some runs: with the weights if they are not its usual ones, and failures."""
+def label(results: Sequence[Result], *, named: bool = False) -> str:
+    """What a table calls the method of some runs, with failures, and the weights if they are not its usual ones.
+
+    With ``named`` they are always said: a table that is kept outlives what is usual.
+    """
     method, settings = METHODS[results[0].method], results[0].settings
     text = method.name
-    if method.network and settings[method.network] != getattr(Settings, method.network):
+    if method.network and (named or settings[method.network] != getattr(Settings, method.network)):
         text += f" [{Path(settings[method.network]).stem}]"
     return with_failures(text, results)
 
