@@ -10,6 +10,9 @@ import torch
 
 from tests.tools.compare_cases import SMALL, TINY, cells, numbers
 
+# What the table calls L2E with its default weights.
+NAMED = "L2E [l2e-orthogonal-whitened]"
+
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory):
@@ -30,8 +33,9 @@ def _of(folder):
 def test_methods_run_apart_have_the_table_of_one_comparison(apart, tmp_path, capsys):
     combine.main([*(str(apart / name) for name in "abc"), "--out", str(tmp_path)])
     together, whole = _of(tmp_path), _of(apart / "all")
-    assert list(together["methods"]) == list(whole["methods"]) == ["L2E", "SGHMC", "SGD"]
-    for name, method in whole["methods"].items():
+    assert list(whole["methods"]) == ["L2E", "SGHMC", "SGD"]
+    assert list(together["methods"]) == [NAMED, "SGHMC", "SGD"]
+    for name, method in zip(together["methods"], whole["methods"].values(), strict=True):
         for key in ("lr", "also_tuned", "pooled", "health", "median_nll", "collapsed", "tuning"):
             assert together["methods"][name][key] == method[key], (name, key)
         assert together["methods"][name]["mean"]["nll"] == method["mean"]["nll"]
@@ -40,13 +44,14 @@ def test_methods_run_apart_have_the_table_of_one_comparison(apart, tmp_path, cap
         assert (ours["mean"], ours["error"]) == pytest.approx((theirs["mean"], theirs["error"]))
         assert ours["image_error"] is None, "the predictions are not in the file"
     assert whole["verdict"]["image_error"] > 0
-    for key in ("method", "rival", "difference", "error", "seeds"):
+    assert (together["verdict"]["method"], whole["verdict"]["method"]) == (NAMED, "L2E")
+    for key in ("rival", "difference", "error", "seeds"):
         assert together["verdict"][key] == pytest.approx(whole["verdict"][key])
     table = (tmp_path / "table.md").read_text()
     assert cells(table, "### 40", "SGHMC", "NLL") == cells(
         (apart / "all" / "table.md").read_text(), "### 40", "SGHMC", "NLL"
     )
-    for name, label in {"a": "L2E", "b": "SGHMC", "c": "SGD"}.items():
+    for name, label in {"a": NAMED, "b": "SGHMC", "c": "SGD"}.items():
         assert f"- {label}: `{json.loads((apart / name / 'results.json').read_text())['command']}`" in table
     assert "the best of 2 rivals" in table
     assert table.strip().splitlines()[-1] in capsys.readouterr().out
@@ -56,8 +61,8 @@ def test_what_was_combined_can_be_combined_again_and_files_stand_for_folders(apa
     combine.main([str(apart / "b"), str(apart / "c" / "results.json"), "--out", str(tmp_path / "two")])
     combine.main([str(tmp_path / "two" / "results.json"), str(apart / "a"), "--out", str(tmp_path / "three")])
     found = _of(tmp_path / "three")
-    assert list(found["methods"]) == ["SGHMC", "SGD", "L2E"]
-    assert found["verdict"]["method"] == "L2E"
+    assert list(found["methods"]) == ["SGHMC", "SGD", NAMED]
+    assert found["verdict"]["method"] == NAMED
     assert found["methods"]["SGD"]["source"] == str(apart / "c" / "results.json"), "where it was made"
 
 
@@ -86,7 +91,7 @@ def _set(*keys, value):
         (_set("budgets", "40", "num_data", value=7), "differ in num_data: 7, "),
         (_set("budgets", "40", "settings", "nothing", value=16), "is not that of a comparison"),
         (_set("budgets", value=[]), "is not that of a comparison"),
-        (_set("budgets", "40", "methods", "SGHMC", "label", value="L2E"), "L2E at 40 gradients is in"),
+        (_set("budgets", "40", "methods", "SGHMC", "label", value=NAMED), r"L2E \[.*\] at 40 gradients is in"),
         (lambda found: found["budgets"]["40"]["methods"]["SGHMC"].pop("also_tuned"), "run its command once more"),
     ],
 )
@@ -103,13 +108,13 @@ def test_other_weights_of_a_sampler_and_compiled_steps_may_stand_beside_each_oth
             budget["settings"] |= {"l2e_network": "l2e", "compiled": True}
 
     combine.main([str(apart / "a"), str(_changed(apart, tmp_path, other)), "--out", str(tmp_path / "out")])
-    assert list(_of(tmp_path / "out")["methods"]) == ["L2E", "SGHMC"]
+    assert list(_of(tmp_path / "out")["methods"]) == [NAMED, "SGHMC"]
 
 
 def test_a_folder_without_a_comparison_and_one_twice_are_refused(apart, tmp_path):
     with pytest.raises(SystemExit, match="no results"):
         combine.main([str(tmp_path)])
-    with pytest.raises(SystemExit, match="L2E at 40 gradients is in"):
+    with pytest.raises(SystemExit, match=r"L2E \[.*\] at 40 gradients is in"):
         combine.main([str(apart / "a"), str(apart / "a" / "results.json"), "--out", str(tmp_path / "out")])
 
 
