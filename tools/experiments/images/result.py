@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from experiments.images.methods import METHODS
-from experiments.images.own_models import digest_of, is_own
 from experiments.images.settings import Settings
 
 # Scores of a run, as they stand in tables: key, heading, decimals. `metrics.summary` says what each is.
@@ -126,8 +125,13 @@ def score_columns(runs: Iterable[Sequence[Result]]) -> list[tuple[str, str, int]
 _LATER = ("length", "vocabulary", "augment", "compiled", "final_lr")
 
 
-def new_result(settings: Settings, method_name: str, lr: float, seed: int, variant: str = "") -> Result:
+def new_result(
+    settings: Settings, method_name: str, lr: float, seed: int, variant: str = "", own_network: Mapping[str, str] = {}
+) -> Result:
     """The run before it is run: its settings (without the weights of other methods' networks) and its network.
+
+    Args:
+        own_network: fingerprints of the network, if it is a user's own: see `training.own_network`.
 
     Raises:
         ValueError, FileNotFoundError: a learned sampler without weights.
@@ -138,8 +142,7 @@ def new_result(settings: Settings, method_name: str, lr: float, seed: int, varia
         if own[name] == getattr(Settings, name):
             del own[name]
     digest = method.network_digest(settings)
-    if is_own(settings.model):
-        own["model_code"] = digest_of(settings.model)
+    own |= own_network
     if method.network is not None:
         own[method.network] = getattr(settings, method.network)
     return Result(method_name, lr, seed, own, digest or "", variant)

@@ -25,7 +25,7 @@ from experiments.images.minibatches import minibatches
 from experiments.images.result import Result, new_result
 from experiments.images.scoring import score, validate, write_curves
 from experiments.images.settings import Settings
-from experiments.images.training import build_network, hmc_run
+from experiments.images.training import build_network, hmc_run, own_network
 from learned_samplers.integrations.tensorboard import write_settings
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
@@ -75,14 +75,15 @@ class ImageRuns:
         Raises:
             ValueError: settings that cannot be run, by name.
         """
-        result, steps = new_result(settings, method_name, lr, seed, variant), settings.budget(self.data.num_data)
+        own, steps = own_network(settings, self.data), settings.budget(self.data.num_data)
+        result = new_result(settings, method_name, lr, seed, variant, own)
         before = 0 if bar is None else bar.n
         known = self._known(result, settings, test)
         if known is None:
             self.store.begin(result.name, "samples", "predictions")
-            with nullcontext(bar) if bar is not None else progress(total=steps, unit="grad") as own:
-                own.set_description(title or result.name)
-                self._train(result, settings, steps, own, test, validations)
+            with nullcontext(bar) if bar is not None else progress(total=steps, unit="grad") as shown:
+                shown.set_description(title or result.name)
+                self._train(result, settings, steps, shown, test, validations)
             self.keep(result)
         if bar is not None and result.name not in self.seen:
             bar.total -= steps - (bar.n - before)

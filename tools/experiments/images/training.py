@@ -260,6 +260,14 @@ def build_network(settings: Settings, data: ImageData) -> nn.Module:
     return network.to(data.train_x.device)
 
 
+def own_network(settings: Settings, data: ImageData) -> dict[str, str]:
+    """What a run with a network of a user's own depends on: its code, and what it is when it is new; {} for others."""
+    if not is_own(settings.model):
+        return {}
+    new = own_models.fingerprint_of(lambda: build_network(settings, data))
+    return {"model_code": own_models.code_of(settings.model), "model_network": new}
+
+
 def validate_run(method: ImageMethod, settings: Settings, lr: float, data: ImageData) -> None:
     """Raise what a run with these settings would raise before its first step: ValueError or TypeError, by name."""
     method.network_digest(settings)

@@ -1,6 +1,8 @@
 """Networks and data of a user's own in the tools and from Python; a regression against its closed form."""
 
 import math
+import random
+import subprocess
 import sys
 
 import compare as compare_tool
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import sample
 import torch
+from experiments.images import own_models
 from experiments.images.from_python import compare
 from experiments.images.likelihood import Regression
 from torch import nn
@@ -178,3 +181,110 @@ def test_refusals(tmp_path, factory, change, message):
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=message):
         compare(**{**given, "out": tmp_path / "out", **change})
     assert not (tmp_path / "out").exists(), "nothing was begun"
+
+
+def test_a_package_that_the_users_folder_has(tmp_path, factory, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "nets_here.py").write_text("from own_layers import network")
+    (tmp_path / "mine" / "nets_lost.py").write_text("import no_such_thing")
+    (tmp_path / "own_layers.py").write_text(FACTORY)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    with pytest.raises(ValueError, match=r"'mine.nets_here:network'.*write file.py:factory or package.module:factory"):
+        own_models.factory_of("mine.nets_here:network")
+    monkeypatch.chdir(tmp_path)
+    assert own_models.build("mine.nets_here:network", (3,), 2)[2].out_features == 2
+    before = own_models.code_of("mine.nets_here:network")
+    (tmp_path / "own_layers.py").write_text(FACTORY + "#")
+    assert own_models.code_of("mine.nets_here:network") != before, "the file that has the function counts, too"
+    with pytest.raises(ValueError, match=r"imports what is not there: No module named 'no_such_thing'$"):
+        own_models.factory_of("mine.nets_lost:network")
+    with pytest.raises(ValueError, match=r"'' is no module; write file\.py"):
+        own_models.factory_of(":network")
+
+
+# What a file may hold beside functions: a class, a partial function, and a dataclass that looks its module up.
+CLASSES = """
+from __future__ import annotations
+from dataclasses import dataclass
+from functools import partial
+from torch import nn
+
+@dataclass
+class Shape:
+    width: int = 8
+
+class Net(nn.Sequential):
+    def __init__(self, input_shape, outputs, width=Shape().width):
+        super().__init__(nn.Linear(input_shape[0], width), nn.Tanh(), nn.Linear(width, outputs))
+
+narrow = partial(Net, width=4)
+"""
+
+
+@pytest.mark.parametrize("name", ["Net", "narrow"])
+def test_a_class_or_a_partial_function_is_read_back_until_its_file_changes(tmp_path, name):
+    file, run = tmp_path / "classes.py", tmp_path / "out" / "runs" / "SGD_lr0.05_seed0.json"
+    np.savez(tmp_path / "table.npz", **table())
+    file.write_text(CLASSES)
+    own = ["--model", f"{file}:{name}", "--dataset", f"npz:{tmp_path / 'table.npz'}", "--sampler", "SGD"]
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import sample; sample.main({[*SMALL, *own]!r} + sys.argv[1:])"
+
+    def made():
+        subprocess.run([sys.executable, "-c", code, "--out", str(tmp_path / "out")], check=True, capture_output=True)
+        return run.stat().st_mtime_ns
+
+    before = made()
+    assert made() == before, "read back by another process"
+    file.write_text(CLASSES.replace("8", "40").replace("width=4", "width=5"))
+    assert made() != before, "another network"
+
+
+def test_a_file_is_executed_once_and_leaves_nothing_where_it_fails(tmp_path, factory):
+    model, known = f"{factory}:network", set(sys.modules)
+    assert own_models.factory_of(model) is own_models.factory_of(model)
+    (tmp_path / "broken.py").write_text("raise RuntimeError('broken')")
+    with pytest.raises(RuntimeError, match="broken"):
+        own_models.factory_of(f"{tmp_path / 'broken.py'}:network")
+    assert len(set(sys.modules) - known) == 1, "the first file alone"
+
+
+def test_functions_of_the_same_text_are_told_apart(tmp_path):
+    found = []
+    few = dict(steps=40, batch_size=16, num_samples=4, tries=1, grid=1, extensions=0, tune_seeds=1, seeds=1)
+    for width in (4, 64):
+
+        def net():
+            return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2))  # noqa: B023
+
+        found.append(compare(net, table(), ["SGD"], out=tmp_path, momentum_decays=(0.1,), **few))
+    assert found[0].numbers[0]["methods"]["SGD"]["mean"]["nll"] != found[1].numbers[0]["methods"]["SGD"]["mean"]["nll"]
+
+
+def test_what_a_network_is_when_it_is_new():
+    class Scaled(nn.Linear):
+        def extra_repr(self):
+            return f"{object()}"
+
+    def drawn(scale=1.0):
+        network = nn.Linear(3, 2)
+        nn.init.constant_(network.bias, scale * (random.random() + np.random.rand()))  # noqa: NPY002
+        return network
+
+    def numpys():
+        return np.random.get_state()[1].tolist()  # noqa: NPY002
+
+    numbers = torch.get_rng_state(), numpys(), random.getstate()
+    assert own_models.fingerprint_of(drawn) == own_models.fingerprint_of(drawn)
+    assert own_models.fingerprint_of(drawn) != own_models.fingerprint_of(lambda: drawn(2.0)), "values"
+    assert own_models.fingerprint_of(lambda: nn.Dropout(0.1)) != own_models.fingerprint_of(lambda: nn.Dropout(0.2))
+    assert own_models.fingerprint_of(lambda: Scaled(3, 2)) == own_models.fingerprint_of(lambda: Scaled(3, 2))
+    assert torch.equal(torch.get_rng_state(), numbers[0]), "no generator goes on"
+    assert (numpys(), random.getstate()) == numbers[1:]
+
+
+def test_code_without_a_source():
+    one, other, again = {}, {}, {}
+    for found, width in ((one, 4), (other, 5), (again, 4)):
+        exec(f"class Net:\n    def width(self): return {width}", found)
+    texts = [own_models._text_of(found["Net"]) for found in (one, other, again)]
+    assert texts[0] == texts[2] != texts[1]
