@@ -8,13 +8,14 @@ Every network runs on every task from the same initial weights, minibatches and 
 of another says more than either: three held-out tasks differ by more than ten iterations of meta-training do. The tasks
 are drawn from the family under a name that no meta-training uses, and scored on their validation images, never on test
 images: this is the tool to choose weights with. Losses are kept under --out; the same command goes on, and more tasks,
-steps or networks are added to what is there.
+steps or networks are added to what is there, as long as the data and torch's version are the same.
 
 --steps counts minibatch gradients: a network of Kinetic-L2E, whose step takes two, does half as many steps.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+import torch
 import tyro
 from experiments.common.output import explained
 from experiments.common.tables import markdown
@@ -127,7 +129,8 @@ def candidates(options: Options) -> list[Candidate]:
         check_same_rule((f"shares: {options.networks[0]}", options.networks[1]), card, other)
         between = weights.load(weights.find(options.networks[0]))[0]
         key = f"{weights.fingerprint(card)}+{share:g}*{weights.fingerprint(other)}"
-        found.append(_candidate(f"share {share:g}", blend(between, second, share), card, key))
+        blended, told = blend(between, second, share), options.tell_horizon
+        found.append(_candidate(f"share {share:g}", blended, card, key, tell_horizon=told))
     return found
 
 
@@ -216,14 +219,24 @@ def table(names: Sequence[str], losses: np.ndarray) -> str:
     return markdown(rows)
 
 
-def key_of(candidate: Candidate, number: int, gradients: int, options: Options) -> tuple[Any, ...]:
-    """What a run is kept under; the steps stand there only where they are fewer than the gradients."""
+def digest_of(family: ImageTaskFamily) -> str:
+    """Changes with what the tasks are drawn from, their data, and torch's version."""
+    made_of = [family.specification(), family.data_fingerprints(), torch.__version__]
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def key_of(candidate: Candidate, number: int, gradients: int, options: Options, tasks: str) -> tuple[Any, ...]:
+    """What a run is kept under; the steps stand there only where they are fewer than the gradients.
+
+    Args:
+        tasks: `digest_of` their family; losses of before, which lack it, are not known to be of the same data.
+    """
     key: tuple[Any, ...]
     key = (candidate.key, options.family, options.seed, number, gradients, options.samples, options.lr)
     key = key if options.datasets is None else (*key, *options.datasets)
     key = (*key, "told") if _is_told(candidate) else key
     steps = steps_for(candidate.rule, gradients)
-    return key if steps == gradients else (*key, steps)
+    return (*key, tasks) if steps == gradients else (*key, steps, tasks)
 
 
 def run(options: Options) -> dict[int, np.ndarray]:
@@ -234,14 +247,14 @@ def run(options: Options) -> dict[int, np.ndarray]:
     for entry in entries:
         for gradients in options.steps:
             schedule_of(entry, gradients, options.samples)  # refuses what cannot be run, before anything is
-    store = Losses(options.out / "losses.jsonl")
+    store, tasks = Losses(options.out / "losses.jsonl"), digest_of(family)
     found = {gradients: np.full((len(entries), options.tasks), math.nan) for gradients in options.steps}
     total = sum(options.steps) * len(entries) * options.tasks
     with tqdm(total=total, unit="grad", smoothing=0.05) as bar:
         for number in range(options.tasks):
             for gradients in options.steps:
                 for i, entry in enumerate(entries):
-                    key = key_of(entry, number, gradients, options)
+                    key = key_of(entry, number, gradients, options, tasks)
                     if key not in store.known:
                         store.add(key, loss_of(entry, family, number, gradients, options))
                     found[gradients][i, number] = store.known[key]

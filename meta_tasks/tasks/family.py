@@ -12,6 +12,7 @@ import torch
 from learned_samplers.base import validation
 from meta_tasks import datasets
 from meta_tasks.datasets import ImageData
+from meta_tasks.datasets.fingerprints import data_fingerprint
 from meta_tasks.random_streams import generator, log_uniform
 from meta_tasks.tasks.task import ImageTask, Task, TaskConfig
 
@@ -39,6 +40,9 @@ class TaskFamily(Protocol):
 
     def specification(self) -> dict[str, Any]:
         """Plain values that name the family in checkpoints and weight cards."""
+
+    def data_fingerprints(self) -> dict[str, str]:
+        """Of each data set by name what changes with any of its numbers; {} without data."""
 
 
 @dataclass(frozen=True)
@@ -158,12 +162,22 @@ class ImageTaskFamily:
             hidden.add("labels")
         return {key: _plain(getattr(self, key)) for key in self.__dataclass_fields__ if key not in hidden}
 
+    def data_fingerprints(self) -> dict[str, str]:
+        """Of each data set by name; of one size, which the files and it alone determine. Nothing stays in memory."""
+        size, found = self.sizes[0], {}
+        for name in dict.fromkeys(self.dataset_names):
+            known = self._loaded.get((name, size))
+            found[name] = data_fingerprint(self._read(name, size) if known is None else known)
+        return found
+
     def _data(self, dataset: str, size: int | None) -> ImageData:
         key = (dataset, size)
         if key not in self._loaded:
-            data = datasets.load(dataset, self.root, size=size, grayscale=self.grayscale)
-            self._loaded[key] = data.to(self.device)
+            self._loaded[key] = self._read(dataset, size).to(self.device)
         return self._loaded[key]
+
+    def _read(self, dataset: str, size: int | None) -> ImageData:
+        return datasets.load(dataset, self.root, size=size, grayscale=self.grayscale)
 
     def _classes(self, num_classes: int, stream: torch.Generator) -> tuple[int, ...] | None:
         chosen, order = torch.rand((), generator=stream), torch.randperm(num_classes, generator=stream)

@@ -48,8 +48,8 @@ class Trainer:
 
     Raises:
         RuntimeError: another run is writing to the folder; says which process on which host.
-        ValueError: the folder's checkpoints are of another sampler, family, estimator or setting (says which and how
-            they differ), or the held-out runs are too short for their states.
+        ValueError: the folder's checkpoints are of another sampler, family, estimator or setting, or of other data
+            (says which and how they differ), or the held-out runs are too short for their states.
     """
 
     def __init__(
@@ -85,6 +85,8 @@ class Trainer:
         self.checkpoints = checkpoints
         saved = of_first_rank(self._open)
         try:
+            # What the checkpoints are of; a family says the names of its data sets alone.
+            self._data = {} if checkpoints is None else family.data_fingerprints()
             if saved is not None:
                 self._restore(saved)  # before any process is started, so that a wrong folder costs nothing
             self.executor = make_executor(estimator.evaluator(family, rule, settings.objective, settings.seed))
@@ -259,6 +261,7 @@ class Trainer:
             self.iteration,
             {
                 "specification": self.specification(),
+                "data": self._data,
                 "weights": self.weights.detach(),
                 "averaged": self.averaged,
                 "best": self.stopping.weights,
@@ -274,6 +277,8 @@ class Trainer:
     def _restore(self, saved: dict[str, Any]) -> None:
         folder = "the first rank's folder" if self.checkpoints is None else str(self.checkpoints.folder)
         check_same(saved["specification"], self.specification(), folder)
+        if "data" in saved and self.checkpoints is not None:  # checkpoints of before do not say it
+            check_same({"data": saved["data"]}, {"data": self._data}, folder)
         with torch.no_grad():
             self.weights.copy_(saved["weights"])
             self.averaged.copy_(saved["averaged"])

@@ -48,6 +48,7 @@ class QuadraticFamily:
     lr: float = 0.1
     temperature: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
 
     def task(self, *keys):
         stream = generator(*keys, "task")
@@ -56,6 +57,9 @@ class QuadraticFamily:
 
     def specification(self):
         return {"name": self.name, "lr": self.lr, "temperature": self.temperature, **self.extra}
+
+    def data_fingerprints(self):
+        return self.data
 
 
 def random_images(n=120, size=8, classes=3, channels=1, seed=0):

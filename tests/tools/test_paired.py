@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from learned_samplers.learned import weights
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import build_network
 
 TINY = ["--family", "digits", "--tasks", "3", "--steps", "20", "--samples", "2"]
@@ -97,6 +98,38 @@ def test_what_is_known_is_not_run_again(networks, tmp_path, monkeypatch):
     assert len(calls) == 8  # other tasks
 
 
+def test_losses_on_other_data_or_of_another_torch_are_not_taken_over(networks, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(paired, "loss_of", lambda *each: calls.append(each) or 1.0)
+    paired.main(options(networks, tmp_path))
+    for place, name, value in (
+        (paired.ImageTaskFamily, "data_fingerprints", lambda self: {"digits": "others"}),
+        (paired.torch, "__version__", "0.1"),
+        (paired.ImageTaskFamily, "specification", lambda self: {"name": "digits", "lrs": [1.0]}),
+    ):
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, value)
+            paired.main(options(networks, tmp_path))
+        assert len(calls) == 6, name
+
+
+def test_a_share_is_told_the_horizon_as_both_ends_are(learned_weights, tmp_path):
+    _, card = weights.load(learned_weights["l2e_network"])
+    features, stream = FEATURE_SETS["adaptive_run"], torch.Generator().manual_seed(0)
+    network = build_network(len(features.names), (4,), 2, zero_last=False, generator=stream)
+    weights.save(
+        tmp_path / "sees.safetensors", network, {**card, "feature_set": features.name, "features": list(features.names)}
+    )
+    name, own = str(tmp_path / "sees.safetensors"), dict(family="digits", tasks=2, steps=(20,), samples=2)
+    untold, told = (
+        paired.run(paired.Options((name, name), (0.5,), tell_horizon=tell, out=tmp_path, **own))[20]
+        for tell in (False, True)
+    )
+    assert (untold[0] != told[0]).all()
+    assert (told[2] == told[0]).all(), "the share of a network with itself"
+
+
 def test_table_counts_failures_and_leaves_them_out_of_means():
     losses = np.array([[1.0, 1.0, 2.0], [0.5, math.inf, 2.0 * math.e]])
     text = paired.table(["a", "b"], losses).splitlines()[-1]
@@ -143,7 +176,8 @@ def test_a_network_whose_step_takes_two_gradients_takes_half_as_many_steps(learn
     assert gradients == [20] * 4
     assert found.max() < 1e9
     lines = [tuple(json.loads(line)["key"]) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
-    assert paired.key_of(plain, 1, 20, chosen) == (plain.key, "digits", 0, 1, 20, 2, None) in lines
+    tasks = paired.digest_of(paired.family_named("digits"))
+    assert paired.key_of(plain, 1, 20, chosen, tasks) == (plain.key, "digits", 0, 1, 20, 2, None, tasks) in lines
     paired.run(chosen)
     assert gradients == [20] * 4  # all are known
     monkeypatch.setattr(paired, "loss_of", lambda *_: pytest.fail("nothing may be run"))

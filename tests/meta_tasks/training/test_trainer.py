@@ -18,6 +18,7 @@ from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.training import Trainer, TrainerSettings
+from meta_tasks.training.checkpoint import Checkpoints
 from meta_tasks.training.workers import ProcessExecutor, RankExecutor, SerialExecutor
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 
@@ -269,6 +270,7 @@ def test_a_failure_to_save_does_not_hide_the_failure_before_it(tmp_path, monkeyp
         ({"estimator": es(sigma=0.1)}, "estimator.sigma is 0.2 there and 0.1 here"),
         ({"estimator": nres()}, "estimator.estimator is 'antithetic_es' there and 'noise_reuse_es' here"),
         ({"seed": 1}, "outer_loop.seed is 0 there and 1 here"),
+        ({"family": QuadraticFamily(data={"digits": "a"})}, "data.digits is here only"),
     ],
 )
 def test_the_checkpoint_of_another_run_is_refused(tmp_path, change, message):
@@ -276,6 +278,19 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, change, message):
     with pytest.raises(ValueError, match=f"are of another run: .*{message}"):
         trainer(tmp_path, **change)
     assert trainer(tmp_path, iterations=99).iteration == 1  # a longer run of the same kind goes on
+
+
+def test_a_run_goes_on_with_its_data_alone_and_one_of_before_is_told_what_they_are(tmp_path):
+    first, other = (QuadraticFamily(data={"digits": digest}) for digest in ("a", "b"))
+    run(folder=tmp_path, iterations=1, family=first)
+    with pytest.raises(ValueError, match=r"are of another run: data\.digits is 'a' there and 'b' here"):
+        trainer(tmp_path, family=other)
+    (path,) = Checkpoints(tmp_path).paths()
+    saved = Checkpoints.read(path)
+    torch.save({key: value for key, value in saved.items() if key != "data"}, path)
+    assert run(folder=tmp_path, iterations=2, family=other).iteration == 2
+    with pytest.raises(ValueError, match=r"data\.digits is 'b' there and 'a' here"):
+        trainer(tmp_path, family=first)
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from learned_samplers.base.files import write_atomically
 from learned_samplers.base.locks import FolderLock, shared_lock
+from meta_tasks.datasets.fingerprints import data_fingerprint, fingerprint
+
+__all__ = ["RunStore", "data_fingerprint", "fingerprint"]
 
 
 class RunStore:
@@ -128,18 +129,3 @@ class RunStore:
     def _made_of(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         made_of = {"settings": settings, "data": self.data, "torch": torch.__version__}
         return json.loads(json.dumps(made_of, allow_nan=False))
-
-
-def data_fingerprint(data: Any, *others: Tensor) -> str:
-    """That of a data set: inputs and labels of its three parts, and further tensors."""
-    parts = (getattr(data, f"{part}_{kind}") for part in ("train", "val", "test") for kind in "xy")
-    return fingerprint([*parts, *others])
-
-
-def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """16 hexadecimal digits that change with any number, shape or type in the data."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
