@@ -83,12 +83,24 @@ def _set(*keys, value):
     return change
 
 
+def _corruptions(images, source):
+    def change(found):
+        (method,) = found["budgets"]["40"]["methods"].values()
+        scores = {key: [[0.5] * 6] for key in ("accuracy", "nll", "ece")}
+        method["corruptions"] = {"images": images, "source": source, "by_severity": scores, "by_corruption": {}}
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (_set("budgets", "40", "settings", "batch_size", value=16), "differ in batch_size: 16, 32"),
         (_set("budgets", "40", "data", value="others"), "differ in data: 'others', "),
         (_set("budgets", "40", "num_data", value=7), "differ in num_data: 7, "),
+        (_set("budgets", "40", "reference", value="b"), "differ in reference: 'b', 'a'"),
+        (_corruptions(7, "recreated"), r"differ in corrupted images: \(7, 'recreated'\), \(9, 'recreated'\)"),
+        (_corruptions(9, "published"), r"differ in corrupted images: \(9, 'published'\), \(9, 'recreated'\)"),
         (_set("budgets", "40", "settings", "nothing", value=16), "is not that of a comparison"),
         (_set("budgets", value=[]), "is not that of a comparison"),
         (_set("budgets", "40", "methods", "SGHMC", "label", value=NAMED), r"L2E \[.*\] at 40 gradients is in"),
@@ -97,9 +109,48 @@ def _set(*keys, value):
 )
 def test_what_does_not_belong_together_is_refused_and_nothing_written(apart, tmp_path, change, message):
     path = _changed(apart, tmp_path, change)
+    first = json.loads((apart / "a" / "results.json").read_text())
+    _corruptions(9, "recreated")(first)
+    first["budgets"]["40"]["reference"] = "a"
+    (tmp_path / "first.json").write_text(json.dumps(first))
     with pytest.raises(SystemExit, match=message):
-        combine.main([str(apart / "a"), str(path), "--out", str(tmp_path / "out")])
+        combine.main([str(tmp_path / "first.json"), str(path), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+def test_the_reference_and_the_corrupted_images_of_one_are_those_of_the_table(apart, tmp_path):
+    def change(found):
+        _corruptions(9, "recreated")(found)
+        found["budgets"]["40"]["reference"] = "a"
+
+    def before(found):
+        del found["budgets"]["40"]["reference"]
+
+    (tmp_path / "c.json").write_text(_changed(apart, tmp_path, before).read_text())
+    arguments = [str(tmp_path / "c.json"), str(apart / "a"), "--out", str(tmp_path / "two")]
+    combine.main(arguments)
+    assert _of(tmp_path / "two")["reference"] is None, "a file of before says none"
+    combine.main([str(tmp_path / "two"), str(apart / "c"), "--out", str(tmp_path / "three")])
+    arguments = [str(apart / "a"), str(_changed(apart, tmp_path, change)), "--out", str(tmp_path / "two")]
+    combine.main(arguments)
+    assert _of(tmp_path / "two")["reference"] == "a"
+    assert "of 9 test images" in (tmp_path / "two" / "table.md").read_text()
+
+
+def test_runs_at_equal_time_of_another_first_row_are_left_out(apart, tmp_path):
+    alike = {"gradients": 30, "seconds": 1.0, "nll": [0.5, 0.5], "accuracy": [0.5, 0.5]}
+
+    def with_time(name):
+        found = json.loads((apart / name / "results.json").read_text())
+        for method in found["budgets"]["40"]["methods"].values():
+            method["equal_time"] = alike
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+        return str(tmp_path / f"{name}.json")
+
+    combine.main([with_time("a"), with_time("b"), "--out", str(tmp_path / "two")])
+    combine.main([str(tmp_path / "two"), with_time("c"), "--out", str(tmp_path / "three")])
+    found = _of(tmp_path / "three")["methods"]
+    assert [each["equal_time"] for each in found.values()] == [alike, None, None]
 
 
 def test_other_weights_of_a_sampler_and_compiled_steps_may_stand_beside_each_other(apart, tmp_path):

@@ -1,5 +1,7 @@
 """What tools/compare.py measures on request: corruptions, convergence, planes, step sizes; and Laplace's row."""
 
+import json
+
 import compare
 import numpy as np
 import pytest
@@ -146,6 +148,41 @@ def test_what_was_not_asked_for_is_not_measured(tmp_path):
     fewer = read(tmp_path / numbers(tmp_path)["20"]["methods"]["SGHMC"]["runs"][0]["file"])
     assert fewer.corruptions["images"] == 7
     assert set(fewer.corruptions["scores"]) == {"none", *RECREATED}
+
+
+def test_what_some_seeds_alone_have_is_left_out(tmp_path):
+    """Of an earlier command with fewer seeds, or of one that was killed while it scored."""
+    arguments = [*TINY, *SMALL, "--num-samples", "8", "--sampler", "SGHMC", "SGD", "--budgets", "20"]
+    arguments += ["--out", str(tmp_path)]
+    once = ["--seeds", "1", "--corruptions", "--corruption-images", "9", "--layers"]
+    compare.main([*arguments, *once])
+    both = ("cR̂ < 1.1 |", "of the layer", "at severity")
+    assert all(heading in (tmp_path / "table.md").read_text() for heading in both)
+    compare.main([*arguments, "--seeds", "2", "--convergence"])
+    table, found = (tmp_path / "table.md").read_text(), numbers(tmp_path)["20"]["methods"]["SGHMC"]
+    assert [heading in table for heading in both] == [True, False, False], "the second seed has the whole share alone"
+    assert "layers" not in found
+    assert "corruptions" not in found
+    compare.main([*arguments, "--seeds", "3"])
+    table, found = (tmp_path / "table.md").read_text(), numbers(tmp_path)["20"]["methods"]["SGHMC"]
+    assert not any(heading in table for heading in both)
+    assert "converged" not in found["mean"]
+    assert "accuracy" in found["mean"]
+    # Killed in between: a corruption is missing. Scored on other images: the second method's.
+    (run,) = tmp_path.glob("steps_20/runs/SGHMC*seed0.json")
+    record = json.loads(run.read_text())
+    del record["result"]["corruptions"]["scores"]["gaussian_noise"]
+    run.write_text(json.dumps(record))
+    compare.main([*arguments, "--seeds", "1"])
+    found = numbers(tmp_path)["20"]["methods"]
+    assert "corruptions" not in found["SGHMC"]
+    assert "corruptions" in found["SGD"]
+    compare.main([*arguments, *once, "--sampler", "SGHMC", "--corruption-images", "7"])
+    compare.main([*arguments, "--seeds", "1"])
+    table = (tmp_path / "table.md").read_text()
+    assert "of 7 test images" in table
+    assert "SGD was scored on other images and has no row: 9 of a re-creation" in table
+    assert "| SGD" not in table[table.index("| accuracy at severity") :]
 
 
 def test_the_best_of_each_rate_is_shown():

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from experiments.images.compare_corruptions import images_of
 from experiments.images.compare_statistics import paired
 from experiments.images.compare_verdict import verdict
 from experiments.images.earlier import RESULTS
@@ -43,22 +44,26 @@ def combined(comparisons: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str
     """The numbers of each budget, as `compare_report.content` gives them, with the methods of all comparisons.
 
     A method is called what its table calls it. Differences to the first one are paired over the seeds that both have;
-    the error that the choice of test images gives is not known, for that needs the predictions.
+    the error that the choice of test images gives is not known, for that needs the predictions. Runs at equal time took
+    the seconds of their own comparison's first row, and are left out where that is not the table's.
 
     Args:
         comparisons: name (of the file) → what `read` gave, in the order of the rows.
 
     Raises:
-        ValueError: two differ in data, network or posterior, or have a row of the same name.
+        ValueError: two differ in data, network, posterior, corrupted images or the reference that their predictions are
+            compared with, or have a row of the same name.
     """
     found: dict[int, dict[str, Any]] = {}
     for source, comparison in comparisons.items():
         for budget, numbers in comparison["budgets"].items():
             together = found.setdefault(
-                int(budget), {**numbers, "methods": {}, "lost": {}, "first": source, "common": common(numbers)}
+                int(budget),
+                {**numbers, "methods": {}, "lost": {}, "first": source, "common": common(numbers), "beside": {}},
             )
             if common(numbers) != together["common"]:
                 raise ValueError(f"comparisons: {source} and {together['first']} differ {_where(numbers, together)}")
+            _check_beside(source, numbers, together)
             for name, method in numbers["methods"].items():
                 label = method["label"]
                 if label in together["methods"]:
@@ -68,7 +73,7 @@ def combined(comparisons: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str
                 together["methods"][label] = {**made, **method}  # of one that was combined before, its own
             together["lost"] |= numbers["lost"]
     for numbers in found.values():
-        del numbers["first"], numbers["common"]
+        del numbers["first"], numbers["common"], numbers["beside"]
         _compare(numbers)
     return dict(sorted(found.items()))
 
@@ -83,6 +88,25 @@ def common(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {**own, "num_data": numbers["num_data"], "data": numbers.get("data")}
 
 
+def _check_beside(source: str, numbers: Mapping[str, Any], together: dict[str, Any]) -> None:
+    """Refuse corrupted images or a reference that differ from those so far, where both have them; note the new ones.
+
+    What was written before the reference was in the file is taken as it is.
+    """
+    for what, found in _beside(numbers).items():
+        known, whose = together["beside"].setdefault(what, (found, source))
+        if found != known:
+            raise ValueError(f"comparisons: {source} and {whose} differ in {what}: {found!r}, {known!r}")
+    together["reference"] = together["beside"].get("reference", (None, ""))[0]
+
+
+def _beside(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The reference's fingerprint, and how many corrupted images there are and whose, of what there is."""
+    found = {"reference": numbers["reference"]} if numbers.get("reference") is not None else {}
+    images = [images_of(method["corruptions"]) for method in numbers["methods"].values() if "corruptions" in method]
+    return found | ({"corrupted images": images[0]} if images else {})
+
+
 def _where(numbers: Mapping[str, Any], together: Mapping[str, Any]) -> str:
     ours, theirs = common(numbers), together["common"]
     return ", ".join(f"in {name}: {ours[name]!r}, {theirs[name]!r}" for name in ours if ours[name] != theirs[name])
@@ -93,7 +117,10 @@ def _compare(numbers: dict[str, Any]) -> None:
     methods = numbers["methods"]
     runs = {label: _results(method) for label, method in methods.items()}
     first = next(iter(runs.values()))
+    leading = next(iter(methods.values()))["source"]
     for label, method in methods.items():
+        if method["source"] != leading:
+            method["equal_time"] = None
         pair = None if runs[label] is first else paired(runs[label], first)
         method["difference"] = None if pair is None else {"mean": pair[0], "error": pair[1], "image_error": None}
     numbers["verdict"] = verdict(runs, None)

@@ -116,11 +116,27 @@ def source_of(known: Mapping[str, Any]) -> str:
     return str(known.get("source", "recreated"))
 
 
+def scored(results: Sequence[Result]) -> list[dict[str, Any]] | None:
+    """`Result.corruptions` of the finished runs; None where not all of them have all scores, of the same images.
+
+    An earlier command may have asked for fewer seeds, or have been ended in between.
+    """
+    known = [result.corruptions for result in finished(results) if result.corruptions is not None]
+    whole = [each for each in known if {NONE, *RECREATED} <= set(each["scores"])]
+    alike = len({images_of(each) for each in whole}) == 1
+    return whole if alike and len(whole) == len(finished(results)) else None
+
+
+def images_of(known: Mapping[str, Any]) -> tuple[int, str]:
+    """How many images scores are of, and whose."""
+    return known["images"], source_of(known)
+
+
 def by_severity(results: Sequence[Result]) -> dict[str, np.ndarray] | None:
-    """Of each measure the means over the corruptions at severities 0 to 5, a row a seed; None without such scores."""
-    known = [result.corruptions["scores"] for result in finished(results) if result.corruptions is not None]
-    if not known:
+    """Of each measure the means over the corruptions at severities 0 to 5, a row a seed; None as `scored` says."""
+    if (whole := scored(results)) is None:
         return None
+    known = [each["scores"] for each in whole]
     return {
         key: np.array(
             [[*scores[NONE][key], *np.mean([scores[name][key] for name in RECREATED], axis=0)] for scores in known]
@@ -131,10 +147,9 @@ def by_severity(results: Sequence[Result]) -> dict[str, np.ndarray] | None:
 
 def corruption_numbers(results: Sequence[Result]) -> dict[str, Any]:
     """{"corruptions": …} of a method as JSON takes it: means over seeds, by severity and by corruption; {} without."""
-    means = by_severity(results)
-    if means is None:
+    means, known = by_severity(results), scored(results)
+    if means is None or known is None:
         return {}
-    known = [r.corruptions for r in finished(results) if r.corruptions is not None]
     scores = [each["scores"] for each in known]
     return {
         "corruptions": {
@@ -150,10 +165,15 @@ def corruption_numbers(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def corruption_tables(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A table of each measure: a row a method, a column a severity; [] where none was measured."""
-    known = {name: each["corruptions"] for name, each in methods.items() if "corruptions" in each}
-    if not known:
+    """A table of each measure: a row a method, a column a severity; [] where none was measured.
+
+    All rows are of the first one's images; methods that were scored on others are named below.
+    """
+    measured = {name: each["corruptions"] for name, each in methods.items() if "corruptions" in each}
+    if not measured:
         return []
+    one = next(iter(measured.values()))
+    known = {name: each for name, each in measured.items() if images_of(each) == images_of(one)}
     tables = []
     for key, heading, decimals in MEASURES:
         rows = []
@@ -162,11 +182,13 @@ def corruption_tables(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
             cells = {str(severity): spread(values.tolist(), decimals) for severity, values in enumerate(columns)}
             rows.append({f"{heading} at severity": methods[name]["label"], **cells})
         tables.append(markdown(rows))
-    one = next(iter(known.values()))
     note = (
         f"The {len(RECREATED)} corruptions of CIFAR-10-C, {SOURCES[one['source']]}, of {one['images']} test images; "
         "means over the corruptions, severity 0 are the images as they are."
     )
+    for name in (name for name in measured if name not in known):
+        count, source = images_of(measured[name])
+        note += f" {methods[name]['label']} was scored on other images and has no row: {count} of {SOURCES[source]}."
     return [note, *tables]
 
 
@@ -174,9 +196,11 @@ def corruption_figure(
     path: Path, runs: Mapping[str, Sequence[Result]], styles: Mapping[str, dict[str, Any]], title: str
 ) -> None:
     """Accuracy, NLL and ECE against severity, a line a method, with a band of one standard deviation over seeds."""
-    curves = {name: means for name in styles if (means := by_severity(runs[name])) is not None}
-    if not curves:
+    known = {name: images_of(own[0]) for name in styles if (own := scored(runs[name]))}
+    if not known:
         return
+    images = next(iter(known.values()))  # as in the table, all lines are of the first one's
+    curves = {name: means for name in known if known[name] == images and (means := by_severity(runs[name]))}
     fig = new_figure(14, 5.2)
     axes = fig.subplots(1, 3)
     x = np.arange(LARGEST_SEVERITY + 1)
@@ -190,7 +214,6 @@ def corruption_figure(
         grid_lines(ax)
     handles, labels = axes[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
-    source = next(source_of(r.corruptions) for name in curves for r in finished(runs[name]) if r.corruptions)
-    whose = {"recreated": "as in CIFAR-10-C, a re-creation", "published": "of CIFAR-10-C"}[source]
+    whose = {"recreated": "as in CIFAR-10-C, a re-creation", "published": "of CIFAR-10-C"}[images[1]]
     fig.suptitle(f"{title}; corruptions {whose}; means over {len(RECREATED)}")
     fig.savefig(path, dpi=120)

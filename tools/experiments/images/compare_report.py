@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from experiments.common.output import write_outputs
+from experiments.common.run_store import fingerprint
 from experiments.common.tables import finished, markdown, mean_and_std, rectangular, spread
 from experiments.common.tuning import Tuning
 from experiments.images.compare_corruptions import corruption_numbers, corruption_tables
@@ -78,15 +79,22 @@ def measured(result: Result) -> dict[str, Any]:
 
 
 def summary(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
-    """Mean and standard deviation of each number over the seeds that did not diverge."""
+    """Mean and standard deviation of each number over the seeds that did not diverge, if all of them have it."""
     rows = [measured(result) for result in finished(results)]
     means: dict[str, dict[str, Any]] = {"mean": {}, "std": {}}
     for key in rows[0] if rows else ():
-        values = [value for row in rows if (value := row[key]) is not None]
+        if (values := in_all(rows, key)) is None:
+            continue
+        values = [value for value in values if value is not None]
         mean, std = mean_and_std(values) if values else (math.nan, math.nan)
         means["mean"][key] = mean if values else None
         means["std"][key] = std if len(values) > 1 else None
     return means
+
+
+def in_all(rows: Sequence[Mapping[str, Any]], key: str) -> list[Any] | None:
+    """The values of all rows; None where a row lacks it: what an earlier command measured may be of some seeds."""
+    return [row[key] for row in rows] if all(key in row for row in rows) else None
 
 
 def pooled(results: Sequence[Result], folder: Path) -> dict[str, float] | None:
@@ -141,6 +149,8 @@ def content(report: BudgetReport) -> dict[str, Any]:
         "settings": asdict(report.settings),
         "num_data": report.num_data,
         "data": report.data,
+        # Of single precision: the last digits of a sum of doubles differ between machines.
+        "reference": None if report.reference is None else fingerprint([report.reference.float()]),
         "methods": methods,
         "verdict": verdict(report.runs, report.folder),
         "lowest_nll": min(ended, key=lambda name: methods[name]["mean"]["nll"]) if ended else None,
@@ -173,7 +183,7 @@ def health(result: Result) -> dict[str, Any]:
 def tables(budget: int, numbers: Mapping[str, Any]) -> str:
     """The budget's tables and the sentences below them, as Markdown; `numbers` is its `content`, or read from JSON."""
     scores, robust, others, healths, chains = [], [], [], [], list[dict[str, str]]()
-    known = {key for method in numbers["methods"].values() for run in method["runs"] for key in run}
+    known = {key for method in numbers["methods"].values() for key in columns_of(method["runs"])}
     if "nll" not in known:  # all have diverged
         known |= {"accuracy", "nll", "ece", "brier"}
     columns = [column for column in SCORE_COLUMNS if column[0] in known]
@@ -181,7 +191,7 @@ def tables(budget: int, numbers: Mapping[str, Any]) -> str:
         name, rows = {"method": method["label"]}, [run for run in method["runs"] if run["diverged"] is None]
         row = {**name, "lr": f"{method['lr']:g}", "also tuned": method["also_tuned"] or "–"}
         for key, heading, decimals in columns:
-            row[heading] = spread([value for each in rows if (value := each.get(key)) is not None], decimals)
+            row[heading] = spread([value for value in in_all(rows, key) or () if value is not None], decimals)
         row["samples"] = spread([each["num_samples"] for each in rows], 0, with_std=False)
         row["gradients"] = spread([each["gradient_evaluations"] for each in method["runs"]], 0, with_std=False)
         scores.append(row)
@@ -209,10 +219,16 @@ def tables(budget: int, numbers: Mapping[str, Any]) -> str:
     return "\n\n".join([*parts, "\n".join(lines)])
 
 
+def columns_of(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The numbers that all runs of a method have which did not diverge; of diverged ones, where there are no others."""
+    rows = [run for run in runs if run["diverged"] is None] or runs
+    return [key for key in rows[0] if in_all(rows, key) is not None] if rows else []
+
+
 def layer_numbers(results: Sequence[Result]) -> dict[str, Any]:
-    """{"layers": share of each layer's weights with cR̂ < 1.1, the mean over seeds}; {} where it was not asked for."""
-    known = [result.converged for result in finished(results) if result.converged is not None]
-    names = [name for name in known[0] if name != "all"] if known else []
+    """{"layers": share of each layer's weights with cR̂ < 1.1, the mean over seeds}; {} where not all seeds have it."""
+    known = [result.converged or {} for result in finished(results)]
+    names = [name for name in known[0] if name != "all" and in_all(known, name) is not None] if known else []
     return {"layers": {name: fmean(each[name] for each in known) for name in names}} if names else {}
 
 

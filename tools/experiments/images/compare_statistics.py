@@ -24,15 +24,19 @@ def losses(results: Sequence[Result], folder: Path) -> torch.Tensor:
     if ended and "test_nll" in ended[0]:
         return torch.stack([each["test_nll"].double() for each in ended]).mean(0)
     true = [each["test"].gather(1, each["test_labels"].long().unsqueeze(1))[:, 0].double() for each in ended]
-    return -torch.stack(true).clamp(min=1e-300).log().mean(0)
+    return -torch.stack(true).clamp_min(metrics.FLOOR).log().mean(0)  # as `metrics.nll` has it
 
 
 def image_error(ours: Sequence[Result], theirs: Sequence[Result], folder: Path) -> float:
     """Standard error over test images of the difference between two methods' mean NLL, in nats.
 
-    Each image's negative log-probability is the mean over a method's seeds; more seeds do not lessen this error.
+    Each image's negative log-probability is the mean over the seeds that both have finished, those of `paired`; more
+    seeds do not lessen this error.
     """
-    difference = losses(ours, folder) - losses(theirs, folder)
+    seeds = {result.seed for result in finished(ours)} & {result.seed for result in finished(theirs)}
+    kept = ([result for result in finished(each) if result.seed in seeds] for each in (ours, theirs))
+    mine, other = (losses(each, folder) for each in kept)
+    difference = mine - other
     return float(difference.std() / math.sqrt(len(difference)))
 
 

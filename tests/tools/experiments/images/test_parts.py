@@ -9,7 +9,7 @@ import pytest
 import torch
 from experiments.common.tuning import Tuning
 from experiments.images.compare_report import measured
-from experiments.images.compare_statistics import collapsed, image_error, paired
+from experiments.images.compare_statistics import collapsed, image_error, losses, paired
 from experiments.images.log import Log
 from experiments.images.measures import mean_temperatures, overall
 from experiments.images.methods import METHODS, SHORT_NAMES, Setting, candidates, proposal
@@ -133,6 +133,27 @@ def test_the_error_of_the_images_is_that_of_their_mean_difference(tmp_path):
             save_file({"test": test, "test_labels": labels}, folder / f"{result.name}.safetensors")
     expected = np.std([0.2 - 0.6, 0.3 - 0.1, 0.7 - 0.2], ddof=1) / np.sqrt(3)
     assert image_error(results["L2E"], results["SGHMC"], tmp_path) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_error_of_the_images_is_of_the_losses_that_the_table_has_and_of_the_seeds_that_are_paired(tmp_path):
+    labels = torch.tensor([0, 1, 0])
+    sure, split = torch.tensor([[0.9, 0.1], [1.0, 0.0], [0.8, 0.2]]), torch.tensor([[0.6, 0.4], [0.5, 0.5], [0.3, 0.7]])
+    (tmp_path / "predictions").mkdir()
+    runs = {}
+    for name, predictions in {"L2E": [sure, split], "SGHMC": [split, None]}.items():
+        runs[name] = []
+        for seed, test in enumerate(predictions):
+            diverged, nll = ("so", {}) if test is None else (None, {"nll": metrics.nll(test, labels)})
+            runs[name].append(Result(name, 0.1, seed, {}, scores=nll, diverged=diverged))
+            if test is not None:
+                file = tmp_path / "predictions" / f"{runs[name][-1].name}.safetensors"
+                save_file({"test": test, "test_labels": labels}, file)
+    first = runs["L2E"][:1]
+    assert losses(first, tmp_path).mean().item() == pytest.approx(first[0].scores["nll"]), "the label had probability 0"
+    difference = losses(first, tmp_path) - losses(runs["SGHMC"], tmp_path)
+    assert paired(runs["L2E"], runs["SGHMC"])[0] == pytest.approx(difference.mean().item())
+    expected = difference.std().item() / math.sqrt(3)
+    assert image_error(runs["L2E"], runs["SGHMC"], tmp_path) == pytest.approx(expected), "of the first seed alone"
 
 
 def results(nlls, name="SGHMC"):
