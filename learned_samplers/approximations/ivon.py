@@ -213,13 +213,17 @@ class IVON(Sampler):
         gradients: dict[Tensor, Tensor | None] = {p: p.grad for p in groups}
         hessians = dict(pending.hessians)
         for p, group in groups.items():
-            if p.grad is None:
+            earlier = before[p] if pending.count else None
+            if p.grad is None:  # as a gradient of zero in this draw
+                if earlier is not None:
+                    gradients[p] = earlier * (pending.count / (pending.count + 1))
                 continue
             estimate = self.precisions(group, p).mul_(p - means[p]).mul_(p.grad)
             hessians[p] = hessians[p] + estimate if p in hessians else estimate
-            earlier = before[p] if pending.count else None
             if earlier is not None:
                 gradients[p] = earlier + (p.grad - earlier) / (pending.count + 1)
+            elif pending.count:
+                gradients[p] = p.grad / (pending.count + 1)
         versions = {p: (gradient, gradient._version) for p, gradient in gradients.items() if gradient is not None}
         self._pending = _Draws(pending.count + 1, hessians, versions)
         return gradients
@@ -256,7 +260,8 @@ class IVON(Sampler):
                     groups = self._collect()
             finally:
                 self._pending = _Draws()
-            return Evaluation(sum(losses) / len(losses), groups, restore)
+            given = [loss for loss in losses if loss is not None]  # torch's optimizers take a closure without one, too
+            return Evaluation(sum(given) / len(given) if given else None, groups, restore)
         if not self._pending.count:
             raise RuntimeError(
                 "no draw since the last step: compute the gradients inside `with sampler.sampled_params():`, or give "

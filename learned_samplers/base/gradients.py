@@ -61,7 +61,7 @@ def _in_turn(sampler: Any, params: list[Tensor]) -> list[Tensor]:
 
 
 def _of_group(sampler: Any, group: dict[str, Any]) -> GroupInputs:
-    inputs = GroupInputs([], [])
+    inputs, shapes = GroupInputs([], []), sampler.__dict__.setdefault("_shapes", {})
     for i, p in enumerate(group["params"]):
         if not p.requires_grad:
             continue
@@ -77,6 +77,11 @@ def _of_group(sampler: Any, group: dict[str, Any]) -> GroupInputs:
             raise TypeError(
                 f"the gradient of parameter {sampler.name_of(group, i)} is sparse ({gradient.layout}); use dense "
                 "gradients"
+            )
+        if shapes.setdefault(p, gradient.shape) != gradient.shape:
+            raise ValueError(
+                f"parameter {sampler.name_of(group, i)} had the shape {tuple(shapes[p])} in its first step: the state "
+                "does not fit any more; make a new sampler"
             )
         inputs.params.append(p)
         inputs.gradients.append(gradient)
@@ -113,7 +118,10 @@ def advance_or_restore(sampler: Any, evaluation: Evaluation, swapped: list[tuple
             p.copy_(value)
         for p, state in states.items():
             for name, x in state.items():
-                sampler.state[p][name].copy_(x)
+                if name in sampler.state[p]:
+                    sampler.state[p][name].copy_(x)
+                else:  # a new cycle had begun by forgetting it
+                    sampler.state[p][name] = x
         if evaluation.restore is not None:
             evaluation.restore()
         raise

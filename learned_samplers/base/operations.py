@@ -74,6 +74,8 @@ def scalar_log10(x: Any) -> Any:
 
 
 def _mean_square(x: Tensor, like: Tensor) -> Tensor:
+    if not x.numel():
+        return torch.zeros_like(like)
     reduced = [axis for axis in range(x.dim()) if like.shape[axis] == 1]
     return x.square().mean(dim=reduced, keepdim=True) if reduced else x.square()
 

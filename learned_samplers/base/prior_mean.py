@@ -40,6 +40,15 @@ def resolve(prior_mean: Any, params: list[Tensor], dtypes: list[torch.dtype]) ->
     ]
 
 
+def refuse_inherited(prior_mean: Any) -> None:
+    """Raise ValueError if a further group would inherit the tensors of the first one's parameters."""
+    if not isinstance(prior_mean, str | None):
+        raise ValueError(
+            "prior_mean holds tensors of the first group's parameters; give each further group a prior_mean of its own "
+            "(None for zero)"
+        )
+
+
 def of_params(group: dict[str, Any], params: list[Tensor]) -> list[Tensor] | None:
     """μ of some of a group's parameters, on their device and in their dtype; None for a prior centred at zero."""
     means = group.get("prior_mean")

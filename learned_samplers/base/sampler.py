@@ -56,7 +56,7 @@ class Sampler(ResumableOptimizer):
     half_precision: bool = True
     #: Whether the update divides by numbers that are 0 in float16.
     needs_master_in_float16: ClassVar[bool] = False
-    #: Whether the update reads the loss beside the gradients.
+    #: Whether the update reads the loss beside the gradients, so that a closure must return it.
     reads_loss: ClassVar[bool] = False
     #: Why parameters must not be sharded over processes, "" where they may be: where the update acts on each weight by
     #: itself, or takes the statistics of whole tensors from `learned_samplers.base.sharding`.
@@ -112,6 +112,8 @@ class Sampler(ResumableOptimizer):
         validate_parameters(listed, others)
         refuse_unknown(type(self).__name__, param_group, self.defaults, self.group_keys)
         group = {**self.defaults, **param_group, "params": listed}
+        if self.param_groups and "prior_mean" not in param_group:
+            prior_mean.refuse_inherited(group["prior_mean"])
         self._validate_new(group)
         if group["prior_mean"] is not None and not self.takes_prior_mean:
             raise ValueError(f"prior_mean must be None for {type(self).__name__}, whose energy has the prior at zero")
@@ -123,6 +125,8 @@ class Sampler(ResumableOptimizer):
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         super().add_param_group(group)
         self.mesh = mesh
+        if self.schedule is not None:
+            self.schedule.joined(self.param_groups[-1])
 
     # ---------------------------------------------------------------- the step
 
@@ -171,9 +175,11 @@ class Sampler(ResumableOptimizer):
             means = prior_mean.of_params(group, inputs.params)
             if means:  # the rule works in coordinates in which the prior's mean is zero
                 torch._foreach_sub_(inputs.params, means)
-            self.advance(group, inputs)
-            if means:
-                torch._foreach_add_(inputs.params, means)
+            try:
+                self.advance(group, inputs)
+            finally:
+                if means:
+                    torch._foreach_add_(inputs.params, means)
 
     def _keep_together(self) -> None:
         """With the first step in a process group, find out whether other processes hold this chain too; compare."""
@@ -196,6 +202,8 @@ class Sampler(ResumableOptimizer):
             return None
         with torch.enable_grad():
             loss = closure()
+        if loss is None and self.reads_loss:
+            raise TypeError(f"closure must return the loss, which {type(self).__name__} reads; got None")
         if not torch.compiler.is_compiling() and not is_finite(loss):
             raise FloatingPointError(f"the closure returned a loss that is not finite{where}: {loss}")
         return loss

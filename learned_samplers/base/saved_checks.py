@@ -41,7 +41,7 @@ def validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
 def validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:
     """Raise ValueError for a state tensor that is missing, of another name or shape, complex or not finite."""
     own, groups = type(sampler).__name__, saved["param_groups"]
-    entries = saved.get("state")
+    entries, waiting = saved.get("state"), saved["sampler"].get("without_state", [])
     if not isinstance(entries, dict):
         raise ValueError("state_dict must hold a dict of states")
     for own_group, group in zip(sampler.param_groups, groups, strict=True):
@@ -49,6 +49,7 @@ def validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:
             entry, expected = entries.get(index, {}), set(sampler.saved_names({**own_group, **group}, p))
             parameter = f"parameter {sampler.name_of(own_group, i)}"
             may_lack = not p.requires_grad or not group.get("step") or group.get("missing_gradient") == "skip"
+            may_lack = may_lack or index in waiting
             if set(entry) != expected and (entry or not may_lack):
                 raise ValueError(f"state_dict holds {sorted(entry)} for {parameter}, {own} needs {sorted(expected)}")
             for key, value in entry.items():

@@ -45,7 +45,8 @@ class ResumableOptimizer(torch.optim.Optimizer):
         """As in `torch.optim.Optimizer`, with the sampler's name and the state of its random number generator.
 
         Without ``generator=`` that is torch's global generator (of the CPU and of every GPU that holds parameters),
-        which `load_state_dict` sets. Loads with ``torch.load(..., weights_only=True)``. That of sharded parameters
+        which `load_state_dict` sets. Loads with ``torch.load(..., weights_only=True)``. As in torch its tensors are
+        those that the next step changes: ``copy.deepcopy`` it to go back to it later. That of sharded parameters
         holds DTensors, for ``torch.distributed.checkpoint``; all processes call it, which before the first step makes
         the state that a checkpoint is read into.
         """
@@ -55,6 +56,14 @@ class ResumableOptimizer(torch.optim.Optimizer):
         saved["sampler"] = {"name": type(self).__name__, "rng": self.rng_state()}
         if self.replicated:
             saved["sampler"]["replicated"] = True
+        waiting = [
+            index
+            for group, saved_group in zip(self.param_groups, saved["param_groups"], strict=True)
+            for p, index in zip(group["params"], saved_group["params"], strict=True)
+            if group["step"] and p.requires_grad and not self.state.get(p)
+        ]
+        if waiting:  # they joined, or were unfrozen, after the last step
+            saved["sampler"]["without_state"] = waiting
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -78,7 +87,7 @@ class ResumableOptimizer(torch.optim.Optimizer):
                 self.generator = torch.Generator(groups[0]["params"][0].device)  # that of a replicated chain
             self.set_rng_state(state_dict["sampler"]["rng"])
             super().load_state_dict({**state_dict, "param_groups": filled})
-            self._restore_dtypes(state_dict)
+            self._own(state_dict)
             for group in self.param_groups:
                 self._validate(group)
         except BaseException:
@@ -90,13 +99,18 @@ class ResumableOptimizer(torch.optim.Optimizer):
     def _validate(self, group: dict[str, Any]) -> None:
         """Check the hyperparameters of a group; subclasses do."""
 
-    def _restore_dtypes(self, saved: dict[str, Any]) -> None:
-        """Take the float32 state of half-precision parameters as it was saved; torch has cast it to their dtype."""
+    def _own(self, saved: dict[str, Any]) -> None:
+        """Copy what torch has taken over as it is: two chains that share a momentum would both be wrong.
+
+        The float32 state of half-precision parameters is taken as it was saved; torch has cast it to their dtype.
+        """
         for group, saved_group in zip(self.param_groups, saved["param_groups"], strict=True):
             for p, index in zip(group["params"], saved_group["params"], strict=True):
-                if master_weights.has_master(group, p):
-                    for key, value in saved["state"].get(index, {}).items():
+                for key, value in saved["state"].get(index, {}).items():
+                    if master_weights.has_master(group, p):
                         self.state[p][key] = value.to(device=p.device, dtype=torch.float32, copy=True)
+                    elif self.state[p][key] is value:
+                        self.state[p][key] = value.clone()
 
     def saved_names(self, group: dict[str, Any], p: Tensor) -> tuple[str, ...]:
         """Names of the state tensors that a parameter has after a step."""
@@ -116,9 +130,14 @@ class ResumableOptimizer(torch.optim.Optimizer):
                     "by dcp.save({'sampler': sampler})"
                 )
             raise ValueError(message)
+        assert isinstance(header, dict)
+        self.validate_header(header)
         validate_noise(saved, own_generator=self.generator is not None)
         validate_groups(self, saved)
         validate_tensors(self, saved)
+
+    def validate_header(self, header: dict[str, Any]) -> None:
+        """Raise ValueError unless what a saved state says of its sampler fits this one; subclasses do."""
 
     @contextmanager
     def restored_on_error(self) -> Iterator[Callable[[], None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from learned_samplers.base import prior_mean, sharding
@@ -17,8 +18,13 @@ def temperatures_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]
     size = sum(p.numel() for p in moved)
     momenta = [state[p]["momentum"] for p in moved if "momentum" in state.get(p, {})]
     held = sum(r.numel() for r in momenta)  # one that has just joined has none yet
-    kinetic = sum(sharding.total(r.square()) for r in momenta) / held if held else float("nan")
+    kinetic = sum(sharding.total(_single(r).square()) for r in momenta) / held if held else float("nan")
     num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
     offsets = zip(moved, prior_mean.centred(group, moved), strict=True)
-    virial = sum(sharding.total(x * (num_data * p.grad + prior * x)) for p, x in offsets)
+    virial = sum(sharding.total(_single(x) * (num_data * _single(p.grad) + prior * _single(x))) for p, x in offsets)
     return {"kinetic": kinetic, "configurational": virial / size if size else float("nan")}
+
+
+def _single(x: Tensor) -> Tensor:
+    # N·g of half precision would overflow.
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -212,11 +212,12 @@ class ScaleAdaptedSGHMC(Sampler):
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         evaluation = super().evaluate(closure)
         for group in self.param_groups:
-            if torch.compiler.is_compiling() or group["step"] < group["adaptation_steps"]:
-                continue  # a compiled step cannot raise, and must not depend on the count
             for i, p in enumerate(group["params"]):
                 # A parameter may lack a gradient, and so a mass, where missing_gradient is "skip".
-                if p.requires_grad and p.grad is not None and "second_moment" not in self.state.get(p, {}):
+                if not p.requires_grad or p.grad is None or "second_moment" in self.state.get(p, {}):
+                    continue
+                # Read for new ones alone: a compiled step must not depend on the count.
+                if group["step"] >= group["adaptation_steps"]:
                     raise ValueError(
                         f"parameter {self.name_of(group, i)} has no mass: adaptation_steps is "
                         f"{group['adaptation_steps']} and {group['step']} steps are over; let it join before the "
@@ -227,10 +228,10 @@ class ScaleAdaptedSGHMC(Sampler):
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         # The group counts the steps of v̂, so that zeros would not be forgotten by one that joins while others adapt.
         # The mean over its tensor (its part of a sharded one): of few gradients v̂ would let single weights fly away.
-        if not torch.compiler.is_compiling() and 0 < group["step"] < group["adaptation_steps"]:
-            for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
-                if p.numel() and "second_moment" not in self.state.get(p, {}):
-                    self.state_of(group, p, "second_moment").add_(gradient.square().mean())
+        for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
+            joins = p.numel() and "second_moment" not in self.state.get(p, {})
+            if joins and 0 < group["step"] < group["adaptation_steps"]:
+                self.state_of(group, p, "second_moment").add_(gradient.square().mean())
         super().advance(group, inputs)
 
     def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:

@@ -57,10 +57,11 @@ class CyclicalSchedule(LRScheduler):
 
         lr_k = lr₀/2·(cos(π·mod(k−1, K)/K) + 1);    T_k = 0 if mod(k−1, K)/K < exploration_ratio, else T
 
-    (Zhang et al., ICLR 2020.) The peak lr₀ and T are those the groups have when the schedule is made; they are kept in
-    the groups as ``peak_lr`` and ``sampling_temperature``, and the position in the cycle is the sampler's own
-    `step_count`, so a resumed sampler needs only a new schedule with the same arguments. While it is attached the
-    sampler's `is_sampling` and `cycle` answer for it.
+    (Zhang et al., ICLR 2020.) The peak lr₀ and T are those the groups have when their first schedule is made; they are
+    kept in the groups as ``peak_lr`` and ``sampling_temperature``, which are what to write to change them: a second
+    schedule goes on from these, not from the ``lr`` that the first has written. The position in the cycle is the
+    sampler's own `step_count`, so a resumed sampler needs only a new schedule with the same arguments. While it is
+    attached the sampler's `is_sampling` and `cycle` answer for it.
 
     Args:
         sampler: whose groups' ``lr`` and ``temperature`` the schedule writes.
@@ -97,13 +98,21 @@ class CyclicalSchedule(LRScheduler):
             raise ValueError(f"epoch={epoch}: the position in the cycle is that of the sampler, whose steps count")
         factor, sampling = cyclical_phase(self.sampler.step_count + 1, self.cycle_length, self.exploration_ratio)
         for group in self.sampler.param_groups:
-            peak, temperature = (
-                group.setdefault(kept, group[name])
-                for kept, name in (("peak_lr", "lr"), ("sampling_temperature", "temperature"))
-            )
-            group["lr"], group["temperature"] = peak * factor, temperature if sampling else 0.0
+            self._write(group, factor, sampling)
         self._step_count, self.last_epoch = self._step_count + 1, self.sampler.step_count
         self._last_lr = self.get_lr()
+
+    def joined(self, group: dict[str, Any]) -> None:
+        """Write the learning rate and the temperature of the next step into a group that the sampler was just given."""
+        self._write(group, *cyclical_phase(self.sampler.step_count + 1, self.cycle_length, self.exploration_ratio))
+
+    @staticmethod
+    def _write(group: dict[str, Any], factor: Any, sampling: Any) -> None:
+        peak, temperature = (
+            group.setdefault(kept, group[name])
+            for kept, name in (("peak_lr", "lr"), ("sampling_temperature", "temperature"))
+        )
+        group["lr"], group["temperature"] = peak * factor, temperature if sampling else 0.0
 
     @property
     def is_sampling(self) -> bool:

@@ -20,7 +20,7 @@ from learned_samplers.learned.flat_buffers import gather, scatter, together
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings, differences
 from learned_samplers.learned.weights import resolve
-from learned_samplers.learned.whitening import initial_whitening
+from learned_samplers.learned.whitening import RootSteps, initial_whitening
 from learned_samplers.learned.whitening import state_shape as whitening_shape
 from learned_samplers.learned.whole_matrices import warn_if_slow
 
@@ -47,6 +47,8 @@ class LearnedSampler(Sampler):
     settings: LearnedSettings
     #: State tensors that keep several rows a coordinate: name → K; they have shape (K, *parameter.shape).
     rows: dict[str, int]
+    #: When the roots of covariances were made, where the feature set whitens.
+    roots: RootSteps
     #: The network in use; its ``nn.Linear`` layers in order are the weights.
     network: nn.Module
     #: The card of the weights, {} if they came without one.
@@ -91,7 +93,7 @@ class LearnedSampler(Sampler):
             given[name] = value if given[name] is None else given[name]
         if given["lr"] is None:
             raise ValueError(self._without_lr())
-        self.rows = self._rows()
+        self.rows, self.roots = self._rows(), RootSteps()
         super().__init__(params, given, generator=generator)
         first = self.param_groups[0]["params"][0]
         weight = phi[0][0]
@@ -223,6 +225,11 @@ class LearnedSampler(Sampler):
         for name, tensors, buffer in zip(self.state_names, states, changed, strict=True):
             scatter(buffer, tensors, [tensor.numel() // self.rows.get(name, 1) for tensor in tensors])
 
+    def keep_roots(self, params: list[Tensor], step: Any) -> None:
+        """After a step: make the roots of covariances that the rule has not made for long."""
+        if not torch.compiler.is_compiling():
+            self.roots.after(int(step), params, (self.state[p]["whitening"] for p in params))
+
     def _flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
         lead = (self.rows[name],) if name in self.rows else ()
         return torch.cat([tensor.reshape(*lead, -1) for tensor in tensors], -1)
@@ -258,7 +265,15 @@ class LearnedSampler(Sampler):
         """As `Sampler.state_dict`, with the settings as plain values and a SHA-256 of the network's weights."""
         saved = super().state_dict()
         saved["sampler"]["network"] = self.fingerprint()
+        irregular = self.roots.irregular(self.step_count)
+        if irregular:
+            saved["sampler"]["roots"] = {i: irregular[p] for p, i in self._indices(saved) if p in irregular}
         return saved
+
+    def _indices(self, saved: dict[str, Any]) -> list[tuple[Tensor, int]]:
+        """Each parameter with its index in a saved state."""
+        groups = zip(self.param_groups, saved["param_groups"], strict=True)
+        return [pair for own, group in groups for pair in zip(own["params"], group["params"], strict=True)]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume bit for bit, as `Sampler.load_state_dict`.
@@ -267,7 +282,14 @@ class LearnedSampler(Sampler):
             ValueError: also if the state is of a chain with another network or other settings. Nothing has changed.
         """
         self.validate_saved(state_dict)
-        theirs, ours = state_dict["sampler"].get("network", {}), self.fingerprint()
+        super().load_state_dict(state_dict)
+        known = state_dict["sampler"].get("roots", {})
+        self.roots = RootSteps()
+        self.roots.last = {p: known[i] for p, i in self._indices(state_dict) if i in known}
+
+    def validate_header(self, header: dict[str, Any]) -> None:
+        super().validate_header(header)
+        theirs, ours = header.get("network", {}), self.fingerprint()
         saved, own = self.settings.completed(theirs.get("settings", {})), ours["settings"]
         for name in differences(own, saved):
             raise ValueError(
@@ -279,8 +301,7 @@ class LearnedSampler(Sampler):
                 f"state_dict is of a chain with another network: sha256 is {theirs.get('sha256')!r} there, "
                 f"{ours['sha256']!r} here"
             )
-        super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("network", "settings", "rows", "card", "_fresh")}
+        own = {name: getattr(self, name) for name in ("network", "settings", "rows", "roots", "card", "_fresh")}
         return {**super().__getstate__(), **own}

@@ -86,6 +86,8 @@ class TwoPassSampler(LearnedSampler):
             for block in blocks(chosen, coordinates_at_once(chosen, compiled)):
                 state = momenta[block], *(each[block] for each in kept)
                 self._advance(chosen[block], slopes[block], state, phi, hyper, compiled)
+        if self.feature_set.whitens:
+            self.keep_roots(params, hyper["step"])
 
     def _advance_part(self, p: Tensor, gradient: Tensor, hyper: dict[str, Any], segments: Segments) -> None:
         noise, passes = self.noise_for([p], hyper), self.passes()

@@ -59,6 +59,42 @@ def flat_states(whitening: Tensor, segments: Segments) -> list[Tensor]:
     return [piece.unflatten(-1, state_shape(sides)) for piece, sides in zip(pieces, segments.matrices, strict=True)]
 
 
+def makes_roots(step: int) -> bool:
+    """Whether the root of every covariance is made anew in this step of the chain."""
+    return step < _AT_FIRST or step % ROOT_EVERY == 0
+
+
+class RootSteps:
+    """Makes the roots of tensors that have no gradient in the steps in which roots are made.
+
+    Such a tensor (it joined late, or has a gradient in odd steps only) would keep an old root, or none. Once its root
+    is `ROOT_EVERY` steps old it is made after a step in which it has a gradient.
+    """
+
+    def __init__(self) -> None:
+        #: The step in which each parameter's root was made last.
+        self.last: dict[Tensor, int] = {}
+
+    def after(self, step: int, params: Sequence[Tensor], states: Iterable[Tensor]) -> None:
+        """After ``step`` has updated the ``states`` of ``params``."""
+        if makes_roots(step):
+            self.last.update(dict.fromkeys(params, step))
+            return
+        for p, state in zip(params, states, strict=True):
+            if step - self.last.setdefault(p, _regular(step)) >= ROOT_EVERY:
+                self.last[p] = step
+                if state.numel():
+                    state[1] = _inverse_root(state[0])
+
+    def irregular(self, steps: int) -> dict[Tensor, int]:
+        """The last steps that a chain of ``steps`` steps cannot tell from their number: to be saved."""
+        return {p: last for p, last in self.last.items() if steps > _AT_FIRST and last != _regular(steps - 1)}
+
+
+def _regular(step: int) -> int:
+    return step - step % ROOT_EVERY
+
+
 def update_whitening(
     whitening: Tensor | None, gradient: Tensor, segments: Segments, step: int, *, in_place: bool = False
 ) -> Tensor:
@@ -95,7 +131,7 @@ def update_whitening_(states: Sequence[Tensor], gradients: Sequence[Tensor], ste
         blocks = _in_blocks(_stacked([gradients[i] for i in places]), width)
         for kept, new in zip(covariances, blocks.mT @ blocks, strict=True):
             kept.lerp_(new, 1 - COVARIANCE_DECAY)
-        if step < _AT_FIRST or step % ROOT_EVERY == 0:
+        if makes_roots(step):
             for i, root in zip(places, _inverse_root(_stacked(covariances)), strict=True):
                 states[i][..., 1, :, :, :] = root
 

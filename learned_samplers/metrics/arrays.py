@@ -46,13 +46,14 @@ def class_labels(labels: Any, probs: Tensor) -> Tensor:
         raise TypeError(f"labels must be a tensor or an array, got {type(labels).__name__}") from error
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise TypeError(f"labels must be integers, got {values.dtype}")
+    values = values.long()  # torch does not compare unsigned integers
     examples, classes = probs.shape
     if values.shape != (examples,):
         raise ValueError(f"labels must have shape ({examples},), one for each row of probs; got {tuple(values.shape)}")
     bad = (values < 0) | (values >= classes)
     if bad.any():
         raise ValueError(f"labels must lie in [0, {classes}), got {int(values[bad][0])}")
-    return values.long()
+    return values
 
 
 def two_predictions(probs: Any, reference: Any) -> tuple[Tensor, Tensor]:

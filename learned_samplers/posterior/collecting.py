@@ -213,6 +213,7 @@ class PosteriorSamples(SampleCollection):
         progress = replace(self._progress, candidates=number, stride=stride)
         added: dict[int, Tensors] = {}
         before = self._store.fixed, self._store.frozen
+        self._refuse_joined(step)
         try:
             if number % stride == 0:
                 with getattr(self._sampler, "sampled_params", nullcontext)():
@@ -227,6 +228,21 @@ class PosteriorSamples(SampleCollection):
             self._store.fixed, self._store.frozen = before
             raise
         self._progress = progress
+
+    def _refuse_joined(self, step: int) -> None:
+        assert self._sampler is not None
+        joined = [name for name in sampled_parameters(self.model, self._sampler) if name not in self._snapshots.names]
+        if joined:
+            raise ValueError(
+                f"{joined[0]!r} is sampled at step {step} but was not when PosteriorSamples was made: make it once all "
+                "parameters are with the sampler and require gradients"
+            )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "PosteriorSamples hangs on its sampler's step and cannot be copied or pickled: copy model and sampler, "
+            "make a new one of these, and load this one's state_dict() into it"
+        )
 
     def detach(self) -> None:
         """Stop collecting, and let others write to the folder; what was collected stays usable. May be repeated."""

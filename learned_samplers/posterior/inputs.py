@@ -63,9 +63,14 @@ def as_batches(x: Inputs, batch_size: int, dtype: torch.dtype | None = None) -> 
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
-    """Whether a loader's sampler, or that of its batch sampler, is one of torch's random ones."""
-    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-    return any(isinstance(each, _RANDOM) or getattr(each, "shuffle", False) is True for each in samplers)
+    """Whether a loader's sampler, its batch sampler or one that these hold is one of torch's random ones."""
+    samplers = [loader.sampler, loader.batch_sampler]
+    for each in samplers:  # it grows while it is gone through
+        if isinstance(each, _RANDOM) or getattr(each, "shuffle", False) is True:
+            return True
+        held = (getattr(each, name, None) for name in ("sampler", "batch_sampler"))
+        samplers += [one for one in held if one is not None and all(one is not other for other in samplers)]
+    return False
 
 
 def as_inputs(x: Any) -> tuple[Tensor, ...]:

@@ -130,7 +130,8 @@ class ElsewhereStore(MemoryStore):
 class MergedStore:
     """The samples of several stores, one after the other, each with the number of its chain. It only reads.
 
-    A store that is still being added to stays as it is now.
+    A store that is still being added to stays as it is now; one on disk whose ``max_samples`` thins it later loses
+    files that are read here.
     """
 
     def __init__(self, stores: Sequence[tuple[str, Store]]) -> None:

@@ -181,11 +181,12 @@ class ScaleAdaptedL2E(LearnedSampler):
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         evaluation = super().evaluate(closure)
         for group in self.param_groups:
-            exploring, step = self.settings.exploration_steps, self.hyper(group)["step"]
-            if torch.compiler.is_compiling() or step < exploring:
-                continue  # a compiled step cannot raise
             for i, p in enumerate(group["params"]):
-                if p.requires_grad and p.grad is not None and "root" not in self.state.get(p, {}):
+                if not p.requires_grad or p.grad is None or "root" in self.state.get(p, {}):
+                    continue
+                # Read for new ones alone: a compiled step must not depend on the count.
+                exploring, step = self.settings.exploration_steps, self.hyper(group)["step"]
+                if step >= exploring:
                     raise ValueError(
                         f"parameter {self.name_of(group, i)} has no mass: the exploration has {exploring} steps, "
                         f"{step} are over and it was in none of them; let it join before"
@@ -208,6 +209,8 @@ class ScaleAdaptedL2E(LearnedSampler):
             chosen, slopes = [params[i] for i in alike], [gradients[i] for i in alike]
             for block in blocks(chosen):
                 do(chosen[block], slopes[block], hyper)
+        if "whitening" in self.state_names and step < self.settings.exploration_steps:
+            self.keep_roots(params, step)
         if step + 1 in (self.settings.exploration_steps, self._adaptation_steps):
             self._complete(group, params, hyper)
 
@@ -215,6 +218,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         """Forget all but the weights, and the master copies of those that move now."""
         here = {id(p) for p in params}
         for p in group["params"]:
+            self.roots.last.pop(p, None)
             if id(p) not in here:
                 self.state.pop(p, None)
                 continue
@@ -242,7 +246,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         momenta, averages, roots, *more = ([self.state[p][name] for p in params] for name in self.state_names)
         flat = gather(centred), self._flat_state("averages", averages)
         covariances = self._flat_state("whitening", more[0]) if more else None
-        phi = self._phi(params[0])
+        phi = self._phi(centred[0])  # not of a half-precision parameter itself
         scatter(unsettled_root(*flat, phi=phi, segments=segments, whitening=covariances, **hyper), roots, segments)
         torch._foreach_zero_(momenta)
 

@@ -352,3 +352,29 @@ def test_a_parameter_without_gradients_does_not_spoil_the_checkpoint():
     resumed = make()
     resumed.load_state_dict(sampler.state_dict())
     assert torch.equal(resumed.state[params[0]]["hessian"], sampler.state[params[0]]["hessian"])
+
+
+@pytest.mark.parametrize("reached_in", [0, 1])
+def test_a_parameter_that_one_draw_of_two_does_not_reach_has_half_its_gradient(reached_in):
+    a, b = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    sampler = IVON([a, b], lr=0.1, num_data=10)
+    for draw in range(2):
+        with sampler.sampled_params():
+            loss = 2.0 * a.sum() + (4.0 * b.sum() if draw == reached_in else 0.0)
+            loss.backward()
+    torch.testing.assert_close(a.grad, torch.full((3,), 2.0))
+    torch.testing.assert_close(b.grad, torch.full((3,), 2.0))
+    sampler.step()
+    assert "hessian" in sampler.state[b]
+
+
+def test_a_closure_may_return_nothing():
+    p = torch.nn.Parameter(torch.zeros(3))
+    sampler = IVON([p], lr=0.1, num_data=10)
+
+    def closure():
+        sampler.zero_grad()
+        p.square().sum().backward()
+
+    assert sampler.step(closure) is None
+    assert sampler.step_count == 1

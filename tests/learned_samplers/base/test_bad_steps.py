@@ -231,3 +231,16 @@ def test_a_frozen_parameter_with_an_old_gradient_stays():
     sampler.step()
     assert torch.equal(b, torch.ones(2))
     assert not torch.equal(a, torch.ones(2))
+
+
+@pytest.mark.parametrize("name", ["HMC", "MCLMC-control"])
+def test_a_closure_that_returns_nothing_where_the_loss_is_read(name):
+    p = torch.nn.Parameter(torch.zeros(3))
+    sampler = SAMPLERS[name]([p])
+
+    def closure():
+        sampler.zero_grad()
+        p.square().sum().backward()
+
+    with pytest.raises(TypeError, match="closure must return the loss"):
+        sampler.step(closure)

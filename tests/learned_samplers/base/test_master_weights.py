@@ -205,3 +205,11 @@ def test_sampling_from_a_trained_adam_in_bfloat16():
     for p in model.parameters():
         assert {x.dtype for x in sampler.state[p].values()} == {torch.float32}
         assert torch.equal(sampler.state[p]["master"].bfloat16(), p)
+
+
+def test_temperatures_of_half_precision_do_not_overflow():
+    p = torch.nn.Parameter(torch.full((4,), 0.5, dtype=torch.float16))
+    sampler = SGHMC([p], 0.1, 60_000)
+    p.grad = torch.full((4,), 4.0, dtype=torch.float16)
+    [found] = sampler.temperatures()
+    assert found["configurational"] == pytest.approx(120_000.0)

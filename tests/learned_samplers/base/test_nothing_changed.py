@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learned_samplers import HMC
+from learned_samplers import HMC, ScaleAdaptedL2E
 from learned_samplers.base import gradients
 from tests.harness import SAMPLERS, closure_for, running
 
@@ -107,3 +107,53 @@ def _closure_of(sampler):
         return loss
 
     return closure
+
+
+@pytest.mark.parametrize("name", [name for name, make in SAMPLERS.items() if make.cls.takes_prior_mean])
+def test_an_error_within_the_update_leaves_no_weight_around_its_priors_mean(name, monkeypatch):
+    model, sampler, _ = running(name)
+    for group in sampler.param_groups:
+        group["prior_mean"] = [torch.full_like(p, 3.0) for p in group["params"]]
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def fail(*arguments):
+        raise Interrupted
+
+    monkeypatch.setattr(sampler, "advance", fail)
+    with pytest.raises(Interrupted):
+        sampler.step(closure_for(model, sampler))
+    for p, was in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(p.detach(), was)
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "ScaleAdaptedSGHMC"])
+@pytest.mark.parametrize("size", [2, 40, 2_000_000])
+def test_a_parameter_of_another_shape_is_refused_before_anything_moves(name, size):
+    p = torch.nn.Parameter(torch.zeros(16))
+    sampler = SAMPLERS[name]([p])
+    p.grad = torch.ones(16)
+    sampler.step()
+    momentum = sampler.state[p]["momentum"].clone()
+    p.data, p.grad = torch.zeros(size), None
+    p.grad = torch.ones(size)
+    with pytest.raises(ValueError, match=r"had the shape \(16,\) in its first step"):
+        sampler.step()
+    assert torch.equal(sampler.state[p]["momentum"], momentum)
+    assert not p.any()
+
+
+def test_a_cycle_that_fails_to_begin_leaves_the_state_of_parameters_without_gradient():
+    a, b = (torch.nn.Parameter(torch.randn(3, 4)) for _ in range(2))
+    sampler = ScaleAdaptedL2E(
+        [a, b], num_data=10, adaptation_steps=4, cycle_length=6, missing_gradient="skip", temperature=0.0
+    )
+    for _ in range(6):
+        a.grad, b.grad = torch.randn(3, 4), torch.randn(3, 4)
+        sampler.step()
+    before = {p: {name: x.clone() for name, x in sampler.state[p].items()} for p in (a, b)}
+    a.grad, b.grad = torch.full((3, 4), 3e38), None
+    with pytest.raises(FloatingPointError, match="nothing was changed"):
+        sampler.step()
+    for p, state in before.items():
+        assert set(sampler.state[p]) == set(state)
+        assert all(torch.equal(x, sampler.state[p][name]) for name, x in state.items())

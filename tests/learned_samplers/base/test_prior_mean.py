@@ -161,3 +161,16 @@ def test_refused_where_the_energy_has_the_prior_at_zero(name):
     with pytest.raises(ValueError, match="prior_mean must be None"):
         SAMPLERS[name]([{"params": [torch.zeros(3, requires_grad=True)], "prior_mean": "initial"}])
     assert HMC.takes_prior_mean is False
+
+
+def test_a_further_group_does_not_take_the_first_ones_tensors():
+    a, b = (torch.zeros(3, requires_grad=True) for _ in range(2))
+    mean = torch.ones(3)
+    with pytest.raises(ValueError, match="give each further group a prior_mean of its own"):
+        SGLD([{"params": [a]}, {"params": [b]}], 0.1, N, prior_mean=[mean])
+    sampler = SGLD([a], 0.1, N, prior_mean=[mean])
+    with pytest.raises(ValueError, match="give each further group a prior_mean of its own"):
+        sampler.add_param_group({"params": [b]})
+    assert len(sampler.param_groups) == 1
+    sampler.add_param_group({"params": [b], "prior_mean": None})
+    assert sampler.param_groups[1]["prior_mean"] is None

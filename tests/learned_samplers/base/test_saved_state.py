@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learned_samplers import SGLD
+from learned_samplers import SGHMC, SGLD
 from tests.harness import SAMPLERS, closure_for, flat, run, running, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
@@ -167,3 +167,45 @@ def test_noise_of_a_gpu_that_is_not_there_cannot_be_resumed_silently():
     saved["sampler"]["rng"]["cuda:0"] = torch.zeros(16, dtype=torch.uint8)
     with pytest.warns(UserWarning, match="noise of cuda:0"):
         sampler.load_state_dict(saved)
+
+
+@EVERY
+def test_two_chains_from_one_state_do_not_share_it(name):
+    model, sampler, _ = running(name)
+    saved = sampler.state_dict()
+    other = SAMPLERS[name](copy.deepcopy(model).parameters(), lr=1.0)
+    other.load_state_dict(saved)
+    for p, q in zip(model.parameters(), other.param_groups[0]["params"], strict=True):
+        for key, value in sampler.state[p].items():
+            assert torch.equal(value, other.state[q][key])
+            assert value.numel() == 0 or value.data_ptr() != other.state[q][key].data_ptr()
+
+
+@pytest.mark.parametrize("late", ["joined", "unfrozen"])
+def test_a_state_between_joining_and_the_first_step_can_be_loaded(late):
+    def chain():
+        a, b = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+        if late == "joined":
+            return a, b, SGHMC([a], lr=0.1, num_data=10)
+        b.requires_grad_(False)
+        return a, b, SGHMC([a, b], lr=0.1, num_data=10)
+
+    def join(b, sampler):
+        if late == "joined":
+            sampler.add_param_group({"params": [b]})
+        else:
+            b.requires_grad_(True)
+
+    a, b, sampler = chain()
+    a.grad = torch.ones(3)
+    sampler.step()
+    join(b, sampler)
+    saved = sampler.state_dict()
+    _, again, other = chain()
+    join(again, other)
+    other.load_state_dict(saved)
+    assert other.step_count == 1
+    assert not other.state.get(again)
+    del saved["state"][0]
+    with pytest.raises(ValueError, match="holds \\[\\] for parameter number 0"):
+        other.load_state_dict(saved)

@@ -320,3 +320,25 @@ def test_a_parameter_that_joins_while_others_adapt_gets_a_mass_of_its_own_gradie
     masses = [sampler.state[p]["second_moment"].mean().item() for p in (a, b)]
     assert masses[1] == pytest.approx(masses[0], rel=2.0)
     assert b.std().item() == pytest.approx(1000**-0.5, rel=0.3)
+
+
+@pytest.mark.parametrize("joins_at", [50, 65])
+def test_a_compiled_step_treats_one_that_joins_as_an_ordinary_one_does(joins_at):
+    def chain(compiled):
+        a, b = (torch.nn.Parameter(torch.ones(8)) for _ in range(2))
+        settings = {"lr": 0.01, "num_data": 100, "adaptation_steps": 60, "temperature": 0.0}
+        sampler = ScaleAdaptedSGHMC([a, b], **settings, missing_gradient="skip")
+        step = torch.compile(sampler.step, backend="eager") if compiled else sampler.step
+        for count in range(joins_at + 2):
+            a.grad, b.grad = a.detach().clone(), b.detach().clone() if count >= joins_at else None
+            step()
+        return sampler.state[b]["second_moment"], b.detach()
+
+    torch._dynamo.reset()
+    if joins_at > 60:
+        for compiled in (False, True):
+            with pytest.raises(ValueError, match="has no mass"):
+                chain(compiled)
+    else:
+        for ours, theirs in zip(chain(True), chain(False), strict=True):
+            torch.testing.assert_close(ours, theirs)

@@ -170,3 +170,22 @@ def test_schedule_wants_a_sampler():
         CyclicalSchedule(torch.optim.SGD([torch.zeros(3, requires_grad=True)], 0.1), 10)
     with pytest.raises(ValueError, match="no sampling step"):
         CyclicalSchedule(SGLD([torch.zeros(3, requires_grad=True)], 0.1, 10), 3, 0.9)
+
+
+def test_a_group_that_joins_follows_the_schedule_from_its_first_step():
+    a, b = (torch.zeros(3, requires_grad=True) for _ in range(2))
+    sampler = SGLD([a], 0.1, 10)
+    schedule = CyclicalSchedule(sampler, 10, 0.5)
+    for _ in range(3):
+        a.grad = torch.zeros(3)
+        sampler.step()
+        schedule.step()
+    sampler.add_param_group({"params": [b], "lr": 0.4})
+    first, late = sampler.param_groups
+    assert late["temperature"] == first["temperature"] == 0.0
+    assert late["lr"] == pytest.approx(4 * first["lr"])
+    assert late["peak_lr"] == 0.4
+    for p in (a, b):
+        p.grad = torch.zeros(3)
+    sampler.step()
+    assert not b.any()

@@ -41,3 +41,12 @@ def test_near_the_heat_that_no_friction_can_absorb_the_chain_leaves_its_law(heat
     ratio, _, kinetic = run(heat, 4000)
     assert ratio > 100
     assert kinetic > 100
+
+
+def test_an_empty_tensor_has_a_thermostat_that_can_be_saved():
+    p = torch.nn.Parameter(torch.zeros(0, 3))
+    sampler = SGNHT([p], 0.1, 10)
+    p.grad = torch.zeros(0, 3)
+    sampler.step()
+    sampler.load_state_dict(sampler.state_dict())
+    assert sampler.state[p]["thermostat"].isfinite().all()

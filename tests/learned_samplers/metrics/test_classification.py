@@ -192,3 +192,9 @@ def test_other_arguments_are_checked():
 def test_the_calibration_error_of_one_class_is_refused():
     with pytest.raises(ValueError, match=r"probs must have at least two classes, got shape \(4, 1\)"):
         metrics.ece(torch.ones(4, 1), torch.zeros(4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_labels_may_be_unsigned(dtype):
+    probs, labels = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1]).to(dtype)
+    assert metrics.accuracy(probs, labels) == 1.0

@@ -191,6 +191,8 @@ def test_inputs_that_cannot_be_used():
     batches = BatchSampler(RandomSampler(TensorDataset(X)), 4, drop_last=False)
     with pytest.raises(ValueError, match="x shuffles"):
         samples.predict(DataLoader(TensorDataset(X), batch_sampler=batches))
+    with pytest.raises(ValueError, match="x shuffles"):  # torch's idiom for data sets that index many rows at once
+        samples.predict(DataLoader(TensorDataset(X), sampler=batches, batch_size=None))
     with pytest.raises(ValueError, match="got a loader of no batch"):
         samples.predict(loader([]))
     with pytest.raises(TypeError, match="a tuple or dictionary of them, or a DataLoader, got str"):

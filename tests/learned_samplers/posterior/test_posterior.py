@@ -1,5 +1,6 @@
 """Collecting: which states are kept, memory bound, buffers, bad input, resuming."""
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from learned_samplers import SGHMC, CyclicalSGMCMC
+from learned_samplers import SGHMC, SGLD, CyclicalSGMCMC
 from learned_samplers.posterior.collecting import PosteriorSamples
 
 
@@ -334,3 +335,28 @@ def test_a_wrong_state_dict_changes_nothing():
         thicker.load_state_dict({**state, "samples": state["samples"][:2]})
     assert len(thicker) == 0
     assert other.state_dict() == before
+
+
+def test_a_parameter_that_joins_the_sampler_later_is_named_at_the_first_sample():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    sampler = SGLD(model[1].parameters(), 0.01, 10)
+    posterior = PosteriorSamples(model, sampler, burn_in=2)
+    for step in range(3):
+        if step == 1:
+            sampler.add_param_group({"params": list(model[0].parameters())})
+        sampler.zero_grad()
+        model(torch.ones(4, 2)).square().mean().backward()
+        if step == 2:
+            with pytest.raises(ValueError, match=r"'0\.weight' is sampled at step 3 but was not when"):
+                sampler.step()
+        else:
+            sampler.step()
+    assert len(posterior) == 0
+
+
+def test_a_collector_is_not_copied_away_from_its_sampler():
+    model = nn.Linear(2, 1)
+    sampler = SGLD(model.parameters(), 0.01, 10)
+    posterior = PosteriorSamples(model, sampler)
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        copy.deepcopy((model, sampler, posterior))

@@ -372,3 +372,28 @@ def test_a_state_from_before_outputs_could_be_normalised_still_goes_on():
     earlier["sampler"]["network"]["settings"].pop("eps")
     with pytest.raises(ValueError, match="eps is None there"):
         sampler().load_state_dict(earlier)
+
+
+def test_a_half_precision_parameter_may_lack_a_gradient_in_the_step_that_chooses_the_mass():
+    a, b = (torch.nn.Parameter(torch.randn(4, 3).bfloat16()) for _ in range(2))
+    sampler = ScaleAdaptedL2E([a, b], num_data=100, adaptation_steps=4, missing_gradient="skip")
+    last = sampler.settings.exploration_steps - 1
+    for step in range(6):
+        a.grad, b.grad = torch.randn(4, 3).bfloat16(), None if step == last else torch.randn(4, 3).bfloat16()
+        sampler.step()
+    assert sampler.state[b]["root"].gt(0).all()
+
+
+def test_a_compiled_step_refuses_one_that_joins_after_the_exploration():
+    a, b = (torch.nn.Parameter(torch.ones(8)) for _ in range(2))
+    network = build_network("lean", (4,), 4)
+    sampler = ScaleAdaptedL2E([a, b], 0.01, 100, network=network, adaptation_steps=4, missing_gradient="skip")
+    torch._dynamo.reset()
+    step = torch.compile(sampler.step, backend="eager")
+    for _ in range(6):
+        a.grad = torch.ones(8)
+        step()
+    b.grad = torch.ones(8)
+    with pytest.raises(ValueError, match="has no mass"):
+        step()
+    assert torch.equal(b.detach(), torch.ones(8))
