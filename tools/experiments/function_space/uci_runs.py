@@ -144,7 +144,7 @@ def compare(
     splits: int,
     say: Callable[[str], Any],
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Tune and run everything, set by set: set → method → rate, trials and scores a split.
+    """Tune and run everything, set by set: set → method → rate, trials, the splits that ended, and scores of each.
 
     HMC runs on sets with fewer than `HMC_LIMIT` rows.
     """
@@ -158,9 +158,12 @@ def compare(
             lr = METHODS[method].lr if tuning is None else tuning.chosen.lr
             trials = {} if tuning is None else {choice.lr: run for choice, (run,) in tuning.trials.items()}
             runs = list(comparison.splits(data, method, lr, count))
+            firsts = [sum(run.groups for run in runs[:i]) for i in range(len(runs))]
+            ended = [range(at, at + run.groups) for at, run in zip(firsts, runs) if run.diverged is None]
             entry: dict[str, Any] = {
                 "lr": lr,
                 "validation": {f"{rate:g}": trial.log_likelihood for rate, trial in trials.items()},
+                "splits": [split for part in ended for split in part],
                 "rmse": [value for run in runs for value in run.rmse],
                 "log_likelihood": [value for run in runs for value in run.log_likelihood],
                 "seconds": sum(run.seconds for run in runs),
@@ -187,7 +190,7 @@ def tables(results: Mapping[str, Mapping[str, Mapping[str, Any]]], methods: Sequ
         for name, entries in results.items():
             means = {m: statistics.fmean(e[key]) for m, e in entries.items() if e[key]}
             # Means over different splits are not to be compared.
-            same = len({len(e[key]) for e in entries.values()}) == 1
+            same = len({tuple(e["splits"]) for e in entries.values()}) == 1
             best = better(means, key=means.__getitem__) if means and same else None
             decimals = _decimals(list(means.values())) if key == "rmse" else 3
             row = {"set": name, "splits": str(max(len(e[key]) for e in entries.values()))}
@@ -199,9 +202,10 @@ def tables(results: Mapping[str, Mapping[str, Mapping[str, Any]]], methods: Sequ
             rows.append(row)
         parts.append(f"{title}; mean ± standard error over the splits, the best mean in bold:\n\n{markdown(rows)}")
     if "FSVGD" in methods and len(methods) > 1:
+        rows = _differences(results, methods)
         parts.append(
-            "Log-likelihood of f-SVGD less that of each other method on the same split, mean ± standard error (above "
-            f"zero: f-SVGD is better):\n\n{markdown(_differences(results, methods))}"
+            "Log-likelihood of f-SVGD less that of each other method on the same split, mean ± standard error over the "
+            f"splits on which neither diverged (above zero: f-SVGD is better):\n\n{markdown(rows)}"
         )
     rates = [
         {"set": name} | {m: f"{entries[m]['lr']:g}" for m in methods if m in entries and METHODS[m].rates}
@@ -220,11 +224,16 @@ def _differences(
         for method in methods:
             if method == "FSVGD":
                 continue
-            pair = [entries[m]["log_likelihood"] if m in entries else [] for m in ("FSVGD", method)]
-            same = len(pair[0]) == len(pair[1])
-            row[method] = with_error([a - b for a, b in zip(*pair, strict=True)], 3) if same else ""
+            ours, theirs = (_by_split(entries[m]) if m in entries else {} for m in ("FSVGD", method))
+            differences = [ours[split] - theirs[split] for split in ours if split in theirs]
+            row[method] = with_error(differences, 3) if method in entries else ""
         rows.append(row)
     return rows
+
+
+def _by_split(entry: Mapping[str, Any]) -> dict[int, float]:
+    """The log-likelihood of each split that ended."""
+    return dict(zip(entry["splits"], entry["log_likelihood"], strict=True))
 
 
 def _decimals(values: Sequence[float]) -> int:

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from experiments.common.tuning import Choice, Tuning
 from experiments.function_space.uci import METHODS, Fit, Networks, Protocol, fit, prior_by_group, scores
 from experiments.function_space.uci_data import RegressionData, load, standardise
-from experiments.function_space.uci_runs import Comparison, Run, tables
+from experiments.function_space.uci_runs import Comparison, Run, compare, tables
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from learned_samplers.particles import FittedPrior
@@ -110,7 +111,7 @@ def test_losses_belong_to_their_networks():
 
 
 def test_table_text():
-    entry = {"lr": 0.1, "splits_diverged": 0}
+    entry = {"lr": 0.1, "splits_diverged": 0, "splits": [0, 1]}
     results = {
         "made": {
             "FSVGD": {**entry, "rmse": [1.0, 2.0], "log_likelihood": [0.0, 1.0]},
@@ -121,10 +122,32 @@ def test_table_text():
     assert "**1.000 ± 0.500**" in text  # the lower RMSE is SVGD's
     assert "**0.500 ± 0.500**" in text  # the higher log-likelihood is f-SVGD's
     assert "1.500 ± 0.500" in text  # by which it is ahead
-    results["made"]["SVGD"] |= {"rmse": [0.5], "log_likelihood": [-1.0], "splits_diverged": 1}
+    results["made"]["SVGD"] |= {"rmse": [0.5], "log_likelihood": [-1.0], "splits_diverged": 1, "splits": [1]}
     text = tables(results, ["FSVGD", "SVGD"])
     assert "0.500 (1 diverged)" in text
     assert "**" not in text  # over other splits: not to be compared
+    assert text.splitlines()[-7].endswith("| 2.000 |"), "on the second split, the one that both ended"
+
+
+def test_methods_that_diverge_on_different_splits_are_compared_on_those_of_both(tmp_path):
+    """Both have the same score on a split, so that the difference is zero; 0 to 4 are lost, or 15 to 19."""
+
+    class Runs(Comparison):
+        def tune(self, data, method):
+            return Tuning(lambda run: 0.0, {Choice(0.1): [Run(1)]})
+
+        def run(self, data, method, lr, label, train, test, stream):
+            lost = stream == {"FSVGD": 0, "SVGD": 15}[method]
+            values = [float(stream + k) for k in range(5)]
+            return Run(5, diverged="so") if lost else Run(5, rmse=values, log_likelihood=values)
+
+    write(tmp_path, made(60, splits=20))
+    found = compare(Runs(tmp_path, SMALL), [load("yacht", tmp_path)], ["FSVGD", "SVGD"], 20, lambda line: None)["yacht"]
+    assert found["FSVGD"]["splits"] == list(range(5, 20))
+    assert found["SVGD"]["splits"] == list(range(15))
+    text = tables({"yacht": found}, ["FSVGD", "SVGD"])
+    assert "**" not in text
+    assert "| yacht | 0.000 ± 0.000 |" in text
 
 
 @pytest.mark.parametrize(
