@@ -175,6 +175,10 @@ def test_a_preset_sets_the_defaults_and_options_override_it():
     assert options.settings == replace(PRESETS["cifar10"][0], depth=1)
     assert (options.budgets, options.seeds) == ((7,), 1)
     assert parse_compare([]).settings == Settings()
+    # A value that is tried, or where none is tried, or that the preset has beside others that are tried.
+    assert parse_compare(["--temperature", "1", "--exploration-ratio", "0.9"]).settings.temperature == 1
+    assert parse_compare(["--temperature", "0.5", "--temperatures"]).settings.temperature == 0.5
+    assert parse_compare(["--preset", "cifar10", "--temperatures", "0.1"]).temperatures == (0.1,)
 
 
 def test_the_presets_are_what_they_are_for():
@@ -210,6 +214,12 @@ def test_the_presets_are_what_they_are_for():
         (["--sampler", "SGLRW", "--temperatures", "0"], "temperature must be greater than 0, got 0.0"),
         (["--budgets", "5", "5"], "budgets must be positive and differ, got (5, 5)"),
         (["--budgets", "5", "--steps", "5"], "budgets=(5,) and steps=5 exclude each other"),
+        (["--preset", "digits", "--epochs", "3"], "budgets=(400, 2000) and epochs=3 exclude each other"),
+        (["--temperature", "0.5"], "temperature=0.5 is not among temperatures=(1.0, 0.1, 0.01), which are tried: take"),
+        (["--preset", "digits", "--temperature", "0.5"], "take --temperatures 0.5"),
+        (["--momentum-decay", "0.2"], "momentum_decay=0.2 is not among momentum_decays=(0.05, 0.1, 0.3)"),
+        (["--exploration-ratio", "0.7"], "take --exploration-ratios 0.7"),
+        (["--noise", "0.3"], "noise=0.3 is that of a regression's observations, digits has classes"),
         (["--ood", "photo"], "ood='photo' is unknown"),
         (["--ood", "mnist", "mnist"], "ood must hold names, each once, got ('mnist', 'mnist')"),
         (["--reference", "nowhere.npy"], "nowhere.npy"),

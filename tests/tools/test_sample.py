@@ -133,6 +133,7 @@ def test_with_hmc_the_others_are_compared_with_it(tmp_path, capsys):
         (["--sampler", "L2E", "--l2e-network", "nowhere"], "l2e_network='nowhere', which L2E needs: no shipped"),
         (["--batch-size", "5000"], "batch_size=5000 exceeds the 808 training images"),
         (["--burn-in", "1"], r"burn_in must lie in [0, 1), got 1.0"),
+        (["--noise", "0.3"], "noise=0.3 is that of a regression's observations, digits has classes"),
         (["--temperature", "-1"], "temperature must not be negative, got -1.0"),
         (["--momentum-decay", "0"], "momentum_decay must lie in (0, 1], got 0.0"),
         (["--lr", "-0.1", "--sampler", "SGD"], "lr must be positive, got -0.1"),

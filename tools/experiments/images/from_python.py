@@ -12,6 +12,7 @@ from torch import nn
 
 from experiments.common.devices import prepare_torch
 from experiments.images.compare_report import BudgetReport, content, tables, write_results
+from experiments.images.compare_validation import validation_tables, write_validation
 from experiments.images.comparison import Comparison
 from experiments.images.methods import METHODS
 from experiments.images.options import CompareOptions
@@ -22,8 +23,11 @@ from meta_tasks.datasets import ImageData, array_data
 from meta_tasks.datasets.array_data import arrays_in
 from meta_tasks.progress import progress
 
+_PATHS = ("reference", "settings_of")  # options that may be given as text
 # Settings of what is read from files, which data that are given do not listen to.
 _OF_FILES = ("ood", "size", "grayscale", "limit", "division", "labels", "length", "vocabulary")
+# Options of the command line alone: a preset has data and a network, published corruptions are of the data's files.
+_OF_THE_COMMAND = ("dry_run", "preset", "corruption_files", "data")
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,17 @@ class ComparisonTable:
         reports: of each budget, the trials and runs of every method.
         numbers: of each budget, everything as plain numbers, as in ``results.json``.
         folder: where every run is kept, with its samples, predictions and curves.
+        validation: with ``tune_only`` the tables of validation NLLs, and there are no reports and no numbers; else "".
     """
 
     reports: list[BudgetReport]
     numbers: list[dict[str, Any]]
     folder: Path
+    validation: str = ""
 
     def __str__(self) -> str:
+        if self.validation:
+            return self.validation
         both = zip(self.reports, self.numbers, strict=True)
         return "\n\n".join(tables(report.budget, found) for report, found in both)
 
@@ -64,8 +72,9 @@ def compare(
             `meta_tasks.datasets.array_data` explains; an npz file of them; or an `ImageData`.
         samplers: names of methods, as ``--sampler`` takes them.
         out: folder of the runs; a second call goes on from there. By default one under ``runs/``.
-        options: every other option of ``tools/compare.py`` but those of files, with underscores: ``steps``,
-            ``batch_size``, ``noise``, ``temperatures``, ``tries``, ``seeds``, ``device``, …
+        options: every other option of ``tools/compare.py`` but presets and those of files, with underscores:
+            ``steps``, ``batch_size``, ``noise``, ``temperatures``, ``tries``, ``seeds``, ``device``, … With
+            ``tune_only=True`` no run looks at the test data; the table is that of validation NLLs.
 
     Raises:
         TypeError, ValueError: an option that does not exist or is out of range, by name; data or a network that cannot
@@ -75,7 +84,7 @@ def compare(
     for name in samplers:
         one_of("samplers", name.lower(), names)
     own = {each.name for each in fields(Settings)} - {"dataset", "model", *_OF_FILES}
-    known = own | {each.name for each in fields(CompareOptions)} - {"settings", "sampler", "out", "dry_run"}
+    known = own | {each.name for each in fields(CompareOptions)} - {"settings", "sampler", "out", *_OF_THE_COMMAND}
     if unknown := sorted(set(options) - known):
         raise TypeError(f"compare has no option {', '.join(unknown)}; known are {', '.join(sorted(known))}")
     settings = Settings(
@@ -83,6 +92,10 @@ def compare(
         model=model if isinstance(model, str) else register(model),
         **{name: options.pop(name) for name in list(options) if name in own},
     )
+    for name in _PATHS:
+        if not isinstance(path := options.get(name), str | os.PathLike | None):
+            raise TypeError(f"{name} must be a path, got {type(path).__name__}")
+        options[name] = None if path is None else Path(path)
     chosen = CompareOptions(
         settings=settings,
         sampler=tuple(names[name.lower()] for name in samplers),
@@ -92,6 +105,10 @@ def compare(
     device = prepare_torch(chosen.device, chosen.threads)
     given = chosen.validated(_data(data, settings).to(device))
     with progress(unit="grad", smoothing=0.05) as bar:
+        if chosen.tune_only:
+            text = validation_tables(Comparison(chosen, given, bar), chosen.all_budgets(given))
+            write_validation(chosen.folder(), text, "compare from Python")
+            return ComparisonTable([], [], chosen.folder(), text)
         comparison = Comparison(chosen, given, bar, {}, chosen.load_reference(given))
         reports = [comparison.report(budget) for budget in chosen.all_budgets(given)]
     write_results(chosen.folder(), reports, "compare from Python")

@@ -85,7 +85,13 @@ class Regression:
 
 
 def likelihood_of(data: ImageData, settings: Settings) -> Classification | Regression:
-    """That of a data set."""
+    """That of a data set.
+
+    Raises:
+        ValueError: noise of observations that are classes.
+    """
+    if data.num_classes and settings.noise is not None:
+        raise ValueError(f"noise={settings.noise} is that of a regression's observations, {data.name} has classes")
     return Classification() if data.num_classes else Regression(settings.noise)
 
 

@@ -26,7 +26,7 @@ from experiments.images.compare_corruptions import check_images
 from experiments.images.earlier import earlier_settings
 from experiments.images.measures import CONVERGENCE_DRAWS
 from experiments.images.methods import METHODS, Setting, candidates
-from experiments.images.presets import PRESETS
+from experiments.images.presets import PRESETS, check_used
 from experiments.images.settings import Settings
 from experiments.images.training import validate_run
 from meta_tasks.datasets import ImageData, find_corrupted
@@ -167,8 +167,8 @@ class CompareOptions(ImageOptions):
     extensions: int = 4
     # Settings of a method, the best ones of a budget, that are tried again at the next larger one.
     keep: int = 4
-    # Momentum decays that are tuned, in (0, 1], of SGD, its ensemble and the samplers with a momentum; the learned
-    # samplers keep that of their weights.
+    # Momentum decays that are tuned, in (0, 1], of SGD, its ensemble and the samplers with a momentum, in the place of
+    # --momentum-decay; the learned samplers keep that of their weights.
     momentum_decays: tuple[float, ...] = (0.05, 0.1, 0.3)
     # Temperatures that are tuned, of every sampler; none for --temperature alone.
     temperatures: tuple[float, ...] = (1.0, 0.1, 0.01)
@@ -239,6 +239,9 @@ class CompareOptions(ImageOptions):
         for name in ("exploration_ratios", "burn_ins"):
             if not all(0 <= share < 1 for share in getattr(self, name)):
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        tuned = ("momentum_decay", "temperature", "exploration_ratio")
+        tried = {name: getattr(self, f"{name}s") for name in tuned}
+        check_used(self.settings, self.preset, budgets=self.budgets, tried=tried)
         if self.budgets is not None:
             if not self.budgets or min(self.budgets) < 1 or len(set(self.budgets)) < len(self.budgets):
                 raise ValueError(f"budgets must be positive and differ, got {self.budgets}")

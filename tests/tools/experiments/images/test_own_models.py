@@ -1,5 +1,6 @@
 """Networks and data of a user's own in the tools and from Python; a regression against its closed form."""
 
+import json
 import math
 import random
 import subprocess
@@ -129,6 +130,18 @@ def test_from_python_the_scores_are_those_of_the_closed_form(tmp_path):
         compare(network, array_data(table(seed=1), validation=20), samplers=["BAOA"], out=tmp_path, **options)
 
 
+def test_tuning_alone_from_python_leaves_the_test_data_alone(tmp_path):
+    few = dict(steps=40, batch_size=16, num_samples=4, tries=2, grid=2, extensions=0, tune_seeds=1, seeds=1)
+    found = compare(lambda: nn.Linear(3, 2), table(), ["SGD"], out=tmp_path, tune_only=True, **few)
+    assert (found.reports, found.numbers) == ([], [])
+    assert "| validation NLL |" in str(found)
+    assert str(found) in (tmp_path / "validation.md").read_text()
+    runs = [json.loads(path.read_text()) for path in tmp_path.glob("steps_40/runs/*.json")]
+    assert len(runs) == 2
+    assert not any(run["result"]["scores"] for run in runs)
+    assert not (tmp_path / "results.json").exists()
+
+
 def test_a_network_may_give_the_noise(tmp_path):
     wide = nn.Linear(3, 2)
     likelihood, x, y = Regression(None), torch.randn(5, 3), torch.randn(5, 1)
@@ -165,6 +178,11 @@ def test_a_network_may_give_the_noise(tmp_path):
         ({"model": lambda: nn.Linear(3, 5)}, "even number|the network's means"),
         ({"samplers": ["SGHMC", "Nothing"]}, "samplers must be one of"),
         ({"momentum": 0.9}, "no option momentum"),
+        ({"preset": "digits"}, "no option preset"),
+        ({"corruptions": True, "corruption_files": True}, "no option corruption_files"),
+        ({"reference": "nowhere.npy"}, "reference='nowhere.npy' holds probabilities, and this is a regression"),
+        ({"reference": np.zeros(3)}, "reference must be a path, got ndarray"),
+        ({"settings_of": "nowhere"}, "settings_of: no results.json"),
         ({"noise": -1.0}, "noise must be greater than 0"),
         ({"data": {"x_train": [[1.0]]}}, "lacks y_train, x_test, y_test"),
         ({"data": {**table(), "z": 1}}, "unknown arrays z"),
