@@ -55,8 +55,8 @@ class Options:
     folder: Path
     # Two weight files, start and end of another meta-training: the difference between them is added to MANY.
     learned: tuple[str, str] | None = None
-    # Share of that difference that is added.
-    share: float = 1.0
+    # Share of that difference (--learned) that is added; by default 1, all of it.
+    share: float | None = None
     # N₀ and N₁: FEW is used up to N₀ training data, MANY from N₁ on, and a mixture of both in between.
     num_data: tuple[int, int] = (1400, 8000)
     # decay_time τ of the new network, in steps (see L2E); by default that of MANY. FEW and MANY may differ in it.
@@ -86,6 +86,8 @@ class Options:
         for name in ("tasks", "every", "coordinates", "fit_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.share is not None and self.learned is None:
+            raise ValueError(f"share={self.share} is of the difference of --learned, which is not given")
         for name in ("share", "decay_time"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -204,7 +206,7 @@ def run(options: Options, command: str) -> Path:
     few, many, *added = (each.initial_weights(options.seed) for each in wide)
     start = many
     if added:
-        many = many + options.share * (added[1] - added[0])
+        many = many + (1.0 if options.share is None else options.share) * (added[1] - added[0])
     networks = torch.stack([few, many])
     rows = met(rule, networks, family, options)
     network = wide[1].network(start)

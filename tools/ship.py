@@ -56,13 +56,15 @@ class Options:
     # Another weight file of the same rule and layers: ship a point on the line towards it. Between the start and the
     # end of a meta-training the loss can be lower than at both.
     toward: Path | None = None
-    # Position on that line: 0 is SOURCE, 1 the other file.
-    share: float = 0.5
+    # Position on that line (--toward): 0 is SOURCE, 1 the other file; by default .5, the middle.
+    share: float | None = None
     # Folder to write to; by default the package's.
     out: Path = Path(__file__).parents[1] / "pretrained"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
+        if self.share is not None and self.toward is None:
+            raise ValueError(f"share={self.share} is a position on the line to --toward, which is not given")
+        if self.share is not None and not 0 <= self.share <= 1:
             raise ValueError(f"share must lie in [0, 1], got {self.share}")
         for name, value in (("lr", self.lr), ("law_lr", self.law_lr)):
             if value is not None and not 0 < value < math.inf:
@@ -95,10 +97,11 @@ def blended(
     The scores of the source are not the blend's and are left out; its curve stays, marked as the source's.
     """
     assert options.toward is not None
+    share = 0.5 if options.share is None else options.share
     other, other_card = weights.load(options.toward)
     check_same_rule((f"toward: {options.source}", str(options.toward)), card, other_card)
     between = {
-        "share": options.share,
+        "share": share,
         "from": card["sha256"],
         "toward": other_card["sha256"],
         "toward_meta_training": with_reproduction(other_card["meta_training"]),
@@ -108,7 +111,7 @@ def blended(
     if "blend" in card["meta_training"]:
         between["from_blend"] = card["meta_training"]["blend"]
     changed = {"meta_training": {**card["meta_training"], "blend": between}, "metrics": {}}
-    return blend(network, other, options.share), {**card, **changed}
+    return blend(network, other, share), {**card, **changed}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

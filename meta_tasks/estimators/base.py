@@ -33,6 +33,10 @@ class Estimator:
         """Plain values for checkpoints and weight cards."""
         raise NotImplementedError
 
+    def upgraded(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """The specification in an earlier version's checkpoint, as this version would have written it."""
+        return saved
+
     def jobs(self, seed: int, iteration: int) -> list[Job]:
         """The jobs of iteration 0, 1, …"""
         raise NotImplementedError

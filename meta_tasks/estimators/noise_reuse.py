@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meta_tasks.estimators.evolution import EvolutionStrategies
@@ -25,7 +26,7 @@ class NoiseReuseES(EvolutionStrategies):
     Args:
         window: W, steps in an iteration.
         sigma, pairs, horizon, pairs_per_task, shaping, learned: as for every estimator; ``horizon`` is the episode's,
-            rounded up to whole windows.
+            rounded up to whole windows, its burn-in not used.
 
     Raises:
         ValueError: the window is longer than the shortest episode, or shorter than the thinning, so that some windows
@@ -45,6 +46,7 @@ class NoiseReuseES(EvolutionStrategies):
         shaping: Shaping | None = None,
         learned: int | None = None,
     ) -> None:
+        horizon = replace(horizon, burn_in=0.0)
         super().__init__(sigma, pairs, horizon, pairs_per_task=pairs_per_task, shaping=shaping, learned=learned)
         check_one_cycle(horizon)
         if window < 1 or window > horizon.shortest:
@@ -65,6 +67,11 @@ class NoiseReuseES(EvolutionStrategies):
 
     def specification(self) -> dict[str, Any]:
         return {**super().specification(), "window": self.window}
+
+    def upgraded(self, saved: dict[str, Any]) -> dict[str, Any]:
+        # Checkpoints of before have a burn-in, which was not used then either.
+        horizon = saved.get("horizon", {})
+        return {**saved, "horizon": {**horizon, "burn_in": 0.0}} if "burn_in" in horizon else saved
 
     def jobs(self, seed: int, iteration: int) -> list[Job]:
         slots = range(self.pairs // self.pairs_per_task)

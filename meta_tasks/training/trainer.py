@@ -276,7 +276,9 @@ class Trainer:
 
     def _restore(self, saved: dict[str, Any]) -> None:
         folder = "the first rank's folder" if self.checkpoints is None else str(self.checkpoints.folder)
-        check_same(saved["specification"], self.specification(), folder)
+        theirs = saved["specification"]
+        theirs = {**theirs, "estimator": self.estimator.upgraded(theirs["estimator"])}
+        check_same(theirs, self.specification(), folder)
         if "data" in saved and self.checkpoints is not None:  # checkpoints of before do not say it
             check_same({"data": saved["data"]}, {"data": self._data}, folder)
         with torch.no_grad():

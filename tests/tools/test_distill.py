@@ -88,6 +88,7 @@ def test_the_same_command_gives_the_same_network(files, tmp_path):
         (["--num-data", "5000", "400"], "num_data must be two positive numbers, the smaller first"),
         (["--steps", "4"], r"steps must be one number or several, none below every=5, got \(4,\)"),
         (["--fit-steps", "0"], "fit_steps must be at least 1, got 0"),
+        (["--share", "0.5"], r"share=0.5 is of the difference of --learned, which is not given"),
         (["--decay-time", "0"], "decay_time must be positive, got 0.0"),
         (["--datasets", "cifar10"], "must not have 'cifar10'"),
     ],

@@ -171,6 +171,7 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--horizon", "20", "10"], "longest=10 is less than shortest=20"),
         (["--estimator", "nres", "--window", "50"], r"window must lie in \[1, 12\]"),
         (["--estimator", "nres", "--window", "2"], "window=2 is shorter than the thinning of 4 steps"),
+        (["--estimator", "nres", "--burn-in", "0.9"], "burn_in=0.9 is for the estimator 'es' or 'tbptt', not for"),
         (["--feature-set", "all"], "feature_set must be one of"),
         (["--pairs-per-task", "3"], "multiple of pairs_per_task=3"),
         (["--sigma", "0"], "sigma must be greater than 0"),

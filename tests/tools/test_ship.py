@@ -211,6 +211,13 @@ def test_networks_of_different_rules_are_not_blended(tmp_path):
     assert not (tmp_path / "bad.safetensors").exists()
 
 
+def test_a_share_of_no_line_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        ship.main([str(tmp_path / "none.safetensors"), "new", "--share", "0.3"])
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "share=0.3 is a position on the line to --toward, which is not given" in said
+
+
 @pytest.mark.parametrize("lr", ["0", "-1"])
 def test_a_learning_rate_that_is_none_is_not_replaced(tmp_path, capsys, lr):
     with pytest.raises(SystemExit):

@@ -280,6 +280,16 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, change, message):
     assert trainer(tmp_path, iterations=99).iteration == 1  # a longer run of the same kind goes on
 
 
+def test_a_run_of_noise_reuse_from_before_goes_on_whatever_burn_in_it_says(tmp_path):
+    assert nres().specification()["horizon"]["burn_in"] == 0
+    run(folder=tmp_path, iterations=1, estimator=nres())
+    (path,) = Checkpoints(tmp_path).paths()
+    saved = Checkpoints.read(path)
+    saved["specification"]["estimator"]["horizon"]["burn_in"] = 0.5
+    torch.save(saved, path)
+    assert run(folder=tmp_path, iterations=2, estimator=nres()).iteration == 2
+
+
 def test_a_run_goes_on_with_its_data_alone_and_one_of_before_is_told_what_they_are(tmp_path):
     first, other = (QuadraticFamily(data={"digits": digest}) for digest in ("a", "b"))
     run(folder=tmp_path, iterations=1, family=first)

@@ -90,6 +90,7 @@ _EVOLUTION = ("es", "nres")
 _ESTIMATORS = {
     **dict.fromkeys(("sigma", "pairs", "pairs_per_task", "shaping", "limit", "learned"), _EVOLUTION),
     "window": ("nres", "tbptt"),
+    "burn_in": ("es", "tbptt"),  # windows of noise reuse have states from the start
     "cycles": ("es",),
 }
 
@@ -118,7 +119,8 @@ class EstimatorOptions:
     horizon: tuple[int, int] = (400, 400)
     # States collected in an inner loop.
     samples: int = 10
-    # Share of the inner loop (of each cycle) before the first collected state.
+    # Share of the inner loop (of each cycle) before the first collected state; noise-reuse ES, whose every window
+    # collects states, has none.
     burn_in: float = 0.5
     # Cycles of an inner loop (ScaleAdaptedL2E, and L2E that is to explore for it, by whole inner loops): each explores
     # anew from where the last one ended, and the states of all of them are averaged, which rewards different modes.
@@ -151,7 +153,8 @@ class EstimatorOptions:
         Raises:
             ValueError: an option is out of range.
         """
-        horizon = Horizon(*self.horizon, samples=self.samples, burn_in=self.burn_in, cycles=self.cycles)
+        burn_in = 0.0 if self.estimator == "nres" else self.burn_in
+        horizon = Horizon(*self.horizon, samples=self.samples, burn_in=burn_in, cycles=self.cycles)
         if self.estimator == "tbptt":
             own = self.chains
             return TruncatedBackpropagation(
