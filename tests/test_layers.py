@@ -32,7 +32,7 @@ FLOORS: list[tuple[str, ...]] = [
     ),
     ("learned_samplers", "learned_samplers.__main__"),
     ("pretrained",),
-    ("meta_tasks.random_streams", "meta_tasks.progress"),
+    ("meta_tasks.random_streams", "meta_tasks.progress", "meta_tasks.fingerprints"),
     ("meta_tasks.datasets",),
     ("meta_tasks.networks",),
     ("meta_tasks.rules",),

@@ -203,7 +203,7 @@ class Sampler(ResumableOptimizer):
         with torch.enable_grad():
             loss = closure()
         if loss is None and self.reads_loss:
-            raise TypeError(f"closure must return the loss, which {type(self).__name__} reads; got None")
+            raise ValueError(f"the closure of {type(self).__name__} must return the mean loss, got None")
         if not torch.compiler.is_compiling() and not is_finite(loss):
             raise FloatingPointError(f"the closure returned a loss that is not finite{where}: {loss}")
         return loss

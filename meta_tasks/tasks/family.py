@@ -12,7 +12,7 @@ import torch
 from learned_samplers.base import validation
 from meta_tasks import datasets
 from meta_tasks.datasets import ImageData
-from meta_tasks.datasets.fingerprints import data_fingerprint
+from meta_tasks.fingerprints import data_fingerprint
 from meta_tasks.random_streams import generator, log_uniform
 from meta_tasks.tasks.task import ImageTask, Task, TaskConfig
 

@@ -148,8 +148,6 @@ class MetaSGMCMC(LearnedSampler):
                 "networks: step(closure), or step(lambda: loss) after loss.backward(); got None"
             )
         evaluation = super().evaluate(closure)
-        if evaluation.loss is None:
-            raise ValueError("the closure of MetaSGMCMC must return the mean loss, got None")
         energies = self.energies(torch.as_tensor(evaluation.loss).detach(), self.param_groups)
         for group, inputs, energy in zip(self.param_groups, evaluation.groups, energies, strict=True):
             if not is_finite(energy):

@@ -242,5 +242,5 @@ def test_a_closure_that_returns_nothing_where_the_loss_is_read(name):
         sampler.zero_grad()
         p.square().sum().backward()
 
-    with pytest.raises(TypeError, match="closure must return the loss"):
+    with pytest.raises(ValueError, match="must return the mean loss, got None"):
         sampler.step(closure)

@@ -11,7 +11,7 @@ import torch
 
 from learned_samplers.base.files import write_atomically
 from learned_samplers.base.locks import FolderLock, shared_lock
-from meta_tasks.datasets.fingerprints import data_fingerprint, fingerprint
+from meta_tasks.fingerprints import data_fingerprint, fingerprint
 
 __all__ = ["RunStore", "data_fingerprint", "fingerprint"]
 
