@@ -58,8 +58,7 @@ class ResumableOptimizer(torch.optim.Optimizer):
             saved["sampler"]["replicated"] = True
         waiting = [
             index
-            for group, saved_group in zip(self.param_groups, saved["param_groups"], strict=True)
-            for p, index in zip(group["params"], saved_group["params"], strict=True)
+            for group, p, index in self.indexed(saved)
             if group["step"] and p.requires_grad and not self.state.get(p)
         ]
         if waiting:  # they joined, or were unfrozen, after the last step
@@ -104,13 +103,17 @@ class ResumableOptimizer(torch.optim.Optimizer):
 
         The float32 state of half-precision parameters is taken as it was saved; torch has cast it to their dtype.
         """
-        for group, saved_group in zip(self.param_groups, saved["param_groups"], strict=True):
-            for p, index in zip(group["params"], saved_group["params"], strict=True):
-                for key, value in saved["state"].get(index, {}).items():
-                    if master_weights.has_master(group, p):
-                        self.state[p][key] = value.to(device=p.device, dtype=torch.float32, copy=True)
-                    elif self.state[p][key] is value:
-                        self.state[p][key] = value.clone()
+        for group, p, index in self.indexed(saved):
+            for key, value in saved["state"].get(index, {}).items():
+                if master_weights.has_master(group, p):
+                    self.state[p][key] = value.to(device=p.device, dtype=torch.float32, copy=True)
+                elif self.state[p][key] is value:
+                    self.state[p][key] = value.clone()
+
+    def indexed(self, saved: dict[str, Any]) -> list[tuple[dict[str, Any], Tensor, int]]:
+        """Every parameter with its group and its index in a saved state."""
+        groups = zip(self.param_groups, saved["param_groups"], strict=True)
+        return [(own, p, i) for own, group in groups for p, i in zip(own["params"], group["params"], strict=True)]
 
     def saved_names(self, group: dict[str, Any], p: Tensor) -> tuple[str, ...]:
         """Names of the state tensors that a parameter has after a step."""

@@ -267,13 +267,8 @@ class LearnedSampler(Sampler):
         saved["sampler"]["network"] = self.fingerprint()
         irregular = self.roots.irregular(self.step_count)
         if irregular:
-            saved["sampler"]["roots"] = {i: irregular[p] for p, i in self._indices(saved) if p in irregular}
+            saved["sampler"]["roots"] = {i: irregular[p] for _, p, i in self.indexed(saved) if p in irregular}
         return saved
-
-    def _indices(self, saved: dict[str, Any]) -> list[tuple[Tensor, int]]:
-        """Each parameter with its index in a saved state."""
-        groups = zip(self.param_groups, saved["param_groups"], strict=True)
-        return [pair for own, group in groups for pair in zip(own["params"], group["params"], strict=True)]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume bit for bit, as `Sampler.load_state_dict`.
@@ -285,7 +280,7 @@ class LearnedSampler(Sampler):
         super().load_state_dict(state_dict)
         known = state_dict["sampler"].get("roots", {})
         self.roots = RootSteps()
-        self.roots.last = {p: known[i] for p, i in self._indices(state_dict) if i in known}
+        self.roots.last = {p: known[i] for _, p, i in self.indexed(state_dict) if i in known}
 
     def validate_header(self, header: dict[str, Any]) -> None:
         super().validate_header(header)
