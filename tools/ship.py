@@ -7,7 +7,8 @@ The card gets a field "law": `check_sampler` on two Gaussians, and of L2E the vi
 term of a step does (`learned_samplers.learned.law`), at the learning rate that the card recommends. The badge follows
 from it: "O(h)" for a sampler that claims an invariant law (KineticL2E, MetaSGMCMC, ScaleAdaptedL2E) whose bias was seen
 to vanish with the step size, else "heuristic". Under "meta_training" stands how to get the weights again: "reproduce"
-is the command of the training, and "blend" has the other network's training and the command of this tool.
+is the command of the training, and "blend" has the other network's training and the command of this tool, as
+"carried_over" has of a network that was given another feature set.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from typing import Any
 import torch
 import tyro
 from experiments.common.output import command_line, explained
-from experiments.meta_training.cards import blend, check_same_rule, with_reproduction, without_infinities
+from experiments.meta_training.cards import (
+    blend,
+    carried_over,
+    check_same_rule,
+    with_reproduction,
+    without_infinities,
+)
 from experiments.meta_training.law import TEMPERATURES, law_of, measured_sampler
 from torch import nn
 
@@ -58,6 +65,9 @@ class Options:
     toward: Path | None = None
     # Position on that line (--toward): 0 is SOURCE, 1 the other file; by default .5, the middle.
     share: float | None = None
+    # Feature set to carry the network over to, with as many features as it was learned with: each that is new takes
+    # the place of the one before, another direction to move along for instance. Nothing is trained.
+    feature_set: str | None = None
     # Folder to write to; by default the package's.
     out: Path = Path(__file__).parents[1] / "pretrained"
 
@@ -66,6 +76,8 @@ class Options:
             raise ValueError(f"share={self.share} is a position on the line to --toward, which is not given")
         if self.share is not None and not 0 <= self.share <= 1:
             raise ValueError(f"share must lie in [0, 1], got {self.share}")
+        if self.feature_set is not None and self.toward is not None:
+            raise ValueError(f"feature_set={self.feature_set!r} and toward={self.toward}: one after the other, please")
         for name, value in (("lr", self.lr), ("law_lr", self.law_lr)):
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")
@@ -125,6 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         card = {**card, "meta_training": with_reproduction(card["meta_training"])}
         if options.toward is not None:
             network, card = blended(options, network, card, command_line("ship", arguments))
+        if options.feature_set is not None:
+            card = carried_over(card, options.feature_set, command_line("ship", arguments))
         if options.first_stage is not None:
             first = weights.load_card(options.first_stage)
             stage = {**with_reproduction(first["meta_training"]), "curve": first["curve"]}

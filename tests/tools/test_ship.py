@@ -10,7 +10,7 @@ import torch
 from experiments.meta_training import law
 from experiments.meta_training.cards import without_infinities
 
-from learned_samplers import KineticL2E
+from learned_samplers import L2E, KineticL2E
 from learned_samplers.learned import weights
 from learned_samplers.learned.badge import EARNING
 
@@ -208,6 +208,45 @@ def test_networks_of_different_rules_are_not_blended(tmp_path):
         other = trained(tmp_path / reason, *flags, *more)
         with pytest.raises(SystemExit, match=rf"toward: .*are networks of different rules: {reason}"):
             ship.main([str(ends[0]), "bad", "--toward", str(other), *small])
+    assert not (tmp_path / "bad.safetensors").exists()
+
+
+def test_a_network_is_carried_over_to_another_direction(tmp_path, capsys):
+    start = ("--feature-set", "matrix", "--start-feature", "orthogonal_0.9", "--minutes", "0")
+    source = trained(tmp_path / "run", "--hidden", "4", *start)
+    arguments = [str(source), "new", "--feature-set", "orthogonal_whitened", "--lr", "0.1", "--out", str(tmp_path)]
+    arguments += ["--coordinates", "20", "--num-data", "500"]
+    ship.main(arguments)
+    network, card = weights.load(tmp_path / "new.safetensors")
+    before, own = weights.load(source)
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), before.parameters(), strict=True))
+    carried = card["meta_training"].pop("carried_over")
+    assert carried == {
+        "from": own["sha256"],
+        "from_feature_set": "matrix",
+        "replaced": {"orthogonal_0.9": "orthogonal_whitened_0.9"},
+        "curve": "that of the feature set before",
+        "command": shlex.join(["python", "tools/ship.py", *arguments]),
+    }
+    assert (card["meta_training"], card["metrics"]) == (own["meta_training"], {})
+    # It moves along the new direction: a sampler with these weights is the one whose start was that direction.
+    other = ("--feature-set", "orthogonal_whitened", "--start-feature", "orthogonal_whitened_0.9", "--minutes", "0")
+    twin = trained(tmp_path / "twin", "--hidden", "4", *other)
+    steps = []
+    for path in (tmp_path / "new.safetensors", twin):
+        p = torch.linspace(-1, 1, 12).view(4, 3).requires_grad_()
+        sampler = L2E([p], lr=0.1, num_data=100, temperature=0.0, network=path)
+        for k in range(3):
+            p.grad = torch.arange(12.0).view(4, 3).sin() * (k + 1)
+            sampler.step()
+        steps.append(p.detach().clone())
+    assert torch.equal(*steps)
+    for name, reason in (("matrix", "is what the weights have already"), ("scaled", "the network was learned with")):
+        with pytest.raises(SystemExit, match=reason):
+            ship.main([str(source), "bad", "--feature-set", name, "--lr", "0.1", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        ship.main([str(source), "bad", "--feature-set", "scaled", "--toward", str(source)])
+    assert "one after the other" in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not (tmp_path / "bad.safetensors").exists()
 
 

@@ -46,6 +46,40 @@ def blend(network: nn.Module, other: nn.Module, share: float) -> nn.Module:
     return network
 
 
+def carried_over(card: dict[str, Any], feature_set: str, command: str) -> dict[str, Any]:
+    """The card of the same network with another feature set, whose features take the places of those before.
+
+    What a network has learned of one direction may hold for another: the orthogonal factor of whitened momentum in the
+    place of that of the momentum, for instance. The scores of before are not those of the new rule and are left out.
+
+    Raises:
+        ValueError: there is no such feature set of this sampler, it is the card's own, or it has another number of
+            features.
+    """
+    if feature_set == card["feature_set"]:
+        raise ValueError(f"feature_set={feature_set!r} is what the weights have already")
+    features = list(settings_from_card({**card, "feature_set": feature_set}).features)
+    before = card["features"]
+    if len(features) != len(before):
+        raise ValueError(
+            f"feature_set={feature_set!r} has {len(features)} features, the network was learned with {len(before)}"
+        )
+    carried = {
+        "from": card["sha256"],
+        "from_feature_set": card["feature_set"],
+        "replaced": {old: new for old, new in zip(before, features, strict=True) if old != new},
+        "curve": "that of the feature set before",
+        "command": command,
+    }
+    return {
+        **card,
+        "feature_set": feature_set,
+        "features": features,
+        "meta_training": {**card["meta_training"], "carried_over": carried},
+        "metrics": {},
+    }
+
+
 def without_infinities(value: Any) -> Any:
     """Plain values with None in the place of NaN and infinities, which JSON has not; a sampler that fails has them."""
     if isinstance(value, dict):
