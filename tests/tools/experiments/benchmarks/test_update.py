@@ -25,9 +25,11 @@ def test_the_shipped_rule_is_that_of_the_shipped_weights():
 
 
 def test_the_lean_rule_is_that_of_the_candidates():
-    lean, cards = L2ERule(**LEAN), sorted((ROOT / "docs" / "candidates").glob("gate_*.json"))
+    lean, folder = L2ERule(**LEAN), ROOT / "docs" / "candidates"
+    cards = [json.loads(path.read_text()) for path in sorted(folder.glob("gate_*.json"))]
+    cards = [card for card in cards if card["feature_set"] == "lean"]  # gate_trained is another network
     assert cards
-    for card in (json.loads(path.read_text()) for path in cards):
+    for card in cards:
         assert lean.settings == settings_from_card(card)
         assert [list(shape) for shape in lean._shapes] == [list(shape) for shape in card["layers"]]
 
