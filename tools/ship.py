@@ -8,7 +8,7 @@ term of a step does (`learned_samplers.learned.law`), at the learning rate that 
 from it: "O(h)" for a sampler that claims an invariant law (KineticL2E, MetaSGMCMC, ScaleAdaptedL2E) whose bias was seen
 to vanish with the step size, else "heuristic". Under "meta_training" stands how to get the weights again: "reproduce"
 is the command of the training, and "blend" has the other network's training and the command of this tool, as
-"carried_over" has of a network that was given another feature set.
+"carried_over" has of a network that was given another feature set and "with_gate" of one that was given a gate.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from experiments.meta_training.cards import (
     blend,
     carried_over,
     check_same_rule,
+    with_gate,
     with_reproduction,
     without_infinities,
 )
@@ -68,6 +69,9 @@ class Options:
     # Feature set to carry the network over to, with as many features as it was learned with: each that is new takes
     # the place of the one before, another direction to move along for instance. Nothing is trained.
     feature_set: str | None = None
+    # Weight file of a network whose gate stands beside SOURCE's direction: L2E that learned where to go in one training
+    # and how far in another. Nothing is trained.
+    gate_of: Path | None = None
     # Folder to write to; by default the package's.
     out: Path = Path(__file__).parents[1] / "pretrained"
 
@@ -76,8 +80,10 @@ class Options:
             raise ValueError(f"share={self.share} is a position on the line to --toward, which is not given")
         if self.share is not None and not 0 <= self.share <= 1:
             raise ValueError(f"share must lie in [0, 1], got {self.share}")
-        if self.feature_set is not None and self.toward is not None:
-            raise ValueError(f"feature_set={self.feature_set!r} and toward={self.toward}: one after the other, please")
+        changes = {name: getattr(self, name) for name in ("toward", "feature_set", "gate_of")}
+        given = [f"{name}={value}" for name, value in changes.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: one after the other, please")
         for name, value in (("lr", self.lr), ("law_lr", self.law_lr)):
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")
@@ -139,6 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             network, card = blended(options, network, card, command_line("ship", arguments))
         if options.feature_set is not None:
             card = carried_over(card, options.feature_set, command_line("ship", arguments))
+        if options.gate_of is not None:
+            gate = weights.load(options.gate_of)
+            network, card = with_gate(network, card, *gate, command_line("ship", arguments))
         if options.first_stage is not None:
             first = weights.load_card(options.first_stage)
             stage = {**with_reproduction(first["meta_training"]), "curve": first["curve"]}

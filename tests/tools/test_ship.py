@@ -250,6 +250,43 @@ def test_a_network_is_carried_over_to_another_direction(tmp_path, capsys):
     assert not (tmp_path / "bad.safetensors").exists()
 
 
+def test_a_direction_gets_the_gate_that_another_network_learned(tmp_path, capsys):
+    linear = ("--linear", "--feature-set", "adaptive", "--learning-rate", ".5")
+    held = (*linear, "--normalise-output", "True", "--start-feature", "average_0.9")
+    direction = trained(tmp_path / "direction", *held)
+    gated = trained(tmp_path / "gate", *linear, "--start-feature", "gradient")
+    small = ["--coordinates", "20", "--num-data", "500", "--lr", "0.1", "--out", str(tmp_path)]
+    arguments = [str(direction), "both", "--gate-of", str(gated), *small]
+    ship.main(arguments)
+    (both, card), (one, own), (other, others) = map(weights.load, (tmp_path / "both.safetensors", direction, gated))
+    x = torch.randn(50, own["layers"][0][1], generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(both(x)[:, :2], one(x), atol=1e-6)
+    assert torch.allclose(both(x)[:, 2], other(x)[:, 2], atol=1e-6)
+    assert other(x)[:, 2].std() > 0.01  # a gate that has learned something
+    assert (card["layers"], card["scales"]) == (others["layers"], others["scales"])
+    made = card["meta_training"].pop("with_gate")
+    assert (made["direction_of"], made["gate_of"]) == (own["sha256"], others["sha256"])
+    assert made["gate_meta_training"] == others["meta_training"]
+    assert made["command"] == shlex.join(["python", "tools/ship.py", *arguments])
+    assert (card["meta_training"], card["metrics"]) == (own["meta_training"], {})
+    # Given to itself, it is what it was.
+    ship.main([str(tmp_path / "both.safetensors"), "again", "--gate-of", str(gated), *small])
+    assert torch.equal(weights.load(tmp_path / "again.safetensors")[0](x), both(x))
+
+    wider = trained(tmp_path / "wider", "--feature-set", "adaptive", "--hidden", "4", "--minutes", "0")
+    for path, gate, reason in (
+        (gated, direction, "has no gate"),
+        (wider, gated, "its layers are"),
+        (trained(tmp_path / "scaled", *held, "--beta-scale", "10"), gated, "different scales"),
+    ):
+        with pytest.raises(SystemExit, match=reason):
+            ship.main([str(path), "bad", "--gate-of", str(gate), *small])
+    with pytest.raises(SystemExit):
+        ship.main([str(direction), "bad", "--gate-of", str(gated), "--toward", str(direction), *small])
+    assert "one after the other" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "bad.safetensors").exists()
+
+
 def test_a_share_of_no_line_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         ship.main([str(tmp_path / "none.safetensors"), "new", "--share", "0.3"])

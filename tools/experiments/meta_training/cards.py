@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import subprocess
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,56 @@ def carried_over(card: dict[str, Any], feature_set: str, command: str) -> dict[s
         "meta_training": {**card["meta_training"], "carried_over": carried},
         "metrics": {},
     }
+
+
+def with_gate(
+    network: nn.Module, card: dict[str, Any], gated: nn.Module, gated_card: dict[str, Any], command: str
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The direction of one network of L2E with the gate that another has learned, and the card of both together.
+
+    Its size is no longer held where the first network normalised it, for the gate has to say how far to go. The scores
+    and the curve of before are not those of the new network.
+
+    Args:
+        network, card: whose direction it is, without a gate or with one that is dropped.
+        gated, gated_card: whose gate it is; it has one unit for it, the last of each hidden layer, that no other sees.
+
+    Raises:
+        ValueError: the second network has no such gate, or the two differ in more than the gate.
+    """
+    if not gated_card["scales"].get("gated", False):
+        raise ValueError(f"gate_of: {gated_card['name']!r} has no gate")
+    check_same_rule(("the network", "gate_of"), card, gated_card, ("sampler", "form", "feature_set", "features"))
+    size = {"gated", "normalise_output"}
+    ours, theirs = (
+        {k: v for k, v in _compared(each, "scales").items() if k not in size} for each in (card, gated_card)
+    )
+    if ours != theirs:
+        raise ValueError(f"the network and gate_of have different scales: {ours} and {theirs}")
+    both, own = deepcopy(gated), int(card["scales"].get("gated", False))  # units of its own gate
+    places, layers = ([each for each in net.modules() if isinstance(each, nn.Linear)] for net in (both, network))
+    wanted = [
+        [layer.out_features - own + 1, layer.in_features + (1 - own) * (number > 0)]
+        for number, layer in enumerate(layers)
+    ]
+    if wanted != gated_card["layers"]:
+        raise ValueError(f"gate_of: its layers are {gated_card['layers']}, beside this direction {wanted}")
+    if any(place.weight[:-1, -1].any() or place.weight[-1, :-1].any() for place in places[1:]):
+        raise ValueError(f"gate_of: the gate of {gated_card['name']!r} is not a unit of its own")
+    with torch.no_grad():
+        for number, (place, layer) in enumerate(zip(places, layers, strict=True)):
+            rows, columns = layer.out_features - own, layer.in_features - own * (number > 0)
+            place.weight[:rows, :columns] = layer.weight[:rows, :columns]
+            place.bias[:rows] = layer.bias[:rows]
+    made = {
+        "direction_of": card["sha256"],
+        "gate_of": gated_card["sha256"],
+        "gate_meta_training": with_reproduction(gated_card["meta_training"]),
+        "curve": "that of the direction",
+        "command": command,
+    }
+    changed = {"meta_training": {**card["meta_training"], "with_gate": made}, "metrics": {}}
+    return both, {**card, "scales": gated_card["scales"], "layers": gated_card["layers"], **changed}
 
 
 def without_infinities(value: Any) -> Any:
