@@ -281,6 +281,14 @@ def test_a_direction_gets_the_gate_that_another_network_learned(tmp_path, capsys
     ):
         with pytest.raises(SystemExit, match=reason):
             ship.main([str(path), "bad", "--gate-of", str(gate), *small])
+    # A gate that other units see cannot be taken out of a network, nor be dropped from one: nothing is half done.
+    with torch.no_grad():
+        other[-1].weight[1, 2] = 0.5
+    kept = {key: value for key, value in others.items() if key not in ("layers", "sha256")}
+    weights.save(tmp_path / "mixed.safetensors", other, kept)
+    for path, gate, name in ((direction, "mixed", "gate_of"), (tmp_path / "mixed.safetensors", "again", "the network")):
+        with pytest.raises(SystemExit, match=f"{name}: its gate is not a unit of its own"):
+            ship.main([str(path), "bad", "--gate-of", str(tmp_path / f"{gate}.safetensors"), *small])
     with pytest.raises(SystemExit):
         ship.main([str(direction), "bad", "--gate-of", str(gated), "--toward", str(direction), *small])
     assert "one after the other" in " ".join(capsys.readouterr().err.replace("│", " ").split())

@@ -91,10 +91,11 @@ def with_gate(
 
     Args:
         network, card: whose direction it is, without a gate or with one that is dropped.
-        gated, gated_card: whose gate it is; it has one unit for it, the last of each hidden layer, that no other sees.
+        gated, gated_card: whose gate it is.
 
     Raises:
-        ValueError: the second network has no such gate, or the two differ in more than the gate.
+        ValueError: the second network has no gate, or the two differ in more than the gate; or a gate has not one unit
+            of its own, the last of each hidden layer, that no other sees: then it cannot be told from the direction.
     """
     if not gated_card["scales"].get("gated", False):
         raise ValueError(f"gate_of: {gated_card['name']!r} has no gate")
@@ -113,8 +114,9 @@ def with_gate(
     ]
     if wanted != gated_card["layers"]:
         raise ValueError(f"gate_of: its layers are {gated_card['layers']}, beside this direction {wanted}")
-    if any(place.weight[:-1, -1].any() or place.weight[-1, :-1].any() for place in places[1:]):
-        raise ValueError(f"gate_of: the gate of {gated_card['name']!r} is not a unit of its own")
+    for name, linear in (("gate_of", places), *([("the network", layers)] if own else [])):
+        if any(each.weight[:-1, -1].any() or each.weight[-1, :-1].any() for each in linear[1:]):
+            raise ValueError(f"{name}: its gate is not a unit of its own")
     with torch.no_grad():
         for number, (place, layer) in enumerate(zip(places, layers, strict=True)):
             rows, columns = layer.out_features - own, layer.in_features - own * (number > 0)
