@@ -17,8 +17,8 @@ import tyro
 from experiments.common.output import command_line, counted, explained, tensorboard_hint, write_outputs
 from experiments.common.tables import markdown
 from experiments.images.chains import Chains, processes
-from experiments.images.options import SampleOptions
 from experiments.images.report import content, figure, rows
+from experiments.images.sample_options import SampleOptions
 from experiments.images.sampling import Sampling
 
 

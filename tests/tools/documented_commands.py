@@ -14,7 +14,8 @@ import tyro
 from experiments.bandits import options as bandits
 from experiments.common.options import parse_command
 from experiments.function_space.commands import COMMANDS
-from experiments.images.options import SampleOptions, parse_compare
+from experiments.images.options import parse_compare
+from experiments.images.sample_options import SampleOptions
 from experiments.meta_training.options import Options as MetaOptions
 from experiments.multi_task import options as multi_task
 from experiments.toys.bias import Bias

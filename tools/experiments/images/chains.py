@@ -26,7 +26,7 @@ from meta_tasks.datasets import ImageData
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from experiments.images.options import SampleOptions
+    from experiments.images.sample_options import SampleOptions
 
 WEIGHTS = 1000  # whose R̂ is computed, evenly over the network
 # Processes wait for one another while methods are tuned and chains run.

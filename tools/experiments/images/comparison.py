@@ -23,22 +23,11 @@ from meta_tasks.datasets import ImageData
 from meta_tasks.datasets.corruptions import RECREATED
 
 
-def tries_at(budget: int, options: CompareOptions, data: ImageData) -> int:
-    """Settings that every method tries at a budget."""
-    first = budget == options.all_budgets(data)[0] and options.settings_of is None
-    return (options.tries if first else min(options.tries, options.keep)) + options.extensions
-
-
-def is_given(options: CompareOptions) -> bool:
-    """Whether every method takes over one setting, so that there is nothing to tune."""
-    return options.settings_of is not None and min(options.tries, options.keep) + options.extensions == 1
-
-
 def planned_gradients(options: CompareOptions, data: ImageData) -> int:
     """Gradients of all runs of one method, but for those at equal time."""
     final = 0 if options.tune_only else options.seeds
     return sum(
-        budget * (tries_at(budget, options, data) * options.tune_seeds * (not is_given(options)) + final)
+        budget * (options.tries_at(budget, data) * options.tune_seeds * (not options.nothing_to_tune()) + final)
         for budget in options.all_budgets(data)
     )
 
@@ -107,7 +96,7 @@ class Comparison:
             RuntimeError: all of them diverged.
         """
         options = self.options
-        if is_given(options):
+        if options.nothing_to_tune():
             return Tuning(validation_nll, {self.candidates[method][0]: []})
 
         def attempt(setting: Setting, seed: int) -> Result:
@@ -118,7 +107,7 @@ class Comparison:
             attempt,
             validation_nll,
             seeds=options.tuning_seeds(),
-            tries=tries_at(budget, options, self.data),
+            tries=options.tries_at(budget, self.data),
             propose=lambda tuning: proposal(tuning, self.alternatives),
         )
         self.candidates[method] = tuning.ranked()[: options.keep]

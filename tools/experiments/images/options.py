@@ -1,4 +1,4 @@
-"""The options of `sample.py` and `compare.py`."""
+"""The options of `compare.py`, and those that it shares with `sample.py`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from experiments.common.options import (
 )
 from experiments.images.compare_corruptions import check_images
 from experiments.images.earlier import earlier_settings
+from experiments.images.given import count_given, given_settings
 from experiments.images.measures import CONVERGENCE_DRAWS
 from experiments.images.methods import METHODS, Setting, candidates
 from experiments.images.presets import PRESETS, check_used
@@ -88,58 +89,6 @@ class ImageOptions(DeviceOptions, DataOptions, RunOptions):
             f"examples of {'×'.join(map(str, data.input_shape))}, {targets}\n{settings.model}, "
             f"T={settings.temperature:g}, prior precision {settings.prior_precision:g}, {data.train_x.device}"
         )
-
-
-@dataclass(frozen=True)
-class SampleOptions(ImageOptions):
-    """Sample the posterior of a network on real images, beside ordinary training with the same budget."""
-
-    # Methods to compare, one or several, in any letter case.
-    sampler: tuple[MethodName, ...] = ("SGD", "DeepEnsemble", "SGHMC", "ScaleAdaptedSGHMC", "L2E")
-    # Learning rate of every method, dimensionless, for the mean loss (the peak for CyclicalSGMCMC, the start for
-    # HMC, which adapts it); by default each method's own.
-    lr: float | None = None
-    # Number of seeds, counted up from --seed; the table gives mean ± standard deviation over them.
-    seeds: int = 2
-    # Independent chains of each method, in the place of --seeds: chain k has the seed --seed + k and the folder
-    # chain_<k>. The tables have all chains' samples together, and R̂ over the chains. Under torchrun its processes share
-    # the chains, one or several each.
-    chains: int | None = None
-    # Choose each method's learning rate by its validation NLL, all methods over as many values.
-    tune: bool = False
-    # Number of seeds over which --tune averages the validation NLL of a value, counted up from --seed; a value that
-    # suits one seed can collapse with the next.
-    tune_seeds: int = 2
-    # The values that --tune tries, as factors on the method's learning rate (--lr, or its own).
-    lr_grid: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        each_once(self, "sampler")
-        at_least_one(self, "tune_seeds", "chains")
-        if self.lr is not None and not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
-        if not self.lr_grid or min(self.lr_grid) <= 0:
-            raise ValueError(f"lr_grid must hold positive factors, got {self.lr_grid}")
-
-    def learning_rate(self, method: str) -> float:
-        """Of a method that is not tuned."""
-        return METHODS[method].rate(self.settings) if self.lr is None else self.lr
-
-    def grid(self, method: str) -> list[float]:
-        """The learning rates that --tune tries for a method."""
-        return [float(f"{factor * self.learning_rate(method):.6g}") for factor in sorted(self.lr_grid)]
-
-    def load(self) -> tuple[ImageData, dict[str, ImageData]]:
-        """The data on their device; raises whatever is wrong with the options before anything is trained."""
-        device = prepare_torch(self.device, self.threads)
-        data, ood = self.settings.load(self.data)
-        data, ood = data.to(device), {name: each.to(device) for name, each in ood.items()}
-        if self.tune and not len(data.val_y):
-            raise ValueError(f"--tune needs validation images, which {self.settings.dataset} lacks")
-        for method in self.sampler:
-            validate_run(METHODS[method], self.settings, self.learning_rate(method), data)
-        return data, ood
 
 
 @dataclass(frozen=True)
@@ -210,6 +159,10 @@ class CompareOptions(ImageOptions):
     # that it found there at its largest budget, in the place of a balanced choice. With --keep 1 --extensions 0 nothing
     # is tuned.
     settings_of: Path | None = None
+    # Settings to try at the smallest budget in the place of a balanced choice, equally many of every method, such as
+    # SGHMC:lr=0.05,temperature=1 and SGD:lr=0.1,weight-decay=5e-4. With one of each and --extensions 0 nothing is
+    # tuned.
+    given: tuple[str, ...] = ()
     # Times that a run's curves get the validation scores of its current weights.
     validations: int = 5
 
@@ -226,7 +179,10 @@ class CompareOptions(ImageOptions):
                 "corruption_files=True says where the images of --corruptions come from, which is not given"
             )
         not_negative(self, "extensions")
-        if self.tune_only and self.settings_of is not None and min(self.tries, self.keep) + self.extensions == 1:
+        if self.given and self.settings_of is not None:
+            raise ValueError(f"given={self.given} and settings_of={str(self.settings_of)!r} exclude each other")
+        count_given(self.given, self.sampler)
+        if self.tune_only and self.nothing_to_tune():
             raise ValueError("tune_only=True leaves nothing to do where one setting is taken over as it is")
         for name in ("momentum_decays", "final_lrs"):
             if not all(0 < share <= 1 for share in getattr(self, name)):
@@ -268,8 +224,22 @@ class CompareOptions(ImageOptions):
             **({"final_lr": tuple(dict.fromkeys(self.final_lrs))} if self.final_lrs else {}),
         }
 
+    def tries_at(self, budget: int, data: ImageData) -> int:
+        """Settings that every method tries at a budget."""
+        first = count_given(self.given, self.sampler) or self.tries
+        halved = self.settings_of is not None or budget != self.all_budgets(data)[0]
+        return (min(first, self.keep) if halved else first) + self.extensions
+
+    def nothing_to_tune(self) -> bool:
+        """Whether every method takes over one setting as it is."""
+        if self.settings_of is not None:
+            return min(self.tries, self.keep) + self.extensions == 1
+        return count_given(self.given, self.sampler) == 1 and not self.extensions
+
     def candidates(self, method: str, data: ImageData) -> list[Setting]:
         """The settings that a method tries at the smallest budget, before the further ones."""
+        if self.given:
+            return given_settings(self.given, METHODS[method], data.num_data)
         if self.settings_of is not None:
             count = min(self.tries, self.keep)
             return earlier_settings(self.settings_of, METHODS[method], self.settings, data.num_data, count)

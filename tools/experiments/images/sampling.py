@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from experiments.common.tuning import Choice, Tuning, score_text, tune
-from experiments.images.options import SampleOptions
 from experiments.images.result import Result
 from experiments.images.runner import ImageRuns, store_for
+from experiments.images.sample_options import SampleOptions
 from meta_tasks.datasets import ImageData
 
 Trials = Tuning[Choice, Result]
