@@ -19,7 +19,7 @@ class Card(dict[str, Any]):
 
 
 def summary(card: dict[str, Any]) -> str:
-    """The card in some lines: sampler and network, how to use it, law, training, scores.
+    """The card in some lines: sampler and network, how to use it, law, training, scores, what tables say of it.
 
     Raises:
         ValueError: the card is of no learned sampler.
@@ -28,26 +28,30 @@ def summary(card: dict[str, Any]) -> str:
     widths = " → ".join(str(width) for width in (layers[0][1], *(out for out, _ in layers)))
     count = sum(out * (into + 1) for out, into in layers)
     defaults = ", ".join(f"{name}={value:g}" for name, value in card["defaults"].items())
-    rows = {
+    metrics, tables = dict(card["metrics"]), card["metrics"].get("tables", {})
+    metrics.pop("tables", None)
+    rows: dict[str, str | list[str]] = {
         "sampler": f"{card['sampler']}{_form(card)}, network {widths} on the features {card.get('feature_set', '')!r}: "
         f"{count} weights",
         "use": f"{card['sampler']}(params, num_data=N, network={card['name']!r}); by default {defaults}",
         "law": _law(card),
         "trained": _training(meta),
-        "repeat": meta.get("reproduce") or meta["command"],
-        "scores": "; ".join(_scores(card["metrics"])) or "none in the card",
+        "repeat": [meta.get("reproduce") or meta["command"], *_afterwards(meta)],
+        "scores": "; ".join(_scores(metrics)) or ("" if tables else "none in the card"),
+        "tables": [f"{name}: {_spreads(numbers)}" for name, numbers in tables.items()],
         "licence": str(card["licence"]),
     }
     lines = [card["name"]]
-    for name, text in rows.items():
-        lines += textwrap.wrap(
-            text,
-            _WIDTH,
-            initial_indent=f"  {name:<9}",
-            subsequent_indent=" " * 11,
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
+    for name, texts in rows.items():
+        for number, text in enumerate([texts] if isinstance(texts, str) else texts):
+            lines += textwrap.wrap(
+                text,
+                _WIDTH,
+                initial_indent=f"  {'' if number else name:<9}",
+                subsequent_indent=" " * 11,
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
     return "\n".join(lines)
 
 
@@ -77,6 +81,17 @@ def _training(meta: dict[str, Any]) -> str:
     if "hours" in meta:
         parts.append(f"{60 * meta['hours']:.0f} minutes")
     return ", ".join(part for part in parts if part) or "see the card"
+
+
+def _afterwards(meta: dict[str, Any]) -> list[str]:
+    """The commands of what was done with the weights after their training."""
+    steps = (meta.get(name, {}) for name in ("blend", "carried_over", "with_gate"))
+    return [f"then {step['command']}" for step in steps if "command" in step]
+
+
+def _spreads(numbers: dict[str, list[float]]) -> str:
+    """Mean ± standard deviation of each column; the mean alone of one seed."""
+    return ", ".join(f"{column} {' ± '.join(f'{value:.4g}' for value in both)}" for column, both in numbers.items())
 
 
 def _scores(metrics: dict[str, Any], before: str = "") -> list[str]:
