@@ -1,0 +1,71 @@
+"""README's table and its figure say what the tables of docs/tables say."""
+
+from pathlib import Path
+
+import overview
+import pytest
+from experiments.images import overview as parts
+
+ROOT = Path(__file__).parents[2]
+TABLES = ROOT / "docs" / "tables"
+PAGE = "# Title\n\n| NLL | law | old |\n|---|---|---|\n| x | y | z |\n\nafter\n"
+
+
+def test_the_readme_says_what_the_tables_say():
+    overview.main(["--check"])
+
+
+def test_the_numbers_are_those_of_the_tables_and_the_first_table_counts():
+    found = parts.scores(TABLES)
+    assert found["CNN, 1,000 gradients", "L2E, l2e-gated"] == pytest.approx([1.2, 0.016], abs=5e-5)
+    assert found["ResNet-20, 2,000", "Muon, trajectory average"] == [1.0995, 0.0319]
+    assert found["CNN, 5,000", "SGHMC"] == [1.2367, 0.012]  # compare_law_cifar10 alone has it
+    for row in parts.ROWS:
+        assert sum((panel.name, row.short) in found for panel in parts.PANELS) >= 3, f"{row.short} has lost its rows"
+
+
+def test_a_table_of_its_own_and_what_was_not_run(tmp_path):
+    rows = {"L2E [l2e-gated]": "0.7904 ± 0.0042", "SGHMC": "0.9995 ± 0.0445", "Muon": "0.8"}
+    lines = ["### 8000 gradients", "", "| method | lr | NLL | samples |", "|---|---|---|---|"]
+    lines += [f"| {label} | 0.1 | {nll} | 10 |" for label, nll in rows.items()]
+    for name in {table for panel in parts.PANELS for table in panel.tables}:
+        (tmp_path / f"{name}.md").write_text("\n".join(lines) if name == "compare_resnet_8000" else "# nothing\n")
+    found = parts.scores(tmp_path)
+    assert len(found) == 3
+    cells = {row.split("|")[1].strip(): row.rstrip("|").split("|")[-1].strip() for row in table_of(found)[2:]}
+    assert cells["`SGHMC`"] == "1.000 ± .045", "half up, as a reader rounds"
+    assert cells['**`L2E(network="l2e-gated")`**: and a learned gate on it'] == "**.790 ± .004**"
+    assert cells["Muon with a cosine"] == ".800"
+    assert cells["Adam with a cosine"] == "–"
+
+
+def test_numbers_that_are_kept_come_before_what_a_table_rounds(tmp_path):
+    adam = parts.scores(TABLES)["ResNet-20, 8,000", "Adam, cosine"]
+    assert adam[0] != round(adam[0], 4)
+    assert adam == pytest.approx([1.1079, 0.0305], abs=5e-5)
+    assert " 1.108 ± .030 |" in parts.markdown(parts.scores(TABLES)), ".0305 of the table is .03049"
+
+
+def table_of(found):
+    everywhere = {(panel.name, "Adam, cosine"): [9.0] for panel in parts.PANELS[:-1]}
+    return parts.markdown({**found, **everywhere}).splitlines()
+
+
+def test_the_table_takes_the_place_of_the_one_before():
+    assert parts.put_into(PAGE, "| NLL | law | new |") == "# Title\n\n| NLL | law | new |\n\nafter\n"
+    for page in ("no table\n", PAGE + PAGE):
+        with pytest.raises(ValueError, match="must have one table that begins with"):
+            parts.put_into(page, "| NLL | law | new |")
+
+
+def test_a_page_that_lags_behind_is_refused_and_then_written_with_both_figures(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    where = ["--page", str(page), "--figures", str(tmp_path / "figures")]
+    with pytest.raises(SystemExit, match="does not say what the tables say: run this tool"):
+        overview.main([*where, "--check"])
+    assert page.read_text() == PAGE
+    overview.main(where)
+    assert parts.markdown(parts.scores(TABLES)) in page.read_text()
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["overview_dark.png", "overview_light.png"]
+    overview.main([*where, "--check"])

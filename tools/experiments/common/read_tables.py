@@ -1,0 +1,82 @@
+"""Reading back the Markdown tables that `compare.py` and `combine.py` write."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_COMMAND = re.compile(r"^(?:- (?P<labels>[^`]*): )?`(?:for [^`]*do )?(?P<command>python tools/compare\.py [^`]*)`?\s*$")
+_BUDGET = re.compile(r"^#+ (\d+) gradients$")
+#: What the header of a budget's first table holds, the one with the scores of every method.
+_SCORES = {"method", "lr", "samples"}
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A method's scores at one budget.
+
+    Attributes:
+        label: what the table calls the method.
+        budget: minibatch gradients.
+        command: the words of the command that made the row; none where the table does not say.
+        cells: column → text.
+    """
+
+    label: str
+    budget: int
+    command: tuple[str, ...]
+    cells: Mapping[str, str]
+
+    def option(self, name: str, usual: str | None = None) -> str | None:
+        """The value of an option of the command."""
+        return self.command[self.command.index(name) + 1] if name in self.command else usual
+
+    def numbers(self, column: str) -> list[float]:
+        """Mean and standard deviation over seeds; the mean alone of one seed.
+
+        Raises:
+            ValueError: the cell is no such number.
+        """
+        try:
+            return [float(part) for part in self.cells[column].split("±")]
+        except ValueError:
+            raise ValueError(f"{self.label}: {self.cells[column]!r} is no mean ± standard deviation") from None
+
+
+@dataclass
+class _Place:
+    """What stands above the line that is read."""
+
+    command: tuple[str, ...] = ()
+    of_rows: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    budget: int = 0
+    header: list[str] | None = None
+
+
+def read_rows(table: Path) -> Iterator[TableRow]:
+    """The rows of all first tables of a file, each with the budget and the command above it."""
+    place = _Place()
+    for line in table.read_text().splitlines():
+        if match := _COMMAND.match(line):
+            words = tuple(shlex.split(match["command"].rstrip(" `").split(";")[0]))
+            if match["labels"]:
+                place.of_rows |= dict.fromkeys(match["labels"].split(", "), words)
+            else:
+                place.command, place.of_rows = words, {}
+        elif match := _BUDGET.match(line):
+            place.budget = int(match[1])
+        elif not line.startswith("|"):
+            place.header = None
+        elif place.header is None:
+            place.header = _cells(line)
+        elif set(place.header) >= _SCORES and not line.startswith("|-"):
+            cells = dict(zip(place.header, _cells(line)))
+            label = cells["method"]
+            yield TableRow(label, place.budget, place.of_rows.get(label, place.command), cells)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
