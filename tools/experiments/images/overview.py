@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
@@ -14,8 +13,6 @@ from experiments.common.read_tables import read_rows
 
 #: How README's table begins; it ends at the next empty line.
 BEGIN = "| NLL | law |"
-#: Folder of the numbers behind some tables, beside these.
-RESULTS = "results"
 
 
 @dataclass(frozen=True)
@@ -88,6 +85,13 @@ ROWS = (
         ours=True,
         notes=(("ResNet-20, 2,000", "†"),),
     ),
+    Row(
+        '**`ScaleAdaptedL2E(network="scale-adapted-l2e-gated")`**: with that gate',
+        "O(h)",
+        ("ScaleAdaptedL2E [scale-adapted-l2e-gated]",),
+        "ScaleAdaptedL2E, with the gate",
+        ours=True,
+    ),
     Row("`ScaleAdaptedSGHMC`", "O(h)", ("ScaleAdaptedSGHMC",), "ScaleAdaptedSGHMC"),
     Row("`SGHMC`", "O(h)", ("SGHMC",), "SGHMC"),
     Row("`CyclicalSGMCMC`", "–", ("CyclicalSGMCMC",), "CyclicalSGMCMC"),
@@ -106,23 +110,16 @@ def scores(folder: Path) -> dict[tuple[str, str], list[float]]:
     found: dict[tuple[str, str], list[float]] = {}
     for panel in PANELS:
         for table in panel.tables:
-            nll = _nll(folder, table, panel.budget)
+            nll = {
+                row.label: row.numbers("NLL")
+                for row in read_rows(folder / f"{table}.md")
+                if row.budget == panel.budget and "NLL" in row.cells
+            }
             for method in ROWS:
                 for label in method.labels:
                     if label in nll:
                         found.setdefault((panel.name, method.short), nll[label])
     return found
-
-
-def _nll(folder: Path, table: str, budget: int) -> dict[str, list[float]]:
-    """Of each method of a table, from its numbers where they are kept, else as the table rounds them."""
-    numbers = folder / RESULTS / f"{table}.json"
-    if numbers.is_file():
-        methods = json.loads(numbers.read_text())["budgets"][str(budget)]["methods"]
-        both = {each["label"]: (each["mean"]["nll"], each["std"]["nll"]) for each in methods.values()}
-        return {label: [value for value in pair if value is not None] for label, pair in both.items()}
-    rows = (row for row in read_rows(folder / f"{table}.md") if row.budget == budget and "NLL" in row.cells)
-    return {row.label: row.numbers("NLL") for row in rows}
 
 
 def markdown(found: Scores) -> str:
