@@ -8,6 +8,7 @@ from pathlib import Path
 import benchmark
 import contours
 import gaussians
+import overview
 import papers
 import regression
 import tyro
@@ -57,6 +58,7 @@ PARSERS = {
     "gaussians": lambda arguments: tyro.cli(gaussians.Options, args=arguments),
     "contours": lambda arguments: tyro.cli(contours.Options, args=arguments),
     "meta_train": check_meta_train,
+    "overview": lambda arguments: tyro.cli(overview.Options, args=arguments),
     "papers": lambda arguments: tyro.cli(papers.Options, args=arguments),
 }
 

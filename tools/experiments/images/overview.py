@@ -87,7 +87,7 @@ ROWS = (
     ),
     Row(
         '**`ScaleAdaptedL2E(network="scale-adapted-l2e-gated")`**: with that gate',
-        "O(h)",
+        "O(h); T = .01, .01, –, 1",
         ("ScaleAdaptedL2E [scale-adapted-l2e-gated]",),
         "ScaleAdaptedL2E, with the gate",
         ours=True,
