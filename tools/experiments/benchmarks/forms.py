@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.benchmarks.timing import interleaved, write_table
+from experiments.common import compiling
+from experiments.common.compiling import LEAST_CHANNELS
 from experiments.common.options import at_least_one
 from experiments.common.tables import markdown
 from meta_tasks.networks import architectures
@@ -40,7 +42,9 @@ class FormsBenchmark:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        at_least_one(self, "width", "size", "batch_size", "threads")
+        at_least_one(self, "size", "batch_size", "threads")
+        if self.width < LEAST_CHANNELS:  # torch's channels-last gradient is wrong below: bears_channels_last
+            raise ValueError(f"width must be at least {LEAST_CHANNELS}, got {self.width}")
         if self.rounds < 2:
             raise ValueError(f"rounds must be at least 2, got {self.rounds}")
 
@@ -52,7 +56,7 @@ class Form:
         layout = torch.channels_last if last else torch.contiguous_format
         self.model = copy.deepcopy(model).to(memory_format=layout)
         self.x, self.y, self.narrow = x.contiguous(memory_format=layout), y, narrow
-        self._forward = torch.compile(self._loss) if compiled else self._loss
+        self._forward = compiling.compiled(self._loss, self.model) if compiled else self._loss
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         return nn.functional.cross_entropy(self.model(x), y)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.common import compiling
 from experiments.images import own_models
 from experiments.images.likelihood import Likelihood, likelihood_of, outputs_of
 from experiments.images.log import LOGS, VALIDATIONS, Diverged, Log
@@ -55,7 +56,7 @@ def minibatch_run(
 ) -> None:
     """The ordinary training loop, `steps` minibatches long; the network's steps are `compiled` where that is asked."""
     model.train()
-    network = torch.compile(model) if compiled else model
+    network = compiling.compiled(model, model) if compiled else model
     for step, (images, labels) in zip(range(first_step + 1, first_step + steps + 1), minibatches):
         # IVON's gradient is taken at a draw from its Gaussian; that of all others at the weights.
         with getattr(optimizer, "sampled_params", nullcontext)():

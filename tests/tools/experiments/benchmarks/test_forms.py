@@ -5,7 +5,7 @@ import torch
 from experiments.benchmarks import forms as _forms
 from experiments.benchmarks.forms import Form, FormsBenchmark, benchmark_forms, forms
 
-OPTIONS = FormsBenchmark(width=2, size=8, batch_size=4, rounds=2)
+OPTIONS = FormsBenchmark(width=8, size=8, batch_size=4, rounds=2)
 
 
 def test_every_form_has_the_same_loss_and_gradient():
@@ -26,21 +26,21 @@ def test_every_form_has_the_same_loss_and_gradient():
 def test_a_compiled_form_calls_the_same_loss(monkeypatch):
     """torch.compile itself takes half a minute here; that it is asked for is what counts."""
     asked = []
-    monkeypatch.setattr(torch, "compile", lambda f: asked.append(f) or f)
+    monkeypatch.setattr(torch, "compile", lambda f, **_: asked.append(f) or f)
     every = forms(OPTIONS)
     assert len(asked) == 4
     torch.testing.assert_close(every["compiled"](), every["plain"]())
 
 
 def test_the_table_names_every_form_and_its_differences(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torch, "compile", lambda f: f)
+    monkeypatch.setattr(torch, "compile", lambda f, **_: f)
     wrong = Form.__call__
 
     def planted(self):
         return wrong(self) + (0.5 if self.narrow else 0.0)
 
     monkeypatch.setattr(_forms.Form, "__call__", planted)
-    benchmark_forms(FormsBenchmark(width=2, size=8, batch_size=4, rounds=2, out=tmp_path / "forms.md"))
+    benchmark_forms(FormsBenchmark(width=8, size=8, batch_size=4, rounds=2, out=tmp_path / "forms.md"))
     text = (tmp_path / "forms.md").read_text()
     assert text.startswith("`python tools/benchmark.py forms`: torch ")
     assert "| compiled, channels last " in capsys.readouterr().out
@@ -52,7 +52,7 @@ def test_the_table_names_every_form_and_its_differences(tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("width", 0), ("size", -1), ("batch_size", 0), ("threads", 0), ("rounds", 1)]
+    ("name", "value"), [("width", 7), ("size", -1), ("batch_size", 0), ("threads", 0), ("rounds", 1)]
 )
 def test_bad_options(name, value):
     with pytest.raises(ValueError, match=f"{name} must be at least .*, got {value}"):

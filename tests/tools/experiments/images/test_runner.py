@@ -161,7 +161,7 @@ def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, ti
 def test_compiled_steps_give_the_same_run(tmp_path, tiny, monkeypatch):
     calls, plain = [], torch.compile
 
-    def compile_eagerly(model):
+    def compile_eagerly(model, **_):
         calls.append(model)
         return plain(model, backend="eager")
 
