@@ -67,7 +67,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         cycle_length: K > adaptation_steps, in steps; None for a single exploration.
         network: name of shipped weights, path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the
             network (four outputs: α, β, γ and μ; three with ``normalise_output``), "default" for the shipped
-            "scale-adapted-l2e-orthogonal-whitened" (an untrained explorer), or None for fresh weights, with which the
+            "scale-adapted-l2e-gated" (a chosen direction with a learned gate), or None for fresh weights, with which the
             exploration is SGHMC and μ = 0.
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         feature_set: a set with a second moment; by default the card's, else "lean".
@@ -131,7 +131,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         return ("momentum", "averages", "root", "whitening") if whitens else ("momentum", "averages", "root")
 
     def _shipped(self, own: dict[str, Any]) -> str:
-        return "scale-adapted-l2e-orthogonal-whitened"
+        return "scale-adapted-l2e-gated"
 
     def _rows(self) -> dict[str, int]:
         return {"averages": feature_set_named(self.settings.feature_set).num_averages}

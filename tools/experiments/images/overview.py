@@ -59,7 +59,6 @@ PANELS = (
     Panel("ResNet-20, 8,000", 8000, ("compare_resnet_8000",)),
 )
 _GATED, _DEFAULT = "L2E [l2e-gated]", "L2E [l2e-orthogonal-whitened]"
-_SCALE_ADAPTED = "ScaleAdaptedL2E [scale-adapted-l2e-orthogonal-whitened]"
 ROWS = (
     Row(
         "**`L2E`**, default weights: a direction chosen by hand",
@@ -78,28 +77,33 @@ ROWS = (
     ),
     Row("φ₀, its untrained start: Adam's direction", "–", ("L2EStart",), "φ₀, Adam's direction"),
     Row(
-        "**`ScaleAdaptedL2E`**, default weights",
-        "O(h); T = .1, .1, .1, 1",
-        (_SCALE_ADAPTED,),
+        "**`ScaleAdaptedL2E`**, default weights: with that gate, and a law",
+        "O(h); T = .01, .01, .1, 1",
+        ("ScaleAdaptedL2E [scale-adapted-l2e-gated]",),
         "ScaleAdaptedL2E, default weights",
         ours=True,
         notes=(("ResNet-20, 2,000", "†"),),
     ),
     Row(
-        '**`ScaleAdaptedL2E(network="scale-adapted-l2e-gated")`**: with that gate',
-        "O(h); T = .01, .01, –, 1",
-        ("ScaleAdaptedL2E [scale-adapted-l2e-gated]",),
-        "ScaleAdaptedL2E, with the gate",
+        '`ScaleAdaptedL2E(network="scale-adapted-l2e-orthogonal-whitened")`: without it',
+        "O(h); T = .1, .1, .1, 1",
+        ("ScaleAdaptedL2E [scale-adapted-l2e-orthogonal-whitened]",),
+        "ScaleAdaptedL2E, without the gate",
         ours=True,
+        notes=(("ResNet-20, 2,000", "†"),),
     ),
     Row("`ScaleAdaptedSGHMC`", "O(h)", ("ScaleAdaptedSGHMC",), "ScaleAdaptedSGHMC"),
     Row("`SGHMC`", "O(h)", ("SGHMC",), "SGHMC"),
+    Row("`BAOA`", "O(h)", ("BAOA",), "BAOA"),
     Row("`CyclicalSGMCMC`", "–", ("CyclicalSGMCMC",), "CyclicalSGMCMC"),
     Row("Muon with a cosine", None, ("Muon",), "Muon, cosine"),
     Row("average over Muon's trajectory", None, ("MuonAverage",), "Muon, trajectory average"),
     Row("SGD with a cosine", None, ("SGD",), "SGD, cosine", notes=(("CNN, 1,000 gradients", "‡"),)),
     Row("Adam with a cosine", None, ("Adam",), "Adam, cosine"),
     Row("moving average of Adam's weights", None, ("AdamEMA",), "Adam, moving average"),
+    Row("average over Adam's trajectory", None, ("AdamAverage",), "Adam, trajectory average"),
+    Row("SWAG", None, ("SWAG",), "SWAG"),
+    Row("IVON", None, ("IVON",), "IVON"),
 )
 
 Scores = Mapping[tuple[str, str], list[float]]
@@ -159,7 +163,7 @@ def figure(found: Scores, *, dark: bool) -> Any:
     """The same as dots with their standard deviations, a panel a column, the best method on top."""
     ground, ink, pale = ("#1e2129", "#e6e6e6", "0.35") if dark else ("white", "black", "0.88")
     accent, law, other = ("#FF9F4A", "#56B4E9", "0.6") if dark else ("#D55E00", "#0072B2", "0.45")
-    fig = new_figure(11, 3.9)
+    fig = new_figure(11, 4.6)
     fig.patch.set_facecolor(ground)
     order = sorted(ROWS, key=lambda row: _rank(row, found), reverse=True)
     axes = fig.subplots(1, len(PANELS), sharey=True)

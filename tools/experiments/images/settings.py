@@ -120,7 +120,7 @@ class Settings:
     # Weights of L2E: a name that the package ships, or the path of a .safetensors file with its card.
     l2e_network: str = "l2e-orthogonal-whitened"
     # Weights of ScaleAdaptedL2E.
-    scale_adapted_l2e_network: str = "scale-adapted-l2e-orthogonal-whitened"
+    scale_adapted_l2e_network: str = "scale-adapted-l2e-gated"
     # Weights of L2E in the paper's form.
     l2e_paper_network: str = "l2e-paper"
     # Weights of Kinetic-L2E.
