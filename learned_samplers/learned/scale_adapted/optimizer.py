@@ -67,7 +67,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         cycle_length: K > adaptation_steps, in steps; None for a single exploration.
         network: name of shipped weights, path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the
             network (four outputs: α, β, γ and μ; three with ``normalise_output``), "default" for the shipped
-            "scale-adapted-l2e-gated" (a chosen direction with a learned gate), or None for fresh weights, with which the
+            "scale-adapted-l2e-gated" (a chosen direction, a learned gate), or None for fresh weights, with which the
             exploration is SGHMC and μ = 0.
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         feature_set: a set with a second moment; by default the card's, else "lean".

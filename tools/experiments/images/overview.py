@@ -96,7 +96,7 @@ ROWS = (
     Row("`SGHMC`", "O(h)", ("SGHMC",), "SGHMC"),
     Row("`BAOA`", "O(h)", ("BAOA",), "BAOA"),
     Row("`CyclicalSGMCMC`", "–", ("CyclicalSGMCMC",), "CyclicalSGMCMC"),
-    Row("Muon with a cosine", None, ("Muon",), "Muon, cosine"),
+    Row("Muon with a cosine", None, ("Muon",), "Muon, cosine", notes=(("ResNet-20, 2,000", "†"),)),
     Row("average over Muon's trajectory", None, ("MuonAverage",), "Muon, trajectory average"),
     Row("SGD with a cosine", None, ("SGD",), "SGD, cosine", notes=(("CNN, 1,000 gradients", "‡"),)),
     Row("Adam with a cosine", None, ("Adam",), "Adam, cosine"),
