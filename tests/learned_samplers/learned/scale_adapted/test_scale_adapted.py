@@ -397,3 +397,17 @@ def test_a_compiled_step_refuses_one_that_joins_after_the_exploration():
     with pytest.raises(ValueError, match="has no mass"):
         step()
     assert torch.equal(b.detach(), torch.ones(8))
+
+
+def test_the_default_weights_keep_their_law_up_to_the_rate_of_their_card():
+    """The command-line tools name the same weights; beyond the rate nothing is promised."""
+
+    def sampler(**own):
+        return ScaleAdaptedL2E([torch.nn.Parameter(torch.zeros(2, 3))], num_data=100, adaptation_steps=6, **own)
+
+    default = sampler()
+    assert default.card["name"] == "scale-adapted-l2e-gated"
+    assert default.param_groups[0]["lr"] == 0.002
+    assert default.badge == sampler(lr=0.003).badge == "O(h)"
+    assert sampler(lr=0.005).badge == "heuristic"
+    assert sampler(network="scale-adapted-l2e-orthogonal-whitened", lr=0.005).badge == "O(h)"

@@ -7,7 +7,7 @@ import torch
 from experiments.images import builders
 from experiments.images.settings import Settings
 
-from learned_samplers import L2E
+from learned_samplers import L2E, ScaleAdaptedL2E
 from learned_samplers.learned import weights
 from learned_samplers.learned.cards import META_TRAINING_FIELDS
 from learned_samplers.learned.feature_sets import feature_set_named
@@ -67,3 +67,10 @@ def test_the_start_that_tables_measure_is_the_one_that_ships():
         assert (weight - begun).abs().max() > 1e-3
         ends.append(weight.detach())
     assert torch.equal(*ends)
+
+
+def test_comparisons_run_the_default_weights_of_both_learned_samplers():
+    p = [torch.nn.Parameter(torch.zeros(2, 3))]
+    explored = ScaleAdaptedL2E(p, num_data=100, adaptation_steps=6)
+    assert Settings().scale_adapted_l2e_network == explored.card["name"]
+    assert Settings().l2e_network == L2E(p, num_data=100).card["name"]
