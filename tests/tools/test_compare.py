@@ -197,6 +197,12 @@ def test_equal_time_out_of_distribution_scores_and_a_reference(tmp_path, monkeyp
             )
             distance = 0.5 * (saved["test"] - 0.1).abs().sum(1).mean().item()
             assert method["total_variation"][number] == pytest.approx(distance, rel=1e-4)
+        stems = [Path(run["file"]).stem for run in method["runs"]]
+        mean = sum(load_file(tmp_path / f"steps_40/predictions/{stem}.safetensors")["test"] for stem in stems) / 2
+        distance = 0.5 * (mean - 0.1).abs().sum(1).mean().item()
+        assert method["pooled"]["total_variation"] == pytest.approx(distance, rel=1e-4), "of the average over seeds"
+        assert distance < np.mean(method["total_variation"]) + 1e-9, "the norm is convex"
+        assert method["pooled"]["agreement"] == pytest.approx((mean.argmax(1) == 0).float().mean().item())
     table = (tmp_path / "table.md").read_text()
     for heading in ("AUROC photos", "entropy digits [nats]", "total variation", "NLL at equal time"):
         assert heading in table

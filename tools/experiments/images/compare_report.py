@@ -16,7 +16,14 @@ from experiments.common.run_store import fingerprint
 from experiments.common.tables import finished, markdown, mean_and_std, rectangular, spread
 from experiments.common.tuning import Tuning
 from experiments.images.compare_corruptions import corruption_numbers, corruption_tables
-from experiments.images.compare_statistics import beside, beside_cells, equal_time, robust_cells, robustness
+from experiments.images.compare_statistics import (
+    DISTANCES,
+    beside,
+    beside_cells,
+    equal_time,
+    robust_cells,
+    robustness,
+)
 from experiments.images.compare_verdict import verdict, verdict_line
 from experiments.images.methods import Setting
 from experiments.images.report import label
@@ -97,16 +104,19 @@ def in_all(rows: Sequence[Mapping[str, Any]], key: str) -> list[Any] | None:
     return [row[key] for row in rows] if all(key in row for row in rows) else None
 
 
-def pooled(results: Sequence[Result], folder: Path) -> dict[str, float] | None:
-    """Scores of the average over all seeds' predictions, as parallel chains give it.
+def pooled(results: Sequence[Result], folder: Path, reference: torch.Tensor | None = None) -> dict[str, float] | None:
+    """Scores of the average over all seeds' predictions, as parallel chains or a deep ensemble give it.
 
-    None for fewer than two chains, and for a regression.
+    With a reference also how near the average is to it. None for fewer than two chains, and for a regression.
     """
     ended = [predictions(result, folder) for result in finished(results)]
     if len(ended) < 2 or "test_variance" in ended[0]:
         return None
     average = sum(each["test"] for each in ended) / len(ended)
-    return {**metrics.summary(average, ended[0]["test_labels"]), "chains": len(ended)}
+    scores = {**metrics.summary(average, ended[0]["test_labels"]), "chains": len(ended)}
+    if reference is not None:
+        scores |= {name: distance(average, reference) for name, (_, distance) in DISTANCES.items()}
+    return scores
 
 
 def content(report: BudgetReport) -> dict[str, Any]:
@@ -128,7 +138,7 @@ def content(report: BudgetReport) -> dict[str, Any]:
                 for setting, trials in tuning.trials.items()
             ],
             **summary(results),
-            "pooled": pooled(results, report.folder),
+            "pooled": pooled(results, report.folder, report.reference),
             "health": health(results[0]),
             **robustness(report.runs, name, report.folder, report.num_classes),
             "equal_time": equal_time(report.equal_time.get(name, ())),
@@ -199,7 +209,8 @@ def tables(budget: int, numbers: Mapping[str, Any]) -> str:
         others.append({**name, **beside_cells(method)})
         healths.append({**name, **health_cells(method["health"])})
         if (together := method["pooled"]) is not None:
-            cells = {heading: f"{together[key]:.4f}" for key, heading, _ in SCORE_COLUMNS if key in together}
+            headings = [*SCORE_COLUMNS, *((key, heading, 4) for key, (heading, _) in DISTANCES.items())]
+            cells = {heading: f"{together[key]:.4f}" for key, heading, _ in headings if key in together}
             chains.append({**name, **cells, "runs": str(together["chains"])})
     labels = {name: method["label"] for name, method in numbers["methods"].items()}
     lines = [] if numbers["verdict"] is None else [verdict_line(numbers["verdict"], labels)]
@@ -213,7 +224,7 @@ def tables(budget: int, numbers: Mapping[str, Any]) -> str:
     parts = [f"### {budget} gradients", markdown(scores), markdown(rectangular(robust))]
     parts += [markdown(rectangular(others))] if any(len(row) > 1 for row in others) else []
     parts += [markdown(healths)]
-    parts += [markdown(chains)] if chains else []
+    parts += [markdown(rectangular(chains))] if chains else []
     parts += [markdown(layers)] if (layers := layer_rows(numbers["methods"])) else []
     parts += corruption_tables(numbers["methods"])
     return "\n\n".join([*parts, "\n".join(lines)])
@@ -267,7 +278,7 @@ the standard error that the choice of test images alone gives; scaled NLL: after
 the validation images choose; at equal time: gradients and NLL of runs in the first row's seconds.
 Last but one, first seed: temperatures after burn-in of all weights (and from the coldest to the hottest part of the
 network); loss barrier between consecutive samples on validation images; cosine similarity between samples.
-Last table: all runs' predictions averaged, each seed one of so many parallel chains.
+Last table: all runs' predictions averaged, each seed one of so many parallel chains (of an optimizer: a deep ensemble).
 """
 _TUNED = (
     "Settings are tuned by validation NLL: a balanced choice at the smallest budget, its best again at larger ones."

@@ -15,6 +15,11 @@ from experiments.images.result import Result
 from experiments.images.runner import predictions
 from learned_samplers import metrics
 
+#: How far predictions are from a reference's: of each number its column's heading, and the function of both.
+DISTANCES = {
+    "agreement": ("agreement with the reference", metrics.agreement),
+    "total_variation": ("total variation", metrics.total_variation),
+}
 COLLAPSED = 1.5  # times the median NLL of a method's runs, from which one of them counts as collapsed
 
 
@@ -106,15 +111,14 @@ def beside(results: Sequence[Result], folder: Path, reference: torch.Tensor | No
         }
     if reference is not None:
         tests = [predictions(result, folder)["test"] for result in good]
-        found["agreement"] = [metrics.agreement(test, reference) for test in tests]
-        found["total_variation"] = [metrics.total_variation(test, reference) for test in tests]
+        found |= {name: [distance(test, reference) for test in tests] for name, (_, distance) in DISTANCES.items()}
     return found
 
 
 def beside_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
     """The cells of `beside`."""
     cells = {}
-    for key, heading in (("agreement", "agreement with the reference"), ("total_variation", "total variation")):
+    for key, (heading, _) in DISTANCES.items():
         if key in numbers:
             cells[heading] = spread(numbers[key], 4)
     for name, scores in numbers.get("ood", {}).items():

@@ -100,7 +100,7 @@ class CompareOptions(ImageOptions):
     # Methods to compare, in the order of the tables, in any letter case. LastLayerLaplace is among them where
     # laplace-torch is installed.
     sampler: tuple[MethodName, ...] = (
-        *("SGHMC", "BAOA", "PSGLD", "CyclicalSGMCMC", "ScaleAdaptedSGHMC", "L2EStart", "L2E"),
+        *("SGHMC", "BAOA", "PSGLD", "CyclicalSGMCMC", "ScaleAdaptedSGHMC", "L2EStart", "L2E", "ScaleAdaptedL2E"),
         *("SGD", "Adam", "AdamEMA", "AdamAverage", "SWAG", "IVON", "DeepEnsemble", "AdamEnsemble"),
         *(("LastLayerLaplace",) if find_spec("laplace") else ()),
     )
