@@ -33,6 +33,7 @@ from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
 
 NUM_DATA = 50_000
 LR = 1e-9
+EXPLORING = 10**9  # steps of adaptation, more than anything here takes
 
 
 def lean_l2e(params: Any, lr: float, num_data: float, **options: Any) -> L2E:
@@ -60,6 +61,7 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "L2E, lean, averages in bfloat16": lambda params: lean_l2e(params, LR, NUM_DATA, averages_dtype="bfloat16"),
     "KineticL2E without the Hessian": lambda params: KineticL2E(params, LR, NUM_DATA, hessian="none"),
     "ScaleAdaptedL2E": lambda params: ScaleAdaptedL2E(params, LR, NUM_DATA, adaptation_steps=2),
+    "ScaleAdaptedL2E, exploring": lambda params: ScaleAdaptedL2E(params, LR, NUM_DATA, adaptation_steps=EXPLORING),
     "PrecondL2E": lambda params: PrecondL2E(params, LR, NUM_DATA),
     "MetaSGMCMC": lambda params: MetaSGMCMC(params, LR, NUM_DATA),
     "MetaSGMCMC, finite differences": lambda params: MetaSGMCMC(params, LR, NUM_DATA, correction="finite_difference"),
