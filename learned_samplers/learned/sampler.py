@@ -77,7 +77,8 @@ class LearnedSampler(Sampler):
             # What is asked of the weights is checked before their file is read.
             self.settings_class.given(**{name: own[name] for name in ("form", "feature_set") if name in own})
         if isinstance(network, str) and network == "default":
-            network = self._shipped(own)
+            check.positive("num_data", given["num_data"])
+            network = self._shipped(own, given["num_data"])
         asked = {name: own[name] for name in ("form", "feature_set") if name in own}
         module, self.card = resolve(network, self.settings_class, **asked)
         self.settings = settings or self.settings_class.from_card(self.card, **own)
@@ -115,8 +116,8 @@ class LearnedSampler(Sampler):
             if value is not None:
                 raise ValueError(f"{name}={value!r} cannot be given beside settings=, which has a {name} of its own")
 
-    def _shipped(self, own: dict[str, Any]) -> str | None:
-        """The name of the shipped weights that ``network="default"`` means, None for fresh ones."""
+    def _shipped(self, own: dict[str, Any], num_data: float) -> str | None:
+        """The name of the shipped weights that ``network="default"`` means for so many data, None for fresh ones."""
         return None
 
     def _without_lr(self) -> str:

@@ -101,7 +101,7 @@ class KineticL2E(LearnedSampler):
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 
-    def _shipped(self, own: dict[str, Any]) -> str:
+    def _shipped(self, own: dict[str, Any], num_data: float) -> str:
         return "kinetic-l2e"
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.sampler import arguments
+from learned_samplers.learned.default_weights import l2e_weights
 from learned_samplers.learned.l2e.rule import L2E_PASSES, L2ESettings, l2e_rule
 from learned_samplers.learned.two_pass_sampler import TwoPassSampler
 from learned_samplers.learned.two_passes import TwoPasses
@@ -33,8 +34,8 @@ class L2E(TwoPassSampler):
 
     With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), m the running averages of g, and
     (α, β) = network(features(θ, r, g, m)), coordinate by coordinate (the features may be of a whole tensor: the default
-    weights, of which nothing is trained, see the orthogonal factor of each matrix's whitened momentum, and β is minus
-    it; a gated network gives (α, β, γ), and β·exp(γ) stands for β):
+    weights see the orthogonal factor of each matrix's whitened momentum, and β is minus it; a gated network gives
+    (α, β, γ), and β·exp(γ) stands for β: the default from N = 10,000 on, which has learned how far each tensor goes):
 
     ``form="residual"`` (default): the network corrects SGHMC; with a last layer of zeros it is `SGHMC`, bit for bit:
 
@@ -64,7 +65,8 @@ class L2E(TwoPassSampler):
         num_data: N, the number of training points.
         network: name of shipped weights, path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the
             network, or None for fresh weights (last layer zero in the residual form). "default" is the shipped
-            "l2e-orthogonal-whitened", or "l2e-paper" with ``form="paper"``; sharded parameters need network="l2e".
+            "l2e-gated" where ``num_data`` is at least 10,000, below it "l2e-orthogonal-whitened",
+            the same direction without a gate; "l2e-paper" with ``form="paper"``. Sharded parameters need network="l2e".
         form: "residual" or "paper"; by default the card's, else "residual".
         feature_set: name of the features the network sees (`learned_samplers.learned.feature_sets.FEATURE_SETS`); by
             default the card's, else "paper". "whitened" and "orthogonal_whitened" keep two matrices of (inputs ×
@@ -137,8 +139,8 @@ class L2E(TwoPassSampler):
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 
-    def _shipped(self, own: dict[str, Any]) -> str:
-        return "l2e-paper" if own["form"] == "paper" else "l2e-orthogonal-whitened"
+    def _shipped(self, own: dict[str, Any], num_data: float) -> str:
+        return l2e_weights(num_data, own["form"])
 
     @property
     def form(self) -> str:

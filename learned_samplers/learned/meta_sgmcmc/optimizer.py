@@ -122,7 +122,7 @@ class MetaSGMCMC(LearnedSampler):
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 
-    def _shipped(self, own: dict[str, Any]) -> str:
+    def _shipped(self, own: dict[str, Any], num_data: float) -> str:
         return "meta-sgmcmc"
 
     @property

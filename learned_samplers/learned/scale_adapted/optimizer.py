@@ -130,7 +130,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         whitens = feature_set_named(self.settings.feature_set).whitens
         return ("momentum", "averages", "root", "whitening") if whitens else ("momentum", "averages", "root")
 
-    def _shipped(self, own: dict[str, Any]) -> str:
+    def _shipped(self, own: dict[str, Any], num_data: float) -> str:
         return "scale-adapted-l2e-gated"
 
     def _rows(self) -> dict[str, int]:

@@ -106,9 +106,10 @@ def hmc(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> to
 # The learned samplers keep the momentum decay of their cards: only their learning rate is tuned.
 def l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
     # A network that sees how much of its run is over is told; the schedules of other methods know it too.
-    told = feature_set_named(weights.load_card(weights.find(s.l2e_network))["feature_set"]).sees_progress
+    network = s.with_weights(num_data).l2e_network
+    told = feature_set_named(weights.load_card(weights.find(network))["feature_set"]).sees_progress
     total = steps if told else None
-    return L2E(groups, lr, num_data, network=s.l2e_network, total_steps=total, **posterior(s))
+    return L2E(groups, lr, num_data, network=network, total_steps=total, **posterior(s))
 
 
 def scale_adapted_l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:

@@ -120,7 +120,8 @@ class Comparison:
 
     def report(self, budget: int) -> BudgetReport:
         """Tuning and final runs of every method at one budget."""
-        options, runs, settings = self.options, self.runs[budget], replace(self.options.settings, steps=budget)
+        options, runs = self.options, self.runs[budget]
+        settings = replace(options.settings, steps=budget).with_weights(self.data.num_data)
         report = BudgetReport(
             budget,
             runs.store.folder,

@@ -40,8 +40,9 @@ def earlier_settings(folder: Path, method: ImageMethod, settings: Settings, num_
         raise ValueError(f"settings_of: {path} is not that of a comparison: {error}") from error
     if method.name not in methods:
         raise ValueError(f"settings_of: {method.name} is not in {path}, which has {', '.join(methods)}")
-    if method.network is not None and (was := getattr(then, method.network)) != getattr(settings, method.network):
-        here = getattr(settings, method.network)
+    if method.network is not None and (was := getattr(then, method.network)) != (
+        here := getattr(settings.with_weights(num_data), method.network)
+    ):
         raise ValueError(f"settings_of: {method.name} had {method.network}={was!r} in {path}, here it has {here!r}")
 
     def setting(numbers: dict[str, Any]) -> Setting:

@@ -58,16 +58,21 @@ PANELS = (
     Panel("ResNet-20, 2,000", 2000, ("compare_resnet_orthogonal_whitened", "compare_resnet_proxy")),
     Panel("ResNet-20, 8,000", 8000, ("compare_resnet_8000",)),
 )
-_GATED, _DEFAULT = "L2E [l2e-gated]", "L2E [l2e-orthogonal-whitened]"
 ROWS = (
     Row(
-        "**`L2E`**, default weights: a direction chosen by hand",
+        "**`L2E`**, default weights: a direction chosen by hand, a learned gate",
         "–",
-        ("L2EOrthogonalWhitenedStart", _DEFAULT),
+        ("L2E [l2e-gated]",),
         "L2E, default weights",
         ours=True,
     ),
-    Row('**`L2E(network="l2e-gated")`**: and a learned gate on it', "–", (_GATED,), "L2E, l2e-gated", ours=True),
+    Row(
+        '`L2E(network="l2e-orthogonal-whitened")`: without the gate, the default with few data',
+        "–",
+        ("L2EOrthogonalWhitenedStart", "L2E [l2e-orthogonal-whitened]"),
+        "L2E, without the gate",
+        ours=True,
+    ),
     Row(
         '`L2E(network="l2e-from-adam")`: all learned, from φ₀',
         "–",

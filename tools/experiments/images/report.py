@@ -54,6 +54,8 @@ def rows(runs: Runs, out: Path, reference: torch.Tensor | None = None) -> list[d
 def label(results: Sequence[Result], *, named: bool = False) -> str:
     """What a table calls the method of some runs, with failures, and the weights if they are not its usual ones.
 
+    Those of L2E are always said, for its usual ones depend on the number of data.
+
     With ``named`` they are always said: a table that is kept outlives what is usual.
     """
     method, settings = METHODS[results[0].method], results[0].settings

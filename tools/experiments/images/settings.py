@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from experiments.common.options import at_least_one, not_negative, share_below_one
 from experiments.images.own_models import is_own
 from learned_samplers.base.validation import one_of, positive
+from learned_samplers.learned.default_weights import l2e_weights
 from meta_tasks import datasets
 from meta_tasks.datasets.array_data import arrays_in
 from meta_tasks.networks import text_networks
@@ -117,8 +118,9 @@ class Settings:
     ensemble_size: int = 5
     # Leapfrog steps of one HMC trajectory, which costs one gradient more than that.
     leapfrog_steps: int = 10
-    # Weights of L2E: a name that the package ships, or the path of a .safetensors file with its card.
-    l2e_network: str = "l2e-orthogonal-whitened"
+    # Weights of L2E: a name that the package ships, or the path of a .safetensors file with its card; "default" is what
+    # L2E takes for as many data.
+    l2e_network: str = "default"
     # Weights of ScaleAdaptedL2E.
     scale_adapted_l2e_network: str = "scale-adapted-l2e-gated"
     # Weights of L2E in the paper's form.
@@ -150,6 +152,10 @@ class Settings:
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
         not_negative(self, "temperature", "prior_precision", "division")
+
+    def with_weights(self, num_data: int) -> Settings:
+        """The same, with the name of L2E's default weights for so many data."""
+        return replace(self, l2e_network=l2e_weights(num_data)) if self.l2e_network == "default" else self
 
     @property
     def is_text(self) -> bool:

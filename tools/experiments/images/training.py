@@ -271,7 +271,7 @@ def own_network(settings: Settings, data: ImageData) -> dict[str, str]:
 
 def validate_run(method: ImageMethod, settings: Settings, lr: float, data: ImageData) -> None:
     """Raise what a run with these settings would raise before its first step: ValueError or TypeError, by name."""
-    method.network_digest(settings)
+    method.network_digest(settings.with_weights(data.num_data))
     if settings.augment and (isinstance(data, ArrayData) or method.kind == "full_batch"):
         what = f"{method.name} takes the whole training set" if method.kind == "full_batch" else "these are no images"
         raise ValueError(f"augment cannot be applied: {what}")

@@ -10,6 +10,7 @@ from experiments.images.settings import Settings
 from learned_samplers import L2E, ScaleAdaptedL2E
 from learned_samplers.learned import weights
 from learned_samplers.learned.cards import META_TRAINING_FIELDS
+from learned_samplers.learned.default_weights import GATED_FROM
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.network import build_network
 
@@ -73,4 +74,9 @@ def test_comparisons_run_the_default_weights_of_both_learned_samplers():
     p = [torch.nn.Parameter(torch.zeros(2, 3))]
     explored = ScaleAdaptedL2E(p, num_data=100, adaptation_steps=6)
     assert Settings().scale_adapted_l2e_network == explored.card["name"]
-    assert Settings().l2e_network == L2E(p, num_data=100).card["name"]
+    for num_data in (100, GATED_FROM - 1, GATED_FROM):
+        own = L2E(p, num_data=num_data).card["name"]
+        assert Settings().with_weights(num_data).l2e_network == own
+        built = builders.l2e([{"params": p}], replace(SETTINGS, l2e_network="default"), 0.001, num_data, 10)
+        assert built.card["name"] == own
+        assert built.settings.total_steps == 10, "they see the progress of a run"
