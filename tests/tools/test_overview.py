@@ -17,7 +17,7 @@ def test_the_readme_says_what_the_tables_say():
 
 def test_the_numbers_are_those_of_the_tables_and_the_first_table_counts():
     found = parts.scores(TABLES)
-    assert found["CNN, 1,000 gradients", "L2E, l2e-gated"] == [1.2, 0.016]
+    assert found["CNN, 1,000 gradients", "L2E, default weights"] == [1.2, 0.016]
     assert found["ResNet-20, 2,000", "Muon, trajectory average"] == [1.0995, 0.0319]
     assert found["CNN, 5,000", "SGHMC"] == [1.2367, 0.012]  # compare_law_cifar10 alone has it
     for row in parts.ROWS:
@@ -34,7 +34,7 @@ def test_a_table_of_its_own_and_what_was_not_run(tmp_path):
     assert len(found) == 3
     cells = {row.split("|")[1].strip(): row.rstrip("|").split("|")[-1].strip() for row in table_of(found)[2:]}
     assert cells["`SGHMC`"] == "1.000 ± .045", "half up, as a reader rounds"
-    assert cells['**`L2E(network="l2e-gated")`**: and a learned gate on it'] == "**.790 ± .004**"
+    assert cells["**`L2E`**, default weights: a direction chosen by hand, a learned gate"] == "**.790 ± .004**"
     assert cells["Muon with a cosine"] == ".800"
     assert cells["Adam with a cosine"] == "–"
 

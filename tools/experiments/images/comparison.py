@@ -49,6 +49,7 @@ class Comparison:
         ood: Mapping[str, ImageData] | None = None,
         reference: Tensor | None = None,
     ) -> None:
+        options = replace(options, settings=options.settings.with_weights(data.num_data))
         self.options, self.data, self.bar, self.reference = options, data, bar, reference
         ood = ood or {}
         store = store_for(options.folder(), data, ood, fresh=options.fresh)
@@ -120,8 +121,7 @@ class Comparison:
 
     def report(self, budget: int) -> BudgetReport:
         """Tuning and final runs of every method at one budget."""
-        options, runs = self.options, self.runs[budget]
-        settings = replace(options.settings, steps=budget).with_weights(self.data.num_data)
+        options, runs, settings = self.options, self.runs[budget], replace(self.options.settings, steps=budget)
         report = BudgetReport(
             budget,
             runs.store.folder,
