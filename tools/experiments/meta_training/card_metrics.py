@@ -13,8 +13,8 @@ from experiments.common.read_tables import TableRow, read_rows
 OPTIONS: dict[str, tuple[str, str | None]] = {
     "L2E": ("--l2e-network", None),
     "ScaleAdaptedL2E": ("--scale-adapted-l2e-network", None),
-    "L2EPaper": ("--l2e-paper-network", "l2e-paper"),
-    "L2E (paper)": ("--l2e-paper-network", "l2e-paper"),
+    "L2EPaper": ("--l2e-paper-network", "l2e-paper-first"),
+    "L2E (paper)": ("--l2e-paper-network", "l2e-paper-first"),
     "KineticL2E": ("--kinetic-l2e-network", "kinetic-l2e"),
     "MetaSGMCMC": ("--meta-sgmcmc-network", None),
 }
