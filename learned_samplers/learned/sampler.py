@@ -290,7 +290,7 @@ class LearnedSampler(Sampler):
         for name in differences(own, saved):
             raise ValueError(
                 f"state_dict is of a chain with other settings: {name} is {saved.get(name)!r} there, "
-                f"{own.get(name)!r} here"
+                f"{own.get(name)!r} here: make the sampler with the chain's network= and settings"
             )
         if theirs.get("sha256") != ours["sha256"]:
             raise ValueError(
