@@ -13,9 +13,9 @@ from learned_samplers.base.segments import Segments, matrix_sides
 
 #: Of the running average R ← d·R + (1−d)·GᵀG.
 COVARIANCE_DECAY = 0.95
-#: Steps between two roots of R after the first `_AT_FIRST`, in which it changes most; the step is the chain's.
+#: Steps between two roots of R after the first `AT_FIRST`, in which it changes most; the step is the chain's.
 ROOT_EVERY = 10
-_AT_FIRST = 10
+AT_FIRST = 10
 #: Columns that have a covariance together: of more, R is in equal blocks along the diagonal.
 WIDEST_BLOCK = 512
 # Of its Frobenius norm: what is added to R, so that no direction is blown up by noise.
@@ -61,7 +61,7 @@ def flat_states(whitening: Tensor, segments: Segments) -> list[Tensor]:
 
 def makes_roots(step: int) -> bool:
     """Whether the root of every covariance is made anew in this step of the chain."""
-    return step < _AT_FIRST or step % ROOT_EVERY == 0
+    return step < AT_FIRST or step % ROOT_EVERY == 0
 
 
 class RootSteps:
@@ -88,7 +88,7 @@ class RootSteps:
 
     def irregular(self, steps: int) -> dict[Tensor, int]:
         """The last steps that a chain of ``steps`` steps cannot tell from their number: to be saved."""
-        return {p: last for p, last in self.last.items() if steps > _AT_FIRST and last != _regular(steps - 1)}
+        return {p: last for p, last in self.last.items() if steps > AT_FIRST and last != _regular(steps - 1)}
 
 
 def _regular(step: int) -> int:
