@@ -25,7 +25,7 @@ _SMALL = 16
 # After the name of a sampler that is timed without its compiled code.
 WITHOUT_CODE = ", without compiled code"
 # Steps after which a sampler has done all that it does: L2E's default weights decompose covariances now and then.
-_PERIODS = {"L2E": ROOT_EVERY}
+_PERIODS = {"L2E": ROOT_EVERY, "ScaleAdaptedL2E, exploring": ROOT_EVERY}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
 import pytest
 import torch
 from experiments.benchmarks import step
+from experiments.benchmarks.contestants import SAMPLERS, step_of
 from experiments.benchmarks.step import StepBenchmark, contestants, resnet_steps, training_steps
+
+from learned_samplers.learned import whitening
 
 
 def test_every_training_step_moves_a_network_of_its_own():
@@ -83,6 +86,26 @@ def test_what_is_done_now_and_then_is_counted(monkeypatch):
     found = step._milliseconds(steps, 4, StepBenchmark(), "title")
     assert taken == {"SGHMC": 1, "L2E": 10, "L2E, without compiled code": 10}
     assert found == {"SGHMC": 20.0, "L2E": 2.0, "L2E, without compiled code": 2.0}
+
+
+def test_what_decomposes_covariances_now_and_then_is_timed_over_a_whole_period(monkeypatch):
+    """Of every sampler in the table: a share of its steps that is left out would make it look fast."""
+    made = []
+    root = whitening._inverse_root
+    monkeypatch.setattr(whitening, "_inverse_root", lambda covariance: made.append(1) or root(covariance))
+    whitens = set()
+    for name, make in SAMPLERS.items():
+        p = torch.nn.Parameter(torch.zeros(4, 3))
+        p.grad = torch.ones(4, 3)
+        sampler = step_of(make([p]))
+        for _ in range(whitening.AT_FIRST + 1):
+            sampler()
+        made.clear()
+        for _ in range(whitening.ROOT_EVERY):
+            sampler()
+        if made:
+            whitens.add(name)
+    assert whitens == set(step._PERIODS)
 
 
 def test_what_is_large_can_be_left_out(tmp_path, monkeypatch):
