@@ -77,8 +77,9 @@ class Chains:
     """
 
     def __init__(self, options: SampleOptions, data: ImageData, ood: Mapping[str, ImageData], group: Processes) -> None:
+        self.options = options = options.on(data)
         assert options.chains is not None
-        self.options, self.data, self.ood, self.group = options, data, dict(ood), group
+        self.data, self.ood, self.group = data, dict(ood), group
         self.likelihood = likelihood_of(data, options.settings)
         self.rows: list[dict[str, str]] = []
         self.seeds = range(options.seed, options.seed + options.chains)

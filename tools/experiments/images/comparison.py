@@ -49,8 +49,8 @@ class Comparison:
         ood: Mapping[str, ImageData] | None = None,
         reference: Tensor | None = None,
     ) -> None:
-        options = replace(options, settings=options.settings.with_weights(data.num_data))
-        self.options, self.data, self.bar, self.reference = options, data, bar, reference
+        self.options = options = options.on(data)
+        self.data, self.bar, self.reference = data, bar, reference
         ood = ood or {}
         store = store_for(options.folder(), data, ood, fresh=options.fresh)
         self.runs = {

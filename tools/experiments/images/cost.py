@@ -22,8 +22,6 @@ from experiments.images.minibatches import minibatches
 from experiments.images.options import CompareOptions
 from experiments.images.settings import Settings
 from experiments.images.training import build_network, minibatch_run, parameter_groups
-from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.sampler import LearnedSampler
 from learned_samplers.learned.whitening import AT_FIRST, ROOT_EVERY
 from meta_tasks.datasets import ImageData, TokenData, keep_labels, shape_of
 from meta_tasks.datasets.token_data import SPECIAL
@@ -73,21 +71,14 @@ def seconds_per_gradient(method: ImageMethod, settings: Settings, data: ImageDat
     with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer, tqdm(disable=True) as bar:
         # A budget of its own that is never reached: nothing is written, and no validation is timed.
         log = Log(writer, bar, data, 1_000_000, likelihood=likelihood_of(data, settings))
-        before, timed = WHITENING_STEPS if whitens(optimizer) else (1, STEPS - 1)
+        whitens = "whitening" in getattr(optimizer, "state_names", ())
+        before, timed = WHITENING_STEPS if whitens else (1, STEPS - 1)
         minibatch_run(model, optimizer, data, before, draws, log)
         synchronize(data.train_x.device)
         start = time.perf_counter()
         minibatch_run(model, optimizer, data, timed, draws, log)
         synchronize(data.train_x.device)
     return (time.perf_counter() - start) / timed / method.gradients_per_step
-
-
-def whitens(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether this is a learned sampler whose network sees whitened momentum, of which one step in ten costs more."""
-    if not isinstance(optimizer, LearnedSampler):
-        return False
-    named = getattr(optimizer.settings, "feature_set", "")
-    return named in FEATURE_SETS and FEATURE_SETS[named].whitens
 
 
 def cost_table(options: CompareOptions, data: ImageData, gradients: int) -> str:

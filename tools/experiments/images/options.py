@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 import tyro
@@ -51,6 +51,10 @@ class ImageOptions(DeviceOptions, DataOptions, RunOptions):
     # Predictive probabilities to compare with, an .npy file (test images, classes), HMC's for instance: the tables get
     # agreement of the most probable class and total variation.
     reference: Path | None = None
+
+    def on(self, data: ImageData) -> Self:
+        """The same, with the names of the default weights for these data."""
+        return replace(self, settings=self.settings.with_weights(data.num_data))
 
     def folder(self) -> Path:
         """Where the results go."""

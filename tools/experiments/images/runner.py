@@ -75,7 +75,6 @@ class ImageRuns:
         Raises:
             ValueError: settings that cannot be run, by name.
         """
-        settings = settings.with_weights(self.data.num_data)
         own, steps = own_network(settings, self.data), settings.budget(self.data.num_data)
         result = new_result(settings, method_name, lr, seed, variant, own)
         before = 0 if bar is None else bar.n

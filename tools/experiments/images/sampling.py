@@ -15,7 +15,7 @@ class Sampling:
     """The runs of one call, method by method; runs made for the tuning are not repeated."""
 
     def __init__(self, options: SampleOptions, data: ImageData, ood: dict[str, ImageData]) -> None:
-        self.options = options
+        self.options = options.on(data)
         self.runs = ImageRuns(data, ood, store_for(options.folder(), data, ood, fresh=options.fresh))
 
     def run(self, method: str, lr: float, seed: int, title: str) -> Result:

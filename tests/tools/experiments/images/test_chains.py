@@ -31,6 +31,12 @@ def one_after_the_other(tmp_path_factory):
     return out
 
 
+def test_chains_of_the_default_weights_know_them_by_name(tmp_path):
+    sample.main([*SMALL, "--sampler", "L2E", "--out", str(tmp_path)])
+    table = (tmp_path / "table.md").read_text()
+    assert "| L2E [l2e-orthogonal-whitened] |" in table
+
+
 def files(out):
     return sorted(str(path.relative_to(out)) for path in out.glob("chain_*/samples/*.safetensors"))
 

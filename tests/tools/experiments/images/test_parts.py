@@ -201,6 +201,7 @@ def test_a_run_is_scored_after_a_temperature_of_the_validation_images(tmp_path):
 def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, learned_weights):
     settings = Settings(steps=20, limit=320, model="mlp", hidden=(8,), num_samples=4)
     data = settings.load_data(None)
+    settings = settings.with_weights(data.num_data)
     other = replace(settings, l2e_network=learned_weights["l2e_network"])
     runs = ImageRuns(data, {}, store_for(tmp_path, data))
     first, second = (runs.run(each, "L2E", 0.05, 0) for each in (settings, other))
