@@ -35,6 +35,10 @@ class L2ELinearRule(L2ESubspaceRule):
         feature, gain: of the start.
         direction_share: s, what a unit of the direction's meta-parameters is worth beside the gate's, for one size of
             perturbation serves both. A larger one goes to another direction sooner.
+        sparsity: τ; after each step of the outer loop the components of a direction whose length is held are brought
+            nearer to zero by τ, u ← sign(u)·max(|u| − τ, 0), and its length is 1 again. A feature stays only while its
+            meta-gradient says more than its noise does: one whose ratio of first to root second moment in Adam is below
+            τ/(s·learning rate) dies out, and what it was mixed in by is exactly zero. 0: none is shrunk.
         without: features that the direction leaves out, such as "parameter": to go along the weight itself is to change
             the prior, and on tasks of few steps nothing shows what that does later.
         depth: number of hidden layers.
@@ -44,8 +48,9 @@ class L2ELinearRule(L2ESubspaceRule):
         settings: of the sampler, in the residual form; the gate is added to them, unless they normalise the output.
 
     Raises:
-        ValueError, FileNotFoundError: the feature set has no such feature, the share is not positive, the settings are
-            of another form, or ``origin`` is not of this rule.
+        ValueError, FileNotFoundError: the feature set has no such feature, the share is not positive, the sparsity is
+            not in [0, .1] or has no direction of held length, the settings are of another form, or ``origin`` is not of
+            this rule.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class L2ELinearRule(L2ESubspaceRule):
         gain: float = 1.0,
         *,
         direction_share: float = 0.3,
+        sparsity: float = 0.0,
         without: Sequence[str] = (),
         depth: int = 2,
         tell_horizon: float = 0.0,
@@ -63,6 +69,9 @@ class L2ELinearRule(L2ESubspaceRule):
         if not (0 < direction_share < float("inf")):
             raise ValueError(f"direction_share must be greater than 0, got {direction_share}")
         gated = not settings.normalise_output
+        if not (0 <= sparsity <= 0.1) or (sparsity and gated):
+            need = " where outputs are not normalised: no length is held" if gated else ""
+            raise ValueError(f"sparsity must be {'0' if gated else 'between 0 and .1'}{need}, got {sparsity}")
         self.learned = "direction and gate" if gated else "direction of length 1"
         settings = replace(settings, gated=gated)
         super().__init__(
@@ -92,6 +101,7 @@ class L2ELinearRule(L2ESubspaceRule):
         numbers = torch.tensor([*range(w), *range(w), *range(w, w + c)])
         self._span(flatten(layers), torch.cat([up, down, gate]), numbers, shares)
         self._first, self._share, self._without = torch.zeros(self.num_weights), direction_share, list(without)
+        self._sparsity = sparsity
         #: u/s at the start, of a direction whose length is held.
         self._begun = torch.tensor([float(i == begun) for i in signed]) / direction_share
         if origin is not None:
@@ -120,12 +130,20 @@ class L2ELinearRule(L2ESubspaceRule):
     def constrained(self, weights: Tensor) -> Tensor:
         if not self.settings.normalise_output:
             return weights
-        whole = self._begun.to(weights) + weights
-        return whole / (self._share * torch.linalg.vector_norm(whole)) - self._begun.to(weights)
+        begun = self._begun.to(weights)
+        direction = nn.functional.normalize(begun + weights, dim=0)
+        # Of length 1 and a dozen components, one at least is above .25: it cannot be shrunk to nothing.
+        direction = nn.functional.normalize(nn.functional.softshrink(direction, self._sparsity), dim=0)
+        return direction / self._share - begun
+
+    def network(self, weights: Tensor) -> nn.Module:
+        # The running average of directions that have lost a feature has traces of it left.
+        return super().network(self.constrained(weights) if self._sparsity else weights)
 
     def specification(self) -> dict[str, Any]:
         # Checkpoints from before there was a choice have none.
         more: dict[str, Any] = {} if self._share == 0.3 else {"direction_share": self._share}
+        more |= {"sparsity": self._sparsity} if self._sparsity else {}
         more |= {"without": self._without} if self._without else {}
         more |= {"origin": self._first.tolist()} if self._first.any() else {}
         return {**super().specification(), **more}

@@ -217,6 +217,7 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--linear", "--start-feature", "gradient", "--learned", "3"], "learned=3 cannot be given beside linear"),
         (["--direction-share", "1"], "direction_share=1.0 needs linear"),
         (["--direction-without", "parameter"], r"direction_without=\('parameter',\) needs linear"),
+        (["--direction-sparsity", ".01"], r"direction_sparsity=0.01 needs linear"),
         (["--linear", "--sampler", "PrecondL2E"], "linear=True does not belong to PrecondL2E"),
         (["--start-feature", "gradients"], "'gradients' is not a feature of the network"),
         (

@@ -7,7 +7,7 @@ import torch
 
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.rule import L2ESettings
-from learned_samplers.learned.network import apply_network, layers_of
+from learned_samplers.learned.network import apply_network, flatten, layers_of
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
@@ -89,6 +89,38 @@ def test_a_direction_keeps_its_length_and_a_gate_its_freedom():
             next(name for name in NAMES if name.startswith("log_")),
             settings=replace(SETTINGS, normalise_output=True),
         )
+
+
+def test_a_sparse_direction_loses_what_is_small_and_keeps_its_length():
+    settings = replace(SETTINGS, normalise_output=True)
+    rule = linear(settings=settings, direction_share=0.7, sparsity=0.1)
+    begun = torch.zeros(13)
+    begun[rule.names.index("orthogonal_0.9")] = 1
+    assert torch.equal(rule.constrained(torch.zeros(13)), torch.zeros(13))
+    direction = torch.full((13,), 0.05)
+    direction[:3] = torch.tensor([0.8, -0.4, -0.09])
+    shrunk = torch.zeros(13)
+    shrunk[:2] = torch.tensor([0.8, -0.4]) / direction.norm() - torch.tensor([0.1, -0.1])
+    after = 0.7 * rule.constrained((direction - begun) / 0.7) + begun
+    torch.testing.assert_close(after, shrunk / shrunk.norm())
+    assert not after[2:].any()
+    # The worst case: all alike. Nothing is lost.
+    even = 0.7 * rule.constrained((torch.ones(13) - begun) / 0.7) + begun
+    torch.testing.assert_close(even, torch.full((13,), 13**-0.5))
+    # The network of a running average has none of the traces that are left in it.
+    trace = (direction - begun) / 0.7
+    torch.testing.assert_close(flatten(layers_of(rule.network(trace))), rule.whole(rule.constrained(trace)))
+    sparse = layers_of(rule.network(trace))[0][0]
+    assert int(sparse.count_nonzero()) == 4  # two features, each in the parts of either sign
+    assert rule.specification()["sparsity"] == 0.1
+    assert "sparsity" not in linear(settings=settings).specification()
+    for changes, error in (
+        ({"sparsity": 0.1}, "sparsity must be 0 where outputs are not normalised"),
+        ({"sparsity": 0.2, "settings": settings}, r"sparsity must be between 0 and .1, got 0.2"),
+        ({"sparsity": -0.1, "settings": settings}, r"sparsity must be between 0 and .1, got -0.1"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            linear(**changes)
 
 
 def test_a_direction_may_leave_features_out(tmp_path):

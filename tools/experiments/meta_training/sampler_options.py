@@ -79,6 +79,9 @@ class SamplerOptions:
     # With --linear: what a unit of the direction's meta-parameters is worth beside the gate's; by default .3. A larger
     # one leaves the start's direction sooner.
     direction_share: float | None = None
+    # With --linear and --normalise-output True: what each component of the direction loses after each iteration, such as
+    # .01, so that features whose meta-gradient is noise drop out of it.
+    direction_sparsity: float | None = None
     # With --linear: features that the direction leaves out, such as parameter: to go along the weight itself changes
     # the prior, and short runs do not show what that does to long ones.
     direction_without: tuple[str, ...] = ()
@@ -112,6 +115,8 @@ class SamplerOptions:
         given = {each.name: getattr(self.scales, each.name) for each in fields(self.scales)}
         if self.direction_share is not None and not self.linear:
             raise ValueError(f"direction_share={self.direction_share} needs linear")
+        if self.direction_sparsity is not None and not self.linear:
+            raise ValueError(f"direction_sparsity={self.direction_sparsity} needs linear")
         if self.direction_without and not self.linear:
             raise ValueError(f"direction_without={self.direction_without} needs linear")
         if self.linear:
@@ -137,7 +142,7 @@ class SamplerOptions:
         gain = 1.0 if self.start_gain is None else self.start_gain
         settings = L2ESettings.given(**given)
         own: dict[str, Any] = {"tell_horizon": self.tell_horizon or 0.0, "origin": self.start_weights}
-        own["without"] = self.direction_without
+        own |= {"without": self.direction_without, "sparsity": self.direction_sparsity or 0.0}
         if self.direction_share is not None:
             own["direction_share"] = self.direction_share
         return L2ELinearRule(self.start_feature, gain, settings=settings, **own)
