@@ -201,7 +201,7 @@ def loss_barrier(
 
 
 def network_loss(
-    samples: SampleCollection, x: Any, labels: Tensor, *, kind: str = "nll", batch_size: int = 1024
+    samples: SampleCollection, x: Any, labels: Tensor, *, kind: str = "nll", batch_size: int = 256
 ) -> Callable[[dict[str, Tensor]], float]:
     """A loss for :func:`loss_lines`: the mean of the network over (x, labels) as a function of its weights.
 

@@ -99,7 +99,7 @@ class CorruptedImages:
 
     def scores(self, samples: SampleCollection, name: str) -> dict[str, list[float]]:
         """Of each measure its values at the severities."""
-        found = samples.predict(self.under(name), batch_size=1024).split(len(self.labels))
+        found = samples.predict(self.under(name)).split(len(self.labels))
         return {key: [getattr(metrics, key)(part, self.labels) for part in found] for key, *_ in MEASURES}
 
     def missing(self, result: Result) -> list[str]:

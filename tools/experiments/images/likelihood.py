@@ -106,7 +106,7 @@ def outputs_of(data: ImageData, settings: Settings) -> int:
 def evaluate(call: Callable[[Tensor], Any], x: Tensor, y: Tensor, likelihood: Likelihood) -> tuple[float, float]:
     """Mean loss in nats and the second curve's value."""
     loss = total = 0.0
-    for inputs, targets in zip(x.split(1024), y.split(1024), strict=True):
+    for inputs, targets in zip(x.split(256), y.split(256), strict=True):
         output = call(inputs)
         loss += likelihood.loss(output, targets).item() * len(targets)
         total += float(likelihood.total(output, targets))

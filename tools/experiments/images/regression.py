@@ -22,7 +22,7 @@ _LEVEL = 0.9  # of the intervals whose coverage is measured
 
 def moments(samples: SampleCollection, x: Tensor, likelihood: Regression) -> tuple[Tensor, Tensor]:
     """Every sample's means and variances, (K, n, k) each."""
-    found = samples.predict_samples(x, batch_size=1024, output=likelihood.moments)
+    found = samples.predict_samples(x, output=likelihood.moments)
     mean, variance = found.unbind(-1)
     return mean, variance
 

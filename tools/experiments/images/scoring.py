@@ -30,7 +30,7 @@ def validate(
             result.diverged, result.validation_nll = "the predictions are not finite", None
             return
     elif len(data.val_y):
-        probabilities = samples.predict(data.val_x, batch_size=1024)
+        probabilities = samples.predict(data.val_x)
         if not probabilities.isfinite().all():
             result.diverged = "the predictions are not finite"
             return
@@ -55,9 +55,9 @@ def score(
     if isinstance(likelihood, Regression):
         score_regression(result, samples, data, likelihood, store)
         return
-    single = samples.predict_samples(data.test_x, batch_size=1024)
+    single = samples.predict_samples(data.test_x)
     test = running_means(single)[-1]
-    others = {name: samples.predict(each.test_x, batch_size=1024) for name, each in ood.items()}
+    others = {name: samples.predict(each.test_x) for name, each in ood.items()}
     if not test.isfinite().all():
         result.diverged, result.validation_nll = "the predictions are not finite", None
         return
@@ -85,7 +85,7 @@ def predicted_numbers(samples: SampleCollection, data: ImageData, likelihood: Li
     """A number for each sample and test example, (K, n): the true label's log-probability, or a regression's mean."""
     if isinstance(likelihood, Regression):
         return moments(samples, data.test_x, likelihood)[0].flatten(1)
-    return _label_log_probabilities(samples.predict_samples(data.test_x, batch_size=1024), data.test_y)
+    return _label_log_probabilities(samples.predict_samples(data.test_x), data.test_y)
 
 
 def _label_log_probabilities(single: Tensor, labels: Tensor) -> Tensor:
