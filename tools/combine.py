@@ -3,9 +3,10 @@
     python tools/combine.py runs/adam runs/mine                          # folders of compare.py
     python tools/combine.py docs/tables/results/resnet_2000.json runs/mine --out runs/all
 
-For methods that were run one by one, on several machines, or with several weight files of one sampler. The comparisons
-must be of the same data, network, posterior and budgets. Differences to the first row are paired over common seeds.
-Nothing is run: under --out come table.md, with the command of every row, and results.json, which can be combined again.
+For methods that were run one by one, on several machines, or with several weight files of one sampler, and for more
+seeds of a row at the setting that it has (compare.py's --given and --seed), which become one row. The comparisons must
+be of the same data, network, posterior and budgets. Differences to the first row are paired over common seeds. Nothing
+is run: under --out come table.md, with the command of every row, and results.json, which can be combined again.
 """
 
 from __future__ import annotations

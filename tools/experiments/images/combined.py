@@ -13,6 +13,7 @@ from experiments.images.compare_statistics import paired
 from experiments.images.compare_verdict import verdict
 from experiments.images.earlier import RESULTS
 from experiments.images.methods import METHODS
+from experiments.images.more_seeds import same_setting, with_more_seeds
 from experiments.images.result import Result
 from experiments.images.settings import Settings
 
@@ -43,7 +44,8 @@ def read(path: Path) -> dict[str, Any]:
 def combined(comparisons: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
     """The numbers of each budget, as `compare_report.content` gives them, with the methods of all comparisons.
 
-    A method is called what its table calls it. Differences to the first one are paired over the seeds that both have;
+    A method is called what its table calls it. One that is in two comparisons at the same setting, with other seeds,
+    has the runs of both in one row. Differences to the first one are paired over the seeds that both have;
     the error that the choice of test images gives is not known, for that needs the predictions. Runs at equal time took
     the seconds of their own comparison's first row, and are left out where that is not the table's.
 
@@ -52,7 +54,7 @@ def combined(comparisons: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str
 
     Raises:
         ValueError: two differ in data, network, posterior, corrupted images or the reference that their predictions are
-            compared with, or have a row of the same name.
+            compared with, or have a row of the same name with another setting, or with a seed in common.
     """
     found: dict[int, dict[str, Any]] = {}
     for source, comparison in comparisons.items():
@@ -65,17 +67,27 @@ def combined(comparisons: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str
                 raise ValueError(f"comparisons: {source} and {together['first']} differ {_where(numbers, together)}")
             _check_beside(source, numbers, together)
             for name, method in numbers["methods"].items():
-                label = method["label"]
-                if label in together["methods"]:
-                    other = together["methods"][label]["source"]
-                    raise ValueError(f"comparisons: {label} at {budget} gradients is in {other} and in {source}")
                 made = {"method": name, "source": source, "command": comparison["command"]}
-                together["methods"][label] = {**made, **method}  # of one that was combined before, its own
+                own = {**made, **method}  # of one that was combined before, its own
+                other = together["methods"].get(method["label"])
+                together["methods"][method["label"]] = own if other is None else _further(other, own, budget, source)
             together["lost"] |= numbers["lost"]
     for numbers in found.values():
         del numbers["first"], numbers["common"], numbers["beside"]
         _compare(numbers)
     return dict(sorted(found.items()))
+
+
+def _further(first: Mapping[str, Any], second: Mapping[str, Any], budget: str, source: str) -> dict[str, Any]:
+    """The method with the seeds of both."""
+    both = f"comparisons: {first['label']} at {budget} gradients is in {first['source']} and in {source}"
+    if not same_setting(first, second):
+        settings = " and ".join(f"lr {each['lr']:g}, {each['also_tuned']}" for each in (first, second))
+        raise ValueError(f"{both}, at different settings: {settings}")
+    try:
+        return with_more_seeds(first, second)
+    except ValueError as error:
+        raise ValueError(f"{both}, and {error}") from error
 
 
 def common(numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,5 +167,6 @@ def sources(numbers: Mapping[int, Mapping[str, Any]]) -> Sequence[str]:
     rows: dict[str, dict[str, None]] = {}
     for budget in numbers.values():
         for label, method in budget["methods"].items():
-            rows.setdefault(method["command"], {})[label] = None
+            for command in (method["command"], *method.get("further", ())):
+                rows.setdefault(command, {})[label] = None
     return [f"- {', '.join(labels)}: `{command}`" for command, labels in rows.items()]

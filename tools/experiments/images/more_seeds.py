@@ -1,0 +1,71 @@
+"""One method's runs at one setting that two comparisons made with different seeds, as the numbers of all of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: Numbers of a comparison that are lists of one value a seed.
+_LISTS = ("runs", "agreement", "total_variation")
+
+
+def same_setting(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether both are of one method, at the same learning rate and the same of what else is tuned."""
+    return all(first[key] == second[key] for key in ("method", "label", "lr", "also_tuned"))
+
+
+def with_more_seeds(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a method with the runs of both, the first's first.
+
+    Tuning, temperatures and the average of all seeds' predictions stay those of the first (its table says of how many
+    runs it is: the predictions of the others are not in the file); what one of them measured and the other did not, and
+    runs at equal time, are left out. Collapsed are those that either comparison has counted.
+
+    Args:
+        first, second: as a comparison's file has them, of the `same_setting`.
+
+    Raises:
+        ValueError: they have a seed in common.
+    """
+    seeds = [{run["seed"] for run in each["runs"]} for each in (first, second)]
+    if common := sorted(seeds[0] & seeds[1]):
+        raise ValueError(f"both have seed {common[0]}")
+    found = {key: value for key, value in first.items() if key not in ("ood", "layers", "corruptions", *_LISTS)}
+    found |= {key: [*first[key], *second[key]] for key in _LISTS if key in first and key in second}
+    if "ood" in first and "ood" in second and first["ood"].keys() == second["ood"].keys():
+        found["ood"] = {
+            name: {key: [*values, *second["ood"][name][key]] for key, values in scores.items()}
+            for name, scores in first["ood"].items()
+        }
+    ended = [run for run in found["runs"] if run["diverged"] is None]
+    kept = [key for key in first["mean"] if key in second["mean"]]
+    values = {key: [run[key] for run in ended if run.get(key) is not None] for key in kept}
+    nlls = values.get("nll")
+    scaled = _moments([each for each in (first, second) if each["scaled_nll"] is not None])
+    return found | {
+        "mean": {key: statistics.fmean(each) if each else None for key, each in values.items()},
+        "std": {key: statistics.stdev(each) if len(each) > 1 else None for key, each in values.items()},
+        "median_nll": statistics.median(nlls) if nlls else None,
+        "worst_nll": max(nlls) if nlls else None,
+        "collapsed": first["collapsed"] + second["collapsed"],
+        "scaled_nll": scaled[0],
+        "scaled_nll_std": scaled[1],
+        "equal_time": None,
+        "further": [*first.get("further", ()), second["command"], *second.get("further", ())],
+    }
+
+
+def _moments(parts: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation of the scaled NLL over the runs of all parts, from those of each."""
+    counts = [sum(run["diverged"] is None for run in each["runs"]) for each in parts]
+    total = sum(counts)
+    if not total:
+        return None, None
+    mean = sum(n * each["scaled_nll"] for n, each in zip(counts, parts, strict=True)) / total
+    squares = sum(
+        n * (each["scaled_nll"] - mean) ** 2 + (n - 1) * (each["scaled_nll_std"] or 0.0) ** 2
+        for n, each in zip(counts, parts, strict=True)
+    )
+    return mean, math.sqrt(squares / (total - 1)) if total > 1 else None
