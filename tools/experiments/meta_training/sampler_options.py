@@ -79,8 +79,8 @@ class SamplerOptions:
     # With --linear: what a unit of the direction's meta-parameters is worth beside the gate's; by default .3. A larger
     # one leaves the start's direction sooner.
     direction_share: float | None = None
-    # With --linear and --normalise-output True: what each component of the direction loses after each iteration, such as
-    # .01, so that features whose meta-gradient is noise drop out of it.
+    # With --linear and --normalise-output True: what each component of the direction loses after each iteration (try
+    # .01), so that features whose meta-gradient is noise drop out of it.
     direction_sparsity: float | None = None
     # With --linear: features that the direction leaves out, such as parameter: to go along the weight itself changes
     # the prior, and short runs do not show what that does to long ones.
