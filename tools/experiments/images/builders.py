@@ -188,7 +188,7 @@ def ivon(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> t
 
 
 def l2e_start(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    # What `l2e` was before its meta-training began (docs/meta_training_log.md): β = −2·m/√v̂, α = 0.
+    # What `l2e` was before its meta-training began (docs/meta_training_log/index.md): β = −2·m/√v̂, α = 0.
     return _started(groups, s, lr, num_data, "adaptive", "average_0.9_to_rms", 2.0)
 
 
