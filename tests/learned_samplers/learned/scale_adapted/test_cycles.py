@@ -10,7 +10,7 @@ import torch
 
 from learned_samplers import PosteriorSamples, ScaleAdaptedL2E
 from tests.harness import closure_for, small_network
-from tests.learned_samplers.learned.scale_adapted.test_scale_adapted import N, network
+from tests.learned_samplers.learned.scale_adapted.cases import N, network
 
 PHASES = dict(adaptation_steps=6, settling_share=0.34)  # four steps of exploration, two of settling
 LENGTH = 9
