@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tyro
 from experiments.common.output import explained
-from experiments.images.overview import figure, markdown, put_into, scores
+from experiments.images.overview import figure, markdown, put_into, scores, temperatures
 
 from learned_samplers.base.files import write_atomically
 
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
         found = scores(options.tables)
-        page = options.page.read_text()
-        new = put_into(page, markdown(found))
+        page, table = options.page.read_text(), markdown(found, temperatures(options.tables))
+        new = put_into(page, table)
         if options.check:
             if new != page:
                 raise ValueError(f"{options.page} does not say what the tables say: run this tool")
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for theme in ("light", "dark"):
             fig = figure(found, dark=theme == "dark")
             fig.savefig(options.figures / f"overview_{theme}.png", dpi=110, facecolor=fig.get_facecolor())
-    print(markdown(found))
+    print(table)
     print(f"\nin {options.page}; figures in {options.figures}")
 
 

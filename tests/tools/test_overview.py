@@ -24,6 +24,18 @@ def test_the_numbers_are_those_of_the_tables_and_the_first_table_counts():
         assert sum((panel.name, row.short) in found for panel in parts.PANELS) >= 3, f"{row.short} has lost its rows"
 
 
+def test_what_has_a_law_has_its_temperatures():
+    cold = parts.temperatures(TABLES)
+    assert cold["CNN, 1,000 gradients", "ScaleAdaptedL2E, default weights"] == ".01"
+    assert cold["ResNet-20, 8,000", "ScaleAdaptedL2E, default weights"] == "1"
+    assert ("CNN, 5,000", "Adam, cosine") not in cold
+    rows = [line.split("|")[2].strip() for line in parts.markdown(parts.scores(TABLES), cold).splitlines()[2:]]
+    with_law = [law for law, row in zip(rows, parts.ROWS, strict=True) if row.law == "O(h)"]
+    assert with_law and all(law.startswith("O(h); T = ") for law in with_law)
+    assert "O(h); T = .01, .01, .1, 1" in with_law
+    assert all("T =" not in law for law, row in zip(rows, parts.ROWS, strict=True) if row.law != "O(h)")
+
+
 def test_a_table_of_its_own_and_what_was_not_run(tmp_path):
     rows = {"L2E [l2e-gated]": "0.7904 ± 0.0042", "SGHMC": "0.9995 ± 0.0445", "Muon": "0.8"}
     lines = ["### 8000 gradients", "", "| method | lr | NLL | samples |", "|---|---|---|---|"]
@@ -41,7 +53,7 @@ def test_a_table_of_its_own_and_what_was_not_run(tmp_path):
 
 def table_of(found):
     everywhere = {(panel.name, "Adam, cosine"): [9.0] for panel in parts.PANELS[:-1]}
-    return parts.markdown({**found, **everywhere}).splitlines()
+    return parts.markdown({**found, **everywhere}, {}).splitlines()
 
 
 def test_the_table_takes_the_place_of_the_one_before():
@@ -59,6 +71,6 @@ def test_a_page_that_lags_behind_is_refused_and_then_written_with_both_figures(t
         overview.main([*where, "--check"])
     assert page.read_text() == PAGE
     overview.main(where)
-    assert parts.markdown(parts.scores(TABLES)) in page.read_text()
+    assert parts.markdown(parts.scores(TABLES), parts.temperatures(TABLES)) in page.read_text()
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["overview_dark.png", "overview_light.png"]
     overview.main([*where, "--check"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.figures import new_figure
-from experiments.common.read_tables import read_rows
+from experiments.common.read_tables import TableRow, read_rows
 
 #: How README's table begins; it ends at the next empty line.
 BEGIN = "| NLL | law |"
+_TEMPERATURE = re.compile(r"\bT ([\d.]+)")
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ ROWS = (
     Row("φ₀, its untrained start: Adam's direction", "–", ("L2EStart",), "φ₀, Adam's direction"),
     Row(
         "**`ScaleAdaptedL2E`**, default weights: with that gate, and a law",
-        "O(h); T = .01, .01, .1, 1",
+        "O(h)",
         ("ScaleAdaptedL2E [scale-adapted-l2e-gated]",),
         "ScaleAdaptedL2E, default weights",
         ours=True,
@@ -91,7 +93,7 @@ ROWS = (
     ),
     Row(
         '`ScaleAdaptedL2E(network="scale-adapted-l2e-orthogonal-whitened")`: without it',
-        "O(h); T = .1, .1, .1, 1",
+        "O(h)",
         ("ScaleAdaptedL2E [scale-adapted-l2e-orthogonal-whitened]",),
         "ScaleAdaptedL2E, without the gate",
         ours=True,
@@ -114,29 +116,48 @@ ROWS = (
 Scores = Mapping[tuple[str, str], list[float]]
 
 
-def scores(folder: Path) -> dict[tuple[str, str], list[float]]:
-    """(panel, method's short name) → NLL on test images, mean and standard deviation; what was not run is left out."""
-    found: dict[tuple[str, str], list[float]] = {}
+def _rows(folder: Path) -> dict[tuple[str, str], TableRow]:
+    """(panel, method's short name) → its row; what was not run is left out."""
+    found: dict[tuple[str, str], TableRow] = {}
     for panel in PANELS:
         for table in panel.tables:
-            nll = {
-                row.label: row.numbers("NLL")
+            there = {
+                row.label: row
                 for row in read_rows(folder / f"{table}.md")
                 if row.budget == panel.budget and "NLL" in row.cells
             }
             for method in ROWS:
                 for label in method.labels:
-                    if label in nll:
-                        found.setdefault((panel.name, method.short), nll[label])
+                    if label in there:
+                        found.setdefault((panel.name, method.short), there[label])
     return found
 
 
-def markdown(found: Scores) -> str:
-    """The table, the lowest mean of each column in bold."""
+def scores(folder: Path) -> dict[tuple[str, str], list[float]]:
+    """(panel, method's short name) → NLL on test images, mean and standard deviation; what was not run is left out."""
+    return {key: row.numbers("NLL") for key, row in _rows(folder).items()}
+
+
+def temperatures(folder: Path) -> dict[tuple[str, str], str]:
+    """(panel, method's short name) → the temperature that it was tuned to, of those that have one."""
+    found = {key: _TEMPERATURE.search(row.cells.get("also tuned", "")) for key, row in _rows(folder).items()}
+    return {key: match[1].removeprefix("0") for key, match in found.items() if match}
+
+
+def markdown(found: Scores, cold: Mapping[tuple[str, str], str]) -> str:
+    """The table, the lowest mean of each column in bold, and the temperatures of what has a law.
+
+    Args:
+        found: as of `scores`.
+        cold: as of `temperatures`.
+    """
     best = {p.name: min(found[key][0] for key in found if key[0] == p.name) for p in PANELS}
     lines = [BEGIN + "".join(f" {panel.name} |" for panel in PANELS), "|---|---|" + "---:|" * len(PANELS)]
     for row in ROWS:
         cells = [row.text, row.law or ""]
+        known = [cold.get((panel.name, row.short)) for panel in PANELS]
+        if row.law == "O(h)" and any(known):
+            cells[1] = f"O(h); T = {', '.join(each or '–' for each in known)}"
         for panel in PANELS:
             numbers = found.get((panel.name, row.short))
             text = "–" if numbers is None else " ± ".join(_short(number) for number in numbers)
@@ -178,7 +199,7 @@ def figure(found: Scores, *, dark: bool) -> Any:
             if (numbers := found.get((panel.name, row.short))) is None:
                 continue
             colour = accent if row.ours else law if row.law == "O(h)" else other
-            mark = "D" if row.law is not None and row.law.startswith("O(h)") else "o"
+            mark = "D" if row.law == "O(h)" else "o"
             error = numbers[1] if len(numbers) > 1 else None
             ax.errorbar(numbers[0], place, xerr=error, fmt=mark, color=colour, markersize=5, capsize=2, elinewidth=1.2)
         ax.set_title(panel.name, color=ink, fontsize=10)
