@@ -31,7 +31,8 @@ def test_what_has_a_law_has_its_temperatures():
     assert ("CNN, 5,000", "Adam, cosine") not in cold
     rows = [line.split("|")[2].strip() for line in parts.markdown(parts.scores(TABLES), cold).splitlines()[2:]]
     with_law = [law for law, row in zip(rows, parts.ROWS, strict=True) if row.law == "O(h)"]
-    assert with_law and all(law.startswith("O(h); T = ") for law in with_law)
+    assert with_law
+    assert all(law.startswith("O(h); T = ") for law in with_law)
     assert "O(h); T = .01, .01, .1, 1" in with_law
     assert all("T =" not in law for law, row in zip(rows, parts.ROWS, strict=True) if row.law != "O(h)")
 
