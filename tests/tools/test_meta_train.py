@@ -105,7 +105,7 @@ def test_scales_and_start_stand_in_the_card_and_in_the_sampler(tmp_path):
 
 def test_the_last_layer_alone_is_learned_on_the_data_sets_that_are_named(tmp_path):
     more = ["--iterations", "2", "--hidden", "4", "4", "--learned", "10", "--datasets", "digits", "digits"]
-    more += ["--sizes", "6", "--small-data-share", "1"]
+    more += ["--sizes", "6", "--small-data-share", "1", "--small-data", "30", "60"]
     meta_train.main(options(tmp_path, more=more))
     saved = last(tmp_path)
     made = meta_train.tyro.cli(meta_train.Options, args=["--folder", "x", "--hidden", "4", "4"])
@@ -116,6 +116,7 @@ def test_the_last_layer_alone_is_learned_on_the_data_sets_that_are_named(tmp_pat
     assert saved["specification"]["estimator"]["learned"] == 10
     tasks = saved["specification"]["tasks"]
     assert (tasks["dataset_names"], tasks["sizes"], tasks["small_data_share"]) == (["digits", "digits"], [6], 1.0)
+    assert tuple(tasks["small_data"]) == (30, 60)
 
 
 def test_the_card_has_the_command_that_gives_its_weights_again(tmp_path, monkeypatch):
@@ -182,6 +183,7 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--num-chains", "3"], "num_chains=3 is for the estimator 'tbptt', not for estimator='es'"),
         (["--sizes", "0"], "size must be at least 1, got 0"),
         (["--small-data-share", "1.5"], r"small_data_share must lie in \[0, 1\], got 1.5"),
+        (["--small-data", "50", "20"], r"small_data must be a range of positive numbers, got \(50, 20\)"),
         (["--datasets", "cifar10"], "dataset_names must not have 'cifar10'"),
         (["--sampler", "KineticL2E", "--beta-scale", "2"], "beta_scale does not belong to KineticL2E, got 2.0"),
         (

@@ -30,6 +30,8 @@ class TaskOptions:
     sizes: tuple[int, ...] | None = None
     # Share of an image family's tasks that keep only some hundred or thousand images; by default the family's own.
     small_data_share: float | None = None
+    # Fewest and most images that such tasks keep; by default 200 and 2,000.
+    small_data: tuple[int, int] | None = None
     # Labels that the tasks of an image family have; by default all of the data set's.
     labels: tuple[int, ...] | None = None
     # Learning rates that tasks are drawn with; by default the family's.
@@ -55,6 +57,7 @@ class TaskOptions:
             "labels": self.labels,
             "sizes": self.sizes,
             "small_data_share": self.small_data_share,
+            "small_data": self.small_data,
         }
         changes: dict[str, Any] = {name: value for name, value in of_all.items() if value is not None}
         given: dict[str, Any] = {name: value for name, value in of_images.items() if value is not None}
