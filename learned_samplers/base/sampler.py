@@ -97,13 +97,17 @@ class Sampler(ResumableOptimizer):
 
     def _validate_changed(self) -> None:
         """Check each group whose hyperparameters differ from those checked last; a scheduler may have changed them."""
-        known = self.__dict__.setdefault("_validated", {})
+        known, changed = self.__dict__.setdefault("_validated", {}), False
         for position, group in enumerate(self.param_groups):
             found = [*map(group.get, self.defaults)]
             last = known.get(position) or known.setdefault(position, validation.LastValues())
             if last.differ_from(found):
                 self._validate(group)
                 last.keep(found)
+                changed = True
+        if changed:  # parts of a network that have other numbers of data have no posterior together
+            for group in self.param_groups:
+                validation.same_in_all_groups(self, group, ("num_data",))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in `torch.optim.Optimizer`, after checking its hyperparameters and tensors."""
@@ -149,6 +153,8 @@ class Sampler(ResumableOptimizer):
         """
         if not torch.compiler.is_compiling():
             self._validate_changed()
+            if self.schedule is not None:
+                self.schedule.validate()
             self._keep_together()
         evaluation = self.evaluate(closure)
         if torch.compiler.is_compiling():
@@ -180,6 +186,10 @@ class Sampler(ResumableOptimizer):
             finally:
                 if means:
                     torch._foreach_add_(inputs.params, means)
+
+    def _loaded(self) -> None:
+        if self.schedule is not None:  # whose learning rates and temperatures came with the state
+            self.schedule.last_epoch = self.step_count
 
     def _keep_together(self) -> None:
         """With the first step in a process group, find out whether other processes hold this chain too; compare."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +54,11 @@ class ResumableOptimizer(torch.optim.Optimizer):
         if self.mesh is not None and not self.state:
             sharding.make_state(self)
         saved = super().state_dict()
+        # NumPy's numbers, of a grid or a scheduler, would not load with weights_only.
+        saved["param_groups"] = [
+            {key: value.item() if isinstance(value, np.generic) else value for key, value in group.items()}
+            for group in saved["param_groups"]
+        ]
         saved["sampler"] = {"name": type(self).__name__, "rng": self.rng_state()}
         if self.replicated:
             saved["sampler"]["replicated"] = True
@@ -94,6 +100,10 @@ class ResumableOptimizer(torch.optim.Optimizer):
             self.generator = generator
             self.set_rng_state(noise)
             raise
+        self._loaded()
+
+    def _loaded(self) -> None:
+        """Called once a saved state has been restored."""
 
     def _validate(self, group: dict[str, Any]) -> None:
         """Check the hyperparameters of a group; subclasses do."""

@@ -14,7 +14,7 @@ from learned_samplers.base.operations import as_number
 
 def temperatures_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]]) -> dict[str, float]:
     """The kinetic and the configurational temperature of a parameter group, as `Sampler.temperatures` has them."""
-    moved = [p for p in group["params"] if p.grad is not None]
+    moved = [p for p in group["params"] if p.requires_grad and p.grad is not None]
     size = sum(p.numel() for p in moved)
     momenta = [state[p]["momentum"] for p in moved if "momentum" in state.get(p, {})]
     held = sum(r.numel() for r in momenta)  # one that has just joined has none yet

@@ -112,6 +112,15 @@ def same_in_all_groups(sampler: Any, group: dict[str, Any], names: Iterable[str]
             )
 
 
+def inputs_and_targets(data: Any) -> tuple[Tensor, Tensor]:
+    """Two tensors, as many inputs as targets; TypeError or ValueError otherwise."""
+    if not isinstance(data, tuple | list) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
+        raise TypeError(f"data must be a tensor of inputs and one of targets, got {type(data).__name__}")
+    if not len(data[0]) or len(data[0]) != len(data[1]):
+        raise ValueError(f"data must hold as many inputs as targets, got {len(data[0])} and {len(data[1])}")
+    return data[0], data[1]
+
+
 class LastValues:
     """Hyperparameters as they were at the last validation."""
 

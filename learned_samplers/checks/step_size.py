@@ -118,7 +118,7 @@ def suggest_lr(
     validation.positive("allowed_bias", allowed_bias)
     validation.whole("iterations", iterations)
     validation.whole("chunk_size", chunk_size)
-    inputs, targets = _validate_data(data)
+    inputs, targets = validation.inputs_and_targets(data)
     if batch_size is not None:
         validation.whole("batch_size", batch_size)
     if allowed_heat is not None:
@@ -151,14 +151,6 @@ def suggest_lr(
         batch_size,
         rows,
     )
-
-
-def _validate_data(data: Any) -> tuple[Tensor, Tensor]:
-    if not isinstance(data, tuple | list) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-        raise TypeError(f"data must be a tensor of inputs and one of targets, got {type(data).__name__}")
-    if not len(data[0]) or len(data[0]) != len(data[1]):
-        raise ValueError(f"data must hold as many inputs as targets, got {len(data[0])} and {len(data[1])}")
-    return data[0], data[1]
 
 
 class _Probe:

@@ -102,6 +102,13 @@ class CyclicalSchedule(LRScheduler):
         self._step_count, self.last_epoch = self._step_count + 1, self.sampler.step_count
         self._last_lr = self.get_lr()
 
+    def validate(self) -> None:
+        """Raise RuntimeError if the sampler has moved since the schedule's last step, and so at a rate of before."""
+        if (behind := self.sampler.step_count - self.last_epoch) > 0:
+            raise RuntimeError(
+                f"CyclicalSchedule.step must follow every step of the sampler, got none after the last {behind}"
+            )
+
     def joined(self, group: dict[str, Any]) -> None:
         """Write the learning rate and the temperature of the next step into a group that the sampler was just given."""
         self._write(group, *cyclical_phase(self.sampler.step_count + 1, self.cycle_length, self.exploration_ratio))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,11 +121,10 @@ def local_learning_coefficient(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if not (isinstance(sampler, type) and issubclass(sampler, Sampler) and sampler.takes_prior_mean):
+    known = isinstance(sampler, type) and issubclass(sampler, Sampler)
+    if not (known and "prior_mean" in inspect.signature(sampler).parameters):
         raise TypeError(f"sampler must be a class of sampler that takes prior_mean, got {sampler!r}")
-    inputs, targets = data
-    if not len(inputs) or len(inputs) != len(targets):
-        raise ValueError(f"data must hold as many inputs as targets, got {len(inputs)} and {len(targets)}")
+    inputs, targets = validation.inputs_and_targets(data)
     n = float(len(inputs)) if num_data is None else validation.number("num_data", num_data)
     if n <= 1:
         raise ValueError(f"num_data must be greater than 1, got {n:g}")

@@ -14,7 +14,14 @@ import torch
 from learned_samplers.base.files import append, write_atomically
 from learned_samplers.base.locks import LOCK, FolderLock
 from learned_samplers.posterior.storage import Entry, Progress, compare_settings, validate_counts
-from learned_samplers.posterior.tensor_files import FORMAT, Tensors, checksum, read_tensors, write_tensors
+from learned_samplers.posterior.tensor_files import (
+    FORMAT,
+    Tensors,
+    checksum,
+    read_tensors,
+    require_finite,
+    write_tensors,
+)
 
 VERSION = 2
 INDEX = "index.jsonl"
@@ -161,6 +168,7 @@ class FolderStore:
             found = list(tensors[name].shape) if name in tensors else None
             if found != shape:
                 raise ValueError(f"{self._file(entry)}: {name!r} has shape {found}, the index says {shape}")
+        require_finite(self._file(entry), tensors, self.settings["shapes"])
         return tensors
 
     def set_fixed(self, fixed: Tensors, frozen: Mapping[str, str] | None = None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation
@@ -23,9 +24,15 @@ POLICIES = ("refuse", "snapshot", "reestimate")
 
 
 def validate_policy(model: nn.Module, buffers: str) -> str:
-    """``buffers``, if it is a policy that suits the model's normalisation layers; ValueError otherwise."""
+    """``buffers``, if it is a policy that suits the model's buffers; ValueError otherwise."""
     if buffers not in POLICIES:
         raise ValueError(f"buffers must be one of {POLICIES}, got {buffers!r}")
+    for name, buffer in buffers_of(model).items():
+        if buffer.layout != torch.strided:
+            raise ValueError(
+                f"model: its buffer {name!r} is sparse ({buffer.layout}) and cannot be kept with the samples: make it "
+                "dense, or an attribute of the module that is no buffer"
+            )
     statistics = normalisation_buffers(model)
     if statistics and buffers == "refuse":
         raise ValueError(

@@ -56,6 +56,8 @@ class Predictive:
         return len(self._store.entries)
 
     def _fixed(self) -> Tensors:
+        """What was not sampled, once frozen weights that come with the model are known to be those of the samples."""
+        self._fingerprints.validate(self._store.frozen, "the samples")
         return self._store.fixed or {}
 
     def _state(self, index: int) -> Tensors:
@@ -214,7 +216,6 @@ class Predictive:
         validation.whole("sample_chunk", sample_chunk)
         if count > len(self):
             raise ValueError(f"num_samples must be at most the {len(self)} samples held, got {count}")
-        self._fingerprints.validate(self._store.frozen, "the samples")
         return self._runner.predictions(
             self._state,
             [(k + 1) * len(self) // count - 1 for k in range(count)],

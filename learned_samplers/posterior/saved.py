@@ -18,7 +18,7 @@ from learned_samplers.posterior.names import (
     tensors_of,
 )
 from learned_samplers.posterior.storage import Entry, MemoryStore, MergedStore, Store, validate_counts
-from learned_samplers.posterior.tensor_files import Tensors, fingerprint, read_tensors, write_tensors
+from learned_samplers.posterior.tensor_files import Tensors, fingerprint, read_tensors, require_finite, write_tensors
 
 Reestimated = dict[tuple[int, int], Tensors]
 
@@ -75,6 +75,7 @@ def read_collection(path: Path, model: nn.Module, device: torch.device) -> tuple
         entries = [Entry(*row) for row in zip(steps, cycles, range(1, len(steps) + 1), chains, strict=True)]
         frozen = {str(name): str(digest) for name, digest in metadata.get("frozen", {}).items()}
         validate_counts(str(path), *entries)
+        require_finite(path, tensors, [f"samples/{name}" for name in settings["shapes"]])
         for key, tensor in tensors.items():
             group, name = key.split("/", 1)
             groups[group][name] = tensor

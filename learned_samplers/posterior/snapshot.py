@@ -87,7 +87,8 @@ class Snapshots:
         """Copy what is sampled, checked to be finite; ``given`` replaces the model's present values."""
         tensors = {**parameters_of(self.model), **buffers_of(self.model), **(given or {})}
         sample = {name: self.stored(tensors[name], self.dtype) for name in self.varying_names()}
-        for name, tensor in sample.items():
+        for name in self.names:  # a buffer may hold what is not finite, such as a mask of attention
+            tensor = sample[name]
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 raise ValueError(f"{name!r} is not finite at step {step} (stored as {tensor.dtype}): not collected")
         return sample
@@ -125,7 +126,7 @@ class Snapshots:
             if is_parameter and self._marks.get(name) == current:
                 continue
             if name in fixed:
-                same = torch.equal(fixed[name], sharding.whole(tensor.detach()).to(self.device))
+                same = same_values(fixed[name], sharding.whole(tensor.detach()).to(self.device))
             else:
                 same = store.frozen.get(name) == self._fingerprints.of(name, tensor)
             if not same:
@@ -144,3 +145,12 @@ class Snapshots:
 def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
     """The same tensors on a device."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def same_values(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are the same, NaN at the same places included."""
+    if torch.equal(first, second):
+        return True
+    if first.shape != second.shape or not (first.is_floating_point() and second.is_floating_point()):
+        return False
+    return bool(((first == second) | (first.isnan() & second.isnan())).all())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,7 @@ def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, A
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is truncated, damaged, not one of ours, or holds a number that is not finite; the message
-            names it and the reason.
+        ValueError: the file is truncated, damaged or not one of ours; the message names it and the reason.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -73,10 +72,18 @@ def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, A
     sums = metadata.pop("checksums", None)
     if sums is not None or "checksum" in header:
         _compare(path, tensors, sums)
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise ValueError(f"{path}: {name!r} holds numbers that are not finite")
     return {name: tensor.to(device) for name, tensor in tensors.items()}, metadata
+
+
+def require_finite(path: Path, tensors: Tensors, names: Iterable[str]) -> None:
+    """Raise ValueError if one of these tensors of a file, which were sampled, holds a number that is not finite.
+
+    Buffers may: a mask of attention holds −∞.
+    """
+    for name in names:
+        tensor = tensors.get(name)
+        if tensor is not None and tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"{path}: {name!r} holds numbers that are not finite")
 
 
 def _compare(path: Path, tensors: Tensors, sums: Any) -> None:

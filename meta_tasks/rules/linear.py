@@ -38,7 +38,8 @@ class L2ELinearRule(L2ESubspaceRule):
         sparsity: τ; after each step of the outer loop the components of a direction whose length is held are brought
             nearer to zero by τ, u ← sign(u)·max(|u| − τ, 0), and its length is 1 again. A feature stays only while its
             meta-gradient says more than its noise does: one whose ratio of first to root second moment in Adam is below
-            τ/(s·learning rate) dies out, and what it was mixed in by is exactly zero. 0: none is shrunk.
+            τ/(s·learning rate) dies out, and what it was mixed in by is exactly zero (in a running average, after a
+            while, nearly). 0: none is shrunk.
         without: features that the direction leaves out, such as "parameter": to go along the weight itself is to change
             the prior, and on tasks of few steps nothing shows what that does later.
         depth: number of hidden layers.
@@ -118,7 +119,7 @@ class L2ELinearRule(L2ESubspaceRule):
             self._first[numbers] = ((given - self._base)[self._places]) / shares
             if not torch.allclose(self.whole(self._first), given, atol=1e-5):
                 raise ValueError(f"origin: {origin} is not linear, or starts at another feature or gain")
-            self._first = self.constrained(self._first)
+            self._first = self._of_length_1(self._first) if settings.normalise_output else self._first
         #: A name for each meta-parameter.
         self.names = tuple(named.names[i] for i in signed)
         if gated:
@@ -130,15 +131,16 @@ class L2ELinearRule(L2ESubspaceRule):
     def constrained(self, weights: Tensor) -> Tensor:
         if not self.settings.normalise_output:
             return weights
+        if not self._sparsity:
+            return self._of_length_1(weights)
+        # Of length 1 and a dozen components, one at least is above .25: it cannot be shrunk to nothing.
         begun = self._begun.to(weights)
         direction = nn.functional.normalize(begun + weights, dim=0)
-        # Of length 1 and a dozen components, one at least is above .25: it cannot be shrunk to nothing.
-        direction = nn.functional.normalize(nn.functional.softshrink(direction, self._sparsity), dim=0)
-        return direction / self._share - begun
+        return self._of_length_1(nn.functional.softshrink(direction, self._sparsity) - begun)
 
-    def network(self, weights: Tensor) -> nn.Module:
-        # The running average of directions that have lost a feature has traces of it left.
-        return super().network(self.constrained(weights) if self._sparsity else weights)
+    def _of_length_1(self, weights: Tensor) -> Tensor:
+        begun = self._begun.to(weights)
+        return nn.functional.normalize(begun + weights, dim=0) / self._share - begun
 
     def specification(self) -> dict[str, Any]:
         # Checkpoints from before there was a choice have none.

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from scipy import signal
+from scipy import signal, stats
 from torch import nn
 
-from learned_samplers import diagnostics
+from learned_samplers import PosteriorSamples, diagnostics
 from learned_samplers.posterior.collecting import SampleCollection
 
 
@@ -67,14 +67,19 @@ def test_plain_split_rhat_by_its_formula():
     np.testing.assert_allclose(diagnostics.split_rhat(draws, "split"), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("ranks", [True, False])
 @pytest.mark.parametrize("kappa", [2, 3, 4])
-def test_chainwise_rhat_by_its_formula(kappa):
+def test_chainwise_rhat_by_its_formula(kappa, ranks):
     draws = autoregressive(0.8, chains=2, draws=50, coordinates=3)
     length = 50 // kappa
-    values = diagnostics.chainwise_rhat(draws, kappa, rank_normalize=False)
+    values = diagnostics.chainwise_rhat(draws, kappa, rank_normalize=ranks)
+    if ranks:  # normal scores of what is not left out
+        draws = draws[:, 50 - kappa * length :]
+        order = draws.argsort(1).argsort(1) + 1
+        draws = stats.norm.ppf((order - 3 / 8) / (kappa * length + 1 / 4))
     assert values.shape == (2, 3)
     for chain in range(2):
-        pieces = draws[chain, 50 - kappa * length :].reshape(kappa, length, 3)
+        pieces = draws[chain, -kappa * length :].reshape(kappa, length, 3)
         within, between = pieces.var(1, ddof=1).mean(0), pieces.mean(1).var(0, ddof=1)
         np.testing.assert_allclose(values[chain], np.sqrt(((length - 1) / length * within + between) / within))
 
@@ -205,6 +210,20 @@ def test_network_loss_along_a_line(kind):
         nn.functional.cross_entropy(logits, labels) if kind == "nll" else (logits.argmax(1) != labels).float().mean()
     )
     assert lines.losses[0, 1] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_network_loss_refuses_frozen_weights_that_are_not_those_of_the_samples():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5).requires_grad_(False), nn.Tanh(), nn.Linear(5, 2))
+    sampler = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    samples = PosteriorSamples(model, sampler, store_frozen=False)
+    x, labels = torch.randn(8, 3), torch.arange(8) % 2
+    nn.functional.cross_entropy(model(x), labels).backward()
+    sampler.step()
+    assert diagnostics.network_loss(samples, x, labels)(samples[0]) > 0
+    model[0].weight.data = 3 * model[0].weight.data
+    with pytest.raises(ValueError, match=r"the samples: the frozen parameters are not stored there.*'0\.weight'"):
+        diagnostics.network_loss(samples, x, labels)
 
 
 def test_bad_lines_are_named():

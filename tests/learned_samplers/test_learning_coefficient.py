@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
-from learned_samplers import BAOA, HMC, SGHMC, SGLD, diagnostics
+from learned_samplers import BAOA, HMC, SGHMC, SGLD, SGLRW, diagnostics
 from learned_samplers.diagnostics import local_learning_coefficient
 
 
@@ -167,6 +168,8 @@ def test_weights_that_are_no_minimum_are_said_to_be_none():
     [
         ({"sampler": HMC}, TypeError, "sampler"),
         ({"sampler": "SGLD"}, TypeError, "sampler"),
+        ({"sampler": SGLRW}, TypeError, "sampler must be a class of sampler that takes prior_mean, got .*SGLRW"),
+        ({"data": TensorDataset(torch.zeros(4, 3), torch.zeros(4, 1))}, TypeError, "data must be .*got TensorDataset"),
         ({"localization": 0.0}, ValueError, "localization"),
         ({"num_data": 1}, ValueError, "num_data"),
         ({"num_chains": 0}, ValueError, "num_chains"),

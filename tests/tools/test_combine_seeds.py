@@ -71,10 +71,11 @@ def test_diverged_runs_count_and_give_no_numbers(parts, tmp_path):
     method["collapsed"] = 2
     for run in method["runs"]:
         run["diverged"] = "at step 7"
-    method |= {"scaled_nll": None, "scaled_nll_std": None}
+    method |= {"scaled_nll": None, "scaled_nll_std": None, "label": "SGHMC (2 of 2 diverged)"}
     (tmp_path / "late.json").write_text(json.dumps(found))
     combine.main([str(parts / "early"), str(tmp_path / "late.json"), "--out", str(tmp_path / "out")])
-    ours = numbers(tmp_path / "out")["40"]["methods"]["SGHMC"]
+    assert list(numbers(tmp_path / "out")["40"]["methods"]) == ["SGHMC (2 of 4 diverged)", "SGD"]
+    ours = numbers(tmp_path / "out")["40"]["methods"]["SGHMC (2 of 4 diverged)"]
     early = numbers(parts / "early")["40"]["methods"]["SGHMC"]
     assert ours["collapsed"] == early["collapsed"] + 2
     assert ours["mean"] == pytest.approx(early["mean"])
@@ -90,3 +91,25 @@ def test_another_setting_and_a_seed_twice_are_refused(parts, tmp_path):
     with pytest.raises(SystemExit, match=r"at different settings: lr 0\.1, T 0\.1.* and lr 0\.2, T 0\.1"):
         combine.main([str(parts / "early"), str(tmp_path / "late.json"), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+def test_other_weights_of_the_same_name_are_refused(parts, tmp_path):
+    found = json.loads((parts / "late" / "results.json").read_text())
+    for run in found["budgets"]["40"]["methods"]["SGHMC"]["runs"]:
+        run["file"] = run["file"].replace("SGHMC_", "SGHMC_0123abcd_")
+    (tmp_path / "late.json").write_text(json.dumps(found))
+    with pytest.raises(SystemExit, match=r"SGHMC at 40 gradients is in .*, with different weights of that name"):
+        combine.main([str(parts / "early"), str(tmp_path / "late.json"), "--out", str(tmp_path / "out")])
+
+
+def test_what_one_comparison_lost_and_another_has_is_not_lost(parts, tmp_path):
+    found = json.loads((parts / "early" / "results.json").read_text())
+    budget = found["budgets"]["40"]
+    del budget["methods"]["SGHMC"]
+    budget["lost"] = {"SGHMC": "it diverged", "L2E": "it diverged, too"}
+    (tmp_path / "lost.json").write_text(json.dumps(found))
+    more = json.loads((parts / "late" / "results.json").read_text())
+    del more["budgets"]["40"]["methods"]["SGD"]
+    (tmp_path / "more.json").write_text(json.dumps(more))
+    combine.main([str(tmp_path / "lost.json"), str(tmp_path / "more.json"), "--out", str(tmp_path / "out")])
+    assert numbers(tmp_path / "out")["40"]["lost"] == {"L2E [l2e-orthogonal-whitened]": "it diverged, too"}

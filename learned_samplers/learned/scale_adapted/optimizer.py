@@ -21,6 +21,7 @@ from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.native.step import can_step, step_tensors_
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
 from learned_samplers.learned.scale_adapted.rule import (
+    SLOWEST,
     ScaleAdaptedL2ESettings,
     explorer,
     sampling_rule,
@@ -198,9 +199,12 @@ class ScaleAdaptedL2E(LearnedSampler):
         step = hyper["step"]
         if step == 0 and group["step"]:
             self._begin_cycle(group, params)
-        for p in params:  # all of it, before any noise is drawn
+        for p, gradient in zip(params, gradients, strict=True):  # all of it, before any noise is drawn
+            joins = not self.state.get(p)
             for name in self.state_names:
                 self.state_of(group, p, name)
+            if joins and not torch.compiler.is_compiling() and p.numel() and step:
+                self._begin_late(p, gradient, step)
         if step < self.settings.exploration_steps:
             do = self._explore
         else:
@@ -213,6 +217,15 @@ class ScaleAdaptedL2E(LearnedSampler):
             self.keep_roots(params, step)
         if step + 1 in (self.settings.exploration_steps, self._adaptation_steps):
             self._complete(group, params, hyper)
+
+    def _begin_late(self, p: Tensor, gradient: Tensor, step: int) -> None:
+        """Let the second moment that gives the mass begin as if all steps before had had this gradient's.
+
+        It is corrected for ``step`` updates, of which a parameter that joins has seen none: zeros would give it a mass
+        that is too small.
+        """
+        seen = 1 - feature_set_named(self.settings.feature_set).second_moment_decays[SLOWEST] ** step
+        self.state[p]["averages"][SLOWEST].add_(gradient.square().mean(), alpha=seen)
 
     def _begin_cycle(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Forget all but the weights, and the master copies of those that move now."""

@@ -25,7 +25,7 @@ from learned_samplers.learned.settings import LearnedSettings, choice, setting
 #: The sets with a second moment, which the mass is made of.
 _SETS = tuple(name for name, each in FEATURE_SETS.items() if each.second_moment_decays)
 #: Of the running average that stands for the gradient when the mass is chosen, and of the second moment: the slowest.
-_SLOWEST = -1
+SLOWEST = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def unsettled_root(
     """
     named = feature_set_named(settings.feature_set)
     k = len(named.average_decays)
-    mean = averages[..., k - 1, :] / (1 - named.average_decays[_SLOWEST] ** (step + 1))
+    mean = averages[..., k - 1, :] / (1 - named.average_decays[SLOWEST] ** (step + 1))
     scales = TensorScales(
         parameter,
         mean,
@@ -162,7 +162,7 @@ def settled_root(
     away on its noise.
     """
     named = feature_set_named(settings.feature_set)
-    second = averages[..., _SLOWEST, :] / (1 - named.second_moment_decays[_SLOWEST] ** (step + 1))
+    second = averages[..., SLOWEST, :] / (1 - named.second_moment_decays[SLOWEST] ** (step + 1))
     prior = (prior_precision * temperature) ** 0.5 / num_data
     return root / (second.sqrt() + prior + settings.eps).sqrt()
 

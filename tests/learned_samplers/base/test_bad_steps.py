@@ -244,3 +244,38 @@ def test_a_closure_that_returns_nothing_where_the_loss_is_read(name):
 
     with pytest.raises(ValueError, match="must return the mean loss, got None"):
         sampler.step(closure)
+
+
+@pytest.mark.parametrize("cls", [SGLD, SGHMC])
+def test_groups_that_disagree_about_the_number_of_data_are_refused(cls):
+    a, b = parameter(), parameter()
+    sampler = cls([{"params": [a]}, {"params": [b]}], lr=0.1, num_data=100)
+    a.grad = b.grad = torch.ones(3)
+    sampler.step()
+    sampler.param_groups[0]["num_data"] = 400
+    before = a.detach().clone()
+    with pytest.raises(
+        ValueError, match=f"num_data must be the same in every group of {cls.__name__}, got 100 beside 400"
+    ):
+        sampler.step()
+    assert torch.equal(a.detach(), before)
+    sampler.param_groups[1]["num_data"] = 400
+    sampler.step()
+    late = parameter()
+    late.grad = torch.ones(3)
+    sampler.add_param_group({"params": [late], "num_data": 100})
+    with pytest.raises(ValueError, match="num_data must be the same in every group"):
+        sampler.step()
+
+
+def test_temperatures_are_of_what_moves():
+    """A layer that is frozen in mid-run has a gradient left, and no part in the temperatures."""
+    a, b = parameter(), parameter()
+    sampler = SGHMC([a, b], lr=0.1, num_data=100)
+    a.grad, b.grad = torch.ones(3), torch.ones(3)
+    sampler.step()
+    alone = SGHMC([a], lr=0.1, num_data=100)
+    alone.state[a] = sampler.state[a]
+    b.requires_grad_(False)
+    b.grad = torch.full((3,), 1e6)
+    assert sampler.temperatures() == alone.temperatures()

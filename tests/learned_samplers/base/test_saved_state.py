@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -209,3 +210,16 @@ def test_a_state_between_joining_and_the_first_step_can_be_loaded(late):
     del saved["state"][0]
     with pytest.raises(ValueError, match="holds \\[\\] for parameter number 0"):
         other.load_state_dict(saved)
+
+
+def test_numbers_of_numpy_load_with_weights_only():
+    model = small_network()
+    settings = {"temperature": np.float32(0.5), "prior_precision": np.geomspace(1, 2, 3)[1]}
+    sampler = SGHMC(model.parameters(), np.logspace(-3, -1, 5)[2], np.int64(500), **settings)
+    sampler.step(closure_for(model, sampler))
+    file = io.BytesIO()
+    torch.save(sampler.state_dict(), file)
+    file.seek(0)
+    (group,) = torch.load(file, weights_only=True)["param_groups"]
+    assert (group["lr"], group["num_data"], group["temperature"]) == (0.01, 500, 0.5)
+    assert group["prior_precision"] == 2**0.5

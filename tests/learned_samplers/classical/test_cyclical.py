@@ -189,3 +189,37 @@ def test_a_group_that_joins_follows_the_schedule_from_its_first_step():
         p.grad = torch.zeros(3)
     sampler.step()
     assert not b.any()
+
+
+def test_a_schedule_that_is_stepped_once_an_epoch_is_refused_before_the_next_step():
+    model = small_network()
+    sampler = SGHMC(model.parameters(), 0.01, 100)
+    schedule = CyclicalSchedule(sampler, cycle_length=40, exploration_ratio=0.5)
+    sampler.step(closure_for(model, sampler))
+    before = flat(model).clone()
+    with pytest.raises(RuntimeError, match=r"CyclicalSchedule\.step must follow every step of the sampler, got none"):
+        sampler.step(closure_for(model, sampler))
+    assert torch.equal(flat(model), before)
+    assert sampler.step_count == 1
+    schedule.step()
+    sampler.step(closure_for(model, sampler))
+
+
+def test_a_state_loaded_under_a_schedule_goes_on_with_it():
+    model = small_network()
+    sampler = SGHMC(model.parameters(), 0.01, 100)
+    schedule = CyclicalSchedule(sampler, cycle_length=6, exploration_ratio=0.5)
+    for _ in range(4):
+        sampler.step(closure_for(model, sampler))
+        schedule.step()
+    other = small_network()
+    resumed = SGHMC(other.parameters(), 0.01, 100)
+    again = CyclicalSchedule(resumed, cycle_length=6, exploration_ratio=0.5)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    for _ in range(4):
+        for net, moved, following in ((model, sampler, schedule), (other, resumed, again)):
+            moved.step(closure_for(net, moved))
+            following.step()
+        assert resumed.param_groups[0]["lr"] == sampler.param_groups[0]["lr"]
+        assert resumed.is_sampling == sampler.is_sampling

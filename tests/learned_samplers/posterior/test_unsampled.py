@@ -180,3 +180,44 @@ def test_a_model_whose_only_part_is_called_module(tmp_path):
     posterior.save(tmp_path / "samples.safetensors")
     loaded = SampleCollection.load(tmp_path / "samples.safetensors", Holder())
     assert torch.equal(loaded.predict(X), posterior.predict(X))
+
+
+class Masked(nn.Module):
+    """A linear layer and a mask of attention, which holds −∞, and a buffer that holds NaN."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(40, 3)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(3))
+        self.register_buffer("unknown", torch.tensor([float("nan"), 1.0]))
+
+    def forward(self, x):
+        return self.layer(x) @ self.mask.exp()
+
+
+@pytest.mark.parametrize("buffers", ["refuse", "snapshot"])
+def test_buffers_that_are_not_finite_are_kept_and_read(tmp_path, buffers):
+    torch.manual_seed(0)
+    model, _, posterior = collect(Masked(), path=tmp_path / "run", buffers=buffers)
+    expected = posterior.predict(X)
+    posterior.save(tmp_path / "saved.safetensors")
+    for path in ("run", "saved.safetensors"):
+        loaded = SampleCollection.load(tmp_path / path, Masked())
+        torch.testing.assert_close(loaded.predict(X), expected)
+    posterior.detach()
+    again = PosteriorSamples(model, torch.optim.SGD(model.parameters(), lr=0.1), path=tmp_path / "run", buffers=buffers)
+    assert len(again) == 3
+
+
+def test_a_buffer_with_nan_that_changes_is_seen():
+    model, sampler, _ = collect(Masked())
+    model.unknown[1] = 2.0
+    with pytest.raises(ValueError, match="'unknown' is not sampled but changed since the first sample"):
+        train(model, sampler, 1)
+
+
+def test_a_sparse_buffer_is_refused_by_name():
+    model = nn.Linear(40, 3)
+    model.register_buffer("adjacency", torch.eye(3).to_sparse())
+    with pytest.raises(ValueError, match=r"its buffer 'adjacency' is sparse \(torch\.sparse_coo\)"):
+        collect(model)

@@ -70,8 +70,8 @@ def test_a_start_is_the_feature_itself():
     torch.testing.assert_close(theta[0], adam.detach() + other[0] - start[0], rtol=1e-4, atol=1e-6)
 
 
-def weight_file(folder, rule):
-    path, weights = folder / "first.safetensors", torch.randn(rule.num_weights)
+def weight_file(folder, rule, weights=None):
+    path, weights = folder / "first.safetensors", torch.randn(rule.num_weights) if weights is None else weights
     meta = dict(tasks={}, horizon={}, estimator={}, seed=0, commit="", command="", iterations=0)
     card = {"name": "first", "meta_training": meta, "curve": [], "metrics": {}, "licence": "MIT"}
     save(path, rule.network(weights), {**rule.card(), **card, "defaults": {"lr": 0.1, "momentum_decay": 0.1}})

@@ -13,7 +13,7 @@ from experiments.images.compare_statistics import paired
 from experiments.images.compare_verdict import verdict
 from experiments.images.earlier import RESULTS
 from experiments.images.methods import METHODS
-from experiments.images.more_seeds import same_setting, with_more_seeds
+from experiments.images.more_seeds import plain, same_setting, same_weights, with_more_seeds
 from experiments.images.result import Result
 from experiments.images.settings import Settings
 
@@ -69,13 +69,21 @@ def combined(comparisons: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str
             for name, method in numbers["methods"].items():
                 made = {"method": name, "source": source, "command": comparison["command"]}
                 own = {**made, **method}  # of one that was combined before, its own
-                other = together["methods"].get(method["label"])
-                together["methods"][method["label"]] = own if other is None else _further(other, own, budget, source)
-            together["lost"] |= numbers["lost"]
+                other = together["methods"].get(key := plain(method["label"]))
+                together["methods"][key] = own if other is None else _further(other, own, budget, source)
+            together["lost"] |= {_named(name, numbers["settings"]): why for name, why in numbers["lost"].items()}
     for numbers in found.values():
+        numbers["lost"] = {name: why for name, why in numbers["lost"].items() if name not in numbers["methods"]}
+        numbers["methods"] = {method["label"]: method for method in numbers["methods"].values()}
         del numbers["first"], numbers["common"], numbers["beside"]
         _compare(numbers)
     return dict(sorted(found.items()))
+
+
+def _named(name: str, settings: Mapping[str, Any]) -> str:
+    """A method that has no row, with the weights that it would have had, as rows have them."""
+    network = METHODS[name].network if name in METHODS else None
+    return f"{name} [{Path(settings[network]).stem}]" if network and network in settings else name
 
 
 def _further(first: Mapping[str, Any], second: Mapping[str, Any], budget: str, source: str) -> dict[str, Any]:
@@ -84,6 +92,8 @@ def _further(first: Mapping[str, Any], second: Mapping[str, Any], budget: str, s
     if not same_setting(first, second):
         settings = " and ".join(f"lr {each['lr']:g}, {each['also_tuned']}" for each in (first, second))
         raise ValueError(f"{both}, at different settings: {settings}")
+    if not same_weights(first, second):
+        raise ValueError(f"{both}, with different weights of that name")
     try:
         return with_more_seeds(first, second)
     except ValueError as error:

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+_FAILURES = re.compile(r" \(\d+ of \d+ diverged\)$")
 #: Numbers of a comparison that are lists of one value a seed.
 _LISTS = ("runs", "agreement", "total_variation")
 
 
+def plain(label: str) -> str:
+    """What a table calls a method, without its failures."""
+    return _FAILURES.sub("", label)
+
+
 def same_setting(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether both are of one method, at the same learning rate and the same of what else is tuned."""
-    return all(first[key] == second[key] for key in ("method", "label", "lr", "also_tuned"))
+    if plain(first["label"]) != plain(second["label"]):
+        return False
+    return all(first[key] == second[key] for key in ("method", "lr", "also_tuned"))
+
+
+def same_weights(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether the runs of both are of one network, whose fingerprint stands in the names of their files."""
+    return len({Path(run["file"]).name.partition("_lr")[0] for each in (first, second) for run in each["runs"]}) == 1
 
 
 def with_more_seeds(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +59,10 @@ def with_more_seeds(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict
     values = {key: [run[key] for run in ended if run.get(key) is not None] for key in kept}
     nlls = values.get("nll")
     scaled = _moments([each for each in (first, second) if each["scaled_nll"] is not None])
+    failed = len(found["runs"]) - len(ended)
+    suffix = f" ({failed} of {len(found['runs'])} diverged)" if failed else ""
     return found | {
+        "label": plain(first["label"]) + suffix,
         "mean": {key: statistics.fmean(each) if each else None for key, each in values.items()},
         "std": {key: statistics.stdev(each) if len(each) > 1 else None for key, each in values.items()},
         "median_nll": statistics.median(nlls) if nlls else None,
