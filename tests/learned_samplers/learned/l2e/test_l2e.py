@@ -122,7 +122,10 @@ def test_the_chain_is_that_of_the_pure_rule(options, rule, extra):
 def test_each_group_is_updated_with_its_own_settings():
     def make(params):
         params = list(params)
-        groups = [{"params": params[:2], "lr": 0.01, "temperature": 0.5}, {"params": params[2:], "num_data": 40}]
+        groups = [
+            {"params": params[:2], "lr": 0.01, "temperature": 0.5},
+            {"params": params[2:], "prior_precision": 3.0},
+        ]
         return L2E(groups, 0.2, 100, network=network())
 
     ours, sampler = chain(make, 1)
@@ -133,7 +136,10 @@ def test_each_group_is_updated_with_its_own_settings():
     nn.functional.cross_entropy(model(x), y).backward()
     params = list(model.parameters())
     expected = []
-    own = ({"lr": 0.01, "num_data": 100, "temperature": 0.5}, {"lr": 0.2, "num_data": 40, "temperature": 1.0})
+    own = (
+        {"lr": 0.01, "temperature": 0.5, "prior_precision": 0.0},
+        {"lr": 0.2, "temperature": 1.0, "prior_precision": 3.0},
+    )
     for part, settings in zip((params[:2], params[2:]), own, strict=True):
         noise = torch.cat([torch.randn_like(p).flatten() for p in part])
         theta, gradient = (torch.cat([t.flatten() for t in ts]) for ts in (part, [p.grad for p in part]))
@@ -148,12 +154,12 @@ def test_each_group_is_updated_with_its_own_settings():
                     phi=layers_of(network()),
                     segments=Segments(tuple(p.numel() for p in part)),
                     momentum_decay=0.1,
-                    prior_precision=0.0,
+                    num_data=100,
                     **settings,
                 )[0]
             )
     torch.testing.assert_close(ours, torch.cat(expected), rtol=1e-6, atol=1e-7)
-    assert sampler.param_groups[1]["num_data"] == 40
+    assert sampler.param_groups[1]["prior_precision"] == 3
 
 
 # ------------------------------------------------------------------ the network's place
