@@ -138,6 +138,27 @@ class L2ELinearRule(L2ESubspaceRule):
         direction = nn.functional.normalize(begun + weights, dim=0)
         return self._of_length_1(nn.functional.softshrink(direction, self._sparsity) - begun)
 
+    def sparser(self, weights: Tensor) -> tuple[list[tuple[str, ...]], Tensor]:
+        """The direction's largest components alone, one to all that are not zero, each choice of length 1.
+
+        Returns:
+            The features that are kept, largest first, of each of k choices, and their meta-parameters (k, num_weights).
+
+        Raises:
+            ValueError: the settings do not normalise the output: such a direction's length is learned with it.
+        """
+        if not self.settings.normalise_output:
+            raise ValueError("sparser: only of a direction of length 1, whose output is normalised")
+        begun = self._begun.to(weights)
+        direction = begun + weights
+        order = direction.abs().argsort(descending=True, stable=True)[: int(direction.count_nonzero())]
+        kept = torch.zeros(len(order), len(direction)).to(weights)
+        for count in range(1, len(order) + 1):
+            kept[count - 1, order[:count]] = direction[order[:count]]
+        names = [self.names[i] for i in order.tolist()]
+        choices = torch.stack([self._of_length_1(each - begun) for each in kept])
+        return [tuple(names[:count]) for count in range(1, len(order) + 1)], choices
+
     def _of_length_1(self, weights: Tensor) -> Tensor:
         begun = self._begun.to(weights)
         return nn.functional.normalize(begun + weights, dim=0) / self._share - begun

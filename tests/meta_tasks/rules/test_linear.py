@@ -124,6 +124,24 @@ def test_a_sparse_direction_loses_what_is_small_and_keeps_its_length(tmp_path):
             linear(**changes)
 
 
+def test_the_largest_components_alone():
+    rule = linear(settings=replace(SETTINGS, normalise_output=True), direction_share=0.7)
+    begun = torch.zeros(13)
+    begun[rule.names.index("orthogonal_0.9")] = 1
+    direction = torch.zeros(13)
+    direction[:4] = torch.tensor([0.3, -0.8, 0.0, 0.5])
+    names, choices = rule.sparser((direction - begun) / 0.7)
+    assert names == [rule.names[1:2], (rule.names[1], rule.names[3]), (rule.names[1], rule.names[3], rule.names[0])]
+    expected = torch.zeros(3, 13)
+    expected[:, 1] = -0.8
+    expected[1:, 3], expected[2:, 0] = 0.5, 0.3
+    found = 0.7 * choices + begun
+    torch.testing.assert_close(found, torch.nn.functional.normalize(expected))
+    assert torch.equal(found == 0, expected == 0)
+    with pytest.raises(ValueError, match="only of a direction of length 1"):
+        linear().sparser(torch.zeros(30))
+
+
 def test_a_direction_may_leave_features_out(tmp_path):
     settings = replace(SETTINGS, normalise_output=True)
     rule, less = linear(settings=settings), linear(settings=settings, without=("parameter", "average_0.5"))
