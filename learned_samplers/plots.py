@@ -148,7 +148,7 @@ def _against_samples(
     longest = 1
     for name, values in rows.items():
         color, dash = next(styles)
-        mean, spread = values.mean(0), values.std(0)
+        mean, spread = values.mean(0), values.std(0, ddof=int(len(values) > 1))
         counts = np.arange(1, len(mean) + 1)
         longest = max(longest, len(mean))
         marker = "o" if len(mean) <= 30 else None

@@ -14,7 +14,7 @@ def derive_seed(*keys: int | str) -> int:
     """A 63-bit seed from integers and words, for instance ``derive_seed(seed, iteration, pair, "noise")``.
 
     Different keys give unrelated seeds (BLAKE2b), so that (seed, iteration, pair) fixes every random choice of a
-    pair without any state that would have to travel between processes.
+    pair without any state that would have to travel between processes. Torch's generator on a CPU uses 32 of the bits.
     """
     text = "/".join(f"{type(key).__name__}:{key}" for key in keys)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

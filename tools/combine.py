@@ -18,7 +18,8 @@ from pathlib import Path
 import tyro
 from experiments.common.output import command_line, explained, write_outputs
 from experiments.images.combined import combined, read, sources
-from experiments.images.compare_report import NOTES, tables
+from experiments.images.compare_notes import NOTES
+from experiments.images.compare_report import tables
 
 
 @dataclass(frozen=True)

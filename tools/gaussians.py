@@ -93,7 +93,7 @@ def scores(curves: list[list[float]]) -> dict[str, float]:
     steps = values.shape[1]
     return {
         "log": values.log().mean().item(),
-        "third": values[:, steps // 3].mean().item(),
+        "third": values[:, max(1, steps // 3) - 1].mean().item(),
         "last": values[:, -steps // 5 :].mean().item(),
     }
 

@@ -68,7 +68,7 @@ def gaussian_law(
         "lr": [report.lr, report.lr / report.refinement],
         "momentum_decay": [decay, decay],
         "largest_bias": [worst.bias, finest.refined_bias],
-        "error": [r.standard_error / r.target_variance for r in (worst, finest)],
+        "error": [worst.standard_error / worst.target_variance, finest.refined_error / finest.target_variance],
         "stiffness": list(stiffness),
         "bias": [r.bias for r in report.results],
         "bias_at_a_quarter_of_lr": [r.refined_bias for r in report.results],

@@ -59,6 +59,9 @@ class ChainUnroll(Unroll):
         seeds: one a chain.
         curve_every: as for `Unroll`.
         curvature: whether gradients flow through ∇Ũ, that is whether the energy's curvature is accounted for.
+
+    Raises:
+        ValueError: the task's temperature is 0, at which there is no law to come near to.
     """
 
     objective: SteinKL
@@ -74,6 +77,8 @@ class ChainUnroll(Unroll):
         curve_every: int = 0,
         curvature: bool = True,
     ) -> None:
+        if not task.hyperparameters.temperature > 0:
+            raise ValueError(f"temperature={task.hyperparameters.temperature}: chains at 0 have no law to come near to")
         super().__init__(
             task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every, stepping="loop"
         )
@@ -139,8 +144,10 @@ class ChainUnroll(Unroll):
         if not (cross_chain or in_chain):
             return
         hyper, theta = self.task.hyperparameters, self.parameter.detach()
-        slope = hyper.num_data * gradient.detach() + hyper.prior_precision * theta
+        # Of the law that the chain samples, exp(−U/T).
+        slope = (hyper.num_data * gradient.detach() + hyper.prior_precision * theta) / hyper.temperature
         energy = hyper.num_data * loss.detach() + 0.5 * hyper.prior_precision * theta.square().sum(-1)
+        energy = energy / hyper.temperature
         if cross_chain:
             finite = (theta + slope).isfinite().all(-1) & energy.isfinite()
             self.objective.cross_chain(self.parameter, slope, energy, hyper.num_data, self.counts & finite)

@@ -13,7 +13,7 @@ __all__ = ["SteinKL"]
 
 
 class SteinKL(Objective):
-    """The KL divergence KL[q‖p] of a sampler's distribution q from the posterior p ∝ exp(−U).
+    """The KL divergence KL[q‖p] of a sampler's distribution q from the law p ∝ exp(−U) that it is asked for.
 
     Its gradient in the meta-parameters φ can be estimated, its value cannot:
 
@@ -21,7 +21,8 @@ class SteinKL(Objective):
 
     *Cross-chain*: the samples of q are all chains' states at one time. *In-chain*: the states that one chain has
     collected so far, of which those of the current window carry the gradient. Both are divided by N, the number of
-    training points. A minibatch's ∇Ũ stands for ∇U, of which it is an unbiased estimate.
+    training points. A minibatch's ∇Ũ stands for ∇U, of which it is an unbiased estimate. At a temperature T the energy
+    that is meant, and given here, is that of the posterior over T.
 
     Source: Gong, Li and Hernández-Lobato, "Meta-Learning for Stochastic Gradient MCMC", ICLR 2019.
 

@@ -60,6 +60,19 @@ def test_commands_of_rows_come_before_that_of_the_table(tmp_path):
     assert metrics_of([path], ["mine"]) == {"mine": {"cifar10, 400 gradients, 2 seeds from 0 (compare_both)": NUMBERS}}
 
 
+def test_further_seeds_of_a_row_are_counted_and_commands_of_other_budgets_are_not(tmp_path):
+    lines = TABLE.format(label="L2E [mine]", network="x").splitlines()
+    command = "python tools/compare.py --preset cifar10 --l2e-network mine"
+    lines[2:3] = [
+        f"- L2E [mine]: `{command} --budgets 400 --seeds 3 --seed 43`",
+        f"- L2E [mine]: `{command} --budgets 400 5000 --seeds 3 --seed 40`",
+        f"- L2E [mine]: `{command} --budgets 5000 --seeds 2 --seed 46`",
+    ]
+    path = tmp_path / "compare_both.md"
+    path.write_text("\n".join(lines))
+    assert metrics_of([path], ["mine"]) == {"mine": {"cifar10, 400 gradients, 6 seeds from 40 (compare_both)": NUMBERS}}
+
+
 def test_two_rows_of_one_experiment_and_cells_that_are_no_numbers_are_refused(tmp_path):
     path = tmp_path / "compare_both.md"
     text = TABLE.format(label="L2E", network="mine")

@@ -264,6 +264,13 @@ def test_a_method_that_diverges_everywhere_costs_only_its_row(tmp_path, monkeypa
     assert list(content["methods"]) == ["SGHMC"]
     assert content["lost"] == {"SGLD": why}
     assert f"- **SGLD has no row**: {why}." in (tmp_path / "one" / "table.md").read_text()
+    # At a further budget it does not get its tries once more.
+    asked = []
+    monkeypatch.setattr(Comparison, "tune", lambda *each: asked.append(each[1:]) or diverging(*each))
+    compare.main([*arguments, "--budgets", "20", "40", "--out", str(tmp_path / "two")])
+    assert asked == [("SGLD", 20), ("SGHMC", 20), ("SGHMC", 40)]
+    assert numbers(tmp_path / "two")["40"]["lost"] == {"SGLD": f"at 20 gradients {why}"}
+    monkeypatch.setattr(Comparison, "tune", diverging)
     lost = {"SGLD", "SGHMC"}
     with pytest.raises(SystemExit, match=r"20 gradients: SGLD: it diverged .*; SGHMC: it diverged"):
         compare.main([*arguments, "--out", str(tmp_path / "none")])

@@ -124,6 +124,30 @@ def test_a_windows_gradient_is_that_of_highers_twin():
     assert (other - expected).norm() > 0.05 * expected.norm()
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_exact_draws_at_any_temperature_are_not_pushed_anywhere(temperature):
+    """The derivative of KL[q‖p] in the logarithm of a scale is 0 where q is p, which is exp(−U/T)."""
+    d, count = 5, 400
+    gaussian = GaussianTask(torch.zeros(d), torch.eye(d), Hyperparameters(0.1, N, temperature=temperature))
+    unroll = ChainUnroll(gaussian, MetaSGMCMCRule(), lambda: SteinKL(0.05, 0.0), Schedule(10, 0, 5), list(range(count)))
+    scale = torch.ones((), requires_grad=True)
+    draws = torch.randn(count, d, generator=generator(3)) * (temperature / N) ** 0.5
+    unroll.parameter, unroll._due = draws * scale, (True, False)
+    unroll.objective.start_window()
+    unroll._read(*gaussian.loss_and_gradient(unroll.parameter.detach(), unroll._indices()))
+    total = unroll.objective.close_window(N, unroll.counts)
+    (by_scale,) = torch.autograd.grad(total, scale)
+    assert abs(by_scale.item() * N) < 0.1 * d  # the law at T = 1 in the place of that at .1 would give −.9·d
+    energy = unroll.objective.loss().mean().item() * N
+    assert energy == pytest.approx(d / 2, rel=0.1)  # of U/T
+
+
+def test_chains_at_temperature_0_have_no_law():
+    cold = GaussianTask(torch.zeros(2), torch.eye(2), Hyperparameters(0.1, N, temperature=0.0))
+    with pytest.raises(ValueError, match=r"temperature=0.0: chains at 0 have no law to come near to"):
+        ChainUnroll(cold, MetaSGMCMCRule(), SteinKL, Schedule(10, 0, 5), [1, 2])
+
+
 def test_windows_keep_earlier_samples_of_the_chains_without_their_gradient():
     problem, rule = task(noise=0.3), MetaSGMCMCRule("signed", (5,), **SCALES)
     weights, schedule = random_weights(rule).double(), Schedule(24, 4, 4)

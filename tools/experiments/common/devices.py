@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
-# glibc's names for `mallopt`, and more than any block of memory that a step of a network asks for.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _MUCH = -1, -3, (1 << 31) - 1
-
-
-def keep_freed_memory() -> bool:
-    """Keep what this process frees for its next step, where the C library is glibc; whether it is.
-
-    A step of a network frees large blocks and asks for them again. Given back to the system in between, all of their
-    pages are new, and are cleared, at every step: a quarter of a training step of a ResNet-20 on images of 32×32.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _MUCH)) and bool(mallopt(_M_TRIM_THRESHOLD, _MUCH))
+from meta_tasks.training.process import keep_freed_memory
 
 
 def prepare_torch(device: str, threads: int) -> str:

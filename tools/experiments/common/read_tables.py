@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,18 +22,23 @@ class TableRow:
     Attributes:
         label: what the table calls the method.
         budget: minibatch gradients.
-        command: the words of the command that made the row; none where the table does not say.
+        commands: the words of each command that made the row, several where it has further seeds; none where the table
+            does not say.
         cells: column → text.
     """
 
     label: str
     budget: int
-    command: tuple[str, ...]
+    commands: tuple[tuple[str, ...], ...]
     cells: Mapping[str, str]
 
+    def options(self, name: str, usual: str | None = None) -> list[str | None]:
+        """The value of an option in each of the commands."""
+        return [words[words.index(name) + 1] if name in words else usual for words in self.commands or ((),)]
+
     def option(self, name: str, usual: str | None = None) -> str | None:
-        """The value of an option of the command."""
-        return self.command[self.command.index(name) + 1] if name in self.command else usual
+        """The value of an option of the first command; commands of one row agree in all but seeds and folders."""
+        return self.options(name, usual)[0]
 
     def numbers(self, column: str) -> list[float]:
         """Mean and standard deviation over seeds; the mean alone of one seed.
@@ -50,8 +56,8 @@ class TableRow:
 class _Place:
     """What stands above the line that is read."""
 
-    command: tuple[str, ...] = ()
-    of_rows: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    commands: tuple[tuple[str, ...], ...] = ()
+    of_rows: dict[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     budget: int = 0
     header: list[str] | None = None
 
@@ -63,9 +69,10 @@ def read_rows(table: Path) -> Iterator[TableRow]:
         if match := _COMMAND.match(line):
             words = tuple(shlex.split(match["command"].rstrip(" `").split(";")[0]))
             if match["labels"]:
-                place.of_rows |= dict.fromkeys(match["labels"].split(", "), words)
+                for label in match["labels"].split(", "):
+                    place.of_rows[label] = (*place.of_rows.get(label, ()), words)
             else:
-                place.command, place.of_rows = words, {}
+                place.commands, place.of_rows = (words,), {}
         elif match := _BUDGET.match(line):
             place.budget = int(match[1])
         elif not line.startswith("|"):
@@ -75,7 +82,16 @@ def read_rows(table: Path) -> Iterator[TableRow]:
         elif set(place.header) >= _SCORES and not line.startswith("|-"):
             cells = dict(zip(place.header, _cells(line)))
             label = cells["method"]
-            yield TableRow(label, place.budget, place.of_rows.get(label, place.command), cells)
+            commands = place.of_rows.get(label, place.commands)
+            yield TableRow(label, place.budget, tuple(c for c in commands if _runs(c, place.budget)), cells)
+
+
+def _runs(command: Sequence[str], budget: int) -> bool:
+    """Whether a command has a budget among its own; one that names none takes them from its preset."""
+    if "--budgets" not in command:
+        return True
+    rest = command[command.index("--budgets") + 1 :]
+    return str(budget) in itertools.takewhile(lambda word: not word.startswith("--"), rest)
 
 
 def _cells(line: str) -> list[str]:

@@ -8,19 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
+import learned_samplers
+import meta_tasks
 from learned_samplers.base.files import write_atomically
 from learned_samplers.base.locks import FolderLock, shared_lock
-from meta_tasks.fingerprints import data_fingerprint, fingerprint
+from meta_tasks.fingerprints import code_fingerprint, data_fingerprint, fingerprint
 
 __all__ = ["RunStore", "data_fingerprint", "fingerprint"]
+
+#: Where the code lies that runs are made by.
+SOURCES = (
+    *(Path(str(package.__file__)).parent for package in (learned_samplers, meta_tasks)),
+    Path(__file__).parents[1],
+)
 
 
 class RunStore:
     """The runs below one folder: ``runs/<name>.json``, and what else a run leaves in folders beside it.
 
     A file holds the settings that a run depends on, its result, torch's version and the fingerprint of its data. It is
-    written whole or not at all, as strict JSON, and read again only where all of these agree.
+    written whole or not at all, as strict JSON, and read again only where all of these agree. It also says which code
+    made the run: one of other code is read, for few changes of code change a run, and that is said in a line, once.
 
     Before the first run is made the folder is locked against other processes, until the last store of this process on
     that folder is gone; reading takes no lock.
@@ -29,16 +39,22 @@ class RunStore:
         folder: of the results.
         data: fingerprint of the data, see `fingerprint`; None for runs that have none.
         fresh: do again what an earlier process has done; what this store has done itself is read back.
+
+    Attributes:
+        of_other_code: files that were read back and that other code has made, of a store and those `below` it.
     """
 
     def __init__(self, folder: Path, data: str | None = None, *, fresh: bool = False) -> None:
         self.folder, self.data, self.fresh = folder, data, fresh
         self.done: set[Path] = set()
+        self.of_other_code: set[Path] = set()
         self._lock: FolderLock | None = None
 
     def below(self, name: str) -> RunStore:
         """A store of the same data for a folder inside this one."""
-        return RunStore(self.folder / name, self.data, fresh=self.fresh)
+        store = RunStore(self.folder / name, self.data, fresh=self.fresh)
+        store.of_other_code = self.of_other_code
+        return store
 
     def path(self, name: str, kind: str = "runs", suffix: str = ".json") -> Path:
         """A file of the run of that name."""
@@ -61,7 +77,7 @@ class RunStore:
         if found is not None:
             return found
         self._take()
-        return self.write(name, settings, make())
+        return self._write(name, self._made_of(settings), code_fingerprint(*SOURCES), make())
 
     def _take(self) -> None:
         """Lock the folder; RuntimeError, naming the other process, if it is another's."""
@@ -84,23 +100,41 @@ class RunStore:
                 f"{self.path(name)} was made with these settings from other data (fingerprint {theirs.get('data')}, "
                 f"these have {self.data}): take another --out, or --fresh to replace it"
             )
-        return record["result"] if theirs == ours else None
+        if theirs != ours:
+            return None
+        if record["code"] != code_fingerprint(*SOURCES):
+            if not self.of_other_code:
+                tqdm.write(f"{self.folder}: runs that other code has made are read back; --fresh does them again")
+            self.of_other_code.add(self.path(name))
+        return record["result"]
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """The run of that name as it is on disk, "made_of" and "result", whatever it was made of."""
+        """The run of that name as it is on disk, "made_of", "code" and "result", whatever it was made of.
+
+        "code" is None in files from before it was noted.
+        """
         path = self.path(name)
         if not path.is_file():
             return None
         try:
             record = json.loads(path.read_text())
-            return {"made_of": record["made_of"], "result": record["result"]}
+            return {"made_of": record["made_of"], "code": record.get("code"), "result": record["result"]}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not the result of a run ({error}); delete it or use --fresh") from error
 
     def write(self, name: str, settings: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-        """Put a result on disk; the same as JSON gives it back. RuntimeError if the folder is another process's."""
+        """Put a result on disk; the same as JSON gives it back. RuntimeError if the folder is another process's.
+
+        Where the run is there and gets further measures, the code that made it stays the one that is named.
+        """
         self._take()
-        content = json.dumps({"made_of": self._made_of(settings), "result": result}, indent=1, allow_nan=False)
+        made_of, code, known = self._made_of(settings), code_fingerprint(*SOURCES), self.record(name)
+        if known is not None and known["made_of"] == made_of:
+            code = known["code"]
+        return self._write(name, made_of, code, result)
+
+    def _write(self, name: str, made_of: Mapping[str, Any], code: str, result: Mapping[str, Any]) -> dict[str, Any]:
+        content = json.dumps({"made_of": made_of, "code": code, "result": result}, indent=1, allow_nan=False)
         self.path(name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path(name), content.encode())
         self.done.add(self.path(name))

@@ -113,8 +113,8 @@ def l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> to
 
 
 def scale_adapted_l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    # It explores for all of burn-in: its last step chooses the mass, and the chain has nothing to forget but its
-    # momentum, which a dozen steps do.
+    # Burn-in is for exploring and for settling in the mass that the last step of exploring chooses: the card says which
+    # share of it settles.
     exploration = int(s.burn_in * steps)
     if not exploration:
         raise ValueError(f"burn_in={s.burn_in} of {steps} steps leaves ScaleAdaptedL2E none in which to explore")

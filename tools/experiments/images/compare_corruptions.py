@@ -206,7 +206,7 @@ def corruption_figure(
     x = np.arange(LARGEST_SEVERITY + 1)
     for ax, (key, heading, _) in zip(axes, MEASURES):
         for name, means in curves.items():
-            mean, std = means[key].mean(0), means[key].std(0)
+            mean, std = means[key].mean(0), means[key].std(0, ddof=int(len(means[key]) > 1))
             ax.plot(x, mean, **styles[name], marker="o", markersize=3)
             if len(means[key]) > 1:
                 ax.fill_between(x, mean - std, mean + std, color=styles[name]["color"], alpha=0.12, linewidth=0)

@@ -14,6 +14,7 @@ from experiments.images.compare_landscapes import plane_figure, step_size_figure
 from experiments.images.compare_report import BudgetReport
 from experiments.images.compare_styles import styles
 from experiments.images.measures import KINDS, overall
+from experiments.images.methods import METHODS
 from experiments.images.report import label
 from experiments.images.result import CURVES, Result
 from learned_samplers import plots
@@ -28,7 +29,7 @@ def draw(ax: Any, x: np.ndarray, values: Any, style: dict[str, Any], **more: Any
     runs, logarithmic = np.array(values, dtype=float), ax.get_yscale() == "log"
     if logarithmic:
         runs = np.log(np.maximum(runs, np.finfo(float).tiny))
-    mean, std = runs.mean(0), runs.std(0)
+    mean, std = runs.mean(0), runs.std(0, ddof=int(len(runs) > 1))
     middle, low, high = (np.exp(each) if logarithmic else each for each in (mean, mean - std, mean + std))
     ax.plot(x, middle, **style, **more)
     if len(runs) > 1:
@@ -136,26 +137,49 @@ def error_lines(modes: dict[str, Any]) -> LossLines:
 
 
 def temperature_figure(path: Path, report: BudgetReport, title: str) -> None:
-    """Kinetic and configurational temperature of all weights over the first seed's run, a line for each sampler."""
+    """Kinetic and configurational temperature of all weights over the first seed's run, a line for each sampler.
+
+    Dotted lines are the temperatures asked for, vertical ones the ends of burn-in; each method has its own, where they
+    are tuned.
+    """
+    first = {method: report.runs[method][0] for method in styles(report)}
+    points = {method: run.temperatures for method, run in first.items() if run.temperatures and not run.diverged}
+    if not points:
+        return
+    targets = _colors({method: first[method].settings["temperature"] for method in points}, report)
+    chains = {method: first[method].settings for method in points if not METHODS[first[method].method].cyclical}
+    ends = _colors({method: settings["burn_in"] for method, settings in chains.items()}, report)
     fig = new_figure(15, 4.6)
     axes = fig.subplots(1, 2)
     for ax, kind in zip(axes, KINDS):
-        for method, style in styles(report).items():
-            points = [] if report.runs[method][0].diverged else report.runs[method][0].temperatures
-            values = np.array([overall(point["groups"], kind) for point in points], dtype=float)
-            if not points or np.isnan(values).all():
+        for method, found in points.items():
+            values = np.array([overall(point["groups"], kind) for point in found], dtype=float)
+            if np.isnan(values).all():
                 continue
-            steps, means = running_mean(np.array([point["step"] for point in points]), values)
+            steps, means = running_mean(np.array([point["step"] for point in found]), values)
             # A logarithmic axis has no place for the negative values that θ·∇U can have far from equilibrium.
-            shown = np.where(means > 0, means, np.nan)
-            ax.plot(steps, shown, **style)
-        ax.axhline(report.settings.temperature, color="0.4", linestyle=":", label="target")
-        ax.axvline(report.settings.burn_in * report.budget, color="0.7", linewidth=0.8)
+            ax.plot(steps, np.where(means > 0, means, np.nan), **styles(report)[method])
+        for temperature, color in targets.items():
+            ax.axhline(temperature, color=color, linestyle=":", label=f"target {temperature:g}")
+        for share, color in ends.items():
+            ax.axvline(share * report.budget, color=color, linewidth=0.8)
         ax.set(yscale="log", xlabel="gradient evaluations", ylabel=f"{kind} temperature")
         grid_lines(ax)
         ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
-    fig.suptitle(f"{title}; means of {SMOOTHING} points, the vertical line is the end of burn-in")
+    fig.suptitle(f"{title}; means of {SMOOTHING} points, vertical lines are the ends of burn-in")
     fig.savefig(path, dpi=150)
+
+
+def _colors(values: dict[str, float], report: BudgetReport) -> dict[float, str]:
+    """The different values, each in the colour of its method, in grey where it is that of several or all."""
+    owners: dict[float, list[str]] = {}
+    for method, value in values.items():
+        owners.setdefault(value, []).append(method)
+    alone = len(owners) > 1
+    return {
+        value: styles(report)[methods[0]]["color"] if alone and len(methods) == 1 else "0.5"
+        for value, methods in owners.items()
+    }
 
 
 def validation_figure(path: Path, report: BudgetReport, title: str) -> None:

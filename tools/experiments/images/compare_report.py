@@ -16,6 +16,7 @@ from experiments.common.run_store import fingerprint
 from experiments.common.tables import finished, markdown, mean_and_std, rectangular, spread
 from experiments.common.tuning import Tuning
 from experiments.images.compare_corruptions import corruption_numbers, corruption_tables
+from experiments.images.compare_notes import GIVEN, NOTES, OTHER_CODE, TUNED
 from experiments.images.compare_statistics import (
     DISTANCES,
     beside,
@@ -25,7 +26,7 @@ from experiments.images.compare_statistics import (
     robustness,
 )
 from experiments.images.compare_verdict import verdict, verdict_line
-from experiments.images.methods import Setting
+from experiments.images.methods import METHODS, Setting
 from experiments.images.report import label
 from experiments.images.result import CURVES, Result
 from experiments.images.runner import predictions
@@ -62,6 +63,7 @@ class BudgetReport:
         reference: probabilities (test images, classes) to compare with, or None.
         lost: why a method has no runs: it diverged at every setting.
         data: the data's fingerprint.
+        other_code: whether runs were read back that another version of the code had made.
     """
 
     budget: int
@@ -75,11 +77,14 @@ class BudgetReport:
     reference: torch.Tensor | None = None
     lost: dict[str, str] = field(default_factory=dict)
     data: str | None = None
+    other_code: bool = False
 
 
 def measured(result: Result) -> dict[str, Any]:
     """The numbers of a run that are averaged over seeds; None where a method has no such number."""
-    own = {"kld": result.pairwise_kld, "ess_per_second": result.ess_per_second, "seconds": result.seconds}
+    own = {"kld": result.pairwise_kld, "seconds": result.seconds}
+    # Draws of a fitted Gaussian and the networks of an ensemble are no chain.
+    own["ess_per_second"] = result.ess_per_second if METHODS[result.method].is_chain else None
     if result.converged is not None:
         own["converged"] = result.converged["all"]
     return {**result.scores, **own, "num_samples": result.num_samples}
@@ -266,29 +271,10 @@ def health_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
     return cells
 
 
-NOTES = """Mean ± standard deviation over seeds. NLL in nats, ECE in 15 bins; KLD: mean divergence between the
-predictions of two samples; ESS/s: effective sample size of the samples' log-probability of the true label, the median
-over test images, per second of the run; cR̂ < 1.1: share of the weights whose chain agrees between its two halves (1,000
-weights of a run); also tuned: momentum decay a, temperature T, exploration ratio, the share
-of burn-in, the final lr as a share of the first, or an optimizer's weight decay; seconds of training and collecting.
-Second table: tries, the settings that were tuned over, each on every tuning seed; median and worst seed; collapsed:
-runs that diverged, or whose NLL is above that of uniform predictions or 1.5 times the method's median; difference of
-the NLL to the first row's at the same seed (same initial weights and minibatches), ± its standard error over seeds, and
-the standard error that the choice of test images alone gives; scaled NLL: after a temperature of the predictions that
-the validation images choose; at equal time: gradients and NLL of runs in the first row's seconds.
-Last but one, first seed: temperatures after burn-in of all weights (and from the coldest to the hottest part of the
-network); loss barrier between consecutive samples on validation images; cosine similarity between samples.
-Last table: all runs' predictions averaged, each seed one of so many parallel chains (of an optimizer: a deep ensemble).
-"""
-_TUNED = (
-    "Settings are tuned by validation NLL: a balanced choice at the smallest budget, its best again at larger ones."
-)
-_GIVEN = "Nothing was tuned here: every setting is the best that another comparison found (--settings-of)."
-
-
 def write_results(out: Path, reports: Sequence[BudgetReport], command: str) -> None:
     """Write results.json and table.md for the budgets that are finished."""
     numbers = {str(report.budget): content(report) for report in reports}
     parts = [tables(report.budget, numbers[str(report.budget)]) for report in reports]
     given = any(tuning.given for report in reports for tuning in report.tuning.values())
-    write_outputs(out, command, "\n\n".join([NOTES + (_GIVEN if given else _TUNED), *parts]), {"budgets": numbers})
+    notes = NOTES + (GIVEN if given else TUNED) + f"\n{OTHER_CODE}" * any(report.other_code for report in reports)
+    write_outputs(out, command, "\n\n".join([notes, *parts]), {"budgets": numbers})

@@ -57,6 +57,8 @@ class Comparison:
             budget: ImageRuns(data, ood, store.below(f"steps_{budget}")) for budget in options.all_budgets(data)
         }
         self.candidates = {method: options.candidates(method, data) for method in options.sampler}
+        #: Methods that diverged at every setting, and at which budget.
+        self.lost: dict[str, str] = {}
         self.alternatives = options.alternatives(data)
         for name, value in (pair for each in self.candidates.values() for setting in each for pair in setting.also):
             if value not in self.alternatives.setdefault(name, ()):  # of another comparison
@@ -132,10 +134,14 @@ class Comparison:
             data=runs.store.data,
         )
         for method in options.sampler:
+            if method in self.lost:  # it has had its tries
+                report.lost[method] = self.lost[method]
+                continue
             try:
                 tuning = self.tune(method, budget)
             except RuntimeError as error:  # the others are worth their table
                 report.lost[method] = str(error)
+                self.lost[method] = f"at {budget} gradients {error}"
                 tqdm.write(f"{budget} gradients, {method}: {error}")
                 continue
             chosen = tuning.chosen
@@ -153,6 +159,7 @@ class Comparison:
             self.corrupt(report)
         if options.equal_time:
             report.equal_time = {method: self.at_equal_time(report, method) for method in report.runs}
+        report.other_code = bool(runs.store.of_other_code)
         return report
 
     def measure(self, runs: ImageRuns, finals: Sequence[Result], settings: Settings) -> None:

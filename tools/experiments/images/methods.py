@@ -51,6 +51,11 @@ class ImageMethod(Method):
     cyclical: bool = False
     lr_of: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether its samples are states of a Markov chain."""
+        return self.kind in ("sampler", "full_batch")
+
     def rate(self, settings: Settings) -> float:
         """The learning rate in the middle of those that are tried."""
         return self.lr if self.network is None else dict(self.lr_of).get(getattr(settings, self.network), self.lr)

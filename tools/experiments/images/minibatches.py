@@ -30,8 +30,9 @@ def batches(
 def minibatches(data: ImageData, settings: Settings, seed: int) -> Minibatches:
     """Inputs and targets of minibatches without end, augmented where the settings say so.
 
-    Streams of their own: a seed's minibatches come in the same order whatever numbers a method draws, and whether they
-    are augmented or not; every method sees the same crops.
+    Generators of their own: a seed's minibatches come in the same order whatever numbers a method draws, and whether
+    they are augmented or not; every method sees the same crops. (On a CPU torch takes the lower 32 bits of a seed, so
+    that the order is made of the numbers that a run's own stream begins with; the tables hold these orders.)
     """
     order = batches(
         data.num_data, settings.batch_size, data.train_x.device, torch.Generator().manual_seed(2**32 + seed)

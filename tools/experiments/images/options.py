@@ -218,7 +218,11 @@ class CompareOptions(ImageOptions):
     def alternatives(self, data: ImageData) -> dict[str, tuple[float, ...]]:
         """What is tried beside learning rates: values of the settings that `ImageMethod.tunes` names."""
         settings = self.settings
-        precisions = (settings.prior_precision, *(decay * data.num_data for decay in self.weight_decays))
+        precisions = [settings.prior_precision]
+        for precision in (decay * data.num_data for decay in self.weight_decays):
+            # One that is as good as another would be tried in the place of another setting.
+            if all(abs(precision - other) > 0.1 * other for other in precisions):
+                precisions.append(precision)
         return {
             "momentum_decay": tuple(dict.fromkeys(self.momentum_decays)),
             "temperature": tuple(dict.fromkeys(self.temperatures)) or (settings.temperature,),

@@ -56,7 +56,7 @@ class Result:
         movement_curve: (gradient evaluations, ‖Δθ‖² of the step taken there, mean training loss in nats since the point
             before), at most 100 points; none for HMC.
         acceptance_rate: of HMC after burn-in; None for other methods.
-        temperatures: of a sampler, over the run, see `experiments.images.training.Log`.
+        temperatures: of a sampler, over the run, see `experiments.images.log.Log`.
         mean_temperatures: their means after burn-in, see `experiments.images.measures.mean_temperatures`.
         modes: of a run that was asked for them, see `experiments.images.measures.modes`.
         converged: of a chain that was asked for it, see `experiments.images.measures.converged`.

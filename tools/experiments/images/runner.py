@@ -152,7 +152,7 @@ class ImageRuns:
 
     def add_convergence(self, result: Result, settings: Settings, *, layers: bool) -> None:
         """Fill in `Result.converged`, once, of a chain with enough samples."""
-        chain = METHODS[result.method].kind in ("sampler", "full_batch")
+        chain = METHODS[result.method].is_chain
         if result.diverged is not None or not chain or result.num_samples < CONVERGENCE_DRAWS:
             return
         if result.converged is None or (layers and len(result.converged) == 1):

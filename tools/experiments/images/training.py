@@ -17,7 +17,7 @@ from experiments.images.methods import ImageMethod
 from experiments.images.minibatches import Minibatches
 from experiments.images.own_models import is_own
 from experiments.images.settings import Settings
-from learned_samplers import HMC, CyclicalSchedule, CyclicalSGMCMC
+from learned_samplers import HMC, CyclicalSchedule
 from learned_samplers.base.optional import require
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
@@ -143,7 +143,10 @@ def sampler_run(
     steps //= cost
     model = build_network(settings, data)
     sampler = method.build(parameter_groups(model), settings, lr, data.num_data, steps)
-    schedule = method.schedule(sampler, settings, steps) or annealing(sampler, settings, lr, steps)
+    if method.cyclical:  # whose rate falls in every cycle, and over them stays what it is
+        schedule: Any = method.schedule(sampler, settings, steps)
+    else:
+        schedule = annealing(sampler, settings, lr, steps)
     kept = cyclical_collection(settings, steps) if method.cyclical else collection(settings, steps)
     with PosteriorSamples(model, sampler, **kept) as samples:
         log.follow(samples, sampler)
@@ -170,7 +173,7 @@ def annealing(
     optimizer: torch.optim.Optimizer, settings: Settings, lr: float, steps: int
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
     """Half a cosine from `lr` to its share `final_lr`; None where the rate is constant."""
-    if settings.final_lr == 1 or isinstance(optimizer, CyclicalSGMCMC):
+    if settings.final_lr == 1:
         return None
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, settings.final_lr * lr)
 

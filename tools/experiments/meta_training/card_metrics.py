@@ -43,7 +43,7 @@ def metrics_of(tables: Iterable[Path], names: Iterable[str]) -> dict[str, dict[s
     for table in tables:
         for row in read_rows(table):
             weights = weights_of(row)
-            if weights not in found or not set(COLUMNS) <= set(row.cells) or not row.command:
+            if weights not in found or not set(COLUMNS) <= set(row.cells) or not row.commands:
                 continue
             experiment = _experiment(row, table.stem)
             if experiment in found[weights]:
@@ -62,7 +62,8 @@ def weights_of(row: TableRow) -> str | None:
 
 
 def _experiment(row: TableRow, stem: str) -> str:
-    seeds, first = row.option("--seeds", "3"), row.option("--seed", "0")
+    seeds = sum(int(each or 0) for each in row.options("--seeds", "3"))
+    first = min(int(each or 0) for each in row.options("--seed", "0"))
     return f"{row.option('--preset', '')}, {row.budget} gradients, {seeds} seeds from {first} ({stem})"
 
 

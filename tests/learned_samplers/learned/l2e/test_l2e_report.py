@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -118,6 +119,20 @@ def test_the_law_of_any_sampler_for_its_card():
     assert abs(found["bias"][0]) < 0.1
     assert found["kinetic_temperature"] == pytest.approx([4 / (4 - 0.2 - 0.2), 4 / (4 - 0.1 - 0.2)], rel=0.05)
     assert len(found["bias_at_a_quarter_of_lr"]) == len(found["configurational_temperature"]) == 2
+
+
+def test_each_bias_of_a_card_has_the_error_of_its_own_run(monkeypatch):
+    results = [
+        SimpleNamespace(
+            **dict(bias=0.1, refined_bias=0.3, standard_error=0.02, refined_error=0.08, target_variance=2.0),
+            **dict(kinetic_temperature=1.0, configurational_temperature=1.0),
+        )
+    ]
+    report = SimpleNamespace(results=results, verdict="biased", passed=False, reason="", lr=0.1, refinement=4.0)
+    monkeypatch.setattr("learned_samplers.learned.law.check_sampler", lambda *_, **__: report)
+    found = gaussian_law(lambda p: PrecondL2E(p, 0.1, 100), stiffness=(0.2,))
+    assert found["largest_bias"] == [0.1, 0.3]
+    assert found["error"] == [0.01, 0.04]
 
 
 def test_the_cards_measurements_of_a_random_network_show_its_bias():

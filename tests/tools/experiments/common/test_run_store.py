@@ -42,6 +42,39 @@ def test_another_torch_makes_it_again(tmp_path, monkeypatch):
     assert store.run("one", {}, lambda: {"value": 2}) == {"value": 2}
 
 
+def test_runs_of_other_code_are_read_and_that_is_said_once(tmp_path, monkeypatch, capsys):
+    def code(digest):
+        monkeypatch.setattr("experiments.common.run_store.code_fingerprint", lambda *folders: digest)
+
+    code("before")
+    for name in ("one", "two"):
+        RunStore(tmp_path).below("runs_of_400").run(name, {}, lambda: {"value": 1})
+    assert not capsys.readouterr().out
+    code("after")
+    store = RunStore(tmp_path)
+    below = store.below("runs_of_400")
+    for name in ("one", "two"):
+        assert below.run(name, {}, lambda: {"value": 2}) == {"value": 1}
+    said = capsys.readouterr().out
+    assert said.count("runs that other code has made are read back; --fresh does them again") == 1
+    assert store.of_other_code == {below.path("one"), below.path("two")}
+    # A further measure of a run does not make it one of the code of now; a new run is.
+    below.write("one", {}, {"value": 1, "measure": 3})
+    assert RunStore(tmp_path / "runs_of_400").record("one")["code"] == "before"
+    fresh = RunStore(tmp_path / "runs_of_400", fresh=True)
+    assert fresh.run("one", {}, lambda: {"value": 4}) == {"value": 4}
+    assert fresh.record("one")["code"] == "after"
+    assert not fresh.of_other_code
+    # Runs from before it was noted are of other code, as far as one can tell.
+    path = below.path("two")
+    record = json.loads(path.read_text())
+    del record["code"]
+    path.write_text(json.dumps(record))
+    again = RunStore(tmp_path / "runs_of_400")
+    assert again.read("two", {}) == {"value": 1}
+    assert again.of_other_code == {path}
+
+
 def test_other_data_under_the_same_settings_are_refused(tmp_path):
     old, new = (fingerprint([torch.tensor(values)]) for values in ([1.0, 2.0], [1.0, 2.5]))
     RunStore(tmp_path, old).run("one", {"lr": 1}, lambda: {"value": 1})

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from experiments.common.figures import new_figure
-from experiments.images import report
+from experiments.images import compare_figures, report
 from experiments.images.compare_figures import draw
+from experiments.images.compare_report import BudgetReport
 from experiments.images.result import Result
+from experiments.images.settings import Settings
 from PIL import Image
 
 STYLE = {"color": "C0", "label": "SGHMC"}
@@ -24,21 +26,47 @@ def drawn(scale):
 
 
 def test_a_band_on_a_linear_axis_is_one_standard_deviation():
+    """With n − 1, as in the tables: of two runs their difference over √2."""
     line, low, high = drawn("linear")
     assert line == pytest.approx([2.5, 0.50005])
-    assert low == pytest.approx([1.0, 1e-4])
-    assert high == pytest.approx([4.0, 1.0])
+    assert low == pytest.approx([2.5 - 3 / 2**0.5, 0.50005 - 0.9999 / 2**0.5])
+    assert high == pytest.approx([2.5 + 3 / 2**0.5, 0.50005 + 0.9999 / 2**0.5])
 
 
 def test_on_a_logarithmic_axis_means_and_bands_are_those_of_the_logarithms():
     line, low, high = drawn("log")
     assert line == pytest.approx([2.0, 1e-2])
-    assert low == pytest.approx([1.0, 1e-4])
-    assert high == pytest.approx([4.0, 1.0])
+    assert low == pytest.approx([2 * 4 ** (-(0.5**0.5)), 1e-2 * 1e4 ** (-(0.5**0.5))])
+    assert high == pytest.approx([2 * 4 ** (0.5**0.5), 1e-2 * 1e4 ** (0.5**0.5)])
     ax = new_figure(2, 2).subplots()
     ax.set(yscale="log")
     draw(ax, X, [[1.0, 1e-4], [4.0, 1.0], [1.0, 1e-4]], STYLE)
     assert ax.collections[0].get_paths()[0].vertices[:, 1].min() > 0, "an arithmetic band would end below 0"
+
+
+def test_each_method_has_its_own_target_and_end_of_burn_in(tmp_path, monkeypatch):
+    """Both are tuned: those of the preset are no run's."""
+
+    def run(method, temperature, burn_in):
+        points = [
+            {"step": s, "groups": [{"kinetic": 1.0, "configurational": 1.0, "size": 3}]} for s in range(10, 100, 10)
+        ]
+        settings = {"temperature": temperature, "burn_in": burn_in}
+        return [Result(method, 0.1, 0, settings, temperatures=points, num_samples=10, scores={"nll": 1.0})]
+
+    figures = []
+    monkeypatch.setattr(compare_figures, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
+    monkeypatch.setattr(compare_figures, "overall", lambda groups, kind: groups[0][kind])
+    runs = {"SGHMC": run("SGHMC", 0.1, 0.5), "BAOA": run("BAOA", 1.0, 0.8), "SGLD": run("SGLD", 1.0, 0.8)}
+    made = BudgetReport(100, tmp_path, Settings(temperature=0.3, burn_in=0.2), 1000, runs=runs)
+    compare_figures.temperature_figure(tmp_path / "temperatures.png", made, "title")
+    lines = [
+        line for line in figures[0].axes[0].lines if len(set(line.get_ydata())) == 1 and len(line.get_xdata()) == 2
+    ]
+    targets = {line.get_ydata()[0]: line.get_label() for line in lines if str(line.get_label()).startswith("target")}
+    assert targets == {0.1: "target 0.1", 1.0: "target 1"}
+    ends = {line.get_xdata()[0] for line in figures[0].axes[0].lines if line.get_xdata()[0] == line.get_xdata()[-1]}
+    assert ends == {50.0, 80.0}
 
 
 @pytest.mark.parametrize(("methods", "lines", "columns"), [(3, 1, 3), (6, 1, 6), (7, 2, 4), (13, 3, 5)])

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from experiments.images.log import Log
 from experiments.images.measures import mean_temperatures, overall
 from experiments.images.methods import METHODS, SHORT_NAMES, Setting, candidates, proposal
 from experiments.images.minibatches import minibatches
+from experiments.images.options import parse_compare
 from experiments.images.result import Result
 from experiments.images.runner import ImageRuns, store_for
 from experiments.images.settings import Settings
@@ -251,6 +253,43 @@ def test_cyclical_l2e_has_the_rates_the_noise_and_the_samples_of_cyclical_sgmcmc
         if name == "CyclicalScaleAdaptedL2E":  # cycles of its own, at one rate
             assert set(seen) == {(0.01, settings.temperature)}
     assert kept["CyclicalL2E"] == kept["CyclicalScaleAdaptedL2E"] == kept["CyclicalSGMCMC"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "falls"), [("CyclicalSGMCMC", False), ("CyclicalScaleAdaptedL2E", False), ("SGHMC", True)]
+)
+def test_a_final_rate_is_of_methods_that_have_no_cycles(tmp_path, name, falls):
+    """Over the whole run: in a cycle the rate of some falls by itself."""
+    settings = Settings(dataset="digits", model="mlp", hidden=(8,), steps=80, num_samples=8, limit=200, final_lr=0.1)
+    data, seen = settings.load_data(None), []
+
+    def build(*arguments):
+        sampler = METHODS[name].build(*arguments)
+        sampler.register_step_pre_hook(lambda *_: seen.append(sampler.param_groups[0]["lr"]))
+        return sampler
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        log, order = Log(writer, tqdm(disable=True), data, 80), minibatches(data, settings, seed=0)
+        sampler_run(replace(METHODS[name], build=build), settings, 0.01, data, 80, order, log)
+    cycle = 80 // settings.cycles
+    assert (max(seen[-cycle:]) < 0.5 * max(seen[:cycle])) == falls
+
+
+def test_weight_decays_that_are_as_good_as_the_priors_are_not_tried_beside_it():
+    """On CIFAR-10 the prior's is 4.88e-4: 5e-4 would be a second run of the same in the place of another setting."""
+
+    def tried(num_data):
+        options = parse_compare(["--preset", "cifar10", "--weight-decays", "0", "5e-4", "5.2e-4"])
+        return options.alternatives(SimpleNamespace(num_data=num_data))["prior_precision"]
+
+    assert tried(40_960) == (20.0, 0.0)
+    assert tried(10_000) == (20.0, 0.0, 5.0)
+
+
+def test_states_of_chains_alone_have_an_effective_sample_size():
+    runs = {name: Result(name, 0.1, 0, {}, ess=5.0, seconds=1.0) for name in ("SGHMC", "HMC", "SWAG", "DeepEnsemble")}
+    rates = {name: measured(result)["ess_per_second"] for name, result in runs.items()}
+    assert rates == {"SGHMC": 5.0, "HMC": 5.0, "SWAG": None, "DeepEnsemble": None}
 
 
 def test_meta_sgmcmc_has_the_exact_derivatives_and_finite_differences_say_the_same():
