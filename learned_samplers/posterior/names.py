@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from learned_samplers.base.sharding import is_sharded
+from learned_samplers.posterior.attributes import Attributes
 
 T = TypeVar("T")
 
@@ -76,6 +77,8 @@ def normalisation_buffers(model: nn.Module) -> list[str]:
 class Caller:
     """Runs a model with other tensors in the place of its own, given by plain name; the model's own are not touched.
 
+    What its forward leaves in attributes of the modules is gone after every run.
+
     Raises:
         ValueError: the model is sharded: its hooks would put its own weights back.
     """
@@ -91,4 +94,8 @@ class Caller:
 
     def __call__(self, state: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         named = {self._actual[name]: tensor for name, tensor in state.items()}
-        return functional_call(self.network, named, args, dict(kwargs))
+        before = Attributes(self.network)
+        try:
+            return functional_call(self.network, named, args, dict(kwargs))
+        finally:
+            before.restore()
