@@ -15,6 +15,7 @@ from learned_samplers.posterior.inputs import Batch, Inputs, as_batches
 from learned_samplers.posterior.names import Caller, buffers_of, tensors_of
 from learned_samplers.posterior.storage import chunks
 from learned_samplers.posterior.tensor_files import Tensors
+from learned_samplers.posterior.trial import Trial
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Runner:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.vmap_fails = False
+        self._trial = Trial(model)
 
     def predictions(
         self,
@@ -73,14 +75,21 @@ class Runner:
         static = {name: tensor.to(reference.device, dtypes[name]) for name, tensor in {**buffers, **fixed}.items()}
         call = Caller(model)
 
-        def forward(state: Tensors, batch: Batch) -> Tensor:
+        def raw(state: Tensors, batch: Batch) -> Any:
             # A network may write into its buffers; what it writes must reach neither the samples nor the model.
             merged = {
                 name: tensor.clone() if name in buffers else tensor for name, tensor in {**static, **state}.items()
             }
-            return transform(call(merged, batch.args, batch.kwargs))
+            return call(merged, batch.args, batch.kwargs)
+
+        def forward(state: Tensors, batch: Batch) -> Tensor:
+            return transform(raw(state, batch))
+
+        def sample(index: int) -> Tensors:
+            return {name: tensor.to(reference.device, dtypes[name]) for name, tensor in read(index).items()}
 
         with evaluation_mode(model), torch.no_grad():
+            self._trial(raw, sample, indices, static, batches[0].to(reference.device), transform)
             for part in chunks(len(indices), sample_chunk):
                 states = [read(indices[position]) for position in part]
                 stacked = {

@@ -1,0 +1,167 @@
+"""What a few examples tell about a network before its first predictions: are they made with the sampled weights?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.posterior.attributes import Attributes
+from learned_samplers.posterior.inputs import Batch
+from learned_samplers.posterior.names import buffers_of, network_of, tensors_of
+from learned_samplers.posterior.outputs import Reading
+from learned_samplers.posterior.tensor_files import Tensors
+
+#: Examples in a trial.
+FEW = 16
+
+#: Runs the network with these weights of a sample in the place of its own.
+Call = Callable[[Tensors, Batch], Any]
+
+
+class Trial:
+    """Runs a network on a few examples before its first predictions, once a collection."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._reached = False
+
+    def __call__(
+        self,
+        call: Call,
+        read: Callable[[int], Tensors],
+        indices: Sequence[int],
+        fixed: Tensors,
+        batch: Batch,
+        transform: Callable[[Any], Tensor],
+    ) -> None:
+        """Raise ValueError if the predictions of these samples would not be made with their weights.
+
+        Args:
+            read: from an index to a sample, on the network's device and in its dtypes.
+            Others: as for :func:`require_reached`.
+        """
+        if self._reached:
+            return
+        # Of the network's own weights both ways give the same: nothing to see yet, and the prediction is right.
+        others = (read(index) for index in dict.fromkeys((indices[0], indices[-1])))
+        state = next((state for state in others if not is_present(self.model, state)), None)
+        if state is None:
+            return
+        for part in (first_few(batch), batch):
+            try:
+                transform(call(state, part))
+            except Exception:  # there may be networks that need the whole batch; the prediction raises any other error
+                continue
+            require_reached(self.model, call, state, fixed, part, transform)
+            self._reached = True
+            return
+
+
+def first_few(batch: Batch) -> Batch:
+    """The first examples of a batch."""
+    kwargs = {name: tensor[:FEW] for name, tensor in batch.kwargs.items()}
+    return Batch(tuple(tensor[:FEW] for tensor in batch.args), kwargs, min(FEW, batch.length))
+
+
+def is_present(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    """Whether these are the model's own weights."""
+    tensors = tensors_of(model)
+    return all(torch.equal(tensors[name], value) for name, value in state.items())
+
+
+def require_reached(
+    model: nn.Module, call: Call, state: Tensors, fixed: Tensors, batch: Batch, transform: Callable[[Any], Tensor]
+) -> None:
+    """Raise ValueError where the network with a sample's weights copied into it predicts something else than ``call``.
+
+    Weights that its forward finds in a list, a closure or under another name are replaced by no ``functional_call``,
+    and every sample would predict with the network's own. The network is afterwards what it was, to the bit. Nothing
+    is said where the predictions are no real numbers, or are random in a way that torch's seed does not govern.
+
+    Args:
+        call: runs the network with the sample's tensors in place of its own, without touching these.
+        state: the sample, other weights than the network's, on its device and in its dtypes.
+        fixed: the tensors that all samples share.
+        batch: the examples.
+        transform: from the network's output to the prediction.
+    """
+    network = network_of(model)
+    device = next(network.parameters()).device
+
+    def given(values: Tensors) -> Tensor:
+        with _same_noise(device):
+            return transform(call(values, batch))
+
+    first = given(state)
+    before = Attributes(network)
+    try:
+        with _copied(network, {**fixed, **state}), _same_noise(device):
+            second = transform(network(*batch.args, **batch.kwargs))
+    except Exception:  # weights that cannot be written to, say
+        return
+    finally:
+        before.restore()
+    if first.shape != second.shape or not first.is_floating_point():
+        return
+    limit = _rounding(network, device)
+    apart = _distance(first, second)
+    if apart <= limit or _distance(first, given(state)) > limit:
+        return
+    own = {name: tensor.detach() for name, tensor in tensors_of(network).items()}
+    changed = [name for name, value in state.items() if not torch.equal(own[name], value)]
+    missed = (name for name in changed if torch.equal(given({**state, name: own[name]}), first))
+    name = next(missed, changed[0])
+    raise ValueError(
+        f"forward of {type(network).__name__} uses sampled weights, {name!r} perhaps, otherwise than as attributes of "
+        "its modules (from a list, a closure, or a forward that was replaced), where predict cannot put a sample's in "
+        f"their place: with a sample's weights copied into the network its output differs by {apart:.2g} of its size. "
+        "Let forward look them up at each call, as in self.layer.weight; the samples themselves are sound"
+    )
+
+
+@contextmanager
+def _same_noise(device: torch.device) -> Iterator[None]:
+    """Within it torch's random numbers go on from where they are now, and after it they go on from there again."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+
+
+@contextmanager
+def _copied(network: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within it the network's tensors hold these values, and afterwards their own, its buffers whatever happens."""
+    buffers = buffers_of(network)
+    kept: list[tuple[Tensor, Tensor]] = []
+    try:
+        for name, tensor in tensors_of(network).items():
+            value = values.get(name, tensor)
+            if name in buffers or not torch.equal(tensor, value):
+                # Through .data, which raises no version: the gradient of a loss of before can still be taken.
+                kept.append((tensor.data, tensor.detach().clone()))
+                tensor.data.copy_(value)
+        yield
+    finally:
+        for tensor, own in kept:
+            tensor.copy_(own)
+
+
+def _rounding(network: nn.Module, device: torch.device) -> float:
+    """How far apart two predictions may be by rounding, relative to their size."""
+    dtypes = {parameter.dtype for parameter in network.parameters() if parameter.is_floating_point()}
+    largest = max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float32).eps)
+    if device.type != "cpu" and largest < 2**-13:
+        # Convolutions of single precision round to 10 bits there, and another kernel may be chosen.
+        largest = 2**-13 if torch.float32 in dtypes else largest
+    return float(largest**0.5)
+
+
+def _distance(first: Tensor, second: Tensor) -> float:
+    """The largest difference where both are finite, relative to the largest value."""
+    finite = first.isfinite() & second.isfinite()
+    if not bool(finite.any()):
+        return 0.0
+    first, second = first[finite].double(), second[finite].double()
+    return float((first - second).abs().max() / second.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
