@@ -18,6 +18,7 @@ from learned_samplers.base.clipping import ClippingWatch
 from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, refuse_unknown
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite, without_autocast
 from learned_samplers.base.parameters import listed_parameters, validate_parameters
+from learned_samplers.base.reseeding import ReseedingWatch
 from learned_samplers.base.saved_state import ResumableOptimizer
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
 from learned_samplers.base.temperatures import temperatures_of
@@ -188,6 +189,7 @@ class Sampler(ResumableOptimizer):
                     torch._foreach_add_(inputs.params, means)
 
     def _loaded(self) -> None:
+        self.__dict__.pop("_noise", None)  # the generator may be put back to where it was then
         if self.schedule is not None:  # whose learning rates and temperatures came with the state
             self.schedule.last_epoch = self.step_count
 
@@ -260,7 +262,10 @@ class Sampler(ResumableOptimizer):
         """Standard normal noise of a parameter's shape, dtype and device, from the sampler's generator."""
         generator = self.generator if self.parts is None else self.parts.generator(p)
         if generator is None:
-            return torch.randn_like(p)
+            if torch.compiler.is_compiling():
+                return torch.randn_like(p)
+            watch = self.__dict__.get("_noise") or self.__dict__.setdefault("_noise", ReseedingWatch())
+            return watch.drawn(torch.randn_like, p, self.step_count)
         return torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
 
     def state_of(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:

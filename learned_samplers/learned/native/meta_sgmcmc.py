@@ -69,6 +69,7 @@ def meta_step_tensors_(
     _run(pieces, energy, phi, settings, noise is not None, hyper)
     write_back(parameters, plain[2])
     write_back(momenta, plain[3])
+    torch.autograd.graph.increment_version(parameters)  # autograd has seen nothing of it
 
 
 def meta_step_flat_(

@@ -98,6 +98,7 @@ def step_tensors_(
     _run(pieces, phi, settings, noise is not None, averages[0].dtype == torch.bfloat16, hyper)
     for before, after in ((parameters, plain[0]), (momenta, plain[3]), (averages, plain[4])):
         write_back(before, after)
+    torch.autograd.graph.increment_version(parameters)  # autograd has seen nothing of it
 
 
 def step_flat_(

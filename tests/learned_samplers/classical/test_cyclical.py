@@ -206,13 +206,12 @@ def test_a_schedule_that_is_stepped_once_an_epoch_is_refused_before_the_next_ste
 
 
 def test_a_state_loaded_under_a_schedule_goes_on_with_it():
-    model = small_network()
+    model, other = small_network(), small_network()
     sampler = SGHMC(model.parameters(), 0.01, 100)
     schedule = CyclicalSchedule(sampler, cycle_length=6, exploration_ratio=0.5)
     for _ in range(4):
         sampler.step(closure_for(model, sampler))
         schedule.step()
-    other = small_network()
     resumed = SGHMC(other.parameters(), 0.01, 100)
     again = CyclicalSchedule(resumed, cycle_length=6, exploration_ratio=0.5)
     other.load_state_dict(model.state_dict())

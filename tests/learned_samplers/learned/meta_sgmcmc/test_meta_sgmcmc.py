@@ -109,11 +109,11 @@ def test_a_loss_a_chain_is_so_many_chains():
 def test_the_closure_may_give_a_loss_that_is_there_already():
     model, other = small_network(), small_network()
     one, two = (MetaSGMCMC(m.parameters(), 0.1, N, network=network()) for m in (model, other))
-    for _ in range(3):
-        torch.manual_seed(2)
+    for seed in range(3):
+        torch.manual_seed(seed)
         one.step(closure_for(model, one))
         loss = closure_for(other, two)()
-        torch.manual_seed(2)
+        torch.manual_seed(seed)
         two.step(lambda loss=loss: loss.item())
     assert torch.allclose(flat(model), flat(other), atol=1e-6)
 
