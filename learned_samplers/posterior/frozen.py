@@ -5,22 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from learned_samplers.base.sharding import whole
+from learned_samplers.base.sharding import is_sharded, local, summed, whole
 from learned_samplers.posterior.names import tensors_of
 from learned_samplers.posterior.tensor_files import fingerprint
 
 
-def mark(tensor: Tensor) -> Any:
-    """A cheap mark of a tensor, which changes whenever torch writes to it in place or moves it; no value is read.
+def mark(tensor: Tensor, *, values: bool = False) -> Any:
+    """A cheap mark of a tensor, which changes whenever torch writes to it in place or moves it.
 
-    (Changes through ``tensor.data`` in place are the exception.)
+    Changes through ``tensor.data`` in place are the exception, and those by an optimizer with ``fused=True``, which
+    raises no version.
+
+    Args:
+        values: take the sum and the norm in as well, which these change; without it no value is read.
     """
     try:
-        return tensor._version, tensor.data_ptr(), tensor.dtype
+        own = tensor._version, tensor.data_ptr(), tensor.dtype
     except RuntimeError:  # an inference tensor has no version
         return object()
+    return (*own, *_sums(tensor.detach())) if values else own
+
+
+def _sums(tensor: Tensor) -> list[float]:
+    """Two numbers about the values; of a sharded tensor about all parts, so that every process decides the same."""
+    if not tensor.is_floating_point():
+        return []
+    part = local(tensor)
+    both = torch.stack([part.sum(dtype=torch.float64), torch.linalg.vector_norm(part, dtype=torch.float64).square()])
+    return (summed(both, tensor) if is_sharded(tensor) else both).tolist()
 
 
 class Fingerprints:

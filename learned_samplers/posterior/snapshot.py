@@ -109,19 +109,19 @@ class Snapshots:
     def first_unsampled(self) -> tuple[Tensors, dict[str, str]]:
         """Copies of what is stored once, and the fingerprints of the rest."""
         stored, known = self.unsampled()
-        self._marks = {name: mark(tensor) for name, tensor in {**stored, **known}.items()}
+        self._marks = {name: _mark(tensor) for name, tensor in {**stored, **known}.items()}
         fingerprints = {name: self._fingerprints.of(name, tensor) for name, tensor in known.items()}
         return {name: self.stored(tensor, None) for name, tensor in stored.items()}, fingerprints
 
     def validate_unsampled(self, store: Store, step: int) -> None:
         """Raise ValueError if anything that is not sampled has changed since the first sample.
 
-        Buffers are compared; parameters are compared only if torch has changed them since the last time.
+        Buffers are compared; parameters are compared only if they seem to have changed since the last time.
         """
         stored, known = self.unsampled()
         fixed = store.fixed or {}
         for name, tensor in {**stored, **known}.items():
-            current = mark(tensor)
+            current = _mark(tensor)
             is_parameter = isinstance(tensor, nn.Parameter)
             if is_parameter and self._marks.get(name) == current:
                 continue
@@ -140,6 +140,11 @@ class Snapshots:
         """A copy on the device of storage, a floating-point tensor in ``dtype`` if that is given."""
         chosen = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         return sharding.whole(tensor.detach()).to(self.device, chosen, copy=True)
+
+
+def _mark(tensor: Tensor) -> Any:
+    # Only what requires a gradient can be moved by another optimizer, whose fused step no version shows.
+    return mark(tensor, values=isinstance(tensor, nn.Parameter) and tensor.requires_grad)
 
 
 def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from learned_samplers.posterior.attributes import Attributes
 from learned_samplers.posterior.inputs import Batch
 from learned_samplers.posterior.names import buffers_of, network_of, tensors_of
-from learned_samplers.posterior.outputs import Reading
 from learned_samplers.posterior.tensor_files import Tensors
 
 #: Examples in a trial.

@@ -109,6 +109,20 @@ def test_frozen_parameters_are_looked_at_only_after_a_change(store_frozen, monke
     assert len(posterior) == 8
 
 
+@pytest.mark.parametrize("store_frozen", [True, False])
+@pytest.mark.parametrize("other", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_what_a_fused_optimizer_moves_is_seen(other, store_frozen):
+    """Its step raises no version of the parameters."""
+    model = nn.Sequential(nn.Linear(40, 8), nn.Tanh(), nn.Linear(8, 3))
+    sampler, fused = torch.optim.SGD(model[2].parameters(), lr=0.1), other(model[0].parameters(), lr=0.01, fused=True)
+    posterior = PosteriorSamples(model, sampler, store_frozen=store_frozen)
+    train(model, sampler, 3)
+    fused.step()
+    with pytest.raises(ValueError, match=r"'0\.weight' is not sampled but changed since the first sample \(step 4\)"):
+        train(model, sampler, 1)
+    assert len(posterior) == 3
+
+
 def test_the_state_dict_knows_the_base_model_too():
     model, _, posterior = collect(store_frozen=False)
     state = posterior.state_dict()
