@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ OUTPUTS = ("softmax", "binary", "regression")
 #: Noise of a regression: none, its standard deviation, or what the network gives beside the mean.
 Noise = float | Tensor | str | None
 NETWORK_NOISE = ("log_variance", "scale")
+#: So many logits of two classes do not all lie in [0, 1] by chance.
+ENOUGH = 16
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,35 @@ class Reading:
             f"the network returned {_contents(raw)}: say which entry is the prediction by select=, such as "
             f"select={next(iter(entries), 0)!r}"
         )
+
+    # -- probabilities that are taken for logits ----------------------------------------------------------------------
+
+    def tells_from(self, examples: int) -> bool:
+        """Whether outputs of so many examples say if they are the logits that they are read as."""
+        return self.output == "softmax" or (self.output == "binary" and examples >= ENOUGH)
+
+    def refuse_probabilities(self, raw: Any) -> None:
+        """Raise ValueError if the network gives probabilities of classes itself; warn if it may of two classes."""
+        values, dtype = self.tensor(raw), self._selected(raw).dtype
+        if self.output == "binary":
+            if bool((values >= 0).all() & (values <= 1).all()) and values.min() != values.max():
+                warnings.warn(
+                    f"output='binary' takes the sigmoid of the network's outputs, and {values.numel()} of them all lie "
+                    "in [0, 1]: if it ends in a sigmoid already, use output=lambda p: p; for logits "
+                    "output=torch.sigmoid is silent",
+                    stacklevel=6,
+                )
+            return
+        sums = values.sum(1 if self.class_axis is None else self.class_axis)
+        eps = torch.finfo(dtype).eps
+        # The sum of a few logits of half precision may be 1 by chance.
+        told = eps < 1e-5 or sums.numel() >= 4
+        if told and bool((values >= 0).all()) and bool(((sums - 1).abs() <= max(1e-5, eps)).all()):
+            raise ValueError(
+                "output='softmax' takes the softmax of logits, but the network's outputs are probabilities already "
+                "(none is negative, and those of each example sum to 1): use output=lambda p: p, or leave the softmax "
+                "at the end of the network out, or let it give logarithms"
+            )
 
     # -- what is averaged -------------------------------------------------------------------------------------------
 

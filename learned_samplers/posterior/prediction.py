@@ -13,6 +13,7 @@ from torch.func import vmap
 
 from learned_samplers.posterior.inputs import Batch, Inputs, as_batches
 from learned_samplers.posterior.names import Caller, buffers_of, tensors_of
+from learned_samplers.posterior.outputs import Reading
 from learned_samplers.posterior.storage import chunks
 from learned_samplers.posterior.tensor_files import Tensors
 from learned_samplers.posterior.trial import Trial
@@ -57,6 +58,7 @@ class Runner:
         fixed: Mapping[str, Tensor],
         x: Inputs,
         transform: Callable[[Any], Tensor],
+        reading: Reading,
         *,
         batch_size: int,
         sample_chunk: int,
@@ -64,7 +66,8 @@ class Runner:
     ) -> Generator[Tensor, None, None]:
         """Yield predictions of shape (k, N, ...) for consecutive chunks of at most ``sample_chunk`` samples.
 
-        A chunk of samples is read and stacked once and then run over all batches of ``x``.
+        A chunk of samples is read and stacked once and then run over all batches of ``x``. ``transform`` goes from the
+        network's output to the prediction, ``reading`` says what that output is.
         """
         model = self.model
         reference = next(model.parameters())
@@ -89,7 +92,7 @@ class Runner:
             return {name: tensor.to(reference.device, dtypes[name]) for name, tensor in read(index).items()}
 
         with evaluation_mode(model), torch.no_grad():
-            self._trial(raw, sample, indices, static, batches[0].to(reference.device), transform)
+            self._trial(raw, sample, indices, static, batches[0].to(reference.device), transform, reading)
             for part in chunks(len(indices), sample_chunk):
                 states = [read(indices[position]) for position in part]
                 stacked = {

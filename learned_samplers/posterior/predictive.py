@@ -107,7 +107,8 @@ class Predictive:
             cumulative: return the averages over the first 1, 2, …, K samples instead of the last one alone.
             output: what the network's output is. "softmax": logits of classes, (N, C), or more axes with
                 ``class_axis``; "binary": one logit for each example, of which the sigmoid is taken, (N,) or (N, 1);
-                "regression": real numbers; or a function from whatever the network returns to what shall be averaged.
+                "regression": real numbers; or a function from whatever the network returns to what shall be averaged,
+                such as ``lambda p: p`` for probabilities.
             class_axis: the axis of the classes in logits of more than two axes: 1 or −1, say.
             noise: for a regression, the standard deviation of the targets about the network's mean, a number or a
                 tensor; or "log_variance" or "scale" where the network gives it: it returns the mean and that noise, a
@@ -216,12 +217,14 @@ class Predictive:
         validation.whole("sample_chunk", sample_chunk)
         if count > len(self):
             raise ValueError(f"num_samples must be at most the {len(self)} samples held, got {count}")
+        reading = _reading(options)
         return self._runner.predictions(
             self._state,
             [(k + 1) * len(self) // count - 1 for k in range(count)],
             self._fixed(),
             x,
-            transform or _reading(options).prediction,
+            transform or reading.prediction,
+            reading,
             batch_size=batch_size,
             sample_chunk=sample_chunk,
             vectorize=options.get("vectorize"),

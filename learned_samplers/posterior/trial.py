@@ -1,4 +1,4 @@
-"""What a few examples tell about a network before its first predictions: are they made with the sampled weights?"""
+"""What a few examples tell before a network's first predictions: does it take sampled weights, and give logits?"""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from learned_samplers.posterior.attributes import Attributes
 from learned_samplers.posterior.inputs import Batch
 from learned_samplers.posterior.names import buffers_of, network_of, tensors_of
+from learned_samplers.posterior.outputs import ENOUGH, Reading
 from learned_samplers.posterior.tensor_files import Tensors
 
 #: Examples in a trial.
-FEW = 16
+FEW = ENOUGH
 
 #: Runs the network with these weights of a sample in the place of its own.
 Call = Callable[[Tensors, Batch], Any]
@@ -27,6 +28,7 @@ class Trial:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._reached = False
+        self._read: set[str] = set()
 
     def __call__(
         self,
@@ -36,27 +38,34 @@ class Trial:
         fixed: Tensors,
         batch: Batch,
         transform: Callable[[Any], Tensor],
+        reading: Reading,
     ) -> None:
-        """Raise ValueError if the predictions of these samples would not be made with their weights.
+        """Raise ValueError if the predictions would not be made with the samples' weights, or of other outputs.
 
         Args:
             read: from an index to a sample, on the network's device and in its dtypes.
+            reading: what the outputs are said to be.
             Others: as for :func:`require_reached`.
         """
-        if self._reached:
-            return
+        unread = reading.tells_from(batch.length) and reading.output not in self._read
         # Of the network's own weights both ways give the same: nothing to see yet, and the prediction is right.
         others = (read(index) for index in dict.fromkeys((indices[0], indices[-1])))
-        state = next((state for state in others if not is_present(self.model, state)), None)
-        if state is None:
+        other = None if self._reached else next((s for s in others if not is_present(self.model, s)), None)
+        if other is None and not unread:
             return
+        state = other if other is not None else read(indices[0])
         for part in (first_few(batch), batch):
             try:
-                transform(call(state, part))
+                raw = call(state, part)
+                transform(raw)
             except Exception:  # there may be networks that need the whole batch; the prediction raises any other error
                 continue
-            require_reached(self.model, call, state, fixed, part, transform)
-            self._reached = True
+            if unread:
+                reading.refuse_probabilities(raw)
+                self._read.add(str(reading.output))
+            if other is not None:
+                require_reached(self.model, call, other, fixed, part, transform)
+                self._reached = True
             return
 
 

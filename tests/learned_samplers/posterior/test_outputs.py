@@ -86,6 +86,48 @@ def test_options_have_types():
         collection(3, lambda out: out.argmax(1))[0].predict(X, output="regression")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vectorize", [None, False])
+def test_probabilities_are_not_squashed_again(dtype, vectorize):
+    def probabilities(out):
+        return out.softmax(1)
+
+    torch.manual_seed(0)
+    members = [Net(5, probabilities).to(dtype) for _ in range(3)]
+    samples = SampleCollection.from_samples(members[0], [member.state_dict() for member in members])
+    for use in (samples.predict, samples.uncertainty, samples.draws):
+        for rows in (7, 4) if dtype in (torch.bfloat16, torch.float16) else (7, 1):
+            with pytest.raises(ValueError, match=r"outputs are probabilities already .*: use output=lambda p: p"):
+                use(X[:rows].to(dtype), vectorize=vectorize)
+    expected = torch.stack([member(X.to(dtype)) for member in members]).mean(0)
+    kept = samples.predict(X.to(dtype), output=lambda p: p, vectorize=vectorize)
+    torch.testing.assert_close(kept, expected, rtol=0.01, atol=0.01)
+    assert samples.predict(X.to(dtype), output="regression").shape == (7, 5)
+
+
+def test_probabilities_on_another_axis_or_in_a_container_are_seen():
+    for wrap, options in (
+        (lambda out: out.view(-1, 3, 2).softmax(1), {"class_axis": 1}),
+        (lambda out: out.view(-1, 3, 2).softmax(2), {"class_axis": -1}),
+        (lambda out: (out, out.softmax(1)), {"select": 1}),
+    ):
+        with pytest.raises(ValueError, match="outputs are probabilities already"):
+            collection(6, wrap)[0].predict(X, **options)
+    samples, raw = collection(6, lambda out: out.log_softmax(1))
+    torch.testing.assert_close(samples.predict(X), raw.softmax(2).mean(0))
+
+
+def test_a_sigmoid_taken_for_logits_is_warned_of_once(recwarn):
+    samples, _ = collection(1, torch.sigmoid)
+    samples.predict(X, output="binary")
+    assert not recwarn, "seven examples do not tell"
+    with pytest.warns(UserWarning, match=r"16 of them all lie in \[0, 1\]: if it ends in a sigmoid already"):
+        samples.predict(X.repeat(3, 1), output="binary")
+    samples.predict(X.repeat(3, 1), output="binary")
+    logits, _ = collection(1)
+    logits.predict(X.repeat(3, 1), output="binary")
+
+
 # -- what does --------------------------------------------------------------------------------------------------------
 
 
