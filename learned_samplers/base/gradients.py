@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import sharding
+from learned_samplers.base import master_weights, sharding
 from learned_samplers.base.step import Evaluation, GroupInputs, joint_norms
 
 # Norms up to these cannot overflow in one step of any sensible size; beyond them a step is taken with a copy at hand.
@@ -78,10 +78,15 @@ def _of_group(sampler: Any, group: dict[str, Any]) -> GroupInputs:
                 f"the gradient of parameter {sampler.name_of(group, i)} is sparse ({gradient.layout}); use dense "
                 "gradients"
             )
-        if shapes.setdefault(p, gradient.shape) != gradient.shape:
+        known = shapes.get(p)
+        if known is None:
+            shapes[p] = known = gradient.shape, p.dtype
+            if not torch.compiler.is_compiling():  # it may have been converted since the sampler was made
+                master_weights.validate(sampler, group, [p])
+        if known != (gradient.shape, p.dtype):
             raise ValueError(
-                f"parameter {sampler.name_of(group, i)} had the shape {tuple(shapes[p])} in its first step: the state "
-                "does not fit any more; make a new sampler"
+                f"parameter {sampler.name_of(group, i)} had the shape {tuple(known[0])} in its first step, and the "
+                f"dtype {known[1]}: the state does not fit {tuple(gradient.shape)} and {p.dtype}; make a new sampler"
             )
         inputs.params.append(p)
         inputs.gradients.append(gradient)

@@ -56,6 +56,14 @@ def refuse_unknown(sampler: str, group: Mapping[str, Any], hyperparameters: Mapp
             raise ValueError(f"a parameter group of {sampler} has no key {key!r}{advice}")
 
 
+def refuse_late(sampler: str, group: Mapping[str, Any], hyperparameters: Mapping[str, Any]):
+    """Raise ValueError for a name of torch's that training code has written into a group, and that nothing reads."""
+    for key in ("weight_decay", "momentum", "betas"):
+        if key in group and key not in hyperparameters:
+            advice = _advice(sampler, key, group[key], set(hyperparameters), group.get("num_data"))
+            raise ValueError(f"a parameter group of {sampler} has been given {key!r}, which it does not read{advice}")
+
+
 def _advice(sampler: str, key: str, value: Any, hyperparameters: set[str], num_data: Any = None) -> str:
     """What to write instead of a name of torch's optimizers."""
     number = isinstance(value, int | float) and not isinstance(value, bool)

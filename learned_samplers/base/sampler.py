@@ -15,7 +15,7 @@ from torch import Tensor
 
 from learned_samplers.base import distributed, gradients, master_weights, prior_mean, sharding, validation
 from learned_samplers.base.clipping import ClippingWatch
-from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, refuse_unknown
+from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, refuse_late, refuse_unknown
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite, without_autocast
 from learned_samplers.base.parameters import listed_parameters, validate_parameters
 from learned_samplers.base.reseeding import ReseedingWatch
@@ -100,9 +100,10 @@ class Sampler(ResumableOptimizer):
         """Check each group whose hyperparameters differ from those checked last; a scheduler may have changed them."""
         known, changed = self.__dict__.setdefault("_validated", {}), False
         for position, group in enumerate(self.param_groups):
-            found = [*map(group.get, self.defaults)]
+            found = [*map(group.get, self.defaults), len(group)]
             last = known.get(position) or known.setdefault(position, validation.LastValues())
             if last.differ_from(found):
+                refuse_late(type(self).__name__, group, {**self.defaults, **dict.fromkeys(self.group_keys)})
                 self._validate(group)
                 last.keep(found)
                 changed = True

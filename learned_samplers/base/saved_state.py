@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import master_weights, sharding
+from learned_samplers.base.operations import as_number
 from learned_samplers.base.saved_checks import validate_groups, validate_noise, validate_tensors
 
 
@@ -81,6 +82,16 @@ class ResumableOptimizer(torch.optim.Optimizer):
                 then.
         """
         self.validate_saved(state_dict)
+        for own, group in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            known = {"num_data"} <= group.keys() & own.keys()
+            if known and as_number(group["num_data"]) != as_number(own["num_data"]):
+                warnings.warn(
+                    f"the state was saved with num_data={as_number(group['num_data']):g}, which takes the place of "
+                    f"{as_number(own['num_data']):g}, as all hyperparameters of a saved state do; where the data have "
+                    'changed, set param_groups[...]["num_data"] after loading',
+                    stacklevel=2,
+                )
+                break
         noise, state, groups, generator = self.rng_state(), self.state, self.param_groups, self.generator
         # Keys that an older state does not have keep the values of this sampler.
         filled = [

@@ -263,10 +263,16 @@ def _sampling_group(
             f"prior_precision must be given: AdamW's weight_decay={decay} is no prior (num_data * weight_decay = "
             f"{as_number(num_data) * decay:g} is the nearest)"
         )
-    names = theirs.get("param_names")
+    names, lr = theirs.get("param_names"), as_number(theirs["lr"])
+    peak = max((as_number(theirs[key]) for key in ("initial_lr", "max_lr") if key in theirs), default=lr)
+    if "lr" not in settings and lr < peak / 10:
+        raise ValueError(
+            f"lr must be given: a schedule has brought that of {type(optimizer).__name__} from {peak:g} down to "
+            f"{lr:g}, at which a chain stands still; take one near the largest that trained well"
+        )
     return {
         "params": list(zip(names, theirs["params"], strict=True)) if names else list(theirs["params"]),
-        "lr": settings.get("lr", as_number(theirs["lr"])),
+        "lr": settings.get("lr", lr),
         "momentum_decay": settings.get("momentum_decay", 1 - as_number(theirs["betas"][0])),
         "prior_precision": as_number(num_data) * decay if prior is None else prior,
     }

@@ -142,6 +142,40 @@ def test_a_parameter_of_another_shape_is_refused_before_anything_moves(name, siz
     assert not p.any()
 
 
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "KineticL2E", "ScaleAdaptedSGHMC"])
+def test_a_network_that_is_converted_after_the_first_step_is_refused(name):
+    p = torch.nn.Parameter(torch.zeros(16))
+    sampler = SAMPLERS[name]([p])
+
+    def closure():
+        p.grad = None
+        loss = p.square().mean()
+        loss.backward()
+        return loss
+
+    sampler.step(closure)
+    p.data = p.data.double()
+    with pytest.raises(ValueError, match=r"the dtype torch.float32: the state does not fit \(16,\) and torch.float64"):
+        sampler.step(closure)
+
+
+@pytest.mark.parametrize("name", ["HMC", "KineticL2E"])
+def test_a_sampler_that_half_precision_breaks_is_not_given_it_by_a_later_conversion(name):
+    p = torch.nn.Parameter(torch.zeros(16))
+    sampler = SAMPLERS[name]([p])
+    p.data = p.data.bfloat16()
+
+    def closure():
+        p.grad = None
+        loss = p.float().square().mean()
+        loss.backward()
+        return loss
+
+    with pytest.raises(ValueError, match=f"{name} cannot sample parameters of torch.bfloat16"):
+        sampler.step(closure)
+    assert not p.any()
+
+
 def test_a_cycle_that_fails_to_begin_leaves_the_state_of_parameters_without_gradient():
     a, b = (torch.nn.Parameter(torch.randn(3, 4)) for _ in range(2))
     sampler = ScaleAdaptedL2E(

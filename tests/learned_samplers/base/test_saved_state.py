@@ -6,6 +6,7 @@ import copy
 import io
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +211,18 @@ def test_a_state_between_joining_and_the_first_step_can_be_loaded(late):
     del saved["state"][0]
     with pytest.raises(ValueError, match="holds \\[\\] for parameter number 0"):
         other.load_state_dict(saved)
+
+
+def test_a_state_of_other_data_is_said_to_be_one():
+    model = small_network()
+    older, newer = SGHMC(model.parameters(), 0.01, 64), SGHMC(model.parameters(), 0.01, 5000, temperature=0.1)
+    with pytest.warns(UserWarning, match=r"saved with num_data=64, which takes the place of 5000") as caught:
+        newer.load_state_dict(older.state_dict())
+    assert len(caught) == 1
+    assert newer.param_groups[0]["num_data"] == 64
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        newer.load_state_dict(older.state_dict())
 
 
 def test_numbers_of_numpy_load_with_weights_only():

@@ -47,6 +47,24 @@ def test_torchs_keys_in_a_group_are_refused_with_ours(name):
     assert len(sampler.param_groups) == 1
 
 
+@pytest.mark.parametrize("name", STOCHASTIC)
+@pytest.mark.parametrize(("key", "message"), [("weight_decay", "prior_precision = num_data"), ("momentum", "momentum")])
+def test_torchs_keys_that_are_written_into_a_group_later_are_refused(name, key, message):
+    """Schedules of the weight decay write it into every group at every step; nothing would read it."""
+    model = small_network()
+    sampler = SAMPLERS[name](model.parameters())
+    sampler.step(closure_for(model, sampler))
+    before = flat(model)
+    sampler.param_groups[0]["lr_mult"] = 2.0  # a key of somebody's own says nothing about the law
+    sampler.param_groups[0][key] = 0.04
+    with pytest.raises(ValueError, match=f"has been given '{key}', which it does not read: .*{message}"):
+        sampler.step(closure_for(model, sampler))
+    assert torch.equal(flat(model), before)
+    del sampler.param_groups[0][key]
+    sampler.step(closure_for(model, sampler))
+    assert not torch.equal(flat(model), before)
+
+
 def test_labels_and_schedulers_keys_are_no_hyperparameters():
     group = {"params": [parameter()], "name": "trunk", "initial_lr": 0.1, "lr_scale": 0.5}
     assert SGLD([group], 0.1, 100).param_groups[0]["name"] == "trunk"

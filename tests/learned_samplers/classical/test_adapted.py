@@ -295,6 +295,27 @@ def test_bad_warm_starts(make, settings, error, message):
         ScaleAdaptedSGHMC.from_optimizer(make(small_network().parameters()), N, **settings)
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda adam: torch.optim.lr_scheduler.CosineAnnealingLR(adam, 30, eta_min=1e-7),
+        lambda adam: torch.optim.lr_scheduler.OneCycleLR(adam, max_lr=0.01, total_steps=31),
+    ],
+)
+def test_a_rate_that_a_schedule_has_brought_down_is_not_taken_over(schedule):
+    """A chain at Adam's last rate would stand still, and its samples be copies of each other."""
+    model = small_network()
+    adam = torch.optim.Adam(model.parameters(), 0.01)
+    annealed = schedule(adam)
+    for _ in range(30):
+        closure_for(model, adam)()
+        adam.step()
+        annealed.step()
+    with pytest.raises(ValueError, match=r"lr must be given: a schedule has brought that of Adam from 0.01 down to"):
+        ScaleAdaptedSGHMC.from_optimizer(adam, N)
+    assert ScaleAdaptedSGHMC.from_optimizer(adam, N, lr=0.005).param_groups[0]["lr"] == 0.005
+
+
 def test_adamw_with_a_stated_prior():
     _, adam = trained(torch.optim.AdamW, weight_decay=0.01)
     sampler = ScaleAdaptedSGHMC.from_optimizer(adam, N, prior_precision=3.0, lr=0.5, momentum_decay=0.3)
