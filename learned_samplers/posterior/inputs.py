@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from learned_samplers.posterior.storage import chunks
@@ -31,7 +33,9 @@ class Batch(NamedTuple):
         return Batch(tuple(tensor.to(device) for tensor in self.args), kwargs, self.length)
 
 
-def as_batches(x: Inputs, batch_size: int, dtype: torch.dtype | None = None) -> list[Batch]:
+def as_batches(
+    x: Inputs, batch_size: int, dtype: torch.dtype | None = None, *, targets: bool | None = None, second: str = ""
+) -> list[Batch]:
     """Split a network's inputs into batches, in their own order.
 
     Args:
@@ -40,6 +44,9 @@ def as_batches(x: Inputs, batch_size: int, dtype: torch.dtype | None = None) -> 
             inputs are taken. It is iterated once, and its batches are held in memory.
         batch_size: examples in a batch.
         dtype: floating-point arrays are converted to it, since NumPy's default is float64.
+        targets: False says that a loader's tuples hold inputs only; True and None take them for (input, target).
+        second: the network's second input, if it has one; with ``targets=None`` its values may be taken for targets,
+            which gets a warning.
 
     Raises:
         TypeError, ValueError: another type, no example, different numbers of examples, or a loader that shuffles.
@@ -47,7 +54,7 @@ def as_batches(x: Inputs, batch_size: int, dtype: torch.dtype | None = None) -> 
     if isinstance(x, DataLoader):
         if _shuffles(x):
             raise ValueError("x shuffles, so that predictions could not be matched to examples: use shuffle=False")
-        batches = [_one_batch(_without_target(item), dtype) for item in x]
+        batches = [_one_batch(item, dtype) for item in _inputs_of(x, targets, second)]
         if not batches:
             raise ValueError("x must hold at least one example, got a loader of no batch")
         return batches
@@ -101,13 +108,41 @@ def _as_tensor(item: Tensor | np.ndarray, dtype: torch.dtype | None) -> Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
-def _without_target(item: Any) -> Any:
+def second_input(network: nn.Module) -> str:
+    """The name of the second positional parameter of forward, if that looks like an input; "" otherwise."""
+    try:
+        parameters = list(inspect.signature(network.forward).parameters.values())
+    except (TypeError, ValueError):
+        return ""
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    second = [each for each in parameters if each.kind in kinds][1:2]
+    names_target = any(word in each.name.lower() for each in second for word in ("target", "label"))
+    if not second or names_target or second[0].name == "y" or isinstance(second[0].default, bool | int | float | str):
+        return ""
+    return second[0].name
+
+
+def _inputs_of(loader: Iterable[Any], targets: bool | None, second: str) -> Iterator[Any]:
+    for item in loader:
+        if targets is None and second and isinstance(item, Sequence) and len(item) == 2:
+            warnings.warn(
+                f"the second item of the loader's batches is taken for the target, not for {second!r} of the network: "
+                "pass targets=False if it is an input, targets=True if it is the target",
+                stacklevel=7,
+            )
+            second = ""
+        yield _without_target(item, targets)
+
+
+def _without_target(item: Any, targets: bool | None) -> Any:
     if not isinstance(item, Sequence) or isinstance(item, str):
         return item
+    if targets is False:
+        return tuple(item)
     if len(item) > 2:
         raise ValueError(
             f"a batch of the loader must be inputs or (inputs, targets), got {len(item)} items: where the network "
-            "takes several inputs, let the data set give ((a, b), target)"
+            "takes several inputs, let the data set give ((a, b), target), or (a, b) alone and pass targets=False"
         )
     return tuple(item[0]) if isinstance(item[0], list) else item[0]  # torch's loaders make lists of tuples
 
@@ -115,10 +150,11 @@ def _without_target(item: Any) -> Any:
 class Repeatable:
     """Iterates again and again over data to compute statistics from: inputs as above, or any iterable of batches.
 
-    Here the order does not matter, so a loader may shuffle.
+    Here the order does not matter, so a loader may shuffle. ``targets`` and ``second`` are as for `as_batches`.
     """
 
-    def __init__(self, data: Any, batch_size: int) -> None:
+    def __init__(self, data: Any, batch_size: int, *, targets: bool | None = None, second: str = "") -> None:
+        self._targets, self._second = targets, second
         self._batches: Iterable[Any]
         if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
             self._batches = as_batches(data, batch_size)
@@ -129,5 +165,9 @@ class Repeatable:
             raise TypeError(f"data must be a tensor, a tuple of tensors or a loader, got {type(data).__name__}")
 
     def __iter__(self) -> Iterator[Batch]:
-        for item in self._batches:
-            yield item if isinstance(item, Batch) else _one_batch(_without_target(item), None)
+        if isinstance(self._batches, list) and all(isinstance(item, Batch) for item in self._batches):
+            yield from self._batches
+            return
+        for item in _inputs_of(self._batches, self._targets, self._second):
+            self._second = ""  # said once, not in every pass
+            yield _one_batch(item, None)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils.data import DataLoader
 
-from learned_samplers.posterior.inputs import Batch, Inputs, as_batches
-from learned_samplers.posterior.names import Caller, buffers_of, tensors_of
+from learned_samplers.posterior.inputs import Batch, Inputs, as_batches, second_input
+from learned_samplers.posterior.names import Caller, buffers_of, network_of, tensors_of
 from learned_samplers.posterior.outputs import Reading
 from learned_samplers.posterior.storage import chunks
 from learned_samplers.posterior.tensor_files import Tensors
@@ -50,6 +51,7 @@ class Runner:
         self.model = model
         self.vmap_fails = False
         self._trial = Trial(model)
+        self._second = second_input(network_of(model))
 
     def predictions(
         self,
@@ -63,6 +65,7 @@ class Runner:
         batch_size: int,
         sample_chunk: int,
         vectorize: bool | None,
+        targets: bool | None,
     ) -> Generator[Tensor, None, None]:
         """Yield predictions of shape (k, N, ...) for consecutive chunks of at most ``sample_chunk`` samples.
 
@@ -71,7 +74,9 @@ class Runner:
         """
         model = self.model
         reference = next(model.parameters())
-        batches = as_batches(x, batch_size, reference.dtype)
+        batches = as_batches(x, batch_size, reference.dtype, targets=targets, second=self._second)
+        if targets is None and isinstance(x, DataLoader):
+            self._second = ""  # said once
         home = next(iter((*batches[0].args, *batches[0].kwargs.values()))).device
         dtypes = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
         buffers = buffers_of(model)

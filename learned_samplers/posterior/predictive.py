@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     noise: Noise
     select: int | str | None
     vectorize: bool | None
+    targets: bool | None
 
 
 class Predictive:
@@ -86,6 +87,7 @@ class Predictive:
         noise: Noise = None,
         select: int | str | None = None,
         vectorize: bool | None = None,
+        targets: bool | None = None,
     ) -> Tensor:
         r"""The Bayesian model average: the predictions for ``x``, averaged over the samples,
 
@@ -118,6 +120,8 @@ class Predictive:
             vectorize: True runs the samples of a chunk as one with ``torch.func.vmap``; False runs them one after the
                 other; None chooses: vmap, except for networks that it cannot run (recurrent ones, control flow) and
                 those with convolutions on a CPU, where it is slower. The results agree to rounding.
+            targets: False says that a loader's batches (a, b, ...) are the network's positional arguments; else the
+                second of two is taken for the target, and None warns once where the network has a second input.
 
         Returns:
             (N, classes), or whatever one network's prediction is shaped like; (K, N, classes) if ``cumulative``. On
@@ -137,6 +141,7 @@ class Predictive:
             noise=noise,
             select=select,
             vectorize=vectorize,
+            targets=targets,
         )
         total: Tensor | float = 0.0
         averages: list[Tensor] = []
@@ -228,9 +233,10 @@ class Predictive:
             batch_size=batch_size,
             sample_chunk=sample_chunk,
             vectorize=options.get("vectorize"),
+            targets=options.get("targets"),
         )
 
-    def reestimate_buffers(self, data: Any, *, batch_size: int = 256) -> None:
+    def reestimate_buffers(self, data: Any, *, batch_size: int = 256, targets: bool | None = None) -> None:
         """Compute every sample's normalisation statistics from data, for ``buffers="reestimate"``.
 
         Each statistic is its average over the batches, as in ``torch.optim.swa_utils.update_bn``. One pass over
@@ -239,6 +245,7 @@ class Predictive:
         Args:
             data: inputs (N, ...), a tuple or a dictionary of them, or a loader of inputs or of (input, target) pairs.
             batch_size: for tensors only; a loader has its own.
+            targets: as in :meth:`predict`.
 
         Raises:
             ValueError: another policy was chosen, or the data hold no batch.
@@ -247,7 +254,7 @@ class Predictive:
             raise ValueError(f"reestimate_buffers needs buffers='reestimate', got {self._settings['buffers']!r}")
         validation.whole("batch_size", batch_size)
         states = (self._store.read(index) for index in range(len(self)))
-        results = list(reestimated_buffers(self.model, states, self._fixed(), data, batch_size))
+        results = list(reestimated_buffers(self.model, states, self._fixed(), data, batch_size, targets))
         keys = [(entry.chain, entry.step) for entry in self._store.entries]
         self._reestimated = dict(zip(keys, results, strict=True))
 

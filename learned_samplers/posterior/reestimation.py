@@ -9,13 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.posterior.inputs import Repeatable
+from learned_samplers.posterior.inputs import Repeatable, second_input
 from learned_samplers.posterior.names import network_of, normalisation_buffers, tensors_of
 from learned_samplers.posterior.tensor_files import Tensors
 
 
 def reestimated_buffers(
-    model: nn.Module, states: Iterable[Tensors], fixed: Mapping[str, Tensor], data: Any, batch_size: int
+    model: nn.Module,
+    states: Iterable[Tensors],
+    fixed: Mapping[str, Tensor],
+    data: Any,
+    batch_size: int,
+    targets: bool | None = None,
 ) -> Iterator[Tensors]:
     """Yield, for each state, the running statistics of its normalisation layers over ``data``.
 
@@ -30,7 +35,7 @@ def reestimated_buffers(
     layers = [m for m in work.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
     for layer in layers:
         layer.train()
-    batches = Repeatable(data, batch_size)
+    batches = Repeatable(data, batch_size, targets=targets, second=second_input(work))
     with torch.no_grad():
         for state in states:
             for name, value in {**fixed, **state}.items():

@@ -318,3 +318,74 @@ def test_several_inputs_come_as_a_tuple_beside_the_target():
     pairs = [((torch.full((3,), float(i)), torch.ones(2)), i) for i in range(4)]
     first, _ = as_batches(DataLoader(pairs, batch_size=2), 2)
     assert [tuple(each.shape) for each in first.args] == [(2, 3), (2, 2)]
+
+
+def two_inputs():
+    torch.manual_seed(0)
+    members = [Two() for _ in range(3)]
+    return SampleCollection.from_samples(members[0], [member.state_dict() for member in members])
+
+
+class Optional(Two):
+    def forward(self, first, second=None):
+        return super().forward(first, torch.zeros_like(first) if second is None else second)
+
+
+class Training(Net):
+    def forward(self, x, labels=None):
+        return super().forward(x)
+
+
+class Switched(Net):
+    def forward(self, x, features=False):
+        return super().forward(x)
+
+
+def test_a_loader_of_two_inputs(recwarn):
+    samples = two_inputs()
+    first, second = X[:, :2], X[:, 2:]
+    pairs = loader(TensorDataset(first, second))
+    torch.testing.assert_close(samples.predict(pairs, targets=False), samples.predict((first, second)))
+    alone = collection(3)[0]
+    torch.testing.assert_close(alone.predict(loader(TensorDataset(X)), targets=False), alone.predict(X))
+    assert not recwarn
+
+
+def test_an_input_that_is_taken_for_the_target_is_warned_of_once(recwarn):
+    model = Optional()
+    samples = SampleCollection.from_samples(model, [model.state_dict()])
+    first, second = X[:, :2], X[:, 2:]
+    pairs = loader(TensorDataset(first, second))
+    expected = samples.predict(first)
+    assert torch.equal(samples.predict(pairs, targets=True, batch_size=3), samples.predict(first, batch_size=3))
+    assert not recwarn
+    for collected in (samples, SampleCollection.from_samples(model, [model.state_dict()])):
+        with pytest.warns(UserWarning, match=r"not for 'second' of the network: pass targets=False") as said:
+            torch.testing.assert_close(collected.predict(pairs), expected)
+        assert len(said) == 1
+        collected.predict(pairs)
+
+
+@pytest.mark.parametrize("network", [Training, Switched])
+def test_a_second_argument_that_is_no_input_is_no_reason_to_warn(network):
+    model = network(3)
+    samples = SampleCollection.from_samples(model, [model.state_dict()])
+    torch.testing.assert_close(samples.predict(loader(TensorDataset(X, torch.zeros(7)))), samples.predict(X))
+
+
+def test_statistics_from_a_loader_of_two_inputs():
+    class Normed(Two):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, first, second):
+            return self.norm(super().forward(first, second))
+
+    model = Normed()
+    samples = SampleCollection.from_samples(model, [model.state_dict()])
+    samples._settings["buffers"] = "reestimate"
+    samples.reestimate_buffers(loader(TensorDataset(X[:, :2], X[:, 2:]), drop_last=True), targets=False)
+    found = samples.predict((X[:, :2], X[:, 2:]))
+    samples.reestimate_buffers((X[:6, :2], X[:6, 2:]), batch_size=3)
+    torch.testing.assert_close(samples.predict((X[:, :2], X[:, 2:])), found)
