@@ -19,7 +19,7 @@ from learned_samplers.posterior import compiled, resuming
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.folder import FolderStore
 from learned_samplers.posterior.given import validate_policy
-from learned_samplers.posterior.names import tensors_of
+from learned_samplers.posterior.names import refuse_scripted, tensors_of
 from learned_samplers.posterior.snapshot import Snapshots, sampled_parameters, unwrapped
 from learned_samplers.posterior.storage import ElsewhereStore, Entry, MemoryStore, Progress
 from learned_samplers.posterior.tensor_files import Tensors
@@ -104,6 +104,7 @@ class PosteriorSamples(SampleCollection):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        refuse_scripted(model)  # here already, before a folder is opened
         sampler = unwrapped(sampler)
         if not isinstance(sampler, Optimizer):
             raise TypeError(f"sampler must be a torch.optim.Optimizer, got {type(sampler).__name__}")

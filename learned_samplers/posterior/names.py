@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -23,6 +24,16 @@ def network_of(model: nn.Module) -> nn.Module:
         if inner is None:
             return model
         model = inner
+
+
+def refuse_scripted(model: nn.Module) -> None:
+    """Raise TypeError if a part of the model is TorchScript, which takes no other weights than its own."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError(
+                f"model{f': its part {name!r}' if name else ''} is a torch.jit.ScriptModule, which cannot run with "
+                "the weights of a sample: give the module that it was scripted or traced from (torch.compile is fine)"
+            )
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:

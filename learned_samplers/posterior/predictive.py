@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from learned_samplers.base import validation
 from learned_samplers.posterior.frozen import Fingerprints
 from learned_samplers.posterior.inputs import Inputs
+from learned_samplers.posterior.names import refuse_scripted
 from learned_samplers.posterior.outputs import Noise, Output, Reading
 from learned_samplers.posterior.prediction import Runner
 from learned_samplers.posterior.reestimation import reestimated_buffers
@@ -45,6 +46,7 @@ class Predictive:
     """Predictions from a collection of samples."""
 
     def __init__(self, model: nn.Module, store: Store, settings: dict[str, Any]) -> None:
+        refuse_scripted(model)
         self.model = model
         self._store = store
         self._settings = dict(settings)

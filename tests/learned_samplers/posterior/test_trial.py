@@ -140,3 +140,18 @@ def test_in_half_precision_rounding_is_no_fault():
     samples = SampleCollection.from_samples(members[0], [member.state_dict() for member in members])
     assert samples.predict(X.bfloat16()).shape == (40, 3)
     assert samples._runner._trial._reached
+
+
+# torch itself says that TorchScript is on its way out.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, X)])
+def test_torchscript_is_refused_before_a_run(make, tmp_path):
+    scripted = make(nn.Sequential(nn.Linear(4, 3)))
+    part = nn.Sequential(scripted, nn.Linear(3, 3))
+    for model, where in ((scripted, "model is"), (part, "model: its part '0' is")):
+        sampler = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(TypeError, match=rf"{where} a torch\.jit\.ScriptModule"):
+            PosteriorSamples(model, sampler, path=tmp_path / "samples")
+        with pytest.raises(TypeError, match="ScriptModule"):
+            SampleCollection.from_samples(model, [model.state_dict()])
+    assert not (tmp_path / "samples").exists()
