@@ -12,27 +12,42 @@ TOLERANCE = 1e-3
 
 
 def probabilities(name: str, value: Any, ndim: int = 2) -> Tensor:
-    """``value`` as a float64 tensor of ``ndim`` axes, the last one over classes, checked to hold probabilities."""
+    """``value`` as a float64 tensor of ``ndim`` axes, the last one over classes, checked to hold probabilities.
+
+    One probability for each example, (N,) or (..., 1), is that of class 1 of two, and becomes [1 − p, p].
+    """
     try:
         probs = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be a tensor or an array, got {type(value).__name__}") from error
     if not probs.is_floating_point():
         raise TypeError(f"{name} must hold floating-point numbers, got {probs.dtype}")
-    expected = "(N, C)" if ndim == 2 else "(K, N, C)"
-    if probs.ndim != ndim or 0 in probs.shape:
-        raise ValueError(f"{name} must have shape {expected}, none of them zero; got {tuple(probs.shape)}")
+    shape = tuple(probs.shape)
+    if ndim == 2 and probs.ndim == 1:
+        probs = probs.unsqueeze(1)
+    if probs.ndim != ndim or 0 in shape:
+        expected = "(N, C), or (N,) for two classes" if ndim == 2 else "(K, N, C)"
+        raise ValueError(f"{name} must have shape {expected}, none of them zero; got {shape}")
+    # Correctly rounded probabilities sum to one to within a quarter of this.
+    tolerance = max(TOLERANCE, torch.finfo(probs.dtype).eps)
     probs = probs.double()
     rows = probs.flatten(0, -2)
     for problem, bad in (
         ("is not finite", ~rows.isfinite()),
         ("is negative", rows < 0),
-        ("is above one", rows > 1 + TOLERANCE),
+        ("is above one", rows > 1 + tolerance),
     ):
         if bad.any():
             where = tuple(bad.nonzero()[0].tolist())
             raise ValueError(f"{name} must hold probabilities: {rows[where].item()} (row {where[0]}) {problem}")
-    off = (rows.sum(1) - 1).abs() > TOLERANCE
+    if rows.shape[1] == 1:
+        if len(shape) == ndim and bool((rows == 1).all()):
+            raise ValueError(
+                f"{name} must have at least two classes, got shape {shape} of ones, such as a softmax of one logit has"
+            )
+        probs = probs.clamp(max=1)
+        return torch.cat([1 - probs, probs], -1)
+    off = (rows.sum(1) - 1).abs() > tolerance
     if off.any():
         row = int(off.nonzero()[0])
         raise ValueError(f"{name}: row {row} sums to {rows[row].sum().item():.6g} instead of 1 (are these logits?)")
@@ -45,7 +60,7 @@ def class_labels(labels: Any, probs: Tensor) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"labels must be a tensor or an array, got {type(labels).__name__}") from error
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, got {values.dtype}")
+        raise TypeError(f"labels must be integers, got {values.dtype} (use .long())")
     values = values.long()  # torch does not compare unsigned integers
     examples, classes = probs.shape
     if values.shape != (examples,):

@@ -1,6 +1,7 @@
 """Calibrating predictions on held-out data: temperature scaling and split conformal prediction.
 
-Both are fitted on calibration data that neither trained the network nor score it, drawn as the test data are.
+Both are fitted on calibration data that neither trained the network nor score it, drawn as the test data are. Of two
+classes the probabilities (N,) or (N, 1) of class 1 will do for (N, C), which then means (N, 2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Scores of predicted probabilities.
 
-Throughout, ``probs`` is (N, C): N examples, C classes, rows summing to one (to 1e-3); ``labels`` is (N,), integers in
-[0, C). Tensors and NumPy arrays are taken; sums run in float64; scores are Python floats. Every function raises
+Throughout, ``probs`` is (N, C): N examples, C classes, rows summing to one (to 1e-3, and 8e-3 in bfloat16); ``labels``
+is (N,), integers in [0, C). Of two classes (N,) or (N, 1) will do, the probabilities of class 1, as ``output="binary"``
+predicts them. Tensors and NumPy arrays are taken; sums run in float64; scores are Python floats. Every function raises
 TypeError or ValueError naming the argument that is not as said here.
 
 A probability of exactly zero (float32 underflows below 1e-45) would make a logarithm infinite. Under a logarithm
@@ -91,7 +92,7 @@ def pairwise_kld(sample_probs: Any) -> float:
     typesetting leaves out, is what makes it a divergence).
 
     Args:
-        sample_probs: (K, N, C) with K ≥ 2, as from ``PosteriorSamples.predict_samples``.
+        sample_probs: (K, N, C), or (K, N, 1) of two classes, with K ≥ 2, as from ``PosteriorSamples.predict_samples``.
     """
     p = probabilities("sample_probs", sample_probs, ndim=3)
     count = len(p)

@@ -61,11 +61,6 @@ def test_small_example_by_hand():
 )
 def test_properties(count, classes, num_bins, seed, dtype, numpy):
     probs, labels = random_probs(count, classes, seed=seed, dtype=dtype), random_labels(count, classes, seed)
-    # Half precision sums to one only to 1e-2 with many classes: what the reader is told is refused.
-    if (probs.double().sum(1) - 1).abs().max() > metrics.TOLERANCE:
-        with pytest.raises(ValueError, match=r"probs: row \d+ sums to"):
-            metrics.nll(probs, labels)
-        return
     p, y = (probs.numpy(), labels.numpy()) if numpy and dtype != torch.bfloat16 else (probs, labels)
     exact = probs.double()
     assert metrics.accuracy(p, y) == pytest.approx((exact.argmax(1) == labels).double().mean().item(), abs=1e-6)
@@ -145,7 +140,10 @@ def test_area_under_the_curve_counts_pairs(levels):
         ),
         (torch.tensor([[0.5, 0.5], [math.nan, 1]]), ValueError, r"probs must hold probabilities: nan \(row 1\) is not"),
         (torch.tensor([[1.5, 0.5]]), ValueError, r"1\.5 \(row 0\) is above one"),
-        (torch.tensor([1.0]), ValueError, r"probs must have shape \(N, C\).*got \(1,\)"),
+        (torch.ones(1, 1, 1), ValueError, r"probs must have shape \(N, C\), or \(N,\) for two.*got \(1, 1, 1\)"),
+        (torch.tensor([1.5]), ValueError, r"1\.5 \(row 0\) is above one"),
+        (torch.tensor([[-0.5]]), ValueError, r"-0\.5 \(row 0\) is negative"),
+        (torch.tensor([math.nan]), ValueError, r"nan \(row 0\) is not finite"),
         (torch.zeros(0, 3), ValueError, r"probs must have shape \(N, C\).*got \(0, 3\)"),
         (torch.tensor([[1, 0]]), TypeError, r"probs must hold floating-point numbers, got torch\.int64"),
         ("probs", TypeError, "probs must be a tensor or an array, got str"),
@@ -172,6 +170,42 @@ def test_labels_are_checked(labels, error, message):
     for metric in (metrics.accuracy, metrics.nll, metrics.ece, metrics.brier, metrics.calibration_bins):
         with pytest.raises(error, match=message):
             metric(PROBS, labels)
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_probabilities_of_one_class_of_two(shape, dtype):
+    p = torch.tensor([0.9, 0.2, 0.6, 0.45, 1.0, 0.0]).to(dtype)
+    both, labels = torch.stack([1 - p.double(), p.double()], 1), torch.tensor([1, 0, 0, 1, 1, 0])
+    assert metrics.summary(p.view(shape), labels) == metrics.summary(both, labels)
+    assert metrics.accuracy(p.view(shape), labels) == pytest.approx(4 / 6)
+    assert metrics.ood_auroc(p.view(shape), p.view(shape)) == 0.5
+    assert metrics.total_variation(p.view(shape), both) == 0
+    assert metrics.conformal_threshold(p.view(shape), labels, 0.5) == metrics.conformal_threshold(both, labels, 0.5)
+    assert metrics.with_temperature(p.view(shape), 2).shape == (6, 2)
+    draws = torch.stack([p, 1 - p])
+    expected = metrics.pairwise_kld(torch.stack([1 - draws.double(), draws.double()], -1))
+    assert metrics.pairwise_kld(draws.unsqueeze(-1)) == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\), got 2"):
+        metrics.nll(p.view(shape), labels + 1)
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4), (torch.float32, 5e-4)])
+def test_rows_may_sum_to_one_as_closely_as_their_dtype_allows(dtype, allowed):
+    probs = random_probs(500, 40, dtype=dtype)
+    off = (probs.double().sum(1) - 1).abs().max().item()
+    if dtype == torch.bfloat16:
+        assert off > metrics.TOLERANCE, "refused before"
+    labels = random_labels(500, 40)
+    exact = metrics.nll(random_probs(500, 40), labels)
+    assert metrics.nll(probs, labels) == pytest.approx(exact, rel=1e-2)
+    for factor, fits in ((1 + allowed, True), (1 + 8 * allowed, False)):
+        row = (torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64) * factor).to(dtype)
+        if fits:
+            metrics.accuracy(row, torch.tensor([0]))
+        else:
+            with pytest.raises(ValueError, match="row 0 sums to"):
+                metrics.accuracy(row, torch.tensor([0]))
 
 
 def test_other_arguments_are_checked():
