@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.posterior.arviz_export import to_arviz
+from learned_samplers.posterior.frozen import Fingerprints
 from learned_samplers.posterior.given import drawn_samples, given_samples
+from learned_samplers.posterior.names import refuse_sharded, tensors_of
 from learned_samplers.posterior.predictive import Predictive
 from learned_samplers.posterior.saved import read_collection, save_collection, validate_network
 from learned_samplers.posterior.storage import MergedStore, Part, compare_settings
@@ -27,7 +29,8 @@ class SampleCollection(Predictive):
     and, while it is being collected, by `PosteriorSamples`, its subclass.
 
     ``len(samples)`` is K; ``samples[k]`` and iteration give dictionaries from parameter name to tensor, in the dtype
-    and on the device of storage. They are the stored tensors themselves: copy before changing them.
+    and on the device of storage. They are the stored tensors themselves: copy before changing them. :meth:`load_into`
+    puts one into a network.
     """
 
     # -- what is held ---------------------------------------------------------------------------------------------
@@ -68,6 +71,30 @@ class SampleCollection(Predictive):
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of a collection of {len(self)}")
         return index % len(self)
+
+    def load_into(self, model: nn.Module, index: int) -> None:
+        """Give a network the weights of one sample, and what else the sample predicts with: buffers, frozen weights.
+
+        Everything is copied into the network's own tensors, in their dtype and on their device; tied weights stay tied.
+        A sampler that still runs would go on from there: give a copy of its network, ``copy.deepcopy(model)``.
+
+        Args:
+            model: a network like the collection's, or that one; it may be compiled or wrapped.
+            index: which sample; a negative one counts from the last.
+
+        Raises:
+            IndexError, TypeError: no such sample.
+            RuntimeError: its normalisation buffers have not been re-estimated (see :meth:`reestimate_buffers`).
+            ValueError: ``model`` is another network, sharded, or has not the frozen weights that the samples need.
+        """
+        index = self._position(index)
+        refuse_sharded(model)
+        validate_network(model, self._store, self._settings, "the samples")
+        Fingerprints(model).validate(self._store.frozen, "the samples")
+        values, tensors = {**(self._store.fixed or {}), **self._state(index)}, tensors_of(model)
+        with torch.no_grad():
+            for name, value in values.items():
+                tensors[name].copy_(value)
 
     # -- elsewhere ------------------------------------------------------------------------------------------------
 

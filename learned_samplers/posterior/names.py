@@ -36,6 +36,15 @@ def refuse_scripted(model: nn.Module) -> None:
             )
 
 
+def refuse_sharded(model: nn.Module) -> None:
+    """Raise ValueError if parameters of the model are sharded."""
+    if any(map(is_sharded, model.parameters())):
+        raise ValueError(
+            "model is sharded over processes and runs with its own weights only: save the samples, and load them with "
+            "the plain network"
+        )
+
+
 def plain_names(names: Iterable[str]) -> dict[str, str]:
     """Each name → the name without ``_orig_mod.`` and, if all of them begin with it, ``module.``."""
     plain = {name: ".".join(part for part in name.split(".") if part != "_orig_mod") for name in names}
@@ -96,11 +105,7 @@ class Caller:
 
     def __init__(self, model: nn.Module) -> None:
         self.network = network_of(model)
-        if any(map(is_sharded, self.network.parameters())):
-            raise ValueError(
-                "model is sharded over processes and runs with its own weights only: save the samples, and load them "
-                "with the plain network"
-            )
+        refuse_sharded(self.network)
         self._actual = {short: name for name, short in _plain(self.network).items()}
 
     def __call__(self, state: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
