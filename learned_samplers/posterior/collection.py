@@ -144,7 +144,8 @@ class SampleCollection(Predictive):
     def from_samples(model: nn.Module, samples: Sequence[Mapping[str, Tensor]]) -> SampleCollection:
         """A collection of given weights, such as ``[member.state_dict() for member in ensemble]``.
 
-        Every mapping must hold all parameters of ``model``; the buffers among its keys belong to the sample.
+        Every mapping must hold all parameters of ``model``; the buffers among its keys belong to the sample. The state
+        dict of an ``AveragedModel`` will do.
 
         Raises:
             ValueError: no samples, or one with a name or shape that is not the model's.

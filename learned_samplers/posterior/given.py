@@ -55,7 +55,8 @@ def given_samples(
     others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
     every = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]
     aliases = set(plain_names(every).values()) - set(shapes) - set(others)
-    samples = [with_plain_names(sample, {*shapes, *others, *aliases}) for sample in samples]
+    known = {*shapes, *others, *aliases}
+    samples = [with_plain_names(_without_count(sample, known), known) for sample in samples]
     statistics = normalisation_buffers(model)
     store = MemoryStore()
     rows: dict[int, Tensors] = {}
@@ -75,6 +76,13 @@ def given_samples(
     left_out = set(samples[0]) | (set(statistics) if buffers == "reestimate" else set())
     store.set_fixed({n: b.detach().clone() for n, b in buffers_of(model).items() if n not in left_out})
     return store, {"shapes": shapes, "buffers": buffers}
+
+
+def _without_count(sample: Mapping[str, Tensor], known: set[str]) -> dict[str, Tensor]:
+    """A state dict without the count of weights that torch's ``AveragedModel`` has beside its network, ``module``."""
+    counts = {"n_averaged"} - known
+    others = {name: tensor for name, tensor in sample.items() if name not in counts}
+    return others if all(name.startswith("module.") for name in others) else dict(sample)
 
 
 def drawn_samples(

@@ -17,6 +17,9 @@ from learned_samplers.posterior.storage import chunks
 #: A tensor or array (N, ...), a tuple or a dictionary of them, or a DataLoader.
 Inputs = Any
 
+#: What to say where outputs are not one for each example.
+ADVICE = "one example alone needs a batch axis, x.unsqueeze(0), and so does each of a loader with batch_size=None"
+
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -95,7 +98,8 @@ def _one_batch(x: Any, dtype: torch.dtype | None) -> Batch:
     tensors = [_as_tensor(item, dtype) for item in items]
     lengths = [len(item) if item.ndim else 0 for item in tensors]
     if lengths[0] == 0 or len(set(lengths)) != 1:
-        raise ValueError(f"x must hold at least one example, as many in each tensor; got lengths {lengths}")
+        advice = f" ({ADVICE})" if any(item.ndim == 0 for item in tensors) else ""
+        raise ValueError(f"x must hold at least one example, as many in each tensor; got lengths {lengths}{advice}")
     if isinstance(x, Mapping):
         return Batch((), dict(zip(map(str, x), tensors, strict=True)), lengths[0])
     return Batch(tuple(tensors), {}, lengths[0])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.posterior.inputs import ADVICE
 
 Output = str | Callable[[Any], Tensor]
 OUTPUTS = ("softmax", "binary", "regression")
@@ -194,6 +195,7 @@ class Reading:
             raise ValueError(
                 f"output='softmax' needs logits of shape (batch, classes), got {shape}, a softmax of which is 1 for "
                 "every row: use output='binary' for one logit of two classes, output='regression' for a real number"
+                + (f"; {ADVICE}" if logits.ndim < 2 else "")
             )
         if logits.ndim > 2 and self.class_axis is None:
             raise ValueError(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils.data import DataLoader
 
-from learned_samplers.posterior.inputs import Batch, Inputs, as_batches, second_input
+from learned_samplers.posterior.inputs import ADVICE, Batch, Inputs, as_batches, second_input
 from learned_samplers.posterior.names import Caller, buffers_of, network_of, tensors_of
 from learned_samplers.posterior.outputs import Reading
 from learned_samplers.posterior.storage import chunks
@@ -106,11 +106,16 @@ class Runner:
                 }
                 pieces = []
                 for batch in batches:
-                    predictions = self._run(forward, stacked, batch.to(reference.device), vectorize)
+                    try:
+                        predictions = self._run(forward, stacked, batch.to(reference.device), vectorize)
+                    except (RuntimeError, IndexError) as error:
+                        shapes = [tuple(t.shape[1:]) for t in (*batch.args, *batch.kwargs.values())]
+                        error.add_note(f"(x was read as {batch.length} examples of shape {shapes[0]}; {ADVICE})")
+                        raise
                     if predictions.ndim < 2 or predictions.shape[1] != batch.length:
                         raise ValueError(
                             f"the network and output= turned {batch.length} examples into a tensor of shape "
-                            f"{tuple(predictions.shape[1:])}; its first axis must run over the examples"
+                            f"{tuple(predictions.shape[1:])}; its first axis must run over the examples ({ADVICE})"
                         )
                     pieces.append(predictions.to(home))
                 yield torch.cat(pieces, dim=1)

@@ -320,6 +320,23 @@ def test_several_inputs_come_as_a_tuple_beside_the_target():
     assert [tuple(each.shape) for each in first.args] == [(2, 3), (2, 2)]
 
 
+def test_one_example_without_a_batch_axis():
+    samples, _ = collection(3)
+    alone = DataLoader(TensorDataset(X, torch.zeros(7)), batch_size=None)
+    for x in (X[0], alone):
+        with pytest.raises(ValueError, match=r"got \(3,\).*one example alone needs a batch axis, x\.unsqueeze\(0\)"):
+            samples.predict(x)
+    with pytest.raises(ValueError, match=r"turned 4 examples into a tensor of shape \(3,\).*needs a batch axis"):
+        samples.predict(X[0], output="regression")
+    with pytest.raises(ValueError, match=r"got lengths \[0\] \(one example alone needs a batch axis"):
+        samples.predict(X[0, 0])
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2))
+    images = SampleCollection.from_samples(model, [model.state_dict()])
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as raised:
+        images.predict(torch.zeros(5, 3, 2, 2)[0])
+    assert "x was read as 3 examples of shape (2, 2); one example alone needs" in raised.value.__notes__[0]
+
+
 def two_inputs():
     torch.manual_seed(0)
     members = [Two() for _ in range(3)]

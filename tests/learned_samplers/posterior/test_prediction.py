@@ -217,6 +217,19 @@ def test_from_samples_checks_names_and_shapes():
         SampleCollection.from_samples(members[0], parameters)
 
 
+@pytest.mark.parametrize("network", ["mlp", "batch_norm", "tied"])
+def test_from_samples_takes_an_averaged_model(network):
+    model = ensemble(NETWORKS[network], 1)[0]
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    averaged.update_parameters(ensemble(NETWORKS[network], 2)[1])
+    averaged.update_parameters(ensemble(NETWORKS[network], 3)[2])
+    x = torch.randn(5, 4)
+    samples = SampleCollection.from_samples(model, [averaged.state_dict(), averaged.module.state_dict()])
+    torch.testing.assert_close(samples.predict_samples(x), by_loop([averaged, averaged], x))
+    with pytest.raises(ValueError, match=r"samples\[0\]: 'n_averaged' has shape \[\], the model's is None"):
+        SampleCollection.from_samples(model, [{**model.state_dict(), "n_averaged": torch.tensor(3)}])
+
+
 # -- re-estimated running statistics ----------------------------------------------------------------------------------
 
 
