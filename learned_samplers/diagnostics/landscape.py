@@ -25,18 +25,27 @@ def cosine_similarity(samples: Iterable[State] | Tensor) -> np.ndarray:
     """Matrix (K, K) of ⟨θ_i, θ_j⟩ / (‖θ_i‖ ‖θ_j‖) between samples, each taken as one vector.
 
     Args:
-        samples: a collection of samples, any sequence of dictionaries of tensors, or a tensor (K, d).
+        samples: a collection of samples, any sequence of dictionaries of tensors (in any order of their names), or a
+            tensor (K, d).
 
     Raises:
-        ValueError: fewer than one sample, different shapes, or a sample of norm zero.
+        ValueError: fewer than one sample, different names or shapes, or a sample of norm zero.
     """
     rows = list(samples)
     if not rows:
         raise ValueError("samples must hold at least one sample, got none")
+    first = rows[0]
+    for k, row in enumerate(rows):
+        if not isinstance(row, Tensor) and not isinstance(first, Tensor):
+            if row.keys() != first.keys():
+                raise ValueError(f"samples[{k}] has other names than samples[0]: {sorted(row.keys() ^ first.keys())}")
+            if _shapes(row) != _shapes(first):
+                raise ValueError(f"samples[{k}] has other shapes than samples[0]")
+    names = () if isinstance(first, Tensor) else tuple(first)
     vectors = [
         row.detach().double().cpu().flatten()
         if isinstance(row, Tensor)
-        else torch.cat([tensor.detach().double().cpu().flatten() for tensor in row.values()])
+        else torch.cat([row[name].detach().double().cpu().flatten() for name in names or row])
         for row in rows
     ]
     sizes = [len(vector) for vector in vectors]
