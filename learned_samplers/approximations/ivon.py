@@ -63,8 +63,8 @@ class _Draws:
 
     count: int = 0
     hessians: dict[Tensor, Tensor] = field(default_factory=dict)
-    #: Each ``p.grad`` as it was left, and its version: what changes it afterwards would not have changed ĥ.
-    gradients: dict[Tensor, tuple[Tensor, int]] = field(default_factory=dict)
+    #: Each ``p.grad`` as it was left, its version and its norm: what changes it afterwards would not have changed ĥ.
+    gradients: dict[Tensor, tuple[Tensor, int, float]] = field(default_factory=dict)
 
 
 class IVON(Sampler):
@@ -114,6 +114,11 @@ class IVON(Sampler):
 
     badge = "heuristic"
     not_sharded = "its gradients are taken at weights that it draws"
+    #: Why `check_sampler` has nothing to look at.
+    not_checked = (
+        "its parameters are the mean of a Gaussian and no chain; hold its precisions() against the curvatures of a "
+        "loss that you know"
+    )
     state_names = ("gradient_average", "hessian")
     hyperparameters = ("lr", "num_data", "prior_precision", "betas", "hess_init", "clip_radius", "rescale_lr", "step")
     rule = staticmethod(ivon_rule)
@@ -224,13 +229,17 @@ class IVON(Sampler):
                 gradients[p] = earlier + (p.grad - earlier) / (pending.count + 1)
             elif pending.count:
                 gradients[p] = p.grad / (pending.count + 1)
-        versions = {p: (gradient, gradient._version) for p, gradient in gradients.items() if gradient is not None}
-        self._pending = _Draws(pending.count + 1, hessians, versions)
+        found = {p: gradient for p, gradient in gradients.items() if gradient is not None}
+        kept = {p: (g, g._version, norm) for (p, g), norm in zip(found.items(), norms([*found.values()]), strict=True)}
+        self._pending = _Draws(pending.count + 1, hessians, kept)
         return gradients
 
     def _require_untouched(self, gradients: dict[Tensor, Any]) -> None:
-        for p, (gradient, version) in self._pending.gradients.items():
-            if gradients[p] is not gradient or gradient._version != version:
+        kept = self._pending.gradients
+        now = norms([gradient for gradient, _, _ in kept.values()])  # torch.amp.GradScaler leaves the version as it was
+        for (p, (gradient, version, norm)), after in zip(kept.items(), now, strict=True):
+            same = math.isclose(norm, after, rel_tol=1e-5) or not (math.isfinite(norm) or math.isfinite(after))
+            if gradients[p] is not gradient or gradient._version != version or not same:
                 raise RuntimeError(
                     "gradients changed outside of `with sampler.sampled_params():`, where the curvature does not see "
                     "it; clip or unscale them inside the block"
@@ -243,6 +252,11 @@ class IVON(Sampler):
             self._pending = _Draws()
 
     # ---------------------------------------------------------------- the step
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As for `SGLD`. ``torch.compile`` leaves it as it is: it cannot follow the draws through the closure."""
+        step = super().step
+        return (torch.compiler.disable(step) if torch.compiler.is_compiling() else step)(closure)
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         """The draws' mean gradient and mean ĥ; a closure is called for ``draws`` draws, and its mean loss returned."""
