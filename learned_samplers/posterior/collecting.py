@@ -19,6 +19,7 @@ from learned_samplers.posterior import compiled, resuming
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.folder import FolderStore
 from learned_samplers.posterior.given import validate_policy
+from learned_samplers.posterior.learning_rates import LearningRates
 from learned_samplers.posterior.names import refuse_scripted, tensors_of
 from learned_samplers.posterior.snapshot import Snapshots, sampled_parameters, unwrapped
 from learned_samplers.posterior.storage import ElsewhereStore, Entry, MemoryStore, Progress
@@ -135,7 +136,7 @@ class PosteriorSamples(SampleCollection):
             model, list(sampled), buffers, store_frozen=store_frozen, dtype=dtype, device=self.device
         )
         self._progress = store.progress
-        self._has_stepped = False
+        self._has_stepped, self._rates = False, LearningRates()
         self._sampler: Optimizer | None = sampler
         self._counts = not hasattr(sampler, "step_count")
         tensors = tensors_of(model)
@@ -229,6 +230,8 @@ class PosteriorSamples(SampleCollection):
             self._store.fixed, self._store.frozen = before
             raise
         self._progress = progress
+        if added:
+            self._rates.keep(self._sampler, step)
 
     def _refuse_joined(self, step: int) -> None:
         assert self._sampler is not None
