@@ -85,7 +85,7 @@ def _training(meta: dict[str, Any]) -> str:
 
 def _afterwards(meta: dict[str, Any]) -> list[str]:
     """The commands of what was done with the weights after their training."""
-    steps = (meta.get(name, {}) for name in ("blend", "carried_over", "with_gate"))
+    steps = (meta.get(name, {}) for name in ("blend", "carried_over", "with_gate", "pruned"))
     return [f"then {step['command']}" for step in steps if "command" in step]
 
 
