@@ -47,7 +47,7 @@ def test_a_table_of_its_own_and_what_was_not_run(tmp_path):
     assert len(found) == 3
     cells = {row.split("|")[1].strip(): row.rstrip("|").split("|")[-1].strip() for row in table_of(found)[2:]}
     assert cells["`SGHMC`"] == "1.000 ± .045", "half up, as a reader rounds"
-    assert cells["**`L2E`**, default weights: a direction chosen by hand, a learned gate"] == "**.790 ± .004**"
+    assert cells["**`L2E`**, default weights: a direction chosen by hand, a learned gate on it"] == "**.790 ± .004**"
     assert cells["Muon with a cosine"] == ".800"
     assert cells["Adam with a cosine"] == "–"
 

@@ -62,7 +62,7 @@ PANELS = (
 )
 ROWS = (
     Row(
-        "**`L2E`**, default weights: a direction chosen by hand, a learned gate",
+        "**`L2E`**, default weights: a direction chosen by hand, a learned gate on it",
         "–",
         ("L2E [l2e-gated]",),
         "L2E, default weights",
