@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,79 +11,19 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
+from learned_samplers.checks.joint import correlated
 from learned_samplers.checks.linear import read_linear_step
+from learned_samplers.checks.protocol import refuse
+from learned_samplers.checks.report import CurvatureResult, SamplerReport, judge
 from learned_samplers.checks.simulation import Simulation
 from learned_samplers.classical.hmc import HMC
 
+__all__ = ["CurvatureResult", "SamplerReport", "check_sampler"]
+
 Factory = Callable[[list[Tensor]], torch.optim.Optimizer]
 
-# Standard errors within which a measurement agrees.
-_ERRORS = 4.0
-# Bias below which a simulation may confirm that a Metropolis sampler is exact.
-_SMALL = 0.03
-# Relative bias at the smaller lr, of a step that is not linear, above which its size says nothing of how it scales.
-_TOO_LARGE = 0.5
-# Tolerances above which what a simulation resolves is too coarse to pass on.
-_COARSE = 5.0
 # Steps that are run without being asked for.
 _MOST_STEPS = 200_000
-
-
-@dataclass(frozen=True)
-class CurvatureResult:
-    """What was found on one Gaussian: variances in units of θ², temperatures in units of the target's T."""
-
-    curvature: float
-    target_variance: float
-    #: Stationary variance of the real step from the discrete Lyapunov equation; nan if the step is not linear.
-    expected_variance: float
-    measured_variance: float
-    standard_error: float
-    measured_mean: float
-    kinetic_temperature: float
-    configurational_temperature: float
-    #: Relative error of the variance at this lr, and at a lr ``refinement`` times smaller.
-    bias: float
-    refined_bias: float
-    #: Of the variance at the smaller lr; nan where linear algebra has it.
-    refined_error: float = float("nan")
-
-
-@dataclass(frozen=True)
-class SamplerReport:
-    """The result of `check_sampler`; ``print`` it, or read its fields. ``bool(report)`` is `passed`."""
-
-    sampler: str
-    lr: float
-    temperature: float
-    linear: bool
-    refinement: float
-    tolerance: float
-    results: tuple[CurvatureResult, ...]
-    #: "exact", "no bias seen", "O(h)", "biased", "unresolved" or "unstable".
-    verdict: str
-    passed: bool
-    reason: str
-
-    def __bool__(self) -> bool:
-        return self.passed
-
-    def __str__(self) -> str:
-        how = "linear step, Lyapunov equation" if self.linear else "nonlinear step, simulated"
-        head = f"{'curvature':>10} {'target':>10} {'expected':>10} {'measured':>10} {'± se':>8} {'bias':>8} "
-        head += f"{f'at lr/{self.refinement:g}':>9} {'kinetic':>8} {'config.':>8}"
-        lines = [
-            f"{self.sampler} at lr {self.lr:g}, temperature {self.temperature:g} ({how})",
-            f"verdict: {self.verdict} — {'passed' if self.passed else 'FAILED'}: {self.reason}",
-            "variances of θ on Gaussians; temperatures in units of T",
-            head,
-        ]
-        for r in self.results:
-            variances = f"{r.target_variance:10.4g} {r.expected_variance:10.4g} {r.measured_variance:10.4g}"
-            biases = f"{r.bias:+8.2%} {r.refined_bias:+9.2%}"
-            heat = f"{r.kinetic_temperature:8.4f} {r.configurational_temperature:8.4f}"
-            lines.append(f"{r.curvature:10.4g} {variances} {r.standard_error:8.1e} {biases} {heat}")
-        return "\n".join(lines)
 
 
 @torch.random.fork_rng(devices=[])
@@ -119,13 +58,23 @@ def check_sampler(
     within ``tolerance`` or within four of its standard errors, whichever is more: a chain that mixes too slowly for the
     steps it was given is not called wrong, and the report says how well the variance was resolved; where that is worse
     than five tolerances it is not called right either. Of a sampler that adapts or explores only the steps count in
-    which it samples (``is_sampling``). Everything random follows from ``seed``; torch's global generator is left as it
-    was.
+    which it samples (``is_sampling``), and it is simulated. Coordinates must also be independent of each other: that is
+    asked of their correlations at all distances within a tensor and between two tensors (of two ``stiffness``), which
+    may be six of their standard errors, and of the variances of sums over 4, 16, 64, … neighbours and over all, which
+    may be off by ten, or ``tolerance`` where that is more. Correlations of coordinates that share noise in no regular
+    order are not seen. Everything random follows from ``seed``; torch's global generator is left as it was.
+
+    The sampler may be any ``torch.optim.Optimizer`` whose ``step(closure)`` calls the closure, once or more. The
+    closure sets ``p.grad`` of every parameter to the gradient of the mean loss U/N and returns that loss as a number
+    without a graph: the step must not call ``backward()`` on it. What a chain remembers is best kept in
+    ``self.state[p]``: where it is kept elsewhere the step is not read, but simulated. `IVON`, which is no chain, and
+    `MCLMC`, whose coordinates are not independent, are refused.
 
     Verdict: "exact" (a linear step whose stationary law is the target to rounding, or a Metropolis sampler in which no
     bias is seen), "no bias seen" (a simulation that resolves none, with the size that it would have resolved), "O(h)"
     (a bias that vanishes with lr), "biased" (one that does not, or that a simulation finds above half of the variance
-    even at the smaller lr), "unresolved" (a simulation too short to say), "unstable".
+    even at the smaller lr, or coordinates that are correlated), "unresolved" (a simulation too short to say),
+    "unstable".
 
     A step of the simulation costs about 0.2 ms and 10 ns a coordinate for each curvature.
 
@@ -154,7 +103,9 @@ def check_sampler(
         A `SamplerReport`.
 
     Raises:
-        TypeError, ValueError: an argument is out of range, or the sampler has no N or T and none was given.
+        TypeError, ValueError: an argument is out of range, the sampler has no N or T and none was given, or it cannot
+            be checked.
+        RuntimeError: its step calls ``backward()`` on the closure's loss.
     """
     _validate(coordinates, tolerance, refinement, gradient_noise)
     if not (stiffness if curvature is None else curvature):
@@ -166,6 +117,7 @@ def check_sampler(
     probe = factory([torch.zeros(1, requires_grad=True)])
     if not isinstance(probe, torch.optim.Optimizer):
         raise TypeError(f"factory must return an optimizer, got {type(probe).__name__}")
+    refuse(probe, "check_sampler")
     if per_chain is None:
         per_chain = isinstance(probe, HMC)
     group = probe.param_groups[0]
@@ -199,6 +151,7 @@ def check_sampler(
         steps = math.ceil(steps / without_replacement) * without_replacement
     run = Simulation(factory, curvatures, targets, n, t, push, coordinates, per_chain, dtype, seed, without_replacement)
     measured = run(steps, 1.0, maps[0] if linear else None)
+    joint, share = run.joint, run.sampling_share
     refined = None if linear else run(math.ceil(steps * refine), 1 / refine, None)
 
     results, unstable = [], not all(math.isfinite(m["variance"]) for m in measured)
@@ -229,7 +182,10 @@ def check_sampler(
             )
         )
     metropolis = getattr(probe, "badge", "") == "exact"
-    verdict, passed, reason = _judge(results, linear, unstable, tolerance, refine, metropolis)
+    shared = correlated(joint, None if linear else run.joint, tolerance, refine)
+    verdict, passed, reason = judge(results, linear, unstable, tolerance, refine, metropolis, shared)
+    if share < 1:
+        reason += f"; it samples (is_sampling) in {share:.0%} of its steps, and only these count"
     name = type(probe).__name__
     return SamplerReport(name, float(lr), float(t), linear, refine, tolerance, tuple(results), verdict, passed, reason)
 
@@ -252,43 +208,3 @@ def _default_steps(softest: float, shares: float, numbers: int) -> int:
             f"step is not linear: some {hours:.1g} hours for {numbers:,} numbers); give steps=, or a larger stiffness"
         )
     return steps
-
-
-def _judge(
-    results: list[CurvatureResult], linear: bool, unstable: bool, tolerance: float, refine: float, metropolis: bool
-) -> tuple[str, bool, str]:
-    if unstable:
-        return "unstable", False, "the chain grows without bound at this lr"
-    # Linear algebra resolves the bias to rounding, a simulation to its tolerance or to four standard errors.
-    resolved = max(tolerance, *(_ERRORS * r.standard_error / r.target_variance for r in results))
-    resolution = finer = 1e-6
-    if not linear:
-        resolution = resolved
-        finer = max(tolerance, *(_ERRORS * r.refined_error / r.target_variance for r in results))
-    coarse, fine = max(abs(r.bias) for r in results), max(abs(r.refined_bias) for r in results)
-    unseen = [x for x, biases in ((resolution, max(coarse, fine)), (finer, fine)) if biases <= x > _COARSE * tolerance]
-    if unseen:  # a bias that a chain as noisy as this cannot see need not be there, nor vanish with lr
-        found = f"found biases of {coarse:.0%} at lr and {fine:.0%} at lr/{refine:g}"
-        return "unresolved", False, f"the simulation resolves {unseen[0]:.0%} only, and {found}: give more steps="
-    if max(coarse, fine) <= resolution:
-        verdict = "exact" if linear or (metropolis and resolution <= _SMALL) else "no bias seen"
-    elif not all(abs(r.refined_bias) <= max(finer, 2 * abs(r.bias) / refine) for r in results):
-        return "biased", False, f"the bias does not vanish with lr: {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
-    elif not linear and fine > max(finer, _TOO_LARGE):
-        sizes = f"{coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
-        return "biased", False, f"bias {sizes}: too large to say whether it vanishes with lr"
-    else:
-        verdict = "O(h)"
-    if linear:
-        for r in results:
-            off = abs(r.measured_variance / r.expected_variance - 1)
-            if off > max(tolerance, _ERRORS * r.standard_error / r.expected_variance):
-                return verdict, False, f"measured variances are off the Lyapunov solution by {off:.2%}"
-    # The mean of many coordinates is known better than their variance, to about the same relative error.
-    drift = max(abs(r.measured_mean) / math.sqrt(r.target_variance) for r in results)
-    if drift > resolved:
-        return verdict, False, f"the mean is off by {drift:.2%} of a standard deviation"
-    reason = f"bias {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
-    if resolved > tolerance or verdict == "no bias seen":
-        reason += f"; the simulation resolves {resolved:.1%}"
-    return verdict, True, reason

@@ -16,13 +16,18 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from learned_samplers.checks.protocol import take_step
+
 _LIKE = {torch.randn_like}
 _SHAPED = {torch.randn}
 _IN_PLACE = {Tensor.normal_}
 
 
 class ScriptedNoise(TorchFunctionMode):
-    """While active, every normal draw gives zeros, except the draw numbered ``unit``, which gives ones."""
+    """While active, every normal draw gives zeros, except the draw numbered ``unit``, which gives ones.
+
+    Each moves torch's generator on, as a draw does: samplers look whether it has been set back.
+    """
 
     def __init__(self, unit: int | None = None):
         super().__init__()
@@ -32,6 +37,7 @@ class ScriptedNoise(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func not in _LIKE | _SHAPED | _IN_PLACE:
             return func(*args, **kwargs)
+        torch.rand(())
         value = float(self.count == self.unit)
         self.count += 1
         if func in _IN_PLACE:
@@ -50,6 +56,10 @@ class LinearStep:
     noise: np.ndarray  # B, (m, draws), the sampler's own
     gradient_noise: np.ndarray  # b, (m,), what noise of one standard deviation on the gradient adds
     offset: np.ndarray  # step(0) without noise, (m,)
+
+    def stationary_mean(self) -> np.ndarray:
+        """(I − A)⁻¹·step(0), (m,), where the noise has no mean of its own."""
+        return np.linalg.solve(np.eye(len(self.offset)) - self.transition, self.offset)
 
     @property
     def spectral_radius(self) -> float:
@@ -94,6 +104,9 @@ def read_linear_step(
 ) -> LinearStep | None:
     """The map of one coordinate of the sampler that ``factory`` makes, or None if its step is not linear.
 
+    None as well where the next step is another map (a schedule, noise at every second step, a momentum that is not kept
+    in ``state``), or where the sampler does not sample yet (``is_sampling``).
+
     Args:
         factory: makes the sampler from a list of parameters.
         slope: the gradient of the mean loss is ``slope`` · θ.
@@ -107,12 +120,12 @@ def read_linear_step(
     if names is None:
         return None
 
-    def run(start: np.ndarray, unit: int | None = None, push: float = 0.0) -> tuple[np.ndarray, int]:
-        """One step from columns ``start`` (m, n); returns the columns after it and the number of draws."""
+    def run(start: np.ndarray, unit: int | None = None, push: float = 0.0, steps: int = 1) -> tuple[np.ndarray, int]:
+        """Steps from columns ``start`` (m, n), draws counted over all; returns the columns after them and the count."""
         theta = torch.zeros(start.shape[1], dtype=torch.float64, requires_grad=True)
         sampler = factory([theta])
         with ScriptedNoise():  # a first step from zero, so that the state exists
-            sampler.step(_closure(theta, slope))
+            take_step(sampler, _closure(theta, slope))
         for group in sampler.param_groups:
             group["lr"] = group["lr"] * rescale_lr
         with torch.no_grad():
@@ -120,7 +133,8 @@ def read_linear_step(
             for name, row in zip(names[1:], start[1:], strict=True):
                 sampler.state[theta][name].copy_(torch.from_numpy(row))
         with ScriptedNoise(unit) as script:
-            sampler.step(_closure(theta, slope, push))
+            for _ in range(steps):
+                take_step(sampler, _closure(theta, slope, push))
         rows = [theta.detach(), *(sampler.state[theta][name] for name in names[1:])]
         return np.stack([row.numpy().copy() for row in rows]), script.count
 
@@ -129,12 +143,24 @@ def read_linear_step(
     offset = zero[:, 0]
     transition = run(np.eye(m))[0] - zero
     probes = np.random.default_rng(0).normal(size=(m, 4)) * 3.0
-    if not np.allclose(run(probes)[0], transition @ probes + zero, rtol=1e-9, atol=1e-12):
+    if not _close(run(probes)[0], transition @ probes + zero):
         return None
     columns = [run(np.zeros((m, 1)), unit=j)[0][:, 0] - offset for j in range(draws)]
     noise = np.stack(columns, axis=1) if columns else np.zeros((m, 1))
+    # The next step must be the same map: of a start, and of each draw.
+    twice, both = run(probes, steps=2)
+    if both != 2 * draws or not _close(twice, transition @ (transition @ probes + zero) + zero):
+        return None
+    for j in range(draws):
+        later = run(np.zeros((m, 1)), unit=draws + j, steps=2)[0][:, 0]
+        if not _close(later, transition @ offset + offset + noise[:, j]):
+            return None
     pushed = run(np.zeros((m, 1)), push=gradient_noise)[0][:, 0] - offset
     return LinearStep(names, transition, noise, pushed, offset)
+
+
+def _close(found: np.ndarray, expected: np.ndarray) -> bool:
+    return np.allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def _closure(theta: Tensor, slope: float, push: float = 0.0) -> Callable[[], Any]:
@@ -148,10 +174,12 @@ def _closure(theta: Tensor, slope: float, push: float = 0.0) -> Callable[[], Any
 
 
 def _probe_state(factory: Any, slope: float) -> tuple[str, ...] | None:
-    """("theta", names of the per-coordinate state…); None if some state is shared between coordinates."""
+    """("theta", names of the per-coordinate state…); None if coordinates share some of it, or it does not sample."""
     theta = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     sampler = factory([theta])
-    sampler.step(_closure(theta, slope))
+    take_step(sampler, _closure(theta, slope))
+    if not getattr(sampler, "is_sampling", True):
+        return None
     state = {name: value for name, value in sampler.state[theta].items() if isinstance(value, Tensor)}
     if any(value.shape != theta.shape for value in state.values() if value.numel() > 1 or value.dim()):
         return None

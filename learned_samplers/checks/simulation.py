@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from learned_samplers.checks.joint import JointLaw, JointMoment
 from learned_samplers.checks.linear import LinearStep
+from learned_samplers.checks.protocol import take_step
 
 # Steps that do not count for each one that does, of a sampler that does not sample in all of them.
 _MOST_WAITS = 10
@@ -53,6 +55,9 @@ class Simulation:
     seed: int
     #: Steps in an epoch of minibatches drawn without replacement; None draws every minibatch anew.
     batches_per_epoch: int | None = None
+    #: Of the last run: moments of several coordinates, and the share of its steps in which the sampler sampled.
+    joint: list[JointMoment] = field(default_factory=list, init=False)
+    sampling_share: float = field(default=1.0, init=False)
 
     def __call__(self, steps: int, lr_factor: float, maps: list[LinearStep | None] | None) -> list[dict[str, float]]:
         """Measured moments for each curvature, averaged over ``steps`` steps after a burn-in of as many.
@@ -64,6 +69,7 @@ class Simulation:
         Raises:
                 ValueError: it samples in less than one of ten steps.
         """
+        self.joint, self.sampling_share = [], 1.0
         try:
             return self._run(steps, lr_factor, maps)
         except FloatingPointError:
@@ -89,6 +95,7 @@ class Simulation:
         self._waits = _MOST_WAITS * steps
         totals = torch.zeros(4, len(params), dtype=torch.float64)
         snapshots = []
+        law = JointLaw(steps, self.curvatures)
         squares = [torch.zeros(p.shape, dtype=torch.float64) for p in params]
         for _ in range(steps):
             self._take(1, step, sampler)
@@ -98,7 +105,10 @@ class Simulation:
                 heat = float("nan") if momentum is None else momentum.square().mean().item()
                 totals[:, i] += torch.tensor([x.mean().item(), x.square().mean().item(), heat, 1.0])
                 squares[i] += x.square()
+            law.see(params)
             snapshots.append([p.detach().square().mean().item() for p in params])
+        self.joint = law.moments()
+        self.sampling_share = steps / (steps + _MOST_WAITS * steps - self._waits)
         mean, second, heat, count = totals
         mean, second, heat = mean / count, second / count, heat / count
         # Coordinates are independent chains, whose time averages scatter as they do however slowly each one moves; a
@@ -148,12 +158,12 @@ class Simulation:
         def step() -> None:
             for epoch in epochs or ():  # one minibatch a step, however often the sampler evaluates it
                 epoch.draw()
-            sampler.step(closure)
+            take_step(sampler, closure)
 
         return step
 
     def _start_stationary(self, sampler: Any, params: list[Tensor], maps: list[LinearStep | None]) -> None:
-        """Draw (θ, state) from the stationary law, so that no burn-in has to be guessed."""
+        """Draw (θ, state) from the stationary law, its mean included, so that no burn-in has to be guessed."""
         for p, one in zip(params, maps, strict=True):
             assert one is not None
             covariance = one.stationary_covariance(self.batches_per_epoch)
@@ -161,7 +171,8 @@ class Simulation:
                 continue
             values, vectors = np.linalg.eigh(covariance)  # no noise at all gives zeros, which Cholesky refuses
             root = torch.from_numpy(vectors * np.sqrt(values.clip(min=0.0)))
-            z = (root @ torch.randn(len(one.names), p.numel(), dtype=torch.float64)).to(p.dtype)
+            z = root @ torch.randn(len(one.names), p.numel(), dtype=torch.float64)
+            z = (z + torch.from_numpy(one.stationary_mean())[:, None]).to(p.dtype)
             with torch.no_grad():
                 p.copy_(z[0])
                 for name, row in zip(one.names[1:], z[1:], strict=True):

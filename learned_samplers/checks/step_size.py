@@ -14,6 +14,7 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.checks.check import Factory
 from learned_samplers.checks.curvature import Loss, MeanLoss, gradient_variance, largest_curvature
 from learned_samplers.checks.linear import LinearStep, read_linear_step
+from learned_samplers.checks.protocol import refuse
 
 _FRACTIONS = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
 # Largest suggestion, in units of the limit: the curvature is higher elsewhere along the chain, and no quadratic there.
@@ -110,8 +111,9 @@ def suggest_lr(
         seed: of everything random.
 
     Raises:
-        TypeError, ValueError: an argument that cannot be used, by name; a sampler whose step is not linear on a
-            quadratic (`PSGLD`, `SGNHT`, the learned ones, `HMC`), or that is unstable at every lr; a loss without
+        TypeError, ValueError: an argument that cannot be used, by name; a sampler whose step is not the same linear
+            map each time on a quadratic (`PSGLD`, `SGNHT`, `CyclicalSGMCMC`, the learned ones, `HMC`), or that is
+            unstable at every lr; a loss without
             positive curvature.
         FloatingPointError: the loss or its derivatives are not finite.
     """
@@ -157,8 +159,9 @@ class _Probe:
     """Reads a sampler's step at any learning rate, on quadratics of a given curvature of the mean loss."""
 
     def __init__(self, factory: Factory, curvature: float, gradient_variance: float):
-        group = factory([torch.zeros(1, requires_grad=True)]).param_groups[0]
-        self.name = type(factory([torch.zeros(1, requires_grad=True)])).__name__
+        sampler = factory([torch.zeros(1, requires_grad=True)])
+        refuse(sampler, "suggest_lr")
+        group, self.name = sampler.param_groups[0], type(sampler).__name__
         self.factory, self.curvature, self.push = factory, curvature, math.sqrt(gradient_variance)
         self.lr = validation.number("lr", group["lr"])
         self.temperature = float(as_number(group.get("temperature", 1.0)))
@@ -171,7 +174,10 @@ class _Probe:
     def step(self, lr: float, curvature: float, push: float = 0.0) -> LinearStep:
         found = read_linear_step(self.factory, curvature, push, lr / self.lr, per_chain=self.name == "HMC")
         if found is None:
-            raise ValueError(f"sampler must move a quadratic's coordinates linearly, which {self.name} does not")
+            raise ValueError(
+                f"sampler must move a quadratic's coordinates by the same linear map at each step, which {self.name} "
+                "does not; of one that adapts or explores give the sampler that it samples with"
+            )
         return found
 
     def stable(self, lr: float) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from learned_samplers import SGHMC, SGLD, SGNHT, check_sampler
-from learned_samplers.checks import check
+from learned_samplers.checks import report
 
 
 class Langevin(torch.optim.Optimizer):
@@ -157,8 +157,8 @@ def test_a_bias_that_is_seen_may_not_vanish_where_nothing_is_resolved():
     """At lr the variance is far too large; at a quarter of it, within what so few draws can say (found on a card)."""
 
     def judged(error):
-        result = check.CurvatureResult(1.0, 1.0, math.nan, 8.7, 1.6, 0.0, 1.0, 1.0, 7.7, 1.1, error)
-        return check._judge([result], False, False, 0.05, 4.0, False)
+        result = report.CurvatureResult(1.0, 1.0, math.nan, 8.7, 1.6, 0.0, 1.0, 1.0, 7.7, 1.1, error)
+        return report.judge([result], False, False, 0.05, 4.0, False)
 
     assert judged(0.5)[:2] == ("unresolved", False)
     assert "the simulation resolves 200% only, and found biases of 770% at lr and 110% at lr/4" in judged(0.5)[2]
@@ -203,7 +203,7 @@ def test_a_chain_that_mixes_slowly_is_not_called_wrong(seed):
 def test_too_many_steps_are_refused_with_their_number_before_any_is_run():
     with pytest.raises(ValueError, match=r"stiffness 5e-07 asks for 20,000,000 steps .* hours .*; give steps="):
         check_sampler(lambda p: SGHMC(p, 0.1, 100), stiffness=(5e-7, 0.5))
-    assert check_sampler(lambda p: SGHMC(p, 0.1, 100), stiffness=(5e-7, 0.5), steps=20, coordinates=100)
+    assert check_sampler(lambda p: SGHMC(p, 0.1, 100), stiffness=(5e-7, 0.5), steps=20, coordinates=8000)
 
 
 def test_a_bias_within_a_wide_tolerance_is_not_called_exact():

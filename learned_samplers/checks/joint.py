@@ -1,0 +1,135 @@
+"""Are coordinates that should be independent correlated? The joint law of a simulation, for `check_sampler`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Standard errors within which a correlation is none. It is the largest of some 100,000 that are looked at.
+_OF_CORRELATIONS = 6.0
+# And the variance of a sum, over few coordinates or few relaxation times: one of a χ² distribution with a long tail.
+_OF_SUMS = 10.0
+# States of a run that are kept, and coordinates of each: enough for a correlation of a per cent.
+STATES = 100
+COORDINATES = 2**15
+
+
+@dataclass(frozen=True)
+class JointMoment:
+    """A moment of several coordinates that is zero where they are independent, and its error if they are."""
+
+    #: Where it was looked at, with a place for the number.
+    text: str
+    value: float
+    error: float
+    errors: float
+
+    def bound(self, tolerance: float) -> float:
+        """What it may be."""
+        return max(tolerance, self.errors * self.error)
+
+    def exceeds(self, tolerance: float) -> bool:
+        """Whether it is more than independent coordinates leave to chance."""
+        return abs(self.value) > self.bound(tolerance)
+
+    def __str__(self) -> str:
+        if self.errors == _OF_CORRELATIONS:
+            return "coordinates are correlated: " + self.text.format(f"{self.value:+.1%} ± {self.error:.1%}")
+        return "coordinates are correlated: " + self.text.format(f"{1 + self.value:,.2f} ± {self.error:.2f} times")
+
+
+class JointLaw:
+    """The states of a run, some of them kept, and their correlations; one tensor for each curvature."""
+
+    def __init__(self, steps: int, curvatures: Sequence[float]):
+        self.every, self.count = math.ceil(steps / STATES), 0
+        self.curvatures = curvatures
+        self.kept: list[list[Tensor]] = [[] for _ in curvatures]
+
+    def see(self, params: Sequence[Tensor]) -> None:
+        """The state after one more step."""
+        if self.count % self.every == 0:
+            for kept, p in zip(self.kept, params, strict=True):
+                kept.append(p.detach()[:COORDINATES].to(torch.float32, copy=True))
+        self.count += 1
+
+    def moments(self) -> list[JointMoment]:
+        """Correlations at all distances within a tensor and between two, and variances of sums over neighbours.
+
+        Errors are those under independence. With Q(t, t') the mean over n coordinates of z(t)·z(t'), z of unit
+        variance, the mean over n pairs and all kept states of a product of two coordinates has the variance
+        mean(Q²)/n, and the mean square of a sum over b coordinates, divided by b, of n/b such sums 2b·mean(Q²)/n.
+        """
+        unit = [z for kept in self.kept if (z := _standardised(torch.stack(kept))) is not None]
+        if len(unit) < len(self.kept):
+            return []
+        n = unit[0].shape[1]
+        overlaps = [z.double() @ z.double().T / n for z in unit]
+        waves = [torch.fft.rfft(z) for z in unit]
+        found = []
+        for i, k in enumerate(self.curvatures):
+            spread = float(overlaps[i].square().mean())
+            errors = torch.full((n,), math.sqrt(spread / n))
+            if n % 2 == 0:
+                errors[n // 2] *= math.sqrt(2)  # half as many pairs, each of them twice
+            far, value, error = _largest(_products(waves[i], waves[i], n), errors, 1)
+            text = f"{{}} between those {far} apart, at the curvature {k:g}"
+            found.append(JointMoment(text, value, error, _OF_CORRELATIONS))
+            for size in _sizes(n):
+                sums = unit[i][:, : n // size * size].unflatten(1, (-1, size)).sum(2)
+                excess = float(sums.double().square().mean()) / size - 1
+                text = f"sums over {size:,} neighbours have {{}} the variance that they should, at the curvature {k:g}"
+                found.append(JointMoment(text, excess, math.sqrt(2 * spread * size / n), _OF_SUMS))
+            for j in range(i):
+                spread = float((overlaps[i] * overlaps[j]).mean())
+                errors = torch.full((n,), math.sqrt(max(spread, 0.0) / n))
+                far, value, error = _largest(_products(waves[j], waves[i], n), errors, 0)
+                where = f"at places {far} apart" if far else "at the same place"
+                text = f"{{}} between those {where} of the tensors of curvatures {self.curvatures[j]:g} and {k:g}"
+                found.append(JointMoment(text, value, error, _OF_CORRELATIONS))
+        return found
+
+
+def correlated(
+    moments: Sequence[JointMoment], refined: Sequence[JointMoment] | None, tolerance: float, refinement: float
+) -> JointMoment | None:
+    """The worst moment that is no accident, or None; ``refined`` are those of a run at a smaller lr.
+
+    One that vanishes with lr, as a bias of the variance may, is not told.
+    """
+    worst = None
+    for i, moment in enumerate(moments):
+        if refined and abs(refined[i].value) <= max(refined[i].bound(tolerance), 2 * abs(moment.value) / refinement):
+            continue
+        clear = abs(moment.value) / moment.bound(tolerance)
+        if moment.exceeds(tolerance) and (worst is None or clear > abs(worst.value) / worst.bound(tolerance)):
+            worst = moment
+    return worst
+
+
+def _standardised(states: Tensor) -> Tensor | None:
+    """States (t, n) with the mean over both axes taken off, of unit mean square; None where they do not move."""
+    states = states - states.mean()
+    size = float(states.square().mean().sqrt())
+    return states / size if math.isfinite(size) and size > 0 else None
+
+
+def _products(first: Tensor, second: Tensor, n: int) -> Tensor:
+    """Mean over all states and pairs (j, j + L modulo n) of their product, for every distance L, (n,)."""
+    return torch.fft.irfft((first.conj() * second).mean(0), n) / n
+
+
+def _largest(values: Tensor, errors: Tensor, first: int) -> tuple[int, float, float]:
+    """Distance, value and error of the correlation that is the most errors off, from distance ``first`` on."""
+    at = first + int((values / errors)[first:].abs().argmax())
+    n = len(values)
+    return min(at, n - at), float(values[at]), float(errors[at])
+
+
+def _sizes(n: int) -> list[int]:
+    """4, 16, 64, … neighbours, and all of them."""
+    return [*(4**i for i in range(1, 16) if 2 * 4**i <= n), n]
