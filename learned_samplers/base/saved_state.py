@@ -82,16 +82,6 @@ class ResumableOptimizer(torch.optim.Optimizer):
                 then.
         """
         self.validate_saved(state_dict)
-        for own, group in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            known = {"num_data"} <= group.keys() & own.keys()
-            if known and as_number(group["num_data"]) != as_number(own["num_data"]):
-                warnings.warn(
-                    f"the state was saved with num_data={as_number(group['num_data']):g}, which takes the place of "
-                    f"{as_number(own['num_data']):g}, as all hyperparameters of a saved state do; where the data have "
-                    'changed, set param_groups[...]["num_data"] after loading',
-                    stacklevel=2,
-                )
-                break
         noise, state, groups, generator = self.rng_state(), self.state, self.param_groups, self.generator
         # Keys that an older state does not have keep the values of this sampler.
         filled = [
@@ -112,6 +102,15 @@ class ResumableOptimizer(torch.optim.Optimizer):
             self.set_rng_state(noise)
             raise
         self._loaded()
+        before, now = (
+            next((as_number(g["num_data"]) for g in each if "num_data" in g), None) for each in (groups, filled)
+        )
+        if before is not None and before != now:
+            warnings.warn(
+                f"the state was saved with num_data={now:g}, which has taken the place of {before:g}, as all "
+                "hyperparameters of a saved state do; where the data have changed, set it in param_groups again",
+                stacklevel=2,
+            )
 
     def _loaded(self) -> None:
         """Called once a saved state has been restored."""

@@ -69,6 +69,7 @@ def test_the_gradient_with_respect_to_the_start_is_the_finite_difference(name):
 
 
 @NAMES
+@pytest.mark.filterwarnings("ignore:torch's random generator is in a state that it had")  # for the twin: it is meant
 def test_the_twin_makes_the_same_chain(name):
     model = small_network()
     x, y = small_data()

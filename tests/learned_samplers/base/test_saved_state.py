@@ -216,7 +216,7 @@ def test_a_state_between_joining_and_the_first_step_can_be_loaded(late):
 def test_a_state_of_other_data_is_said_to_be_one():
     model = small_network()
     older, newer = SGHMC(model.parameters(), 0.01, 64), SGHMC(model.parameters(), 0.01, 5000, temperature=0.1)
-    with pytest.warns(UserWarning, match=r"saved with num_data=64, which takes the place of 5000") as caught:
+    with pytest.warns(UserWarning, match=r"saved with num_data=64, which has taken the place of 5000") as caught:
         newer.load_state_dict(older.state_dict())
     assert len(caught) == 1
     assert newer.param_groups[0]["num_data"] == 64
