@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-#: Number of data from which the default weights of L2E have a learned gate (and a little mixed in), which is worth nothing with few data.
+#: Number of data from which the default weights of L2E have a learned gate (and a little mixed in), which is worth
+#: nothing with few data.
 GATED_FROM = 10_000
 
 
