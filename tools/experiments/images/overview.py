@@ -76,10 +76,10 @@ ROWS = (
         ours=True,
     ),
     Row(
-        '`L2E(network="l2e-from-adam")`: all learned, from φ₀',
+        '`L2E(network="l2e-sparse")`: all learned, from φ₀; no gate',
         "–",
-        ("L2E [l2e-from-adam]",),
-        "L2E, l2e-from-adam",
+        ("L2E [l2e-sparse]",),
+        "L2E, learned from φ₀",
         ours=True,
     ),
     Row("φ₀, its untrained start: Adam's direction", "–", ("L2EStart",), "φ₀, Adam's direction"),
