@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,7 +69,11 @@ def gaussian_law(
         "lr": [report.lr, report.lr / report.refinement],
         "momentum_decay": [decay, decay],
         "largest_bias": [worst.bias, finest.refined_bias],
-        "error": [worst.standard_error / worst.target_variance, finest.refined_error / finest.target_variance],
+        # Of a linear step the bias at the smaller lr is linear algebra, without an error.
+        "error": [
+            worst.standard_error / worst.target_variance,
+            0.0 if math.isnan(finest.refined_error) else finest.refined_error / finest.target_variance,
+        ],
         "stiffness": list(stiffness),
         "bias": [r.bias for r in report.results],
         "bias_at_a_quarter_of_lr": [r.refined_bias for r in report.results],

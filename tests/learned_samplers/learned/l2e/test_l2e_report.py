@@ -121,6 +121,19 @@ def test_the_law_of_any_sampler_for_its_card():
     assert len(found["bias_at_a_quarter_of_lr"]) == len(found["configurational_temperature"]) == 2
 
 
+def test_a_linear_step_has_no_error_at_the_smaller_rate():
+    """NaN is no JSON: a card could not be written."""
+
+    class Linear(SGHMC):
+        def fingerprint(self):
+            return {}
+
+    found = gaussian_law(lambda p: Linear(p, 0.1, 100), coordinates=500)
+    assert found["error"][0] > 0
+    assert found["error"][1] == 0
+    json.dumps(found, allow_nan=False)
+
+
 def test_each_bias_of_a_card_has_the_error_of_its_own_run(monkeypatch):
     results = [
         SimpleNamespace(
