@@ -8,125 +8,13 @@ chain itself stops with the parameter's name where a gradient or the energy is n
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import tyro
-from experiments.common.options import at_least_one
 from experiments.common.output import explained
-from experiments.common.tables import markdown
-from experiments.images.likelihood import Classification, evaluate
-from experiments.images.minibatches import batches
 from experiments.images.settings import Settings
-from experiments.images.training import build_network
-from torch.nn.functional import cross_entropy
-
-from learned_samplers import MetaSGMCMC
-from meta_tasks.datasets import ImageData
-
-
-@dataclass(frozen=True)
-class Options:
-    """A long chain of Meta-SGMCMC on MNIST."""
-
-    # Weights: a path or the name of shipped ones.
-    network: str = "meta-sgmcmc-mnist"
-    # Widths of the hidden layers.
-    hidden: tuple[int, ...] = (20,)
-    # Passes over the training images.
-    epochs: int = 20
-    # Passes in one row of the table.
-    block: int = 2
-    # Images in a minibatch.
-    batch_size: int = 500
-    # Learning rate; by default that of the weights' card.
-    lr: float | None = None
-    # Precision λ of the normal prior on every weight, in 1/weight².
-    prior_precision: float = 1.0
-    # Seed of the initial weights, the minibatches and the noise.
-    seed: int = 0
-    # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
-    data: str | None = None
-    # File for the table.
-    out: Path | None = None
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "epochs", "block")
-
-
-@dataclass(frozen=True)
-class Block:
-    """Means over a block of steps: minibatch loss (nats) and kinetic temperature; at its end the scores of the current
-    weights on validation images, the root mean square of the weights, and the process's memory (MB)."""
-
-    step: int
-    loss: float
-    kinetic: float
-    validation_nll: float
-    accuracy: float
-    weight: float
-    memory: float
-
-
-def resident_memory() -> float:
-    """The process's resident memory in MB; NaN where the system does not tell it as Linux does."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except FileNotFoundError:
-        return math.nan
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def chain(options: Options, data: ImageData) -> list[Block]:
-    """The blocks of one chain."""
-    torch.manual_seed(options.seed)
-    model = build_network(Settings(dataset="mnist", model="mlp", hidden=options.hidden), data)
-    sampler = MetaSGMCMC(
-        model.parameters(),
-        options.lr,
-        data.num_data,
-        network=options.network,
-        prior_precision=options.prior_precision,
-    )
-    per_block = options.block * (data.num_data // options.batch_size)
-    order, blocks = batches(data.num_data, options.batch_size, data.train_x.device), list[Block]()
-    total = kinetic = 0.0
-    for step in range(1, options.epochs * (data.num_data // options.batch_size) + 1):
-        index = next(order)
-        sampler.zero_grad(set_to_none=True)
-        loss = cross_entropy(model(data.train_x[index]), data.train_y[index])
-        loss.backward()
-        kinetic += sampler.temperatures()[0]["kinetic"] if step > 1 else 1.0
-        sampler.step(loss.detach)  # a closure that has the loss already
-        total += loss.item()
-        if step % per_block == 0:
-            nll, accuracy = evaluate(model, data.val_x, data.val_y, Classification())
-            weight = torch.cat([p.detach().flatten() for p in model.parameters()]).square().mean().sqrt().item()
-            means = total / per_block, kinetic / per_block
-            blocks.append(Block(step, *means, nll, accuracy, weight, resident_memory()))
-            total = kinetic = 0.0
-    return blocks
-
-
-def table(blocks: Sequence[Block]) -> str:
-    return markdown(
-        [
-            {
-                "steps": str(each.step),
-                "minibatch loss": f"{each.loss:.4f}",
-                "kinetic T": f"{each.kinetic:.3f}",
-                "validation NLL": f"{each.validation_nll:.4f}",
-                "accuracy": f"{each.accuracy:.4f}",
-                "rms weight": f"{each.weight:.4f}",
-                "memory (MB)": f"{each.memory:.0f}",
-            }
-            for each in blocks
-        ]
-    )
+from experiments.meta_training.long_chain import Options, chain, table
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

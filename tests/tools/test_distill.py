@@ -5,6 +5,7 @@ import re
 import distill
 import pytest
 import torch
+from experiments.meta_training import distillation
 
 import pretrained
 from learned_samplers import L2E
@@ -46,7 +47,7 @@ def test_the_target_goes_from_one_network_to_the_other_with_the_logarithm_of_n(n
     rules = [L2ERule("residual", "adaptive_data", (4, 4), start=("average_0.9_to_rms", each)) for each in (1.0, 3.0)]
     networks = torch.stack([rule.initial_weights(0) for rule in rules])
     x = inputs(num_data)
-    y = distill.target(rules[0], networks, x, (100, 10_000))
+    y = distillation.target(rules[0], networks, x, (100, 10_000))
     adam = x[:, FEATURE_SETS["adaptive"].names.index("average_0.9_to_rms")]
     torch.testing.assert_close(y, torch.stack([torch.zeros(len(x)), -gain * adam], -1), rtol=1e-4, atol=1e-5)
 
@@ -63,7 +64,7 @@ def test_the_network_is_the_one_at_few_data_and_the_other_at_many(files, tmp_pat
     command = weights.load_card(files[0])["meta_training"]["command"]
     assert training["few"]["command"] == training["many"]["command"] == command
     assert training["estimator"]["unexplained"][1] < 1e-2
-    assert training["commit"] == distill.commit() != "another"
+    assert training["commit"] == distillation.commit() != "another"
     assert card["curve"][-1] < card["curve"][0] / 100
     # What it was fitted on are runs at this N: there it is the network for few data.
     rule = L2ERule("residual", "adaptive_data", (4, 4), **SCALES)

@@ -3,6 +3,7 @@
 import long_chain
 import pytest
 import torch
+from experiments.meta_training import long_chain as runs
 
 from meta_tasks import datasets
 
@@ -24,14 +25,14 @@ def mnist():
 
 def test_a_chain_on_mnist_neither_drifts_nor_grows(mnist):
     """Two epochs of the shipped sampler (the long run is a command in docs/meta_sgmcmc.md)."""
-    options = long_chain.Options(epochs=2, block=1)
-    first, second = long_chain.chain(options, mnist)
+    options = runs.Options(epochs=2, block=1)
+    first, second = runs.chain(options, mnist)
     assert (first.step, second.step) == (108, 216)
     assert second.loss < first.loss < 2.3
     assert second.accuracy > 0.85
     assert 0.7 < second.kinetic < 2.5
     assert not second.memory - first.memory > 30  # it is NaN where the system does not tell it
-    text = long_chain.table([first, second]).splitlines()
+    text = runs.table([first, second]).splitlines()
     assert len(text) == 4
     assert f"{second.validation_nll:.4f}" in text[-1]
 
@@ -39,7 +40,7 @@ def test_a_chain_on_mnist_neither_drifts_nor_grows(mnist):
 def test_a_chain_that_runs_away_is_stopped(mnist):
     few = datasets.keep_labels(mnist, (0, 1))
     with pytest.raises(FloatingPointError, match=r"not (be )?finite"):
-        long_chain.chain(long_chain.Options(epochs=3, lr=1e4), few)
+        runs.chain(runs.Options(epochs=3, lr=1e4), few)
 
 
 @pytest.mark.parametrize("name", ["block", "epochs"])

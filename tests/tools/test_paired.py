@@ -7,6 +7,7 @@ import numpy as np
 import paired
 import pytest
 import torch
+from experiments.meta_training import paired as runs
 
 from learned_samplers.learned import weights
 from learned_samplers.learned.feature_sets import FEATURE_SETS
@@ -51,10 +52,10 @@ def test_the_same_weights_under_two_names_are_run_once_and_under_other_scales_ag
     weights.save(tmp_path / "twin.safetensors", network, {**card, "name": "twin"})
     weights.save(tmp_path / "scaled.safetensors", network, {**card, "scales": {"beta_scale": 3.0}})
     names = (networks[1], *(str(tmp_path / f"{name}.safetensors") for name in ("twin", "scaled")))
-    chosen = paired.Options(names, family="digits", tasks=2, steps=(20,), samples=2, out=tmp_path)
-    calls, own = [], paired.loss_of
-    monkeypatch.setattr(paired, "loss_of", lambda *each: calls.append(each) or own(*each))
-    first, second, scaled = paired.run(chosen)[20]
+    chosen = runs.Options(names, family="digits", tasks=2, steps=(20,), samples=2, out=tmp_path)
+    calls, own = [], runs.loss_of
+    monkeypatch.setattr(runs, "loss_of", lambda *each: calls.append(each) or own(*each))
+    first, second, scaled = runs.run(chosen)[20]
     assert len(calls) == 4
     assert (first == second).all()
     assert (first != scaled).all()
@@ -65,8 +66,8 @@ def test_two_files_of_the_same_weights_have_the_same_losses_when_both_are_run(ne
     network, card = weights.load(networks[1])
     weights.save(tmp_path / "twin.safetensors", network, {**card, "defaults": {"lr": 0.3}})  # which no run here uses
     names = (networks[1], str(tmp_path / "twin.safetensors"))
-    chosen = paired.Options(names, family="digits", tasks=2, steps=(20,), samples=2, out=tmp_path)
-    first, second = paired.run(chosen)[20]
+    chosen = runs.Options(names, family="digits", tasks=2, steps=(20,), samples=2, out=tmp_path)
+    first, second = runs.run(chosen)[20]
     assert len((tmp_path / "losses.jsonl").read_text().splitlines()) == 4
     assert (first == second).all()
 
@@ -88,7 +89,7 @@ def test_what_is_known_is_not_run_again(networks, tmp_path, monkeypatch):
     before = (tmp_path / "losses.jsonl").read_text()
     assert len(before.splitlines()) == 6
     calls = []
-    monkeypatch.setattr(paired, "loss_of", lambda *each: calls.append(each) or 1.0)
+    monkeypatch.setattr(runs, "loss_of", lambda *each: calls.append(each) or 1.0)
     paired.main(options(networks, tmp_path))
     assert not calls
     assert (tmp_path / "losses.jsonl").read_text() == before
@@ -100,12 +101,12 @@ def test_what_is_known_is_not_run_again(networks, tmp_path, monkeypatch):
 
 def test_losses_on_other_data_or_of_another_torch_are_not_taken_over(networks, tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(paired, "loss_of", lambda *each: calls.append(each) or 1.0)
+    monkeypatch.setattr(runs, "loss_of", lambda *each: calls.append(each) or 1.0)
     paired.main(options(networks, tmp_path))
     for place, name, value in (
-        (paired.ImageTaskFamily, "data_fingerprints", lambda self: {"digits": "others"}),
-        (paired.torch, "__version__", "0.1"),
-        (paired.ImageTaskFamily, "specification", lambda self: {"name": "digits", "lrs": [1.0]}),
+        (runs.ImageTaskFamily, "data_fingerprints", lambda self: {"digits": "others"}),
+        (runs.torch, "__version__", "0.1"),
+        (runs.ImageTaskFamily, "specification", lambda self: {"name": "digits", "lrs": [1.0]}),
     ):
         calls.clear()
         with monkeypatch.context() as patch:
@@ -123,7 +124,7 @@ def test_a_share_is_told_the_horizon_as_both_ends_are(learned_weights, tmp_path)
     )
     name, own = str(tmp_path / "sees.safetensors"), dict(family="digits", tasks=2, steps=(20,), samples=2)
     untold, told = (
-        paired.run(paired.Options((name, name), (0.5,), tell_horizon=tell, out=tmp_path, **own))[20]
+        runs.run(runs.Options((name, name), (0.5,), tell_horizon=tell, out=tmp_path, **own))[20]
         for tell in (False, True)
     )
     assert (untold[0] != told[0]).all()
@@ -132,7 +133,7 @@ def test_a_share_is_told_the_horizon_as_both_ends_are(learned_weights, tmp_path)
 
 def test_table_counts_failures_and_leaves_them_out_of_means():
     losses = np.array([[1.0, 1.0, 2.0], [0.5, math.inf, 2.0 * math.e]])
-    text = paired.table(["a", "b"], losses).splitlines()[-1]
+    text = runs.table(["a", "b"], losses).splitlines()[-1]
     cells = [cell.strip() for cell in text.strip("|").split("|")]
     ratios = np.array([math.log(0.5), 1.0])
     assert cells[2] == f"{ratios.mean():+.4f} ± {ratios.std(ddof=1) / math.sqrt(2):.4f}"
@@ -145,19 +146,19 @@ def rows(text):
 
 def test_mean_losses_are_over_the_tasks_that_all_finished():
     """Else a network that fails on the hard task, the last one here, looks the better for it."""
-    first, second, third = rows(paired.table(["a", "b", "c"], np.array([[1, 4, 9], [1.1, 4.4, math.inf], [2, 8, 0.1]])))
+    first, second, third = rows(runs.table(["a", "b", "c"], np.array([[1, 4, 9], [1.1, 4.4, math.inf], [2, 8, 0.1]])))
     assert [row[1] for row in (first, second, third)] == ["2.0000", "2.2000", "4.0000"]
     ratios = np.log([2, 2, 0.1 / 9])
     assert third[2].startswith(f"{ratios.mean():+.4f} ±")  # two networks alone, on all that both finished
-    nothing = rows(paired.table(["a", "b"], np.array([[1.0, math.inf], [math.inf, 1.0]])))
+    nothing = rows(runs.table(["a", "b"], np.array([[1.0, math.inf], [math.inf, 1.0]])))
     assert [row[1:3] for row in nothing] == [["–", "–"], ["–", "–"]]
     assert [row[4:] for row in nothing] == [["–", "1"], ["1", "1"]]
 
 
 def test_a_network_whose_step_takes_two_gradients_takes_half_as_many_steps(learned_weights, tmp_path, monkeypatch):
     names = (learned_weights["kinetic_l2e_network"], learned_weights["l2e_network"])
-    chosen = paired.Options(names, family="digits", tasks=2, steps=(20,), samples=2, out=tmp_path)
-    gradients, own = [], paired.Unroll.advance
+    chosen = runs.Options(names, family="digits", tasks=2, steps=(20,), samples=2, out=tmp_path)
+    gradients, own = [], runs.Unroll.advance
 
     def advance(unroll, *arguments):
         task, calls = unroll.task, []
@@ -167,27 +168,27 @@ def test_a_network_whose_step_takes_two_gradients_takes_half_as_many_steps(learn
         monkeypatch.setattr(type(task), "loss_and_gradient", loss_and_gradient)
         gradients.append(len(calls))
 
-    monkeypatch.setattr(paired.Unroll, "advance", advance)
+    monkeypatch.setattr(runs.Unroll, "advance", advance)
     # Kept by an earlier version, when steps were counted for this network too: another run, not to be taken for this.
-    kinetic, plain = paired.candidates(chosen)
-    store = paired.Losses(tmp_path / "losses.jsonl")
+    kinetic, plain = runs.candidates(chosen)
+    store = runs.Losses(tmp_path / "losses.jsonl")
     store.add((kinetic.key, "digits", 0, 0, 20, 2, None), 1e9)
-    found = paired.run(chosen)[20]
+    found = runs.run(chosen)[20]
     assert gradients == [20] * 4
     assert found.max() < 1e9
     lines = [tuple(json.loads(line)["key"]) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
-    tasks = paired.digest_of(paired.family_named("digits"))
-    assert paired.key_of(plain, 1, 20, chosen, tasks) == (plain.key, "digits", 0, 1, 20, 2, None, tasks) in lines
-    paired.run(chosen)
+    tasks = runs.digest_of(runs.family_named("digits"))
+    assert runs.key_of(plain, 1, 20, chosen, tasks) == (plain.key, "digits", 0, 1, 20, 2, None, tasks) in lines
+    runs.run(chosen)
     assert gradients == [20] * 4  # all are known
-    monkeypatch.setattr(paired, "loss_of", lambda *_: pytest.fail("nothing may be run"))
-    impossible = paired.Options(names, family="digits", tasks=2, steps=(20,), samples=6, out=tmp_path)
+    monkeypatch.setattr(runs, "loss_of", lambda *_: pytest.fail("nothing may be run"))
+    impossible = runs.Options(names, family="digits", tasks=2, steps=(20,), samples=6, out=tmp_path)
     with pytest.raises(ValueError, match=r"steps: 20 gradients are 10 steps of .*, whose second half .*samples=6"):
-        paired.run(impossible)
+        runs.run(impossible)
 
 
 def test_the_tasks_are_not_those_of_meta_training_and_scored_on_validation_images():
-    family = paired.family_named("digits")
+    family = runs.family_named("digits")
     assert family.config("paired", 0, 0) == family.config("paired", 0, 0)
     assert family.config("paired", 0, 0).split == "val"
 

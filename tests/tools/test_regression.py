@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from regression import RANGES, Options, Runs, main, summary, training_data
+from experiments.toys.regression import RANGES, Options, Runs, summary, training_data
+from regression import main
 
 SMALL = [
     *(

@@ -1,0 +1,215 @@
+"""One-dimensional regression by HMC, L2E, SGHMC and an ensemble: data, runs, table and figure."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from experiments.common.figures import new_figure
+from experiments.common.options import at_least_one
+from experiments.common.output import settings_of
+from learned_samplers import HMC, L2E, SGHMC, PosteriorSamples
+from learned_samplers.posterior.collecting import SampleCollection
+
+RANGES = ((-5.0, -1.0), (1.0, 4.0))
+GAP, GRID = (-1.0, 1.0), (-7.0, 6.0)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The posterior of a network on one-dimensional regression: L2E beside HMC."""
+
+    # Training points, spread evenly over the two intervals by their length.
+    num_data: int = 1000
+    # Standard deviation of the noise on y, known to the likelihood.
+    noise: float = 0.1
+    # Widths of the network's hidden layers (ReLU).
+    hidden: tuple[int, ...] = (100, 100)
+    # Precision λ of the normal prior on every weight.
+    prior_precision: float = 10.0
+    # Posterior samples of every method; members of the ensemble.
+    samples: int = 50
+    # Steps of L2E and SGHMC before the first sample.
+    burn_in: int = 1000
+    # Steps of L2E and SGHMC between samples.
+    thinning: int = 50
+    # Points in a minibatch.
+    batch_size: int = 100
+    # Learning rate of L2E. It is small because the loss is a squared error over noise².
+    lr: float = 1e-4
+    # Learning rate of SGHMC.
+    sghmc_lr: float = 1e-4
+    # L2E's network: a shipped name or a weight file.
+    network: str = "l2e"
+    # Adam steps of each member of the ensemble.
+    ensemble_steps: int = 300
+    # Learning rate of Adam.
+    ensemble_lr: float = 0.01
+    # Trajectories of HMC before the first sample; its step size adapts meanwhile.
+    hmc_burn_in: int = 100
+    # Trajectories of HMC between samples.
+    hmc_thinning: int = 2
+    # Leapfrog steps of a trajectory.
+    leapfrog_steps: int = 100
+    # Seed of the data, the initial weights and the noise.
+    seed: int = 0
+    # Folder for the results.
+    out: Path = Path("runs/regression")
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_data", "samples", "thinning", "batch_size", "ensemble_steps", "hmc_thinning")
+        if not self.noise > 0:
+            raise ValueError(f"noise must be positive, got {self.noise}")
+        if self.batch_size > self.num_data:
+            raise ValueError(f"batch_size={self.batch_size} exceeds the {self.num_data} training points")
+
+
+def training_data(options: Options) -> tuple[Tensor, Tensor]:
+    """x and y, (N, 1) each."""
+    stream = torch.Generator().manual_seed(options.seed)
+    lengths = [high - low for low, high in RANGES]
+    first = round(options.num_data * lengths[0] / sum(lengths))
+    parts = [
+        low + length * torch.rand(count, generator=stream)
+        for (low, _), length, count in zip(RANGES, lengths, (first, options.num_data - first))
+    ]
+    x = torch.cat(parts)[:, None]
+    return x, x.sin() + options.noise * torch.randn(x.shape, generator=stream)
+
+
+def network(options: Options) -> nn.Sequential:
+    sizes = (1, *options.hidden, 1)
+    layers: list[nn.Module] = []
+    for into, out in pairwise(sizes):
+        layers += [nn.Linear(into, out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Runs:
+    """The four methods on the same data."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.x, self.y = training_data(options)
+
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Mean negative log-likelihood in nats, without its constant."""
+        return (model(x) - y).square().mean() / (2 * self.options.noise**2)
+
+    def common(self) -> dict[str, Any]:
+        return {"num_data": self.options.num_data, "prior_precision": self.options.prior_precision}
+
+    def minibatches(self, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, label: str) -> None:
+        for _ in tqdm(range(steps), desc=label, unit="grad", leave=False):
+            index = torch.randint(self.options.num_data, (self.options.batch_size,))
+            optimizer.zero_grad()
+            self.loss(model, self.x[index], self.y[index]).backward()
+            optimizer.step()
+
+    def stochastic(self, label: str) -> SampleCollection:
+        options, model = self.options, network(self.options)
+        if label == "L2E":
+            sampler: L2E | SGHMC = L2E(model.parameters(), options.lr, network=options.network, **self.common())
+        else:
+            sampler = SGHMC(model.parameters(), options.sghmc_lr, **self.common())
+        steps = options.burn_in + options.samples * options.thinning
+        with PosteriorSamples(model, sampler, burn_in=options.burn_in, thinning=options.thinning) as samples:
+            self.minibatches(model, sampler, steps, label)
+        return samples
+
+    def ensemble(self) -> SampleCollection:
+        options, states = self.options, []
+        for member in range(options.samples):
+            model = network(options)
+            decay = options.prior_precision / options.num_data
+            optimizer = torch.optim.Adam(model.parameters(), options.ensemble_lr, weight_decay=decay)
+            self.minibatches(model, optimizer, options.ensemble_steps, f"deep ensemble, member {member + 1}")
+            states.append(model.state_dict())
+        return PosteriorSamples.from_samples(model, states)
+
+    def hmc(self) -> tuple[SampleCollection, float]:
+        options, model = self.options, network(self.options)
+        sampler = HMC(
+            model.parameters(),
+            1e-5,
+            leapfrog_steps=options.leapfrog_steps,
+            adapt_steps=options.hmc_burn_in,
+            **self.common(),
+        )
+        # A mode to start from: from random weights the first trajectories would only fall.
+        self.minibatches(model, torch.optim.Adam(model.parameters(), 0.01), 500, "HMC, start")
+
+        def closure() -> Tensor:
+            sampler.zero_grad()
+            loss = self.loss(model, self.x, self.y)
+            loss.backward()
+            return loss.detach()
+
+        trajectories = options.hmc_burn_in + options.samples * options.hmc_thinning
+        with PosteriorSamples(model, sampler, burn_in=options.hmc_burn_in, thinning=options.hmc_thinning) as samples:
+            for _ in tqdm(range(trajectories), desc="HMC", unit="trajectory", leave=False):
+                sampler.step(closure)
+        return samples, sampler.acceptance_rate
+
+
+def summary(functions: dict[str, Tensor], grid: Tensor, seconds: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Standard deviation of the function, mean over each region; and the error of the mean where the data are."""
+    x = grid[:, 0]
+    inside = torch.stack([(x >= low) & (x <= high) for low, high in RANGES]).any(0)
+    regions = {"data": inside, "gap": (x > GAP[0]) & (x < GAP[1]), "outside": (x < RANGES[0][0]) | (x > RANGES[1][1])}
+    table = {}
+    for name, values in functions.items():
+        spread = values.std(0)
+        table[name] = {f"std_{region}": spread[where].mean().item() for region, where in regions.items()}
+        error = (values.mean(0) - x.sin())[inside]
+        table[name] |= {"rmse_data": error.square().mean().sqrt().item(), "seconds": seconds[name]}
+    return table
+
+
+def figure(path: Path, functions: dict[str, Tensor], grid: Tensor, data: tuple[Tensor, Tensor]) -> None:
+    """Mean and 95 % interval of the function under each method."""
+    fig = new_figure(11.0, 3.2)
+    x = grid[:, 0]
+    for axes, (name, values) in zip(fig.subplots(1, len(functions), sharey=True), functions.items()):
+        low, high = torch.quantile(values, torch.tensor([0.025, 0.975]), dim=0)
+        axes.fill_between(x, low, high, alpha=0.3, linewidth=0, label="95 % of the samples")
+        axes.plot(x, values.mean(0), label="mean")
+        axes.plot(x, x.sin(), color="black", linestyle="--", linewidth=1, label="sin x")
+        axes.plot(data[0], data[1], ".", color="grey", markersize=1, alpha=0.5, zorder=0, label="data")
+        axes.set(title=name, xlabel="x", ylim=(-4, 4), xlim=GRID)
+    fig.axes[0].set_ylabel("y")
+    handles, labels = fig.axes[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=len(labels), markerscale=8)
+    fig.savefig(path, dpi=150)
+
+
+def write(runs: Runs, command: str) -> tuple[dict[str, dict[str, float]], float]:
+    """Run the four methods; write figure and numbers; returns the table of `summary` and HMC's acceptance rate."""
+    options, grid = runs.options, torch.linspace(*GRID, 261)[:, None]
+    functions: dict[str, Tensor] = {}
+    seconds: dict[str, float] = {}
+    acceptance = math.nan
+    for label in ("HMC", "L2E", "SGHMC", "deep ensemble"):
+        torch.manual_seed(options.seed)
+        started = time.perf_counter()
+        if label == "HMC":
+            samples, acceptance = runs.hmc()
+        else:
+            samples = runs.ensemble() if label == "deep ensemble" else runs.stochastic(label)
+        seconds[label] = time.perf_counter() - started
+        functions[label] = samples.predict_samples(grid, output="regression")[..., 0]
+    table = summary(functions, grid, seconds)
+    options.out.mkdir(parents=True, exist_ok=True)
+    figure(options.out / "regression.png", functions, grid, (runs.x, runs.y))
+    content = {"command": command, "options": settings_of(options), "hmc_acceptance_rate": acceptance, "methods": table}
+    (options.out / "regression.json").write_text(json.dumps(content, indent=1))
+    return table, acceptance
