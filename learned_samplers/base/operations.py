@@ -59,6 +59,9 @@ class Operations(Protocol):
     def mean_square(self, x: Any, like: Any) -> Any:
         """Mean of ``x**2`` over the axes along which ``like`` has length one, a new tensor of ``like``'s shape."""
 
+    def at_most(self, x: Any, limit: float) -> Any:
+        """The smaller of ``x`` and a number, coordinate by coordinate."""
+
     def map(self, function: Callable[..., Tensor], *x: Any) -> Any:
         """``function(x, y, ...)`` of one tensor each, a new tensor: for what the other operations do not have."""
 
@@ -115,6 +118,9 @@ class _Functional:
     def affine(self, x, factor, offset):
         return x * factor + offset
 
+    def at_most(self, x, limit):
+        return x.clamp(max=limit)
+
     def mean_square(self, x, like):
         return _mean_square(x, like)
 
@@ -137,6 +143,9 @@ class _InPlace(_Functional):
 
     def shift(self, x, offset):
         return x.add_(offset)
+
+    def at_most(self, x, limit):
+        return x.clamp_(max=limit)
 
     def add_product(self, x, y, z, factor=1.0):
         return x.add_(factor * y * z) if isinstance(factor, Tensor) else x.addcmul_(y, z, value=factor)
@@ -167,6 +176,10 @@ class _Foreach:
 
     def shift(self, x, offset):
         torch._foreach_add_(x, offset)
+        return x
+
+    def at_most(self, x, limit):
+        torch._foreach_clamp_max_(x, limit)
         return x
 
     def add_product(self, x, y, z, factor=1.0):

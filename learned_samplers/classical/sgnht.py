@@ -14,6 +14,9 @@ from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 
 
+MAX_FRICTION = 1.0  # of one step: the momentum is forgotten
+
+
 def sgnht_rule(
     parameter: Any,
     gradient: Any,
@@ -31,7 +34,7 @@ def sgnht_rule(
 ) -> tuple[Any, Any, Any]:
     """One step of `SGNHT` as a pure function, with any leading batch axes.
 
-    r ← (1−ζ)r − ε(Ng + λθ) + √(2aT)ξ;  θ ← θ + εr;  ζ ← ζ + κ((1−ζ/2)·mean r² − T).
+    r ← (1−ζ)r − ε(Ng + λθ) + √(2aT)ξ;  θ ← θ + εr;  ζ ← min(1, ζ + κ((1−ζ/2)·mean r² − T)).
 
     The thermostat ζ has length 1 along the axes that share it and the batch's length along leading batch axes.
     """
@@ -45,7 +48,8 @@ def sgnht_rule(
     heat = ops.mean_square(momentum, thermostat)
     heat = ops.add_product(heat, heat, thermostat, -0.5)
     thermostat = ops.add(thermostat, heat, thermostat_rate)
-    return parameter, momentum, ops.shift(thermostat, -thermostat_rate * temperature)
+    thermostat = ops.shift(thermostat, -thermostat_rate * temperature)
+    return parameter, momentum, ops.at_most(thermostat, MAX_FRICTION)
 
 
 class SGNHT(Sampler):
@@ -58,7 +62,7 @@ class SGNHT(Sampler):
 
         r ← (1−ζ)·r − ε·∇Ũ + √(2aT)·ξ,    ∇Ũ = N·g + λθ
         θ ← θ + ε·r
-        ζ ← ζ + κ·((1−ζ/2)·‖r‖²/d − T)
+        ζ ← min(1, ζ + κ·((1−ζ/2)·‖r‖²/d − T))
 
     The friction ζ (it starts at a) rises until the momentum has the right temperature, so that gradient noise of
     unknown variance V on ∇Ũ is absorbed: it settles where (2aT + ηV)(2−ζ) = Tζ(4−2ζ−ηk), η = lr/N, near a + ηV/2T, and
@@ -66,9 +70,10 @@ class SGNHT(Sampler):
     Var θ = T/k goes with Var r = T/(1 − ζ/2), and without the factor Var θ would be low by ζ/2. A tensor with several
     curvatures has the right temperature on average over its coordinates.
 
-    No friction absorbs noise near ηV = 2T(2−a), at which ζ would be 2: at ηV = 3T the law still holds, at 3.4T the
-    chain explodes. A lower ``lr``, a larger minibatch or a higher ``temperature`` helps; `SGHMC` in its place stays
-    stable, and is hotter than T.
+    A friction of 1 forgets the momentum at every step, and is the largest: it is reached near ηV = 2T(1−a). Noise
+    beyond that heats the chain, which then has the temperature T(a + ηV/2T)/(1 − ηk/2), as `temperatures` shows, where
+    `SGHMC` is hotter by 1/a and an unbounded friction, as that of Ding et al., explodes. A lower ``lr``, a larger
+    minibatch or a higher ``temperature`` helps.
 
     Args:
         params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`;
