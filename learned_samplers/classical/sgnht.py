@@ -13,7 +13,6 @@ from learned_samplers.base.operations import FUNCTIONAL, Operations, kick, scala
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 
-
 MAX_FRICTION = 1.0  # of one step: the momentum is forgotten
 
 
