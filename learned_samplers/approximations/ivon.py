@@ -11,50 +11,12 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from learned_samplers.approximations.ivon_rule import ivon_rule, with_weights
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
-from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
+from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, norms
-
-
-def ivon_rule(
-    parameter: Any,
-    gradient: Any,
-    noise: Any,
-    gradient_average: Any,
-    hessian: Any,
-    *,
-    hessian_estimate: Any,
-    lr: Any,
-    num_data: Any,
-    prior_precision: Any,
-    betas: tuple[float, float],
-    hess_init: float,
-    clip_radius: float | None,
-    rescale_lr: bool,
-    step: int,
-    ops: Operations = FUNCTIONAL,
-) -> tuple[Any, Any, Any]:
-    """One update of the mean and of the Hessian, with any leading batch axes; nothing is drawn (``noise`` is unused).
-
-    With δ = λ/N:  ḡ ← β₁ḡ + (1−β₁)g;  h ← h + (1−β₂)(ĥ−h) + ½(1−β₂)²(ĥ−h)²/(h+δ);
-    m ← m − lr·[ḡ/(1−β₁ᵗ) + δm]/(h+δ).
-    """
-    decay = prior_precision / num_data
-    gradient_average = ops.add(ops.scale(gradient_average, betas[0]), gradient, 1 - betas[0])
-    rate = 1 - betas[1]
-    change = ops.combine(hessian_estimate, hessian, -1.0)
-    before = ops.affine(hessian, 1.0, decay)
-    hessian = ops.add(hessian, change, rate)
-    hessian = ops.add_ratio(hessian, ops.multiply(change, change), before, 0.5 * rate**2)
-    precision = ops.affine(hessian, 1.0, decay)
-    direction = ops.affine(gradient_average, 1 / (1 - betas[0] ** (step + 1)), 0.0)
-    direction = ops.divide(ops.add(direction, parameter, decay), precision)
-    if clip_radius is not None:
-        direction = ops.map(lambda one: one.clamp(-clip_radius, clip_radius), direction)
-    scale = lr * (hess_init + decay) if rescale_lr else lr
-    return ops.add(parameter, direction, -scale), gradient_average, hessian
 
 
 @dataclass
@@ -65,6 +27,11 @@ class _Draws:
     hessians: dict[Tensor, Tensor] = field(default_factory=dict)
     #: Each ``p.grad`` as it was left, its version and its norm: what changes it afterwards would not have changed ĥ.
     gradients: dict[Tensor, tuple[Tensor, int, float]] = field(default_factory=dict)
+
+    def finite(self) -> bool:
+        """Whether a step could use them."""
+        found = [norm for _, _, norm in self.gradients.values()] + norms([*self.hessians.values()])
+        return all(map(math.isfinite, found))
 
 
 class IVON(Sampler):
@@ -80,6 +47,8 @@ class IVON(Sampler):
                 loss_function(model(x), y).backward()
             sampler.step()
         samples = SampleCollection.from_draws(model, sampler.sampled_params, 32)
+
+    In several processes with copies of a chain, predict inside of ``torch.no_grad()``.
 
     Several blocks before a step are several draws, whose gradients and curvatures are averaged; several ``backward`` in
     one block are one draw on a larger minibatch (gradient accumulation: divide the losses by their number). With
@@ -119,8 +88,8 @@ class IVON(Sampler):
         "its parameters are the mean of a Gaussian and no chain; hold its precisions() against the curvatures of a "
         "loss that you know"
     )
-    state_names = ("gradient_average", "hessian")
-    hyperparameters = ("lr", "num_data", "prior_precision", "betas", "hess_init", "clip_radius", "rescale_lr", "step")
+    state_names = ("gradient_average", "hessian", "average_weight")
+    hyperparameters = ("lr", "num_data", "prior_precision", "betas", "hess_init", "clip_radius", "rescale_lr")
     rule = staticmethod(ivon_rule)
     #: The gradient is taken at a draw, which would be rounded.
     half_precision = False
@@ -162,7 +131,12 @@ class IVON(Sampler):
             validation.positive("clip_radius", group["clip_radius"])
         validation.one_of("rescale_lr", group["rescale_lr"], (True, False))
 
+    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        return (1,) * p.dim() if name == "average_weight" else super().state_shape(name, p)
+
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        if name == "average_weight":
+            return p.new_zeros((1,) * p.dim())
         return torch.full_like(p, as_number(group["hess_init"])) if name == "hessian" else torch.zeros_like(p)
 
     def noise_for(self, params: Any, hyper: dict[str, Any]) -> None:
@@ -189,18 +163,27 @@ class IVON(Sampler):
         """
         if self._inside:
             raise RuntimeError("sampled_params() inside of sampled_params(): the weights are a draw already")
+        if torch.is_grad_enabled() and not self.agreed:
+            self._keep_together()  # the first draw of a replicated chain comes before its first step
+        # What one process alone predicts must not move the generator that all copies of a chain have in common.
+        draw = self.noise_like if torch.is_grad_enabled() or not self.agreed else torch.randn_like
         groups = {p: group for group in self.param_groups for p in group["params"] if p.requires_grad}
         means = {p: p.detach().clone() for p in groups}
         kept = {p: p.grad for p in groups}
         self._inside = True
         with torch.no_grad():
             for p, group in groups.items():
-                p.addcdiv_(self.noise_like(p), self.precisions(group, p).sqrt_())
+                p.addcdiv_(draw(p), self.precisions(group, p).sqrt_())
                 p.grad = None
         try:
             yield
             if any(p.grad is not None for p in groups):
                 kept = self._record(groups, means, kept)
+            elif self.agreed and draw == self.noise_like:
+                raise RuntimeError(
+                    "a block of sampled_params() computed no gradients, in one of several processes with copies of a "
+                    "chain: enter it inside of torch.no_grad(), so that the copies go on drawing the same weights"
+                )
         finally:
             self._inside = False
             with torch.no_grad():
@@ -211,8 +194,9 @@ class IVON(Sampler):
     @torch.no_grad()
     def _record(self, groups: Any, means: Any, before: dict[Tensor, Tensor | None]) -> dict[Tensor, Tensor | None]:
         """Add a draw's ĥ = g·(θ−m)/σ² to the sum; returns the mean gradients; those before were ``before``."""
-        if all(gradient is None for gradient in before.values()):
-            self._pending = _Draws()  # the user has cleared the gradients: earlier draws do not count
+        if all(gradient is None for gradient in before.values()) or not self._pending.finite():
+            # The user has cleared the gradients, or no step will use them, as after one that a GradScaler has skipped.
+            self._pending = _Draws()
         pending = self._pending
         self._require_untouched(before)
         gradients: dict[Tensor, Tensor | None] = {p: p.grad for p in groups}
@@ -307,7 +291,7 @@ class IVON(Sampler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As for `SGLD`; draws that wait for a step are forgotten."""
-        super().load_state_dict(state_dict)
+        super().load_state_dict(with_weights(state_dict))
         self._pending = _Draws()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -70,6 +70,8 @@ class SWAG:
         self._params = {name: p for name, p in model.named_parameters() if id(p) in moved and p.requires_grad}
         if len(moved - {id(p) for p in model.parameters()}) or not self._params:
             raise ValueError(f"optimizer must move parameters of model ({type(model).__name__}) and no others")
+        for name, p in self._params.items():
+            validation.parameter(f"parameter {name!r}", p)
         self.burn_in, self.thinning, self.rank, self.generator = burn_in, thinning, rank, generator
         self._steps = self._count = 0
         # In half precision what a state adds to a running mean would round away.
@@ -156,6 +158,15 @@ class SWAG:
         for part in (state["mean"], state["variance"], *state["deviations"]):
             if {name: tuple(t.shape) for name, t in part.items()} != ours:
                 raise ValueError("state is of a network with other parameters or shapes")
+            bad = [name for name, t in part.items() if not t.isfinite().all()]
+            if bad:
+                raise ValueError(f"state has values of {bad[0]!r} that are not finite")
+        below = [name for name, t in state["variance"].items() if (t < 0).any()]
+        if below:
+            raise ValueError(f"state has a negative variance of {below[0]!r}")
+        if int(state["steps"]) < int(state["count"]) or int(state["count"]) < len(state["deviations"]):
+            numbers = f"steps={state['steps']}, count={state['count']}, {len(state['deviations'])} deviations"
+            raise ValueError(f"state does not fit itself: {numbers}")
 
         def own(part: dict[str, Tensor]) -> dict[str, Tensor]:
             return {name: t.to(self._mean[name], copy=True) for name, t in part.items()}

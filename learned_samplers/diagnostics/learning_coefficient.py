@@ -96,7 +96,8 @@ def local_learning_coefficient(
         λ̂ = nβ·(E[L(w)] − L(w*)),    w ~ exp(−nβ·L(w) − ½γ‖w − w*‖²)
 
     The law is that of a sampler at temperature T whose prior, of precision γT, is centred on the given weights. The
-    expectation is the mean loss over whole epochs, whose minibatches partition the data, so that their noise cancels.
+    expectation is the mean loss over whole epochs, of minibatches that partition the data, so that their noise cancels.
+    They are drawn apart from those of the steps (a third more work): the weights know the minibatches that moved them.
 
     What it depends on: γ holds the chain near w*, and flattens what it should measure (a direction of curvature k
     counts nβk/(nβk + γ)/2): see that a smaller one changes little. The chains must have levelled off: plot `losses`.
@@ -157,7 +158,7 @@ def local_learning_coefficient(
     initial = sum(sums) / len(inputs)
     batches = math.ceil(len(inputs) / size)
     warm, measured = math.ceil(burn_in / batches), math.ceil(steps / batches)
-    generator = torch.Generator().manual_seed(seed)
+    generator, scoring = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1)
     losses = np.empty((num_chains, warm + measured))
     for chain in range(num_chains):
         twin = copy.deepcopy(model)
@@ -167,10 +168,15 @@ def local_learning_coefficient(
         walker = make(params, lr=lr, prior_mean="initial", generator=noise_source, **settings)
         for epoch in range(warm + measured):
             total = 0.0
+            scored = _epoch(len(inputs), size, scoring)
             for rows in _epoch(len(inputs), size, generator):
                 walker.zero_grad()
                 batch_loss = loss(twin(inputs[rows]), targets[rows])
                 batch_loss.backward()
+                if size < len(inputs):
+                    rows = next(scored)
+                    with torch.no_grad():
+                        batch_loss = loss(twin(inputs[rows]), targets[rows])
                 walker.step()
                 total += len(rows) * batch_loss.item()
             losses[chain, epoch] = total / len(inputs)

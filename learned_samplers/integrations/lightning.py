@@ -47,6 +47,11 @@ class CollectPosterior(Callback):
         self.posterior: PosteriorSamples | None = None
         self._state: dict[str, Any] | None = None
 
+    @property
+    def state_key(self) -> str:
+        """The callback's name in a checkpoint; each position of ``optimizer`` has its own."""
+        return f"{super().state_key}[{self.optimizer}]" if self.optimizer else super().state_key
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin, after the weights, the optimizer and this callback were restored from a checkpoint."""
         model = pl_module if self.network is None else pl_module.get_submodule(self.network)

@@ -83,11 +83,19 @@ def layers_of(network: nn.Module) -> Phi:
 
     Raises:
         TypeError: ``network`` is not an ``nn.Module``.
-        ValueError: there is no such layer, one has no bias, or one does not fit the next.
+        ValueError: there is no such layer, one has no bias, one does not fit the next, or an ``nn.Sequential`` has
+            other layers than these and ReLUs.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
     linears = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    if isinstance(network, nn.Sequential):
+        for i, layer in enumerate(network):
+            if type(layer) is not (nn.ReLU if i % 2 else nn.Linear) or (not i % 2 and layer is not linears[i // 2]):
+                raise ValueError(
+                    f"network must be nn.Linear layers, each there once, with nn.ReLU between them; layer {i} is "
+                    f"{layer}"
+                )
     if not linears:
         raise ValueError("network must have nn.Linear layers, got none")
     for i, linear in enumerate(linears):

@@ -227,8 +227,18 @@ class LearnedSampler(Sampler):
             scatter(buffer, tensors, [tensor.numel() // self.rows.get(name, 1) for tensor in tensors])
 
     def keep_roots(self, params: list[Tensor], step: Any) -> None:
-        """After a step: make the roots of covariances that the rule has not made for long."""
-        if not torch.compiler.is_compiling():
+        """After a step: make the roots of covariances that the rule has not made for long.
+
+        Raises:
+            RuntimeError: inside ``torch.compile``, where nothing can be kept by the step: a parameter has no gradient.
+        """
+        if torch.compiler.is_compiling():
+            if any(p.grad is None for group in self.param_groups for p in group["params"] if p.requires_grad):
+                raise RuntimeError(
+                    f"{type(self).__name__} whitens, and a parameter has no gradient: take the step outside of "
+                    "torch.compile"
+                )
+        else:
             self.roots.after(int(step), params, (self.state[p]["whitening"] for p in params))
 
     def _flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:

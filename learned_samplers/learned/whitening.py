@@ -88,7 +88,8 @@ class RootSteps:
 
     def irregular(self, steps: int) -> dict[Tensor, int]:
         """The last steps that a chain of ``steps`` steps cannot tell from their number: to be saved."""
-        return {p: last for p, last in self.last.items() if steps > AT_FIRST and last != _regular(steps - 1)}
+        regular = _regular(steps - 1) if steps > AT_FIRST else steps - 1
+        return {p: last for p, last in self.last.items() if last != regular}
 
 
 def _regular(step: int) -> int:

@@ -88,7 +88,9 @@ def conformal_scale(mean: Any, variance: Any, targets: Any, level: float = 0.9) 
     """Half-width, in standard deviations, of intervals that contain a target with probability ``level``.
 
     Split conformal prediction with the score |y − m|/√v: m ± q·√v holds a new target with a probability of at least
-    ``level``, whatever the errors' law, if the data are exchangeable. inf if there are too few for the level.
+    ``level``, whatever the errors' law, if the N examples are exchangeable; of several targets an example, on average
+    over them (those of one example may share an error, so that N counts, not their number). inf if there are too few
+    for the level.
 
     Args:
         mean, variance, targets: (N, ...) each, on calibration data, such as from ``posterior.uncertainty``.
@@ -99,10 +101,12 @@ def conformal_scale(mean: Any, variance: Any, targets: Any, level: float = 0.9) 
     m, v = (reals(name, value, tuple(y.shape)).to(y.device) for name, value in (("mean", mean), ("variance", variance)))
     if (v <= 0).any():
         raise ValueError(f"variance must be greater than 0, got {v[v <= 0][0].item()}")
-    return _conformal_quantile(((y - m).abs() / v.sqrt()).flatten(), level)
+    return _conformal_quantile((y - m).abs() / v.sqrt(), level)
 
 
 def _conformal_quantile(scores: Tensor, level: float) -> float:
+    """Of (N, ...) scores: every example has the weight 1/(N + 1), each of its k scores 1/k of that."""
+    each = scores[0].numel() if len(scores) else 1
     # The subtraction keeps 10 · 0.9, which is 9.000000000000002 in floating point, from counting as more than 9.
-    rank = math.ceil((len(scores) + 1) * level - 1e-9)
-    return scores.sort().values[rank - 1].item() if rank <= len(scores) else math.inf
+    rank = math.ceil(each * (len(scores) + 1) * level - 1e-9)
+    return scores.flatten().sort().values[rank - 1].item() if rank <= scores.numel() else math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
@@ -18,6 +19,11 @@ def validate_axes(listed: list[Any], first: Tensor | None) -> None:
         if p in seen:
             raise ValueError(f"parameter {name!r} is listed twice in a parameter group")
         seen.add(p)
+        if p.dtype in (torch.float16, torch.bfloat16):
+            raise TypeError(
+                f"parameter {name!r} is {p.dtype}, which rounds the particles' steps away: keep them in float32, and "
+                "compute the losses inside torch.autocast"
+            )
         if p.dim() < 1 or p.shape[0] == 0:
             raise ValueError(f"parameter {name!r} needs a leading particle axis, got shape {tuple(p.shape)}")
         first = p if first is None else first

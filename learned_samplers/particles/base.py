@@ -65,6 +65,7 @@ class ParticleSampler(Sampler):
     structural = ("task",)
     group_options: ClassVar[dict[str, Any]] = {}
     needs_closure = True
+    takes_prior_mean = False
     #: Whether the closure returns (K, M) losses of K targets; one target has (M,).
     several_targets: ClassVar[bool] = True
     #: Attributes that a copy keeps, beside those of the base class.
@@ -225,6 +226,7 @@ class ParticleSampler(Sampler):
 
     def _begin(self, parts: list[Part]) -> None:
         """Called before the directions of a step are computed; changes nothing that a state dict holds."""
+        self._new_weights = None
 
     def _trunk(self, part: Part) -> Tensor:
         """φ of the shared parameters, (M, d)."""
@@ -264,7 +266,7 @@ class ParticleSampler(Sampler):
 
     def state_dict(self) -> dict[str, Any]:
         """As for every sampler, with the state of the base optimizer."""
-        saved = super().state_dict()
+        saved = {**super().state_dict(), "of": self._identity()}
         if self.base_optimizer is not None:
             saved["base_optimizer"] = {"class": type(self.base_optimizer).__name__, **self.base_optimizer.state_dict()}
         return saved
@@ -273,9 +275,14 @@ class ParticleSampler(Sampler):
         """Restore a saved state: with the parameters loaded too, the particles continue bit for bit.
 
         Raises:
-            ValueError: as for `Sampler.load_state_dict`, or the state's base optimizer is of another class or has other
-                groups than this sampler's, or only one of them has any. Nothing has changed then.
+            ValueError: as for `Sampler.load_state_dict`, or the state is of another kernel, other weights of the
+                targets or other preferences, or its base optimizer is of another class or has other groups than this
+                sampler's, or only one of them has any. Nothing has changed then.
         """
+        theirs = state_dict.get("of", {}) if isinstance(state_dict, dict) else {}  # earlier states do not say
+        for name, own in self._identity().items():
+            if theirs.get(name, own) != own:
+                raise ValueError(f"the state's {name} is {theirs[name]}, this sampler's is {own}")
         base = state_dict.get("base_optimizer") if isinstance(state_dict, dict) else None
         if (base is None) != (self.base_optimizer is None):
             have = ("has none", "has one") if base is None else ("has one", "has none")
@@ -287,9 +294,15 @@ class ParticleSampler(Sampler):
                 raise ValueError(f"the state's base_optimizer is of class {theirs!r}, this sampler's is {ours!r}")
             base = {name: value for name, value in base.items() if name != "class"}
             copy.deepcopy(self.base_optimizer).load_state_dict(base)  # refuses before anything has changed
-        super().load_state_dict({k: v for k, v in state_dict.items() if k != "base_optimizer"})
+        super().load_state_dict({k: v for k, v in state_dict.items() if k not in ("base_optimizer", "of")})
         if self.base_optimizer is not None and base is not None:
             self.base_optimizer.load_state_dict(base)
+
+    def _identity(self) -> dict[str, Any]:
+        """What the particles' law depends on beside the groups, as far as it can be written down."""
+        own = {name: self.__dict__.get(name) for name in self._kept if name not in ParticleSampler._kept}
+        named = {name: x.tolist() if isinstance(x, Tensor) else repr(x) for name, x in own.items()}
+        return {name: x for name, x in named.items() if " at 0x" not in str(x)}  # a function has no lasting name
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._kept if name in self.__dict__}}

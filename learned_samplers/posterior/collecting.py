@@ -218,7 +218,7 @@ class PosteriorSamples(SampleCollection):
         self._refuse_joined(step)
         try:
             if number % stride == 0:
-                with getattr(self._sampler, "sampled_params", nullcontext)():
+                with torch.no_grad(), getattr(self._sampler, "sampled_params", nullcontext)():
                     added = {step: self._snapshots.take(step, given)}
                 if self._store.fixed is None:
                     self._store.set_fixed(*self._snapshots.first_unsampled())

@@ -95,7 +95,7 @@ def drawn_samples(
     validate_policy(model, buffers)
     samples = []
     for _ in range(count):
-        with sampled_params():
+        with torch.no_grad(), sampled_params():
             tensors: Tensors = dict(parameters_of(model))
             if buffers == "snapshot":
                 tensors |= buffers_of(model)

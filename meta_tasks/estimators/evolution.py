@@ -50,6 +50,8 @@ class EvolutionStrategies(Estimator):
         learned: int | None = None,
     ) -> None:
         validation.positive("sigma", sigma)
+        validation.whole("pairs", pairs)
+        validation.whole("pairs_per_task", pairs_per_task)
         if pairs < 1 or pairs_per_task < 1 or pairs % pairs_per_task:
             raise ValueError(f"pairs must be a positive multiple of pairs_per_task={pairs_per_task}, got {pairs}")
         self.sigma, self.pairs, self.pairs_per_task, self.horizon = sigma, pairs, pairs_per_task, horizon
@@ -77,6 +79,11 @@ class EvolutionStrategies(Estimator):
             raise ValueError(f"learned={self.learned} exceeds the {rule.num_weights} meta-parameters of {rule.name}")
         if self.horizon.cycles > 1 and not rule.begins_anew:
             raise ValueError(f"cycles={self.horizon.cycles}: {rule.name} has no cycles, L2E and ScaleAdaptedL2E have")
+        if self.horizon.cycles == 1 and self.horizon.burn_in < rule.least_burn_in:
+            raise ValueError(
+                f"burn_in={self.horizon.burn_in} is less than {rule.least_burn_in}, the share of a run in which "
+                f"{rule.name} explores: those states are no samples"
+            )
         return Evaluator(family, rule, objective, self.sigma, seed, learned=self.learned)
 
     def estimate(self, seed: int, jobs: Sequence[Job], results: Sequence[JobResult], size: int) -> Tensor:

@@ -83,8 +83,9 @@ class ChainUnroll(Unroll):
             task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every, stepping="loop"
         )
         self.curvature = curvature
-        #: Mean loss at the task's initial states.
-        self.initial_loss = task.loss_and_gradient(self.parameter, self._indices())[0].mean().item()
+        loss, _ = task.loss_and_gradient(self.parameter, self._indices())
+        #: Mean energy U/(N·T) of the law that the chains sample, at the task's initial states, as the objective has it.
+        self.initial_loss = (self._energy(loss, self.parameter) / task.hyperparameters.num_data).mean().item()
         self._on_tape = False
         # Whether the state that was just reached is one of the cross-chain loss, and a sample of its chain: known when
         # the next step has evaluated ∇Ũ there.
@@ -146,13 +147,18 @@ class ChainUnroll(Unroll):
         hyper, theta = self.task.hyperparameters, self.parameter.detach()
         # Of the law that the chain samples, exp(−U/T).
         slope = (hyper.num_data * gradient.detach() + hyper.prior_precision * theta) / hyper.temperature
-        energy = hyper.num_data * loss.detach() + 0.5 * hyper.prior_precision * theta.square().sum(-1)
-        energy = energy / hyper.temperature
+        energy = self._energy(loss.detach(), theta)
         if cross_chain:
             finite = (theta + slope).isfinite().all(-1) & energy.isfinite()
             self.objective.cross_chain(self.parameter, slope, energy, hyper.num_data, self.counts & finite)
         if in_chain:
             self.objective.collect(self.parameter, slope)
+
+    def _energy(self, loss: Tensor, parameter: Tensor) -> Tensor:
+        """U/T of each chain, (C,)."""
+        hyper = self.task.hyperparameters
+        prior = 0.5 * hyper.prior_precision * parameter.square().sum(-1)
+        return (hyper.num_data * loss + prior) / hyper.temperature
 
     def _collect(self) -> None:
         self._due = (False, True)

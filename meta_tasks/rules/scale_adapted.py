@@ -34,6 +34,7 @@ class ScaleAdaptedL2ERule(CoordinateRule):
     name = "ScaleAdaptedL2E"
     capturable = False  # a captured step cannot turn from one update to the other
     begins_anew = True
+    least_burn_in = 0.5  # see `for_run`
     settings: ScaleAdaptedL2ESettings
 
     def __init__(

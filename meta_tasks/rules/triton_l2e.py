@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, feature_set_named
@@ -70,6 +71,7 @@ class FusedL2ERule(L2ERule):
             raise ValueError(f"form must be 'residual' for the fused rule, got {self.settings.form!r}")
         if self.settings.gated:
             raise ValueError("gated must be False for the fused rule, got True")
+        _check_supported(self.settings)
         if len(self.hidden) != 2 or not all(1 <= width <= _GREATEST_WIDTH for width in self.hidden):
             raise ValueError(
                 f"hidden must be two widths in [1, {_GREATEST_WIDTH}] for the fused rule, got {self.hidden}"
@@ -80,6 +82,12 @@ class FusedL2ERule(L2ERule):
     def _updated(self, parameter: Tensor, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         rule = fused_residual_rule if parameter.device.type == "cuda" else l2e_rule
         return rule(parameter, *tensors, **hyper)
+
+
+def _check_supported(settings: L2ESettings) -> None:
+    if settings.normalise_output:
+        raise ValueError("normalise_output must be False for the fused rule, got True")
+    validation.one_of("feature_set", settings.feature_set, _SUPPORTED)
 
 
 def fused_residual_rule(

@@ -99,6 +99,13 @@ class ImageTaskFamily:
             datasets.check_name(name, "dataset_names")
         for lr in self.lrs:
             validation.positive("lrs", lr)
+        for name in ("temperatures", "prior_precisions", "weight_scale_spreads"):
+            for value in getattr(self, name):
+                validation.non_negative(name, value)
+        for decay in self.momentum_decays:
+            validation.fraction("momentum_decays", decay, open_left=True)
+        for size in self.batch_sizes:
+            validation.whole("batch_sizes", size)
         for name in ("label_subset_share", "small_data_share"):
             validation.fraction(name, getattr(self, name))
         if self.labels is not None and (len(set(self.labels)) < len(self.labels) or len(self.labels) < 2):

@@ -85,6 +85,10 @@ class TaskConfig:
         if self.num_data is not None:
             validation.whole("num_data", self.num_data)
         validation.one_of("split", self.split, ("val", "test"))
+        validation.positive("lr", self.lr)
+        for name in ("temperature", "prior_precision", "weight_scale_spread"):
+            validation.non_negative(name, getattr(self, name))
+        validation.fraction("momentum_decay", self.momentum_decay, open_left=True)
 
     @property
     def kind(self) -> str:

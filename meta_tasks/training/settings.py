@@ -56,8 +56,11 @@ class TrainerSettings:
             validation.positive("max_gradient_norm", self.max_gradient_norm)
         validation.fraction("averaging", self.averaging, open_right=True)
         validation.non_negative("checkpoint_minutes", self.checkpoint_minutes)
-        for name in ("evaluate_every", "figures_every", "patience"):
+        for name in ("beta1", "beta2"):
+            validation.fraction(name, getattr(self, name), open_right=True)
+        for name in ("evaluate_every", "figures_every", "patience", "seed"):
             validation.whole(name, getattr(self, name), least=0)
+        validation.whole("keep_checkpoints", self.keep_checkpoints)
 
     @property
     def outer_loop(self) -> dict[str, Any]:

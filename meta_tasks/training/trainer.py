@@ -184,7 +184,16 @@ class Trainer:
         return "finished"
 
     def step(self) -> Iteration:
-        """One outer iteration: estimate the meta-gradient, clip it, let Adam move the meta-parameters."""
+        """One outer iteration: estimate the meta-gradient, clip it, let Adam move the meta-parameters.
+
+        Raises:
+            RuntimeError: an iteration before it failed, and the unrolls that this one would continue are gone.
+        """
+        if not self._whole:
+            raise RuntimeError(
+                "an iteration of this Trainer failed, and the unrolls that it would go on with are gone: make a new "
+                "Trainer of the same folder, which goes on from the last checkpoint"
+            )
         started = time.monotonic()
         jobs = self._jobs()
         # Unrolls that continue move with the jobs: if these fail, what is left of them belongs to no iteration.
@@ -236,6 +245,8 @@ class Trainer:
     # ---------------------------------------------------------------- checkpoints
 
     def _save(self) -> None:
+        if not self._whole:
+            return  # `step` refuses to go on, and what is left belongs to no iteration
         self._write(self.executor.state_dict())  # every rank takes part in this one
 
     def _save_after_failure(self) -> str:

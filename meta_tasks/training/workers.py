@@ -128,16 +128,23 @@ class ProcessExecutor(Executor):
         results: dict[int, JobResult] = {}
         waiting = dict(enumerate(jobs))
         busy: dict[Any, int] = {}
+        failure: Exception | None = None
         with self._deaths_told():
-            while waiting or busy:
+            while busy or (waiting and failure is None):
                 for worker, connection in enumerate(self._connections):
                     number = next((i for i, job in waiting.items() if self._may_run(job, worker)), None)
-                    if connection not in busy and number is not None:
+                    if connection not in busy and number is not None and failure is None:
                         connection.send(("run", (waiting.pop(number), array)))
                         busy[connection] = number
                 ready: list[Any] = multiprocessing.connection.wait(list(busy))
                 for each in ready:
-                    results[busy.pop(each)] = self._checked(each.recv())
+                    number = busy.pop(each)
+                    try:
+                        results[number] = self._checked(each.recv())
+                    except RuntimeError as error:  # the others' answers must not be taken for those of later jobs
+                        failure = failure or error
+        if failure is not None:
+            raise failure
         return [results[i].tensors(torch.from_numpy) for i in range(len(jobs))]
 
     def _may_run(self, job: Job, worker: int) -> bool:

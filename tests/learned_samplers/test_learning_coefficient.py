@@ -215,3 +215,27 @@ def test_dropout_follows_the_seed_and_leaves_torchs_generator_alone():
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
     assert local_learning_coefficient(model, squared, data, **settings).value == first.value
+
+
+def test_minibatches_are_scored_apart_from_those_of_the_steps():
+    """Each state's reported loss, an epoch's mean, against the loss of all data at the same states.
+
+    A minibatch scored at weights that the others of its epoch have moved is too high: here by .47 in λ̂, lr·n·trΣ/(2BT).
+    """
+    torch.manual_seed(0)
+    x = torch.randn(500, 6)
+    model = nn.Linear(6, 1, bias=False)
+    y = model(x).detach() + torch.randn(500, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+    seen = []
+    model.register_forward_pre_hook(
+        lambda module, _: seen.append((torch.is_grad_enabled(), module.weight.detach().clone()))
+    )
+    found = local_learning_coefficient(
+        model, squared, (x, y), localization=1.0, batch_size=50, steps=3000, burn_in=0, num_chains=1, lr=0.05
+    )
+    states = torch.stack([weight for graph, weight in seen if graph])
+    full = 0.5 * (x @ states.mT - y).square().mean((1, 2))
+    expected = 500 / math.log(500) * (full.mean().item() - found.initial_loss)
+    assert found.value == pytest.approx(expected, abs=0.15)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base.group_keys import SamplerOptions
-from learned_samplers.base.operations import as_number
+from learned_samplers.base.operations import as_number, without_autocast
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
@@ -133,7 +133,8 @@ class KineticL2E(LearnedSampler):
         """Draw the noise and compute the new values, which `advance` then writes into the parameters and the state."""
         halves: list[_HalfStep] = []
         for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
-            inputs.prepared = self._half_steps(group, inputs)
+            with without_autocast(self.param_groups):  # the closure alone is the user's
+                inputs.prepared = self._half_steps(group, inputs)
             halves += inputs.prepared
         if self.hessian == "none":
             return
@@ -200,7 +201,14 @@ class KineticL2E(LearnedSampler):
             for p, w in directions.items():
                 p.add_(w, alpha=delta)
             self.run(closure, " at the probe")
-            return {p: (p.grad - slope) / delta for p, (_, slope) in before.items() if p.grad is not None}
+            found = {p: p.grad for p in before}
+            missing = [p for p, slope in found.items() if slope is None]
+            if missing:
+                raise ValueError(
+                    f"{len(missing)} of {len(found)} parameters, the first of shape {tuple(missing[0].shape)}, have a "
+                    "gradient at the weights and none at the probe, where the closure is evaluated again"
+                )
+            return {p: (slope - before[p][1]) / delta for p, slope in found.items() if slope is not None}
         finally:
             for p, (start, slope) in before.items():
                 p.copy_(start)

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from learned_samplers.learned.network import Phi
 
-__all__ = ["addresses", "are_plain", "call_with_network", "contiguous_rows", "lengths_of", "widths_of", "write_back"]
+__all__ = [
+    "addresses",
+    "are_plain",
+    "call_with_network",
+    "contiguous_rows",
+    "lengths_of",
+    "own_networks",
+    "widths_of",
+    "write_back",
+]
 
 _PLAIN = {Tensor, torch.nn.Parameter}
 _on_cpu, _dtype, _needs_gradient = attrgetter("is_cpu"), attrgetter("dtype"), attrgetter("requires_grad")
@@ -57,6 +66,18 @@ def write_back(tensors: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
 def widths_of(phi: Phi) -> tuple[int, ...]:
     """The network's inputs, then the units of each layer."""
     return (phi[0][0].shape[-1], *(weight.shape[-2] for weight, _ in phi))
+
+
+def own_networks(phi: Phi, members: int) -> bool:
+    """Whether each of several members has its own network in ``phi``, and not all the same one.
+
+    Raises:
+        ValueError: there are neither as many networks as members nor one.
+    """
+    networks = prod(phi[0][0].shape[:-2])
+    if networks not in (1, members):
+        raise ValueError(f"phi must have one network or {members}, one for each member, got {networks}")
+    return networks > 1
 
 
 def call_with_network(function: Callable[..., int], settings: ctypes.Structure, pieces: np.ndarray, phi: Phi) -> None:

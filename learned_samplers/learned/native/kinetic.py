@@ -13,7 +13,7 @@ from learned_samplers.base.operations import as_number, scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_half_step
 from learned_samplers.learned.native import structures
-from learned_samplers.learned.native.calls import are_plain, call_with_network, widths_of
+from learned_samplers.learned.native.calls import are_plain, call_with_network, own_networks, widths_of
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.network import Phi
 
@@ -45,7 +45,7 @@ def half_step(
     if library is None:
         return kinetic_half_step(*tensors, phi=phi, segments=segments, settings=settings, **hyper)
     plain = [None if x is None else x.contiguous() for x in tensors]
-    parts = torch.empty((4, *parameter.shape))
+    parts = parameter.new_empty((4, *parameter.shape))
     lead, d = parameter.shape[:-1], parameter.shape[-1]
     members = prod(lead)
     pieces = np.zeros((members, len(segments.lengths), 10), np.int64)
@@ -55,7 +55,7 @@ def half_step(
         if buffer is not None:
             pieces[:, :, column] = buffer.data_ptr() + offset
     pieces[:, :, 8] = np.array(segments.lengths)
-    if phi[0][0].dim() > 2:
+    if own_networks(phi, members):
         pieces[:, :, 9] = member
     call = _settings_of(settings, widths_of(phi), noise is not None, **{k: as_number(v) for k, v in hyper.items()})
     call_with_network(library.kinetic_half_step, call, pieces.reshape(-1, 10), phi)

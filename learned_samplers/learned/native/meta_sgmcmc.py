@@ -20,6 +20,7 @@ from learned_samplers.learned.native.calls import (
     call_with_network,
     contiguous_rows,
     lengths_of,
+    own_networks,
     widths_of,
     write_back,
 )
@@ -108,7 +109,7 @@ def meta_step_flat_(
         if buffer is not None:
             pieces[:, :, column] = buffer.data_ptr() + offsets
     pieces[:, :, _LENGTH] = lengths
-    if phi[0][0].dim() > 2:
+    if own_networks(phi, members):
         pieces[:, :, _NETWORK] = member
     _run(pieces, energy, phi, settings, noise is not None, hyper)
 

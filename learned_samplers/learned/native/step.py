@@ -21,6 +21,7 @@ from learned_samplers.learned.native.calls import (
     call_with_network,
     contiguous_rows,
     lengths_of,
+    own_networks,
     widths_of,
     write_back,
 )
@@ -137,7 +138,8 @@ def step_flat_(
         noise = noise.contiguous()
     elif _normalises(settings):
         noise = torch.empty_like(parameter)
-    members, own = prod(parameter.shape[:-1]), phi[0][0].dim() > 2
+    members = prod(parameter.shape[:-1])
+    own = own_networks(phi, members)
     pieces = _offsets(members, segments.lengths, averages.shape[-2], averages.element_size(), own).copy()
     named = feature_set_named(settings.feature_set)
     if named.whole is not None:

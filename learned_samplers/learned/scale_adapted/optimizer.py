@@ -200,10 +200,10 @@ class ScaleAdaptedL2E(LearnedSampler):
         if step == 0 and group["step"]:
             self._begin_cycle(group, params)
         for p, gradient in zip(params, gradients, strict=True):  # all of it, before any noise is drawn
-            joins = not self.state.get(p)
+            joins = "averages" not in self.state.get(p, {})  # a half-precision one has its master copy there already
             for name in self.state_names:
                 self.state_of(group, p, name)
-            if joins and not torch.compiler.is_compiling() and p.numel() and step:
+            if joins and p.numel() and step:
                 self._begin_late(p, gradient, step)
         if step < self.settings.exploration_steps:
             do = self._explore

@@ -6,7 +6,7 @@ A pure function of flat buffers with any leading batch axes, which `ScaleAdapted
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -52,6 +52,7 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
         doc="N₀ at which the factor on β holds; it grows with the root of N/N₀.",
     )
     mass_scale: float = setting(0.2, check.positive, doc="κ, factor on lr once the mass is frozen.")
+    _explorer: ClassVar[L2ESettings]  # of the instance, made once
     eps: float = setting(1e-5, check.positive, doc="Added to the root of the second moment in the mass.")
     settling_share: float = setting(
         0.25,
@@ -76,9 +77,17 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
         assert self.adaptation_steps is not None
         return max(1, self.adaptation_steps - int(self.settling_share * self.adaptation_steps))
 
-    @cached_property
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # No cached_property, whose lock torch.compile cannot follow before Python 3.12.
+        object.__setattr__(self, "_explorer", self._exploration())
+
+    @property
     def exploration(self) -> L2ESettings:
         """Those of the `L2E` that explores; the length of its run is that of the exploration."""
+        return self._explorer
+
+    def _exploration(self) -> L2ESettings:
         sees = feature_set_named(self.feature_set).sees_progress
         return L2ESettings(
             feature_set=self.feature_set,

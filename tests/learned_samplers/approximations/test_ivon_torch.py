@@ -46,6 +46,40 @@ def test_gradients_that_are_not_finite_are_told_as_that():
         sampler.step()
 
 
+def test_a_step_that_the_scaler_skips_is_forgotten():
+    """A first scale of 2¹²⁷ overflows; the draw that did must not be averaged with those after it."""
+    torch.manual_seed(1)
+    model, (x, y) = small_network(), small_data()
+    sampler = IVON(model.parameters(), 0.1, len(x))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-60)
+    steps = []
+    for _ in range(6):
+        with sampler.sampled_params():
+            sampler.zero_grad()
+            scaler.scale(10 * torch.nn.functional.cross_entropy(model(x), y)).backward()
+            scaler.unscale_(sampler)
+        scaler.step(sampler)
+        scaler.update()
+        steps.append(sampler.step_count)
+    assert steps[0] == 0
+    assert steps[-1] >= 4
+
+
+def test_after_gradients_that_are_not_finite_the_loop_goes_on():
+    theta = torch.ones(2, requires_grad=True)
+    sampler, raised = IVON([theta], 0.1, 10), []
+    for factor in (float("inf"), 1.0, 1.0):
+        with sampler.sampled_params():
+            sampler.zero_grad()
+            (theta.square().sum() * factor).backward()
+        try:
+            sampler.step()
+        except FloatingPointError:
+            raised.append(factor)
+    assert raised == [float("inf")]
+    assert sampler.step_count == 2
+
+
 @pytest.mark.parametrize("with_closure", [False, True])
 def test_compiled_it_takes_the_same_steps(with_closure):
     def run(compiled):

@@ -173,3 +173,28 @@ def test_half_precision_weights_have_their_mean(dtype):
     with swag.sampled_params(scale=0.0):
         assert model.weight.dtype == dtype
         assert model.weight.float().mean().item() == pytest.approx(1.25, abs=0.01)
+
+
+def test_complex_weights_are_refused():
+    model = Vector(3)
+    model.theta = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="'theta' must be a real floating-point tensor, got dtype torch.complex64"):
+        SWAG(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"variance": {"theta": torch.tensor([1.0, float("nan")])}}, "values of 'theta' that are not finite"),
+        ({"variance": {"theta": torch.tensor([1.0, -1.0])}}, "a negative variance of 'theta'"),
+        ({"count": 0}, "does not fit itself: steps=4, count=0, 4 deviations"),
+        ({"steps": 1}, "does not fit itself: steps=1, count=4, 4 deviations"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused_and_nothing_has_changed(change, message):
+    _, swag = walked(torch.randn(4, 2))
+    before = swag.state_dict()
+    with pytest.raises(ValueError, match=message):
+        swag.load_state_dict({**before, **change})
+    assert len(swag) == 4
+    assert torch.equal(swag.state_dict()["variance"]["theta"], before["variance"]["theta"])

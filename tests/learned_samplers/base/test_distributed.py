@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 _PREAMBLE = """
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from learned_samplers import HMC, SGHMC, SGLD, PosteriorSamples
+from learned_samplers import HMC, IVON, SGHMC, SGLD, PosteriorSamples, SampleCollection
 
 def new_model():
     torch.manual_seed(0)
@@ -53,6 +53,28 @@ assert torch.equal(resumed.noise_like(torch.zeros(3)), draws)
 run(network, resumed, 5)
 a, b = everywhere()
 assert torch.equal(a, b)
+""",
+    "ivon_draws_the_same_weights_whatever_one_process_predicts": """
+network = DistributedDataParallel(model.eval())
+sampler = IVON(model.parameters(), 0.1, 100)
+for step in range(12):
+    with sampler.sampled_params():
+        sampler.zero_grad()
+        network(torch.randn(4, 3)).square().mean().backward()
+    sampler.step()
+    if rank == 0 and step == 5:
+        drawn = []
+        for _ in range(3):
+            with torch.no_grad(), sampler.sampled_params():
+                drawn.append(model[0].weight.clone())
+        assert not torch.equal(drawn[0], drawn[1])
+        SampleCollection.from_draws(model, sampler.sampled_params, 2)
+def predict():
+    with sampler.sampled_params():
+        model(torch.zeros(1, 3))
+assert "no_grad" in refused(RuntimeError, predict)
+a, b = everywhere()
+assert torch.equal(a, b), (a - b).abs().max()
 """,
     "the_first_process_writes_the_samples": """
 network = DistributedDataParallel(model)

@@ -45,3 +45,22 @@ def test_flatten_and_unflatten_are_inverse():
 def test_modules_that_are_no_such_network(network, error, message):
     with pytest.raises(error, match=message):
         layers_of(network)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)], r"layer 1 is Tanh\(\)"),
+        ([nn.Linear(3, 4), nn.Linear(4, 2)], "layer 1 is Linear"),
+        ([nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Dropout()], "layer 4 is Dropout"),
+    ],
+)
+def test_other_layers_than_the_rule_computes_are_refused(layers, message):
+    with pytest.raises(ValueError, match=message):
+        layers_of(nn.Sequential(*layers))
+
+
+def test_a_layer_that_stands_twice_is_refused():
+    same = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="each there once"):
+        layers_of(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), same, nn.ReLU(), same))

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 
 from learned_samplers import L2E
@@ -54,3 +55,40 @@ def test_one_that_joins_and_lacks_them_is_whitened_after_ten_steps():
         b.grad = torch.randn(4, 5) if step % 2 else None
         sampler.step()
     assert not torch.equal(sampler.state[b]["whitening"][1, 0], torch.eye(5))
+
+
+@pytest.mark.parametrize("cut", [4, 8, 10, 12])
+def test_a_chain_that_is_resumed_goes_on_bit_for_bit_with_irregular_gradients(cut):
+    slopes = torch.randn(40, 2, 6, 5, generator=torch.Generator().manual_seed(3))
+
+    def make():
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(6, 5)) for _ in range(2)]
+        return params, L2E(params, num_data=1000, temperature=0.0, missing_gradient="skip")
+
+    def run(params, sampler, start, end):
+        for step in range(start, end):
+            params[0].grad = slopes[step, 0].clone()
+            params[1].grad = slopes[step, 1].clone() if (step < 4 or step >= 13) and step != 20 else None
+            sampler.step()
+
+    whole, sampler = make()
+    run(whole, sampler, 0, 30)
+    first, before = make()
+    run(first, before, 0, cut)
+    second, after = make()
+    for p, q in zip(second, first, strict=True):
+        p.data.copy_(q.detach())
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    run(second, after, cut, 30)
+    assert all(torch.equal(p, q) for p, q in zip(whole, second, strict=True))
+
+
+def test_a_compiled_step_refuses_what_it_could_not_keep():
+    torch._dynamo.reset()
+    params = [torch.nn.Parameter(torch.randn(6, 5)) for _ in range(2)]
+    sampler = L2E(params, lr=torch.tensor(0.002), num_data=1000, missing_gradient="skip")
+    step = torch.compile(sampler.step, backend="eager", fullgraph=True)
+    params[0].grad = torch.ones(6, 5)
+    with pytest.raises(Exception, match=r"outside of[\s\S]*torch.compile"):
+        step()

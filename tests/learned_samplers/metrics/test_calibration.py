@@ -74,3 +74,18 @@ def test_conformal_sets_cover_even_if_the_network_is_wrong(level):
 def test_flat_predictions_have_no_temperature():
     with pytest.raises(ValueError, match="probs are the same for every class"):
         metrics.fit_temperature(torch.full((6, 3), 1 / 3), torch.tensor([0, 1, 2, 0, 1, 2]))
+
+
+@pytest.mark.parametrize(("n", "targets", "level"), [(2, 100, 0.9), (9, 50, 0.95), (39, 20, 0.9)])
+def test_targets_that_share_an_error_count_as_one_example(n, targets, level):
+    """Counted one by one, two examples of 100 targets would promise .9 and hold .67."""
+    stream, covered = torch.Generator().manual_seed(0), []
+    for _ in range(600):
+        errors = torch.randn(n + 1, 1, generator=stream).expand(-1, targets)
+        zeros = torch.zeros(n, targets)
+        scale = metrics.conformal_scale(zeros, torch.ones_like(zeros), errors[:-1], level)
+        covered.append(float(errors[-1].abs().mean() <= scale))
+    error = (level * (1 - level) / 600) ** 0.5
+    assert sum(covered) / 600 >= level - 3 * error
+    if n == 39:
+        assert sum(covered) / 600 <= level + 1 / (n + 1) + 3 * error

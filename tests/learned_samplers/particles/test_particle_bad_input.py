@@ -345,3 +345,33 @@ def test_a_refused_base_optimizer_leaves_all_as_it_was():
     earlier = adam.state_dict()
     del earlier["base_optimizer"]["class"]  # as states were before they said it
     adam.load_state_dict(earlier)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_prior_mean_that_would_be_ignored_is_refused(name):
+    with pytest.raises(ValueError, match="prior_mean must be None for"):
+        EVERY[name]([{"params": [parameter()], "prior_mean": "initial"}], lr=0.1, prior_precision=1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_would_round_the_steps_away(dtype):
+    with pytest.raises(TypeError, match="rounds the particles' steps away"):
+        SVGD([torch.zeros(3, 2, dtype=dtype, requires_grad=True)], lr=0.1)
+
+
+def test_a_state_of_another_kernel_or_of_other_preferences_is_refused():
+    def pareto(preferences):
+        return ParetoMTL([torch.zeros(2, 3, requires_grad=True)], lr=0.1, preferences=preferences)
+
+    saved = pareto([[1.0, 0.0], [0.0, 1.0]]).state_dict()
+    pareto([[1.0, 0.0], [0.0, 1.0]]).load_state_dict(saved)
+    with pytest.raises(ValueError, match="the state's preferences is"):
+        pareto([[0.5, 0.5], [0.2, 0.8]]).load_state_dict(saved)
+    saved = SVGD([parameter()], lr=0.1, kernel=RBF(1.0)).state_dict()
+    SVGD([parameter()], lr=0.1, kernel=RBF(1.0)).load_state_dict(saved)
+    with pytest.raises(ValueError, match="the state's kernel is"):
+        SVGD([parameter()], lr=0.1, kernel=RBF(2.0)).load_state_dict(saved)
+    with pytest.raises(ValueError, match="the state's kernel_on is"):
+        SVGD([parameter()], lr=0.1, kernel=RBF(1.0), kernel_on="features").load_state_dict(saved)
+    del saved["of"]  # as of a state of before
+    SVGD([parameter()], lr=0.1, kernel=RBF(2.0)).load_state_dict(saved)

@@ -96,6 +96,12 @@ def test_the_rule_refuses_what_it_is_not_made_for():
         FusedL2ERule("residual", "paper", (32,))
     with pytest.raises(ValueError, match=r"hidden must be two widths in \[1, 32\] for the fused rule, got \(33, 8\)"):
         FusedL2ERule("residual", "paper", (33, 8))
+    with pytest.raises(ValueError, match="normalise_output must be False for the fused rule, got True"):
+        FusedL2ERule("residual", "adaptive", (8, 8), normalise_output=True)
+    with pytest.raises(ValueError, match="normalise_output must be False for the fused rule, got True"):
+        call(settings=L2ESettings(normalise_output=True))
+    with pytest.raises(ValueError, match="feature_set must be one of 'paper'"):
+        FusedL2ERule("residual", "orthogonal_whitened", (8, 8))
 
 
 def test_without_triton_the_module_imports_and_the_rule_says_what_is_missing():

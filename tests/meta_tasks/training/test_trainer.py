@@ -226,6 +226,9 @@ def test_nothing_is_saved_that_would_not_go_on_as_it_was(tmp_path):
         failing.run()
     assert failure.value.__notes__[0].startswith("not saved since the last checkpoint: the unrolls")
     assert failing.checkpoints.paths() == []
+    with pytest.raises(RuntimeError, match="make a new Trainer of the same folder"):
+        failing.run()
+    assert failing.checkpoints.paths() == []
     again = trainer(tmp_path / "es", 6, executor=Failing)
     again.executor.calls = 3
     with pytest.raises(RuntimeError, match="a worker process died") as failure:
@@ -310,6 +313,9 @@ def test_a_run_goes_on_with_its_data_alone_and_one_of_before_is_told_what_they_a
         ({"learning_rate": 0.0}, "learning_rate must be greater than 0, got 0.0"),
         ({"max_gradient_norm": -1.0}, "max_gradient_norm must be greater than 0, got -1.0"),
         ({"objective": "kl"}, "objective must be one of 'bma', 'ce', 'stein_kl', got 'kl'"),
+        ({"beta1": 1.5}, r"beta1 must lie in \[0, 1\), got 1.5"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1, got 0"),
         ({"averaging": 1.0}, r"averaging must lie in \[0, 1\), got 1.0"),
         ({"checkpoint_minutes": -1.0}, "checkpoint_minutes must not be negative, got -1.0"),
     ],

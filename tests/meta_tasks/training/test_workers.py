@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from meta_tasks.inner_loop.evaluator import Evaluator
 
 from meta_tasks.estimators import AntitheticES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
-from meta_tasks.training import workers
+from meta_tasks.training import SerialExecutor, Trainer, TrainerSettings, workers
 from meta_tasks.training.checkpoint import Checkpoints
 from meta_tasks.training.workers import ProcessExecutor
 from tests.meta_tasks.toy_tasks import QuadraticFamily
@@ -97,3 +98,42 @@ def test_closing_waits_for_busy_workers_and_ends_those_that_do_not_leave(monkeyp
     assert [process.exitcode for process in processes] == [-signal.SIGKILL, 0]
     assert capfd.readouterr().err == ""  # nobody to tell is no failure
     executor.close()  # once more does no harm
+
+
+class FailingOnce(Evaluator):
+    """Its first job of all fails in whatever process it is in."""
+
+    def run(self, job, weights):
+        if job.pairs[0] == (0, 0) and not self.flag.exists():
+            self.flag.touch()
+            raise MemoryError("once")
+        return super().run(job, weights)
+
+
+class FailingOnceES(AntitheticES):
+    def evaluator(self, family, rule, objective, seed):
+        made = FailingOnce(family, rule, objective, self.sigma, seed)
+        made.flag = self.flag
+        return made
+
+
+def test_after_a_job_that_failed_the_others_answers_are_not_taken_for_later_ones(tmp_path):
+    def run(number, executor):
+        estimator = FailingOnceES(0.1, 4, Horizon(20, 20, samples=2))
+        estimator.flag = tmp_path / f"flag{number}"
+        made = Trainer(
+            QuadraticFamily(),
+            LearnableSGD(),
+            estimator,
+            TrainerSettings(iterations=3, evaluate_every=0, figures_every=0),
+            make_executor=executor,
+        )
+        try:
+            with pytest.raises((MemoryError, RuntimeError), match="once"):
+                made.run()
+            made.run()
+            return made.weights.detach()
+        finally:
+            made.close()
+
+    assert torch.equal(run(0, lambda each: ProcessExecutor(each, 2)), run(1, SerialExecutor))
