@@ -89,13 +89,6 @@ def layers_of(network: nn.Module) -> Phi:
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
     linears = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    if isinstance(network, nn.Sequential):
-        for i, layer in enumerate(network):
-            if type(layer) is not (nn.ReLU if i % 2 else nn.Linear) or (not i % 2 and layer is not linears[i // 2]):
-                raise ValueError(
-                    f"network must be nn.Linear layers, each there once, with nn.ReLU between them; layer {i} is "
-                    f"{layer}"
-                )
     if not linears:
         raise ValueError("network must have nn.Linear layers, got none")
     for i, linear in enumerate(linears):
@@ -106,6 +99,15 @@ def layers_of(network: nn.Module) -> Phi:
                 f"network's nn.Linear layer {i} takes {linear.in_features} values, layer {i - 1} gives "
                 f"{linears[i - 1].out_features}"
             )
+    if isinstance(network, nn.Sequential):
+        for i, layer in enumerate(network):
+            if type(layer) is not (nn.ReLU if i % 2 else nn.Linear) or (
+                not i % 2 and layer not in linears[i // 2 :][:1]
+            ):
+                raise ValueError(
+                    f"network must be nn.Linear layers, each there once, with nn.ReLU between them; layer {i} is "
+                    f"{layer}"
+                )
     return [(linear.weight, linear.bias) for linear in linears]
 
 

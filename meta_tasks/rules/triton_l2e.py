@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, feature_set_named
@@ -87,7 +86,9 @@ class FusedL2ERule(L2ERule):
 def _check_supported(settings: L2ESettings) -> None:
     if settings.normalise_output:
         raise ValueError("normalise_output must be False for the fused rule, got True")
-    validation.one_of("feature_set", settings.feature_set, _SUPPORTED)
+    if settings.feature_set not in _SUPPORTED:
+        known = ", ".join(map(repr, _SUPPORTED))
+        raise ValueError(f"feature_set must be one of {known} here, got {settings.feature_set!r}")
 
 
 def fused_residual_rule(
@@ -121,6 +122,7 @@ def fused_residual_rule(
     tensors = dict(parameter=parameter, gradient=gradient, momentum=momentum, averages=averages)
     if noise is not None:
         tensors["noise"] = noise
+    _check_supported(settings)
     members, d = _check(tensors, segments, named)
     checked = decayed(_layers(phi, members, named), settings, step, num_data)
     if named.name == "adaptive_data":  # its last feature is one number: a shift of the first layer's bias
@@ -187,8 +189,6 @@ def fused_residual_rule(
 
 def _check(tensors: dict[str, Tensor], segments: Segments, named: FeatureSet) -> tuple[int, int]:
     """Number of members and d; raises as `fused_residual_rule` says."""
-    if named.name not in _SUPPORTED:
-        raise ValueError(f"feature_set must be one of {', '.join(map(repr, _SUPPORTED))} here, got {named.name!r}")
     shape = tensors["parameter"].shape
     if len(shape) != 2 or shape[1] != segments.total:
         raise ValueError(f"parameter must be (P, {segments.total}), got {tuple(shape)}")

@@ -178,7 +178,7 @@ def test_half_precision_weights_have_their_mean(dtype):
 def test_complex_weights_are_refused():
     model = Vector(3)
     model.theta = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
-    with pytest.raises(TypeError, match="'theta' must be a real floating-point tensor, got dtype torch.complex64"):
+    with pytest.raises(TypeError, match=r"'theta' must be a real floating-point tensor, got dtype torch\.complex64"):
         SWAG(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 

@@ -238,7 +238,7 @@ def test_noise_reuse_over_an_episode_is_es_on_the_mean_of_the_running_losses():
     [
         (lambda: AntitheticES(0.0, 4, HORIZON), "sigma must be greater than 0, got 0.0"),
         (lambda: AntitheticES(0.1, 4, HORIZON, learned=0), "learned must be at least 1, got 0"),
-        (lambda: AntitheticES(0.1, 0, HORIZON), "pairs must be a positive multiple"),
+        (lambda: AntitheticES(0.1, 0, HORIZON), "pairs must be at least 1, got 0"),
         (lambda: AntitheticES(0.1, 4, HORIZON, pairs_per_task=3), "multiple of pairs_per_task=3, got 4"),
         (lambda: NoiseReuseES(0.1, 4, HORIZON, 21), r"window must lie in \[1, 20\], the shortest horizon, got 21"),
         (lambda: NoiseReuseES(0.1, 4, HORIZON, 4), "window=4 is shorter than the thinning of 5 steps"),
@@ -247,3 +247,11 @@ def test_noise_reuse_over_an_episode_is_es_on_the_mean_of_the_running_losses():
 def test_impossible_estimators_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_states_of_the_exploration_are_no_samples():
+    """`ScaleAdaptedL2E` explores in the first half of a run, whatever the burn-in."""
+    rule = ScaleAdaptedL2ERule("lean", (4,))
+    with pytest.raises(ValueError, match=r"burn_in=0\.2 is less than 0\.5, the share of a run in which"):
+        AntitheticES(0.1, 2, Horizon(40, 40, samples=4, burn_in=0.2)).evaluator(QuadraticFamily(), rule, "bma", 0)
+    AntitheticES(0.1, 2, Horizon(40, 40, samples=4, burn_in=0.5)).evaluator(QuadraticFamily(), rule, "bma", 0)

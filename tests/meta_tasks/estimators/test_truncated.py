@@ -19,6 +19,7 @@ from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import Hyperparameters
 from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import L2ERule, MetaSGMCMCRule
+from meta_tasks.tasks import family_named
 from meta_tasks.tasks.gaussians import GaussianFamily, GaussianTask
 from meta_tasks.training import Trainer, TrainerSettings
 from meta_tasks.training.workers import ProcessExecutor, SerialExecutor
@@ -346,3 +347,21 @@ def test_bad_families_are_refused():
         GaussianFamily(noise=-1.0)
     with pytest.raises(ValueError, match="precision must be positive definite"):
         GaussianTask(torch.zeros(2), -torch.eye(2), Hyperparameters())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_chains_that_go_down_are_replayed_at_any_temperature(temperature):
+    """What is compared is one energy, U/(N·T): at T = .1 the loss alone would make every chain look run away."""
+    family = family_named(
+        "digits",
+        temperatures=(temperature,),
+        prior_precisions=(1.0,),
+        lrs=(0.05,),
+        architectures=(("mlp", {"hidden": (8,), "activation": "relu"}),),
+    )
+    estimator, rule = TruncatedBackpropagation(Horizon(45, 45, samples=3), 15, chains=4, slots=1), MetaSGMCMCRule()
+    evaluator, weights = estimator.evaluator(family, rule, "stein_kl", 0), rule.initial_weights(0)
+    for iteration in range(2):
+        (job,) = estimator.jobs(0, iteration)
+        evaluator.run(job, weights)
+    assert len(evaluator.pools[0]) == 2

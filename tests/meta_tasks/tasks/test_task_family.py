@@ -213,3 +213,24 @@ def test_datasets_are_loaded_once(monkeypatch):
     family.task(0, 0)
     family.task(0, 1)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"temperatures": (1.0, -1.0)}, "temperatures must not be negative, got -1.0"),
+        ({"prior_precisions": (-2.0,)}, "prior_precisions must not be negative, got -2.0"),
+        ({"momentum_decays": (3.0,)}, r"momentum_decays must lie in \(0, 1\], got 3.0"),
+        ({"batch_sizes": (0,)}, "batch_sizes must be at least 1, got 0"),
+    ],
+)
+def test_hyperparameters_that_no_sampler_could_have_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        family_named("digits", **change)
+
+
+def test_a_task_has_hyperparameters_that_a_sampler_could_have():
+    with pytest.raises(ValueError, match=r"temperature must not be negative, got -1\.0"):
+        TaskConfig("digits", "mlp", temperature=-1.0)
+    with pytest.raises(ValueError, match=r"momentum_decay must lie in \(0, 1\], got 0.0"):
+        TaskConfig("digits", "mlp", momentum_decay=0.0)

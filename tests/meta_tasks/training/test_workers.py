@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from meta_tasks.inner_loop.evaluator import Evaluator
 
 from meta_tasks.estimators import AntitheticES
+from meta_tasks.estimators.evaluator import Evaluator
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.training import SerialExecutor, Trainer, TrainerSettings, workers

@@ -311,3 +311,42 @@ def test_its_kinetic_temperature_is_that_of_r_minus_f():
     report = sampler.temperatures()[0]
     assert report["kinetic"] == pytest.approx(expected, rel=1e-9)
     assert abs(sampler.state[theta]["momentum"].square().mean().item() - expected) > 0.05
+
+
+def test_autocast_around_the_step_rounds_nothing_of_it(monkeypatch):
+    monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", "0")
+
+    def run(autocast):
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(50) * 0.1)
+        sampler = KineticL2E([p], num_data=100, generator=torch.Generator().manual_seed(1))
+
+        def closure():
+            sampler.zero_grad()
+            loss = p.square().mean()
+            loss.backward()
+            return loss
+
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            for _ in range(5):
+                sampler.step(closure)
+        return p.detach()
+
+    assert torch.equal(run(True), run(False))
+
+
+def test_a_gradient_that_is_missing_at_the_probe_is_told():
+    first, second = torch.nn.Parameter(torch.randn(5)), torch.nn.Parameter(torch.randn(4))
+    sampler, calls = KineticL2E([first, second], num_data=100, missing_gradient="skip"), []
+
+    def closure():
+        sampler.zero_grad()
+        calls.append(1)
+        loss = first.square().mean() + (second.square().mean() if len(calls) % 2 else 0.0)
+        loss.backward()
+        return loss
+
+    before = first.detach().clone()
+    with pytest.raises(ValueError, match=r"1 of 2 parameters, the first of shape \(4,\), have a gradient"):
+        sampler.step(closure)
+    assert torch.equal(first, before)
