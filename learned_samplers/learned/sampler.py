@@ -290,8 +290,9 @@ class LearnedSampler(Sampler):
         self.validate_saved(state_dict)
         super().load_state_dict(state_dict)
         known = state_dict["sampler"].get("roots", {})
+        saved = {p: known[i] for _, p, i in self.indexed(state_dict) if i in known}
         self.roots = RootSteps()
-        self.roots.last = {p: known[i] for _, p, i in self.indexed(state_dict) if i in known}
+        self.roots.resume(self.step_count, saved, (p for p, own in self.state.items() if "whitening" in own))
 
     def validate_header(self, header: dict[str, Any]) -> None:
         super().validate_header(header)

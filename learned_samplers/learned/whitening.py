@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -88,8 +88,17 @@ class RootSteps:
 
     def irregular(self, steps: int) -> dict[Tensor, int]:
         """The last steps that a chain of ``steps`` steps cannot tell from their number: to be saved."""
-        regular = _regular(steps - 1) if steps > AT_FIRST else steps - 1
-        return {p: last for p, last in self.last.items() if last != regular}
+        return {p: last for p, last in self.last.items() if last != _last_regular(steps)}
+
+    def resume(self, steps: int, saved: Mapping[Tensor, int], moved: Iterable[Tensor]) -> None:
+        """Go on after ``steps`` steps: with the ``saved`` ones, and for all others that have ``moved`` as their number
+        says."""
+        self.last = {p: saved.get(p, _last_regular(steps)) for p in moved}
+
+
+def _last_regular(steps: int) -> int:
+    """The last step of ``steps`` in which roots were made."""
+    return steps - 1 if steps <= AT_FIRST else _regular(steps - 1)
 
 
 def _regular(step: int) -> int:

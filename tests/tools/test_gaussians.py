@@ -81,3 +81,12 @@ def test_refused(arguments, message, learned_weights, tmp_path, capsys):
     said = f"{refusal.value} {capsys.readouterr().err}"
     assert message in " ".join(said.replace("│", " ").split())
     assert not (tmp_path / "new").exists()
+
+
+def test_the_baselines_reach_the_posterior_and_a_hot_one_does_not():
+    """The measure itself: SGHMC at a small step comes near, at a large one with gradient noise it stays hot."""
+    settings = runs.Options("none", dimension=3, steps=150, chains=400)
+    task = runs.tilted(0.5)
+    small, large = (runs.Sampler("SGHMC", runs.SGHMCRule(), lr, 0.5) for lr in (0.05, 0.9))
+    assert runs.run(small, task, settings, 0)[0][-1] < 0.05
+    assert runs.run(large, task, settings, 0)[0][-1] > 0.1

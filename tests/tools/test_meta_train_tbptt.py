@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import gaussians
 import meta_train
 import pytest
 import torch
@@ -135,30 +134,3 @@ def test_impossible_options_are_refused_in_one_line(tmp_path, more, message):
     with pytest.raises(SystemExit, match=f"error: .*{message}"):
         meta_train.main(options(tmp_path, *more))
     assert not list(tmp_path.glob("checkpoint*"))
-
-
-def test_the_table_and_the_figures(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gaussians, "LRS", (0.1,))
-    monkeypatch.setattr(gaussians, "DECAYS", (0.3,))
-    file = str(trained / "weights.safetensors")
-    small = ["--dimension", "2", "--steps", "20", "--chains", "50", "--tasks", "2", "--out", str(tmp_path)]
-    gaussians.main(gaussians.tyro.cli(gaussians.Options, args=["--network", file, *small]))
-    table = capsys.readouterr().out
-    assert all(name in table for name in ("SGLD", "SGHMC", "Meta-SGMCMC", "exact draws"))
-    scores = json.loads((tmp_path / "results.json").read_text())["scores"]
-    assert set(scores) == {"SGLD", "SGHMC", "Meta-SGMCMC"}
-    assert scores["SGHMC"]["last"] < 0.2
-    assert all((tmp_path / name).stat().st_size > 5000 for name in ("figure.png", "contours.png"))
-    with pytest.raises(SystemExit, match="chains must exceed dimension=2, got 2"):
-        gaussians.main(gaussians.tyro.cli(gaussians.Options, args=["--network", file, *small, "--chains", "2"]))
-    with pytest.raises(SystemExit, match="is of L2E, not of MetaSGMCMC"):
-        gaussians.main(gaussians.tyro.cli(gaussians.Options, args=["--network", "l2e", *small]))
-
-
-def test_the_baselines_reach_the_posterior_and_a_hot_one_does_not():
-    """The measure itself: SGHMC at a small step comes near, at a large one with gradient noise it stays hot."""
-    settings = gaussians.Options("none", dimension=3, steps=150, chains=400)
-    task = gaussians.tilted(0.5)
-    small, large = (gaussians.Sampler("SGHMC", gaussians.SGHMCRule(), lr, 0.5) for lr in (0.05, 0.9))
-    assert gaussians.run(small, task, settings, 0)[0][-1] < 0.05
-    assert gaussians.run(large, task, settings, 0)[0][-1] > 0.1
