@@ -93,7 +93,9 @@ class ChainUnroll(Unroll):
 
     def replace_states(self, parameter: Tensor, state: State) -> None:
         """Begin at other states than the task's initial ones."""
-        self.parameter, self.state = parameter.clone(), tuple(each.clone() for each in state)
+        device = self.task.device
+        self.parameter = parameter.to(device, copy=True)
+        self.state = tuple(each.to(device, copy=True) for each in state)
 
     def backpropagate(self, weights: Tensor, steps: int, every: int) -> Tensor | None:
         """Take ``steps`` steps with meta-parameters (n,), and return the gradient (n,) of the objective over them.

@@ -284,7 +284,16 @@ class Unroll:
         self.step, self.failed_at = saved["step"], list(saved["failed_at"])
         self.parameter = saved["parameter"].to(device, copy=True)
         self.state = tuple(each.to(device, copy=True) for each in saved["state"])
-        self.objective.load_state_dict(saved["objective"])
+        self.objective.load_state_dict(on_device(saved["objective"], device))  # checkpoints are read on the CPU
         for stream, state in zip(self._noise, saved["noise"], strict=True):
             stream.set_state(state)
         self._curve, self._stretch = list(saved["curve"]), saved["stretch"].to(device)
+
+
+def on_device(value: Any, device: torch.device | str) -> Any:
+    """A value, or lists and dictionaries of values, with its tensors on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {name: on_device(one, device) for name, one in value.items()}
+    return [on_device(one, device) for one in value] if isinstance(value, list | tuple) else value

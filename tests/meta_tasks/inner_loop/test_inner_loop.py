@@ -9,7 +9,7 @@ from torch import nn
 
 from learned_samplers import L2E, PSGLD, SGHMC, CyclicalSGMCMC, KineticL2E, ScaleAdaptedL2E
 from meta_tasks.inner_loop.schedule import Schedule
-from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.inner_loop.unroll import Unroll, on_device
 from meta_tasks.objectives import BMALoss, CELoss
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules.classical import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
@@ -271,3 +271,11 @@ def test_wrong_shapes_and_too_many_steps_are_refused():
     saved = Unroll(QuadraticTask(d=6), LearnableSGD(), BMALoss, SCHEDULE, [1]).state_dict()
     with pytest.raises(ValueError, match=r"parameters \(2, 6\), this one \(2, 5\)"):
         run.load_state_dict(saved)
+
+
+def test_what_a_checkpoint_holds_goes_to_the_device_of_the_run():
+    saved = {"count": 2, "total": torch.ones(3), "kept": [(torch.ones(2), None), [torch.ones(1)]]}
+    moved = on_device(saved, "meta")
+    assert moved["count"] == 2
+    assert moved["total"].device.type == moved["kept"][0][0].device.type == moved["kept"][1][0].device.type == "meta"
+    assert on_device(saved, "cpu")["total"] is saved["total"]
