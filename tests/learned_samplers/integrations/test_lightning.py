@@ -102,3 +102,9 @@ def test_unknown_options(tmp_path):
         callback(missing="ignore")
     with pytest.raises(TypeError, match="unexpected keyword argument 'thickness'"):
         fit(tmp_path, 1, callback(thickness=3))
+
+
+def test_two_callbacks_have_names_of_their_own_in_a_checkpoint(tmp_path):
+    first, second = callback(), callback(optimizer=1)
+    assert first.state_key == "CollectPosterior"  # as in the checkpoints of before
+    assert second.state_key != first.state_key
