@@ -220,7 +220,7 @@ def test_dropout_follows_the_seed_and_leaves_torchs_generator_alone():
 def test_minibatches_are_scored_apart_from_those_of_the_steps():
     """Each state's reported loss, an epoch's mean, against the loss of all data at the same states.
 
-    A minibatch scored at weights that the others of its epoch have moved is too high: here by .47 in λ̂, lr·n·trΣ/(2BT).
+    A minibatch scored at weights that the others of its epoch have moved is too high: here by .19 in λ̂ (measured).
     """
     torch.manual_seed(0)
     x = torch.randn(500, 6)
@@ -238,4 +238,4 @@ def test_minibatches_are_scored_apart_from_those_of_the_steps():
     states = torch.stack([weight for graph, weight in seen if graph])
     full = 0.5 * (x @ states.mT - y).square().mean((1, 2))
     expected = 500 / math.log(500) * (full.mean().item() - found.initial_loss)
-    assert found.value == pytest.approx(expected, abs=0.15)
+    assert found.value == pytest.approx(expected, abs=0.05)
