@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation
+from learned_samplers.base import distributed, validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.particles.axes import validate_axes
@@ -155,11 +155,13 @@ class ParticleSampler(Sampler):
 
         Raises:
             TypeError, ValueError: the losses are no tensor, have another shape (already reduced, say) or no graph; a
-                parameter takes no part in them; the groups do not fit the targets.
+                parameter takes no part in them, or is one of a `DistributedDataParallel` module; the groups do not fit
+                the targets.
             FloatingPointError: a loss, a gradient or a direction is not finite. Nothing has changed after any of
                 these.
         """
         self._validate_groups()
+        self._refuse_replicas()
         if closure is None:
             raise ValueError(f"{type(self).__name__}.step needs a closure that returns the losses, got None")
         with torch.enable_grad():
@@ -177,6 +179,17 @@ class ParticleSampler(Sampler):
         self._move(moves)
         self._end(parts)
         return _detached(result)
+
+    def _refuse_replicas(self) -> None:
+        """Before the first step: gradients are taken by ``torch.autograd.grad``, which no wrapper averages."""
+        if self.step_count or not distributed.in_process_group():
+            return
+        params = [p for group in self.param_groups for p in group["params"]]
+        if distributed.are_replicas("auto", params):
+            raise ValueError(
+                f"{type(self).__name__} cannot move the parameters of a DistributedDataParallel module: it does not "
+                "average their gradients, and the processes' particles would drift apart"
+            )
 
     def _validate_groups(self) -> None:
         self._validate_changed()

@@ -15,6 +15,7 @@ _PREAMBLE = """
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from learned_samplers import HMC, IVON, SGHMC, SGLD, PosteriorSamples, SampleCollection
+from learned_samplers.particles import SVGD
 
 def new_model():
     torch.manual_seed(0)
@@ -75,6 +76,16 @@ def predict():
 assert "no_grad" in refused(RuntimeError, predict)
 a, b = everywhere()
 assert torch.equal(a, b), (a - b).abs().max()
+""",
+    "particles_of_a_wrapped_module_would_drift_apart": """
+particles = nn.ParameterList([nn.Parameter(torch.randn(3, 2))])
+network = DistributedDataParallel(nn.Sequential(model, nn.Identity()), find_unused_parameters=True)
+wrapped = [p for p in model.parameters() if p.dim() == 2][:1]
+closure = lambda: wrapped[0].square().sum(1)
+assert "drift apart" in refused(ValueError, lambda: SVGD(wrapped, lr=0.1).step(closure))
+alone = SVGD(list(particles), lr=0.1)
+alone.step(lambda: particles[0].square().sum(1))
+assert alone.step_count == 1
 """,
     "the_first_process_writes_the_samples": """
 network = DistributedDataParallel(model)
