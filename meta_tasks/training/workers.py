@@ -71,6 +71,9 @@ class RankExecutor(Executor):
     """Jobs shared out over the ranks of a ``torch.distributed`` process group that is already set up.
 
     Every rank calls the same methods and gets all results; job i runs on rank i mod (number of ranks).
+
+    Raises:
+        RuntimeError: a job failed on another rank (its traceback is in the message).
     """
 
     collective = True
@@ -80,9 +83,19 @@ class RankExecutor(Executor):
         self.rank, self.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     def run(self, jobs: Sequence[Job], weights: Tensor) -> list[JobResult]:
-        own = [self.evaluator.run(job, weights) for job in jobs[self.rank :: self.size]]
-        gathered: list[Any] = self._gather(own)
-        return [gathered[i % self.size][i // self.size] for i in range(len(jobs))]
+        failure: Exception | None = None
+        own: tuple[bool, Any]
+        try:
+            own = True, [self.evaluator.run(job, weights) for job in jobs[self.rank :: self.size]]
+        except Exception as error:  # told to the other ranks first, which wait for this one's results
+            failure, own = error, (False, traceback.format_exc())
+        gathered = self._gather(own)
+        if failure is not None:
+            raise failure
+        for rank, (ok, value) in enumerate(gathered):
+            if not ok:
+                raise RuntimeError(f"rank {rank} of the meta-training failed:\n{value}")
+        return [gathered[i % self.size][1][i // self.size] for i in range(len(jobs))]
 
     def state_dict(self) -> dict[int, Any]:
         return {slot: state for states in self._gather(self.evaluator.state_dict()) for slot, state in states.items()}

@@ -6,7 +6,7 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
-from meta_tasks.estimators import NoiseReuseES
+from meta_tasks.estimators import Evaluator, NoiseReuseES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.training import Trainer, TrainerSettings
@@ -21,6 +21,10 @@ def trainer(folder, iterations, **arguments):
     return Trainer(QuadraticFamily(), LearnableSGD(), estimator, settings, folder=folder, **arguments)
 
 
+def failing(self, job, weights):
+    raise ValueError("this job cannot run")
+
+
 def run(folder, iterations):
     made = trainer(folder, iterations)
     made.run()
@@ -33,6 +37,8 @@ def one_rank(rank, folder):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     try:
+        if (folder / "fails").exists() and rank == 1:
+            Evaluator.run = failing
         own = folder / "rank0" if (folder / "shared").exists() else folder / f"rank{rank}"
         made = trainer(own, 5, make_executor=RankExecutor, main=rank == 0)
         found = {"started": made.iteration, "ended": made.run(), "weights": made.weights.detach()}
@@ -87,3 +93,11 @@ def test_the_ranks_of_a_trainer_share_a_folder_that_is_locked_against_others(tmp
     for found in both_ranks(tmp_path):
         assert f"{tmp_path / 'rank0'} is being written by process {os.getpid()} on host" in found["error"]
     other.close()
+
+
+def test_a_job_that_fails_on_one_rank_is_told_on_both_at_once(tmp_path):
+    (tmp_path / "fails").touch()
+    first, second = both_ranks(tmp_path)  # within its 90 seconds: gloo would wait for half an hour
+    assert first["error"].startswith("rank 1 of the meta-training failed:")
+    assert "ValueError: this job cannot run" in first["error"]
+    assert second == {"error": "this job cannot run"}
