@@ -13,8 +13,16 @@ from learned_samplers.base.files import write_atomically
 from learned_samplers.integrations.resumption import begin, validate_missing, warn_of_clipping
 from learned_samplers.posterior.collecting import PosteriorSamples
 from learned_samplers.posterior.snapshot import unwrapped
+from learned_samplers.posterior.tensor_files import fingerprint
 
 FILE = "posterior.pt"
+_COMPARED = 8  # parameters whose values tell checkpoints apart
+
+
+def _weights(optimizer: Any) -> list[str] | None:
+    """Digests of an optimizer's first weights, by which a checkpoint is known; None of sharded ones."""
+    parameters = [p for group in unwrapped(optimizer).param_groups for p in group["params"]][:_COMPARED]
+    return None if any(hasattr(p, "to_local") for p in parameters) else [fingerprint(p) for p in parameters]
 
 
 class CollectPosterior(TrainerCallback):
@@ -38,7 +46,8 @@ class CollectPosterior(TrainerCallback):
         options: those of `PosteriorSamples`. With ``path`` checkpoints hold the list of the samples alone.
 
     Raises:
-        RuntimeError: as training begins, if the checkpoint has no samples and ``missing`` is "refuse".
+        RuntimeError: as training begins, if the checkpoint has no samples and ``missing`` is "refuse", or if they were
+            kept beside other weights than those that training goes on with.
         TypeError, ValueError: an option that cannot be used.
     """
 
@@ -57,7 +66,7 @@ class CollectPosterior(TrainerCallback):
         saved = None
         if state.global_step:
             file = self._folder(args, state) / FILE
-            saved = torch.load(file, weights_only=True) if file.is_file() else None
+            saved = self._read(file, sampler) if file.is_file() else None
         self.posterior = begin(kwargs["model"], sampler, self.options, saved, state.global_step, self.missing)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -65,13 +74,26 @@ class CollectPosterior(TrainerCallback):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if self.posterior is not None and state.is_world_process_zero and folder.is_dir():
             buffer = io.BytesIO()
-            torch.save(self.posterior.state_dict(), buffer)
+            torch.save({"posterior": self.posterior.state_dict(), "weights": _weights(kwargs["optimizer"])}, buffer)
             write_atomically(folder / FILE, buffer.getvalue())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop collecting; the samples stay."""
         if self.posterior is not None:
             self.posterior.detach()
+
+    @staticmethod
+    def _read(file: Path, sampler: Any) -> Any:
+        """The samples of a file, once it is known to lie beside the weights that were restored."""
+        saved = torch.load(file, weights_only=True)
+        if "posterior" not in saved:  # of an earlier version
+            return saved
+        if saved["weights"] != _weights(sampler):
+            raise RuntimeError(
+                f"the samples in {file} are of another checkpoint than the weights that training goes on with: name "
+                "the folder that is resumed, CollectPosterior(..., checkpoint=...)"
+            )
+        return saved["posterior"]
 
     def _folder(self, args: Any, state: Any) -> Path:
         if self.checkpoint is not None:

@@ -14,6 +14,8 @@ try:
 except ModuleNotFoundError:  # the same under its first name
     from pytorch_lightning import Callback
 
+_SECOND_FIT = "a second fit of one Trainer has a new optimizer and no samples (go on with fit(..., ckpt_path=...))"
+
 
 class CollectPosterior(Callback):
     """Collects posterior samples while a Lightning ``Trainer`` trains, and carries them through its checkpoints.
@@ -58,7 +60,8 @@ class CollectPosterior(Callback):
         sampler = unwrapped(trainer.optimizers[self.optimizer])
         warn_of_clipping(sampler, trainer.gradient_clip_val, "leave gradient_clip_val out")
         state, self._state = self._state, None
-        self.posterior = begin(model, sampler, self.options, state, trainer.global_step, self.missing)
+        again = {"why": _SECOND_FIT} if self.posterior is not None else {}
+        self.posterior = begin(model, sampler, self.options, state, trainer.global_step, self.missing, **again)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stop collecting at the end of training, or at an error; the samples stay."""

@@ -23,17 +23,17 @@ def begin(
     state: Mapping[str, Any] | None,
     steps_done: int,
     missing: str,
+    why: str = "its checkpoint holds no posterior samples (was it written without this callback?)",
 ) -> PosteriorSamples:
     """A collector for a training run that begins, or goes on after ``steps_done`` steps with the ``state`` it had.
+
+    ``why`` says, in a message, what is wrong if a run goes on without a state.
 
     Raises:
         RuntimeError: the run is resumed, its samples are missing, and ``missing`` is "refuse".
     """
     if steps_done and state is None:
-        message = (
-            f"training goes on at step {steps_done}, but its checkpoint holds no posterior samples (was it written "
-            "without this callback?): those collected so far would be lost"
-        )
+        message = f"training goes on at step {steps_done}, but {why}: those collected so far would be lost"
         if missing == "refuse":
             raise RuntimeError(f"{message}; CollectPosterior(..., missing='warn') starts an empty collection")
         warnings.warn(f"{message}; starting an empty collection", stacklevel=3)

@@ -85,6 +85,27 @@ def test_a_checkpoint_without_samples_is_refused_or_warned_of(tmp_path):
     assert collect.posterior.steps == [8]
 
 
+def test_samples_of_another_checkpoint_are_refused(tmp_path):
+    train(tmp_path / "here", 6, callback())
+    train(tmp_path / "there", 6, callback(), seed=5)
+    there = str(tmp_path / "there" / "checkpoint-6")
+    with pytest.raises(RuntimeError, match="posterior.pt are of another checkpoint .*checkpoint=") as error:
+        train(tmp_path / "here", 8, callback(), resume=there)  # a folder that a callback is not told of
+    assert str(tmp_path / "here" / "checkpoint-6") in str(error.value)
+    collect = callback(checkpoint=there)
+    train(tmp_path / "here", 8, collect, resume=there)
+    assert collect.posterior.steps == [4, 6, 8]
+
+
+def test_samples_of_an_earlier_version_are_read(tmp_path):
+    train(tmp_path, 6, callback())
+    file = tmp_path / "checkpoint-6" / "posterior.pt"
+    torch.save(torch.load(file, weights_only=True)["posterior"], file)
+    collect = callback()
+    train(tmp_path, 8, collect, resume=str(tmp_path / "checkpoint-6"))
+    assert collect.posterior.steps == [4, 6, 8]
+
+
 def test_clipping_is_warned_of(tmp_path):
     with pytest.warns(UserWarning, match=r"gradients are clipped \(1\.0\).*pass max_grad_norm=0\.0"):
         train(tmp_path, 2, callback(), max_grad_norm=1.0)

@@ -86,6 +86,17 @@ def test_a_checkpoint_without_samples_is_refused_or_warned_of(tmp_path):
     assert collect.posterior.steps == [6, 8]
 
 
+def test_a_second_fit_of_one_trainer_says_what_it_lacks(tmp_path):
+    collect = callback()
+    model, trainer = fit(tmp_path, 4, collect)
+    trainer.fit_loop.epoch_loop.max_steps = 8
+    with pytest.raises(
+        RuntimeError, match=r"at step 4, but a second fit of one Trainer has a new optimizer .*ckpt_path"
+    ):
+        trainer.fit(model, DataLoader(TensorDataset(X, Y), batch_size=32))
+    assert collect.posterior.steps == [4], "what was collected is still there"
+
+
 def test_a_part_of_the_module_and_clipping(tmp_path):
     collect = callback(network="net")
     with pytest.warns(UserWarning, match=r"gradients are clipped \(1\.0\).*leave gradient_clip_val out"):
