@@ -18,7 +18,7 @@ from pathlib import Path
 import tyro
 from experiments.common.output import command_line, explained, write_outputs
 from experiments.images.combined import combined, read, sources
-from experiments.images.compare_notes import NOTES
+from experiments.images.compare_notes import NOTES, OTHER_CODE
 from experiments.images.compare_report import tables
 
 
@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
         numbers = combined({str(path): read(path) for path in options.comparisons})
-        parts = ["\n".join(["Made by", "", *sources(numbers)]), NOTES]
+        other_code = OTHER_CODE if any(found["other_code"] for found in numbers.values()) else ""
+        parts = ["\n".join(["Made by", "", *sources(numbers)]), NOTES + other_code]
         parts += [tables(budget, found) for budget, found in numbers.items()]
         text = "\n\n".join(parts)
         write_outputs(

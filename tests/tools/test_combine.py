@@ -188,3 +188,33 @@ def test_a_method_that_is_not_known_is_refused_by_name(apart, tmp_path):
     with pytest.raises(SystemExit, match="a method that is not known: Nobody"):
         combine.main([str(_changed(apart, tmp_path, renamed)), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+def test_networks_of_ones_own_must_be_the_same(tmp_path):
+    network = tmp_path / "net.py"
+    given = ["--extensions", "0", "--sampler", "SGD", "--given", "SGD:lr=0.1,momentum_decay=0.1", "--steps", "8"]
+    layers = "nn.Flatten(), nn.Linear(64, WIDTH), nn.Linear(WIDTH, 10)"
+    text = f"from torch import nn\ndef make(): return nn.Sequential({layers})"
+    for seed, width in enumerate((8, 9)):
+        network.write_text(text.replace("WIDTH", str(width)))
+        options = ["--dataset", "digits", "--limit", "200", "--model", f"{network}:make", "--seed", str(seed)]
+        compare.main([*options, *given, "--seeds", "1", "--out", str(tmp_path / str(seed))])
+    with pytest.raises(SystemExit, match=r"differ in network: .*model_network"):
+        combine.main([str(tmp_path / "0"), str(tmp_path / "1"), "--out", str(tmp_path / "out")])
+    found = json.loads((tmp_path / "1" / "results.json").read_text())
+    del found["budgets"]["8"]["network"]  # as files of before
+    (tmp_path / "old.json").write_text(json.dumps(found))
+    with pytest.raises(SystemExit, match=r"differ in network: .*not in the file"):
+        combine.main([str(tmp_path / "0"), str(tmp_path / "old.json"), "--out", str(tmp_path / "out")])
+
+
+def test_runs_of_other_code_stay_known(apart, tmp_path):
+    assert "another version of the code" not in (apart / "b" / "table.md").read_text()
+    found = json.loads((apart / "b" / "results.json").read_text())
+    found["budgets"]["40"]["other_code"] = True
+    (tmp_path / "b.json").write_text(json.dumps(found))
+    combine.main([str(apart / "a"), str(tmp_path / "b.json"), "--out", str(tmp_path / "out")])
+    assert _of(tmp_path / "out")["other_code"] is True
+    assert "another version of the code had made" in (tmp_path / "out" / "table.md").read_text()
+    combine.main([str(apart / "a"), str(apart / "b"), "--out", str(tmp_path / "two")])
+    assert "another version of the code" not in (tmp_path / "two" / "table.md").read_text()

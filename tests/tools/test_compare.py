@@ -208,6 +208,12 @@ def test_equal_time_out_of_distribution_scores_and_a_reference(tmp_path, monkeyp
         assert heading in table
 
 
+def test_a_reference_is_of_the_data_s_own_test_images(tmp_path):
+    np.save(tmp_path / "reference.npy", np.full((899, 10), 0.1))
+    with pytest.raises(SystemExit, match=r"npy' is of the data's own test images, and division=1"):
+        compare.main([*TINY, *SMALL, "--reference", str(tmp_path / "reference.npy"), "--division", "1"])
+
+
 def test_a_run_keeps_the_validation_scores_of_its_weights(whole):
     out, _ = whole
     file = numbers(out)["40"]["methods"]["MetaSGMCMC"]["runs"][0]["file"]
@@ -248,7 +254,7 @@ def test_an_interrupted_command_goes_on_and_a_finished_one_repeats_nothing(whole
 
 
 def test_a_method_that_diverges_everywhere_costs_only_its_row(tmp_path, monkeypatch):
-    tune = Comparison.tune
+    tune = Comparison._tune
     why = "it diverged at every learning rate of [0.1]"
 
     def diverging(self, method, budget):
@@ -256,7 +262,7 @@ def test_a_method_that_diverges_everywhere_costs_only_its_row(tmp_path, monkeypa
             raise RuntimeError(why)
         return tune(self, method, budget)
 
-    monkeypatch.setattr(Comparison, "tune", diverging)
+    monkeypatch.setattr(Comparison, "_tune", diverging)
     arguments = [*TINY, *SMALL, "--sampler", "SGLD", "SGHMC", "--budgets", "20", "--seeds", "2", "--equal-time"]
     lost = {"SGLD"}
     compare.main([*arguments, "--out", str(tmp_path / "one")])
@@ -266,11 +272,11 @@ def test_a_method_that_diverges_everywhere_costs_only_its_row(tmp_path, monkeypa
     assert f"- **SGLD has no row**: {why}." in (tmp_path / "one" / "table.md").read_text()
     # At a further budget it does not get its tries once more.
     asked = []
-    monkeypatch.setattr(Comparison, "tune", lambda *each: asked.append(each[1:]) or diverging(*each))
+    monkeypatch.setattr(Comparison, "_tune", lambda *each: asked.append(each[1:]) or diverging(*each))
     compare.main([*arguments, "--budgets", "20", "40", "--out", str(tmp_path / "two")])
     assert asked == [("SGLD", 20), ("SGHMC", 20), ("SGHMC", 40)]
     assert numbers(tmp_path / "two")["40"]["lost"] == {"SGLD": f"at 20 gradients {why}"}
-    monkeypatch.setattr(Comparison, "tune", diverging)
+    monkeypatch.setattr(Comparison, "_tune", diverging)
     lost = {"SGLD", "SGHMC"}
     with pytest.raises(SystemExit, match=r"20 gradients: SGLD: it diverged .*; SGHMC: it diverged"):
         compare.main([*arguments, "--out", str(tmp_path / "none")])

@@ -57,6 +57,18 @@ def test_what_diverged_is_said(tmp_path, monkeypatch):
     assert "| L2E [" in text
 
 
+def test_a_method_that_diverged_everywhere_has_had_its_tries(tmp_path):
+    given = [f"SGHMC:lr={lr},momentum_decay=0.1,temperature=0.1,burn_in=0.5" for lr in ("1e15", "1e16")]
+    others = [f"SGD:lr={lr},momentum_decay=0.1" for lr in (0.1, 0.2)]
+    options = ["--budgets", "20", "40", "--keep", "1", "--extensions", "0", "--tune-seeds", "1", "--tune-only"]
+    compare.main([*TINY, *options, "--sampler", "SGHMC", "SGD", "--given", *given, *others, "--out", str(tmp_path)])
+    text = (tmp_path / "validation.md").read_text()
+    at_40 = text.partition("### 40 gradients")[2]
+    assert "SGHMC: at 20 gradients it diverged at every learning rate of [1000000000000000.0, 1e+16]" in at_40
+    assert len(list((tmp_path / "steps_40" / "runs").glob("SGD*.json"))) == 1
+    assert not list((tmp_path / "steps_40").glob("runs/SGHMC*.json"))
+
+
 def test_there_must_be_something_to_tune(tmp_path, capsys):
     taken = ["--settings-of", str(tmp_path), "--keep", "1", "--extensions", "0", "--tune-only"]
     with pytest.raises(SystemExit):

@@ -14,6 +14,7 @@ from experiments.images.compare_verdict import verdict
 from experiments.images.earlier import RESULTS
 from experiments.images.methods import METHODS
 from experiments.images.more_seeds import plain, same_setting, same_weights, with_more_seeds
+from experiments.images.own_models import is_own
 from experiments.images.result import Result
 from experiments.images.settings import Settings
 
@@ -66,6 +67,7 @@ def combined(comparisons: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str
             if common(numbers) != together["common"]:
                 raise ValueError(f"comparisons: {source} and {together['first']} differ {_where(numbers, together)}")
             _check_beside(source, numbers, together)
+            together["other_code"] = bool(together.get("other_code") or numbers.get("other_code"))
             for name, method in numbers["methods"].items():
                 made = {"method": name, "source": source, "command": comparison["command"]}
                 own = {**made, **method}  # of one that was combined before, its own
@@ -107,7 +109,9 @@ def common(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """
     settings = asdict(Settings(**numbers["settings"]))
     own = {name: value for name, value in settings.items() if not name.endswith("_network") and name != "compiled"}
-    return {**own, "num_data": numbers["num_data"], "data": numbers.get("data")}
+    # Fingerprints of a network of the user's own; of a file that has none of them it cannot be told.
+    network = numbers.get("network", {"model_code": "not in the file"} if is_own(settings["model"]) else {})
+    return {**own, "num_data": numbers["num_data"], "data": numbers.get("data"), "network": network}
 
 
 def _check_beside(source: str, numbers: Mapping[str, Any], together: dict[str, Any]) -> None:

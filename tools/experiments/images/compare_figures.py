@@ -11,7 +11,7 @@ from experiments.common.figures import grid_lines, new_figure
 from experiments.common.tables import finished
 from experiments.images.compare_corruptions import corruption_figure
 from experiments.images.compare_landscapes import plane_figure, step_size_figure
-from experiments.images.compare_report import BudgetReport
+from experiments.images.compare_report import BudgetReport, measured
 from experiments.images.compare_styles import styles
 from experiments.images.measures import KINDS, overall
 from experiments.images.methods import METHODS
@@ -94,7 +94,7 @@ def figure_1(path: Path, report: BudgetReport, title: str) -> None:
 def time_panel(ax: Any, runs: dict[str, list[Result]], shown: dict[str, dict[str, Any]]) -> None:
     """Bars of ESS/s, each with its value and the seconds of a run, means over seeds."""
     for place, (method, results) in enumerate(runs.items()):
-        rates = [rate for result in results if (rate := result.ess_per_second) is not None]
+        rates = [rate for result in results if (rate := measured(result)["ess_per_second"]) is not None]
         rate = float(np.mean(rates)) if rates else None
         ax.barh(-place, rate or 0, color=shown[method]["color"], alpha=0.35)
         text = "no ESS" if rate is None else f"{rate:.3g}/s"

@@ -20,6 +20,14 @@ network); loss barrier between consecutive samples on validation images; cosine 
 The table with runs: all runs' predictions averaged, each seed one of so many parallel chains (of an optimizer: a deep
 ensemble).
 """
-TUNED = "Settings are tuned by validation NLL: a balanced choice at the smallest budget, its best again at larger ones."
-GIVEN = "Nothing was tuned here: every setting is the best that another comparison found (--settings-of)."
+OWN_CHOICE = "a balanced choice"
+NAMED = "those that the command names (--given)"
+EARLIER = "the best of another comparison (--settings-of)"
 OTHER_CODE = "Some runs were read back that another version of the code had made."
+
+
+def settings_note(source: str, *, tuned: bool) -> str:
+    """The sentence on where the settings of a table come from: `OWN_CHOICE`, `NAMED` or `EARLIER`, and tuned or not."""
+    if not tuned:
+        return f"Nothing was tuned here: the settings are {source}."
+    return f"Settings are tuned by validation NLL: {source} at the smallest budget, its best again at larger ones."

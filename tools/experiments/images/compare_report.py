@@ -16,7 +16,7 @@ from experiments.common.run_store import fingerprint
 from experiments.common.tables import finished, markdown, mean_and_std, rectangular, spread
 from experiments.common.tuning import Tuning
 from experiments.images.compare_corruptions import corruption_numbers, corruption_tables
-from experiments.images.compare_notes import GIVEN, NOTES, OTHER_CODE, TUNED
+from experiments.images.compare_notes import NOTES, OTHER_CODE
 from experiments.images.compare_statistics import (
     DISTANCES,
     beside,
@@ -64,6 +64,7 @@ class BudgetReport:
         lost: why a method has no runs: it diverged at every setting.
         data: the data's fingerprint.
         other_code: whether runs were read back that another version of the code had made.
+        network: fingerprints of a network of the user's own; {} for the others.
     """
 
     budget: int
@@ -78,6 +79,7 @@ class BudgetReport:
     lost: dict[str, str] = field(default_factory=dict)
     data: str | None = None
     other_code: bool = False
+    network: Mapping[str, str] = field(default_factory=dict)
 
 
 def measured(result: Result) -> dict[str, Any]:
@@ -164,6 +166,8 @@ def content(report: BudgetReport) -> dict[str, Any]:
         "settings": asdict(report.settings),
         "num_data": report.num_data,
         "data": report.data,
+        "network": dict(report.network),
+        "other_code": report.other_code,
         # Of single precision: the last digits of a sum of doubles differ between machines.
         "reference": None if report.reference is None else fingerprint([report.reference.float()]),
         "methods": methods,
@@ -181,7 +185,7 @@ def numbers_of(setting: Setting) -> dict[str, float]:
 RUN_KEYS = (
     *("seed", "lr", "validation_nll", "gradient_evaluations", "diverged"),
     *(f"{name}_curve" for name in CURVES),
-    "ess",
+    *("ess", "scaled_nll"),
 )
 
 
@@ -271,10 +275,9 @@ def health_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
     return cells
 
 
-def write_results(out: Path, reports: Sequence[BudgetReport], command: str) -> None:
-    """Write results.json and table.md for the budgets that are finished."""
+def write_results(out: Path, reports: Sequence[BudgetReport], command: str, choice: str) -> None:
+    """Write results.json and table.md for the budgets that are finished; `choice` says how settings were chosen."""
     numbers = {str(report.budget): content(report) for report in reports}
     parts = [tables(report.budget, numbers[str(report.budget)]) for report in reports]
-    given = any(tuning.given for report in reports for tuning in report.tuning.values())
-    notes = NOTES + (GIVEN if given else TUNED) + f"\n{OTHER_CODE}" * any(report.other_code for report in reports)
+    notes = f"{NOTES}{choice}" + f"\n{OTHER_CODE}" * any(report.other_code for report in reports)
     write_outputs(out, command, "\n\n".join([notes, *parts]), {"budgets": numbers})

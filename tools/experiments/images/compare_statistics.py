@@ -75,6 +75,8 @@ def robustness(runs: Mapping[str, Sequence[Result]], name: str, folder: Path, nu
     results, first = runs[name], next(iter(runs.values()))
     nlls = [result.scores["nll"] for result in finished(results)]
     scaled = [result.scaled_nll for result in finished(results) if result.scaled_nll is not None]
+    if len(scaled) < len(nlls):  # a mean of some seeds alone would leave collapsed ones out
+        scaled = []
     difference = None
     if results is not first and (pair := paired(results, first)) is not None:
         difference = {"mean": pair[0], "error": pair[1], "image_error": image_error(results, first, folder)}

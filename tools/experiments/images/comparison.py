@@ -18,7 +18,7 @@ from experiments.images.options import CompareOptions
 from experiments.images.result import Result
 from experiments.images.runner import ImageRuns, store_for
 from experiments.images.settings import Settings
-from experiments.images.training import validate_run
+from experiments.images.training import own_network, validate_run
 from meta_tasks.datasets import ImageData
 from meta_tasks.datasets.corruptions import RECREATED
 
@@ -96,8 +96,18 @@ class Comparison:
         """All trials of a method at a budget; afterwards its candidates are those to be tried at the next.
 
         Raises:
-            RuntimeError: all of them diverged.
+            RuntimeError: all of them diverged, here or at a smaller budget; the method has had its tries then.
         """
+        if method in self.lost:
+            raise RuntimeError(self.lost[method])
+        try:
+            return self._tune(method, budget)
+        except RuntimeError as error:
+            self.lost[method] = f"at {budget} gradients {error}"
+            tqdm.write(f"{budget} gradients, {method}: {error}")
+            raise
+
+    def _tune(self, method: str, budget: int) -> Tuning[Setting, Result]:
         options = self.options
         if options.nothing_to_tune():
             return Tuning(validation_nll, {self.candidates[method][0]: []})
@@ -132,17 +142,13 @@ class Comparison:
             self.data.num_classes,
             reference=self.reference,
             data=runs.store.data,
+            network=own_network(settings, self.data),
         )
         for method in options.sampler:
-            if method in self.lost:  # it has had its tries
-                report.lost[method] = self.lost[method]
-                continue
             try:
                 tuning = self.tune(method, budget)
             except RuntimeError as error:  # the others are worth their table
                 report.lost[method] = str(error)
-                self.lost[method] = f"at {budget} gradients {error}"
-                tqdm.write(f"{budget} gradients, {method}: {error}")
                 continue
             chosen = tuning.chosen
             finals = [self.run(method, chosen, budget, seed, test=True) for seed in options.seed_list()]

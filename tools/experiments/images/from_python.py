@@ -111,7 +111,7 @@ def compare(
             return ComparisonTable([], [], chosen.folder(), text)
         comparison = Comparison(chosen, given, bar, {}, chosen.load_reference(given))
         reports = [comparison.report(budget) for budget in chosen.all_budgets(given)]
-    write_results(chosen.folder(), reports, "compare from Python")
+    write_results(chosen.folder(), reports, "compare from Python", chosen.settings_note())
     return ComparisonTable(reports, [content(report) for report in reports], chosen.folder())
 
 

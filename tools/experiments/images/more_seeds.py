@@ -58,7 +58,7 @@ def with_more_seeds(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict
     kept = [key for key in first["mean"] if key in second["mean"]]
     values = {key: [run[key] for run in ended if run.get(key) is not None] for key in kept}
     nlls = values.get("nll")
-    scaled = _moments([each for each in (first, second) if each["scaled_nll"] is not None])
+    scaled = _scaled_nll(first, second, [run.get("scaled_nll") for run in ended])
     failed = len(found["runs"]) - len(ended)
     suffix = f" ({failed} of {len(found['runs'])} diverged)" if failed else ""
     return found | {
@@ -73,6 +73,17 @@ def with_more_seeds(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict
         "equal_time": None,
         "further": [*first.get("further", ()), second["command"], *second.get("further", ())],
     }
+
+
+def _scaled_nll(
+    first: Mapping[str, Any], second: Mapping[str, Any], of_runs: Sequence[float | None]
+) -> tuple[float | None, float | None]:
+    """Mean and standard deviation of the scaled NLL over all runs; None where a part lacks it."""
+    known = [value for value in of_runs if value is not None]
+    if known and len(known) == len(of_runs):
+        return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
+    parts = [each for each in (first, second) if any(run["diverged"] is None for run in each["runs"])]
+    return (None, None) if any(each["scaled_nll"] is None for each in parts) else _moments(parts)
 
 
 def _moments(parts: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:

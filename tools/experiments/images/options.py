@@ -23,6 +23,7 @@ from experiments.common.options import (
     parse,
 )
 from experiments.images.compare_corruptions import check_images
+from experiments.images.compare_notes import EARLIER, NAMED, OWN_CHOICE, settings_note
 from experiments.images.earlier import earlier_settings
 from experiments.images.given import count_given, given_settings
 from experiments.images.measures import CONVERGENCE_DRAWS
@@ -72,6 +73,11 @@ class ImageOptions(DeviceOptions, DataOptions, RunOptions):
             return None
         if not data.num_classes:
             raise ValueError(f"reference={str(self.reference)!r} holds probabilities, and this is a regression")
+        if self.settings.division:
+            raise ValueError(
+                f"reference={str(self.reference)!r} is of the data's own test images, and division="
+                f"{self.settings.division} has others"
+            )
         try:
             found = torch.from_numpy(read_npy(self.reference)).double()
         except (ValueError, TypeError) as error:
@@ -243,6 +249,11 @@ class CompareOptions(ImageOptions):
         if self.settings_of is not None:
             return min(self.tries, self.keep) + self.extensions == 1
         return count_given(self.given, self.sampler) == 1 and not self.extensions
+
+    def settings_note(self) -> str:
+        """The sentence of a table on where its settings come from."""
+        source = NAMED if self.given else OWN_CHOICE if self.settings_of is None else EARLIER
+        return settings_note(source, tuned=not self.nothing_to_tune())
 
     def candidates(self, method: str, data: ImageData) -> list[Setting]:
         """The settings that a method tries at the smallest budget, before the further ones."""

@@ -42,8 +42,8 @@ class Result:
             None for fewer than four samples.
         validation_nll: NLL of that average on the validation images, in nats; None for a run that diverged, or where
             there are no such images.
-        scaling: temperature τ that the validation images give the average's predictions, softmax(log p / τ); None where
-            there is none.
+        scaling: temperature τ that the validation images give the average's predictions, softmax(log p / τ); 1 where
+            none fits, None without validation images.
         scaled_nll: test NLL at that temperature, in nats; None as ``scaling``, or for a run without test scores.
         ood: of each out-of-distribution data set {"auroc": of the largest probability, "mean_entropy": of the average's
             predictions on it, in nats}.

@@ -37,8 +37,8 @@ def validate(
         result.validation_nll = metrics.nll(probabilities, data.val_y)
         try:
             result.scaling = metrics.fit_temperature(probabilities, data.val_y)
-        except ValueError:  # no temperature fits, as where all these images are classified right
-            result.scaling = None
+        except ValueError:  # none fits, as where all these images are classified right: left as they are
+            result.scaling = 1.0
     result.num_samples = len(samples)
     samples.save(store.path(result.name, "samples", ".safetensors"))
 

@@ -83,3 +83,11 @@ def test_many_reliability_diagrams_take_further_lines(tmp_path, monkeypatch, met
         width, height = image.size
     assert width == pytest.approx(150 * 3.2 * columns, abs=1)
     assert height == pytest.approx(150 * 3.5 * (lines + 1), abs=1)
+
+
+def test_effective_samples_a_second_are_of_chains_alone():
+    ax = new_figure(2, 2).subplots()
+    runs = {name: [Result(name, 0.1, 0, {}, seconds=2.0, ess=4.0)] for name in ("SGHMC", "DeepEnsemble", "SWAG")}
+    compare_figures.time_panel(ax, runs, {name: {"color": "C0", "label": name} for name in runs})
+    assert [bar.get_width() for bar in ax.patches] == [2.0, 0, 0]
+    assert [text.get_text() for text in ax.texts][1] == "DeepEnsemble: no ESS, 2 s"

@@ -121,3 +121,29 @@ def test_one_further_try_is_no_setting_that_is_taken_over():
     assert not parse_compare(
         [*TINY, *SMALL, "--sampler", "SGD", "--given", "SGD:lr=.1", "--extensions", "1"]
     ).nothing_to_tune()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            [],
+            "Settings are tuned by validation NLL: a balanced choice at the smallest budget, its best again",
+        ),
+        (
+            ["--given", *ONE_EACH, "--extensions", "0"],
+            "Nothing was tuned here: the settings are those that the",
+        ),
+        (
+            ["--given", *ONE_EACH, "SGHMC:lr=.2", "SGD:lr=.2"],
+            "Settings are tuned by validation NLL: those that the command names (--given) at the smallest budget",
+        ),
+        (
+            ["--settings-of", "runs/before", "--keep", "1", "--extensions", "0"],
+            "Nothing was tuned here: the settings are the best of another comparison (--settings-of)",
+        ),
+    ],
+)
+def test_a_table_says_where_its_settings_come_from(arguments, sentence):
+    options = parse_compare(["--dataset", "digits", "--sampler", "SGHMC", "SGD", *arguments])
+    assert options.settings_note().startswith(sentence)

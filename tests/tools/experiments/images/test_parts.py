@@ -10,7 +10,7 @@ import pytest
 import torch
 from experiments.common.tuning import Tuning
 from experiments.images.compare_report import measured
-from experiments.images.compare_statistics import collapsed, image_error, losses, paired
+from experiments.images.compare_statistics import collapsed, image_error, losses, paired, robustness
 from experiments.images.log import Log
 from experiments.images.measures import mean_temperatures, overall
 from experiments.images.methods import METHODS, SHORT_NAMES, Setting, candidates, proposal
@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from learned_samplers import MetaSGMCMC, metrics
 from learned_samplers.classical.cyclical import cyclical_phase
+from learned_samplers.posterior.collecting import SampleCollection
 
 ALTERNATIVES = {
     "momentum_decay": (0.05, 0.1, 0.3),
@@ -198,6 +199,24 @@ def test_a_run_is_scored_after_a_temperature_of_the_validation_images(tmp_path):
     wanted = metrics.nll(metrics.with_temperature(samples.predict(data.test_x), scale), data.test_y)
     assert result.scaled_nll == pytest.approx(wanted, rel=1e-4)
     assert result.scaled_nll < result.scores["nll"]
+
+
+def test_a_run_that_predicts_the_same_for_all_keeps_its_place_in_the_scaled_nll(tmp_path, monkeypatch):
+    settings = Settings(steps=20, limit=320, model="mlp", hidden=(8,), num_samples=4)
+    data = settings.load_data(None)
+    runs = ImageRuns(data, {}, store_for(tmp_path, data))
+    good = runs.run(settings, "SGHMC", 0.05, 0)
+    constant = torch.full((10,), 0.1)
+    same = lambda self, x, **_: constant.expand(len(x), -1)  # noqa: E731
+    several = lambda self, x, **_: constant.expand(4, len(x), -1)  # noqa: E731
+    monkeypatch.setattr(SampleCollection, "predict", same)
+    monkeypatch.setattr(SampleCollection, "predict_samples", several)
+    collapsed = runs.run(settings, "SGHMC", 0.05, 1)
+    assert collapsed.scaled_nll == pytest.approx(math.log(10))
+    both = robustness({"SGHMC": [good, collapsed]}, "SGHMC", tmp_path, 10)
+    assert both["scaled_nll"] == pytest.approx((good.scaled_nll + collapsed.scaled_nll) / 2)
+    collapsed.scaled_nll = None  # as runs of before were kept
+    assert robustness({"SGHMC": [good, collapsed]}, "SGHMC", tmp_path, 10)["scaled_nll"] is None
 
 
 def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, learned_weights):
