@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from learned_samplers.base.master_weights import has_master
 from learned_samplers.base.optional import require
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.classical.mclmc import MCLMC
@@ -39,6 +40,11 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
             raise ValueError(f"{type(other).__name__} needs a closure at each step, which higher does not give")
         if isinstance(other, ScaleAdaptedL2E) and other.param_groups[0].get("cycle_length"):
             raise ValueError("ScaleAdaptedL2E must have cycle_length=None in higher, whose twin has no cycles")
+        if any(has_master(group, p) for group in other.param_groups for p in group["params"]):
+            raise ValueError(
+                f"{type(other).__name__} keeps float32 copies of half-precision parameters, which higher has not: take "
+                "float32 parameters, or master_weights=False, which rounds every step"
+            )
         super().__init__(other, *args, **kwargs)
         self._sampler = other
 

@@ -71,18 +71,21 @@ def refuse_compiled(sampler: Any, groups: list[GroupInputs]) -> None:
 def swap_in(sampler: Any, groups: list[GroupInputs]) -> list[tuple[Tensor, Tensor]]:
     """Put the masters in the place of half-precision parameters, and float32 gradients beside them, for `swap_out`."""
     swapped: list[tuple[Tensor, Tensor]] = []
-    for group, inputs in zip(sampler.param_groups, groups, strict=True):
-        if not any(p.dtype in HALF for p in inputs.params):
-            continue
-        for i, p in enumerate(inputs.params):
-            if has_master(group, p):
-                state = sampler.state[p]
-                state[MASTER] = _follow(p, state.get(MASTER))
-                swapped.append((p, p.data))
-                p.data = state[MASTER]
-                inputs.gradients[i] = inputs.gradients[i].float()
-                for values in inputs.per_parameter.values():
-                    values[i] = values[i].float()
+    try:
+        for group, inputs in zip(sampler.param_groups, groups, strict=True):
+            for i, p in enumerate(inputs.params):
+                if has_master(group, p):
+                    state = sampler.state[p]
+                    state[MASTER] = _follow(p, state.get(MASTER))
+                    inputs.gradients[i] = inputs.gradients[i].float()
+                    for values in inputs.per_parameter.values():
+                        values[i] = values[i].float()
+                    swapped.append((p, p.data))
+                    p.data = state[MASTER]
+    except BaseException:  # out of memory, most likely: no parameter may stay in float32
+        for p, own in swapped:
+            p.data = own
+        raise
     return swapped
 
 

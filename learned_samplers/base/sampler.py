@@ -157,6 +157,12 @@ class Sampler(ResumableOptimizer):
             self._validate_changed()
             if self.schedule is not None:
                 self.schedule.validate()
+            elif "sampling_temperature" in self.param_groups[0]:
+                raise RuntimeError(
+                    f"the lr and temperature of {type(self).__name__}, from a saved state, are those of one step of a "
+                    "CyclicalSchedule, and none is attached: make one, or set both and delete the groups' 'peak_lr' "
+                    "and 'sampling_temperature'"
+                )
             self._keep_together()
         evaluation = self.evaluate(closure)
         if torch.compiler.is_compiling():
@@ -191,8 +197,8 @@ class Sampler(ResumableOptimizer):
 
     def _loaded(self) -> None:
         self.__dict__.pop("_noise", None)  # the generator may be put back to where it was then
-        if self.schedule is not None:  # whose learning rates and temperatures came with the state
-            self.schedule.last_epoch = self.step_count
+        if self.schedule is not None:  # the state may be one of before the schedule's last step, or of no schedule
+            self.schedule.step()
 
     def _keep_together(self) -> None:
         """With the first step in a process group, find out whether other processes hold this chain too; compare."""

@@ -41,7 +41,7 @@ class HMC(Sampler):
         step_jitter: j in [0, 1); each trajectory's ε is multiplied by a uniform number in [1−j, 1+j], which keeps
             trajectories from closing on themselves.
         adapt_steps: number of first steps in which lr is adapted to ``target_acceptance`` by dual averaging (Hoffman
-            and Gelman, 2014). Their draws are burn-in.
+            and Gelman, 2014). Their draws are burn-in: `is_sampling` is False, and `PosteriorSamples` keeps none.
         target_acceptance: wanted mean acceptance probability, in (0, 1).
         temperature: T > 0.
 
@@ -94,6 +94,11 @@ class HMC(Sampler):
         validation.fraction("target_acceptance", group["target_acceptance"], open_left=True, open_right=True)
         whole_trajectory = ("leapfrog_steps", "adapt_steps", "step_jitter", "target_acceptance")
         validation.same_in_all_groups(self, group, ("num_data", "temperature", "prior_precision", *whole_trajectory))
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the last step reached a sample: False while lr is adapted."""
+        return self.step_count > self.param_groups[0]["adapt_steps"] and super().is_sampling
 
     # ---------------------------------------------------------------- one trajectory
 

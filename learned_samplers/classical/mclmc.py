@@ -110,14 +110,18 @@ class MCLMC(Sampler):
             validation.positive("energy_target", group["energy_target"])
         validation.same_in_all_groups(self, group, (*self.hyperparameters, "preconditioner", "energy_target"))
 
+    def _common(self, key: str) -> Any:
+        """What all groups have in common; a group may have been given it, where the sampler was not."""
+        return self.param_groups[0][key]
+
     @property
     def badge(self) -> str:  # type: ignore[override]
-        plain = self.defaults["preconditioner"] == "none" and self.defaults["energy_target"] is None
+        plain = self._common("preconditioner") == "none" and self._common("energy_target") is None
         return "O(h)" if plain else "heuristic"
 
     @property
     def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        more = () if self.defaults["preconditioner"] == "none" else ("mean_gradient", "noise_square")
+        more = () if self._common("preconditioner") == "none" else ("mean_gradient", "noise_square")
         return ("direction", *more)
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
@@ -130,7 +134,7 @@ class MCLMC(Sampler):
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         """Compute the whole step; each group's ``prepared`` holds its new parameters and state."""
-        replay = {} if self.defaults["energy_target"] is None else self.global_rng_state()
+        replay = {} if self._common("energy_target") is None else self.global_rng_state()
         evaluation = super().evaluate(closure)
         assert closure is not None
         loss = torch.as_tensor(evaluation.loss)
@@ -170,7 +174,7 @@ class MCLMC(Sampler):
             state |= {"mean_gradient": mean, "noise_square": square}
             step_size = [s / one for s, one in zip(step_size, scale, strict=True)]
         hyper = {**self.hyper(self.param_groups[0]), "size": size, "batch_axes": batch_axes}
-        if self.defaults["energy_target"] is None:
+        if self._common("energy_target") is None:
             moved, direction, growth = mclmc_rule(params, gradients, noise, state["direction"], step_size, **hyper)
             first = self.param_groups[0]
             first["tally"] = energy.complete(first["tally"], self._potential(loss, params, batch_axes), growth, size)

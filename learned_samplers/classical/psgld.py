@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from learned_samplers.base import validation
+from learned_samplers.base import master_weights, validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
@@ -95,6 +95,7 @@ class PSGLD(Sampler):
 
     badge = "heuristic"
     state_names = ("second_moment",)
+    _joining: Sequence[dict[str, Any]] = ()
     hyperparameters = ("lr", "num_data", "temperature", "prior_precision", "decay", "eps")
     rule = staticmethod(psgld_rule)
 
@@ -124,6 +125,16 @@ class PSGLD(Sampler):
         validation.positive("probe_size", group["probe_size"])
         validation.one_of("correction", group["correction"], ("none", "probe"))
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; a probe in it moves the weights of all groups, whose dtypes it may not suit."""
+        self._joining = [{**self.defaults, **param_group}] if isinstance(param_group, dict) else []
+        try:
+            for group in self.param_groups:
+                master_weights.validate(self, group, group["params"])
+            super().add_param_group(param_group)
+        finally:
+            self._joining = []
+
     @property
     def needs_closure(self) -> bool:  # type: ignore[override]
         return any(group["correction"] == "probe" for group in self.param_groups)
@@ -131,14 +142,16 @@ class PSGLD(Sampler):
     @property
     def not_sharded(self) -> str:  # type: ignore[override]
         """The probe writes beside the present weights."""
-        return (
-            "" if self.defaults["correction"] != "probe" else "correction='probe' evaluates the loss at moved weights"
-        )
+        return "correction='probe' evaluates the loss at moved weights" if self._probes() else ""
 
     @property
     def half_precision(self) -> bool:  # type: ignore[override]
         """The probe is a step of 10⁻³, which half precision rounds away."""
-        return self.defaults["correction"] != "probe"
+        return not self._probes()
+
+    def _probes(self) -> bool:
+        """Whether any group has the probe, or one that joins."""
+        return any(group["correction"] == "probe" for group in (*self.param_groups, *self._joining))
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         if closure is None or not self.needs_closure:

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from learned_samplers.base import prior_mean as prior_means
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number, kick, scalar_sqrt
@@ -118,7 +119,8 @@ class SGLRW(Sampler):
         for group in self.param_groups:
             hyper = {name: as_number(group[name]) for name in self.hyperparameters}
             moved = [p for p in group["params"] if p.requires_grad and p.grad is not None]
-            clipped = sum(int((lattice_drift(p, p.grad, **hyper).abs() > 1).sum().item()) for p in moved)
+            centred = zip(prior_means.centred(group, moved), moved, strict=True)
+            clipped = sum(int((lattice_drift(c, p.grad, **hyper).abs() > 1).sum().item()) for c, p in centred)
             size = sum(p.numel() for p in moved)
             shares.append(clipped / size if size else float("nan"))
         return shares

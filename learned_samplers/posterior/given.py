@@ -55,12 +55,16 @@ def given_samples(
     others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
     every = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]
     aliases = set(plain_names(every).values()) - set(shapes) - set(others)
+    owners = _owners(model)
     known = {*shapes, *others, *aliases}
     samples = [with_plain_names(_without_count(sample, known), known) for sample in samples]
     statistics = normalisation_buffers(model)
     store = MemoryStore()
     rows: dict[int, Tensors] = {}
     for k, sample in enumerate(samples):
+        for name, owner in owners.items():
+            if name in sample and owner in sample and not torch.equal(sample[name], sample[owner].to(sample[name])):
+                raise ValueError(f"samples[{k}]: {name!r} and {owner!r} are one tensor in the model, and differ here")
         rows[k + 1] = {name: t.detach().clone() for name, t in sample.items() if name not in aliases}
         expected = {**shapes, **{name: shape for name, shape in others.items() if name in samples[0]}}
         found = {name: list(tensor.shape) for name, tensor in rows[k + 1].items()}
@@ -76,6 +80,14 @@ def given_samples(
     left_out = set(samples[0]) | (set(statistics) if buffers == "reestimate" else set())
     store.set_fixed({n: b.detach().clone() for n, b in buffers_of(model).items() if n not in left_out})
     return store, {"shapes": shapes, "buffers": buffers}
+
+
+def _owners(model: nn.Module) -> dict[str, str]:
+    """Of each further name of a tied parameter the one that the samples have it under."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    plain, first = plain_names([name for name, _ in named]), dict[int, str]()
+    pairs = [(plain[name], first.setdefault(id(parameter), plain[name])) for name, parameter in named]
+    return {name: owner for name, owner in pairs if name != owner}
 
 
 def _without_count(sample: Mapping[str, Tensor], known: set[str]) -> dict[str, Tensor]:

@@ -154,14 +154,22 @@ def _without_target(item: Any, targets: bool | None) -> Any:
 class Repeatable:
     """Iterates again and again over data to compute statistics from: inputs as above, or any iterable of batches.
 
-    Here the order does not matter, so a loader may shuffle. ``targets`` and ``second`` are as for `as_batches`.
+    Here the order does not matter, so a loader may shuffle. The other arguments are as for `as_batches`.
     """
 
-    def __init__(self, data: Any, batch_size: int, *, targets: bool | None = None, second: str = "") -> None:
-        self._targets, self._second = targets, second
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        dtype: torch.dtype | None = None,
+        *,
+        targets: bool | None = None,
+        second: str = "",
+    ) -> None:
+        self._dtype, self._targets, self._second = dtype, targets, second
         self._batches: Iterable[Any]
         if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
-            self._batches = as_batches(data, batch_size)
+            self._batches = as_batches(data, batch_size, dtype)
         elif isinstance(data, Iterable):
             # A one-shot iterator must last for every pass.
             self._batches = list(data) if isinstance(data, Iterator) else data
@@ -174,4 +182,4 @@ class Repeatable:
             return
         for item in _inputs_of(self._batches, self._targets, self._second):
             self._second = ""  # said once, not in every pass
-            yield _one_batch(item, None)
+            yield _one_batch(item, self._dtype)

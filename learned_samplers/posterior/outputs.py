@@ -125,7 +125,10 @@ class Reading:
     def prediction(self, raw: Any) -> Tensor:
         """What `predict` averages: probabilities, the mean of a regression, or what the caller's function returns."""
         if callable(self.output):
-            return self.output(raw)
+            found = self.output(raw)
+            # A sum over many samples would stand still in half precision.
+            whole = not (isinstance(found, Tensor) and found.is_floating_point())
+            return found if whole else found.to(torch.promote_types(found.dtype, torch.float32))
         if self.output == "regression":
             return self.moments(raw)[..., 0]
         return self._probabilities(self.tensor(raw))

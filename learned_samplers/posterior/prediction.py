@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,14 +24,34 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The whole model in evaluation mode; afterwards every module is in the mode in which it was found."""
+    """The whole model in evaluation mode; afterwards every module is in the mode in which it was found.
+
+    A module's own ``train`` is not called: some change weights in it, as LoRA layers do that merge their adapters.
+    """
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
+        for module, _ in modes:
+            module.training = False
         yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+def refuse_merged(model: nn.Module, sampled: Callable[[], Iterable[str]]) -> None:
+    """Raise ValueError if a layer has added a sampled adapter to the weight beside it, as ``eval`` does with loralib's.
+
+    A sample's own adapter would then not be seen at all. ``sampled`` gives the names of the sampled weights.
+    """
+    merged = {name: each for name, each in model.named_modules() if getattr(each, "merged", False) is True}
+    tensors = tensors_of(model) if merged else {}
+    own = {id(tensors[name]) for name in sampled() if name in tensors} if merged else set()
+    for name, module in merged.items():
+        if any(id(p) in own for p in module.parameters()):
+            raise ValueError(
+                f"model: its layer {name!r} has merged its adapter into its weight (merged=True), which hides the "
+                "samples of the adapter: unmerge it first, by model.train() or as its library does"
+            )
 
 
 def vmap_is_faster(model: nn.Module) -> bool:
@@ -73,6 +93,7 @@ class Runner:
         network's output to the prediction, ``reading`` says what that output is.
         """
         model = self.model
+        refuse_merged(model, lambda: read(indices[0]))
         reference = next(model.parameters())
         batches = as_batches(x, batch_size, reference.dtype, targets=targets, second=self._second)
         if targets is None and isinstance(x, DataLoader):

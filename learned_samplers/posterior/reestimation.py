@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from learned_samplers.posterior.inputs import Repeatable, second_input
 from learned_samplers.posterior.names import network_of, normalisation_buffers, tensors_of
+from learned_samplers.posterior.prediction import refuse_merged
 from learned_samplers.posterior.tensor_files import Tensors
 
 
@@ -24,29 +25,32 @@ def reestimated_buffers(
 ) -> Iterator[Tensors]:
     """Yield, for each state, the running statistics of its normalisation layers over ``data``.
 
-    As in ``torch.optim.swa_utils.update_bn`` they are plain averages over the batches; only the normalisation layers
-    are in training mode, so dropout adds no noise to them. Works on a copy of the model.
+    As in ``torch.optim.swa_utils.update_bn`` they are plain averages, over the calls of each layer; only the
+    normalisation layers are in training mode, so dropout adds no noise to them. Works on a copy of the model.
     """
     work = copy.deepcopy(network_of(model))
     names = normalisation_buffers(work)
     tensors = tensors_of(work)
     device = next(work.parameters()).device
-    work.eval()
+    for module in work.modules():  # not by `eval`, in which some change weights
+        module.training = False
     layers = [m for m in work.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
     for layer in layers:
-        layer.train()
-    batches = Repeatable(data, batch_size, targets=targets, second=second_input(work))
+        layer.training = True
+        layer.register_forward_pre_hook(_count_call)
+    dtype = next(work.parameters()).dtype
+    batches = Repeatable(data, batch_size, dtype, targets=targets, second=second_input(work))
     with torch.no_grad():
         for state in states:
+            refuse_merged(work, state.keys)
             for name, value in {**fixed, **state}.items():
                 tensors[name].copy_(value)
             for layer in layers:
                 layer.reset_running_stats()
+                layer.momentum = None
             seen = 0
             for batch in batches:
                 moved = batch.to(device)
-                for layer in layers:  # a plain average; None would be that of batch norm alone
-                    layer.momentum = 1 / (seen + 1)
                 try:
                     work(*moved.args, **moved.kwargs)
                 except ValueError as error:
@@ -60,3 +64,8 @@ def reestimated_buffers(
             if not seen:
                 raise ValueError("data holds no batch to re-estimate the buffers from")
             yield {name: tensors[name].clone() for name in names}
+
+
+def _count_call(layer: Any, inputs: Any) -> None:
+    """Give the next call of a layer its share in a plain average; ``momentum=None`` does so in batch norm alone."""
+    layer.momentum = 1.0 if layer.momentum is None else layer.momentum / (1 + layer.momentum)

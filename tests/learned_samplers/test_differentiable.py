@@ -120,3 +120,10 @@ def test_the_heuristics_of_mclmc_are_refused():
     sampler = SAMPLERS["MCLMC-noise"](model.parameters())
     with pytest.raises(ValueError, match="preconditioner='none'"), higher.innerloop_ctx(model, sampler):
         pass
+
+
+def test_half_precision_with_float32_copies_is_refused():
+    model = small_network().bfloat16()
+    sampler = SAMPLERS["SGHMC"](model.parameters(), num_data=50.0)
+    with pytest.raises(ValueError, match="keeps float32 copies of half-precision parameters, which higher has not"):
+        higher.innerloop_ctx(model, sampler).__enter__()

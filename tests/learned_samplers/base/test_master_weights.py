@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from learned_samplers import BAOA, HMC, L2E, PSGLD, SGHMC, SGLD, ScaleAdaptedSGHMC
+from learned_samplers.base import master_weights
 from tests.harness import SAMPLERS, flat, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
@@ -213,3 +214,26 @@ def test_temperatures_of_half_precision_do_not_overflow():
     p.grad = torch.full((4,), 4.0, dtype=torch.float16)
     [found] = sampler.temperatures()
     assert found["configurational"] == pytest.approx(120_000.0)
+
+
+def test_no_parameter_stays_in_float32_after_an_error(monkeypatch):
+    model = small_network().bfloat16()
+    sampler = SGHMC(model.parameters(), 0.1, 100)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before = flat(model).clone()
+    follow, calls = master_weights._follow, []
+
+    def out_of_memory(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("planted")
+        return follow(*arguments)
+
+    monkeypatch.setattr(master_weights, "_follow", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError, match="planted"):
+        sampler.step()
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert torch.equal(flat(model), before)
+    sampler.step()
+    assert not torch.equal(flat(model), before)

@@ -222,3 +222,54 @@ def test_a_state_loaded_under_a_schedule_goes_on_with_it():
             following.step()
         assert resumed.param_groups[0]["lr"] == sampler.param_groups[0]["lr"]
         assert resumed.is_sampling == sampler.is_sampling
+
+
+def scheduled(**options):
+    sampler = SGHMC([torch.zeros(2, requires_grad=True)], 0.1, 100, temperature=0.5)
+    return sampler, CyclicalSchedule(sampler, 10, 0.8) if options.get("schedule", True) else None
+
+
+def now(sampler):
+    group = sampler.param_groups[0]
+    return group["lr"], group["temperature"]
+
+
+@pytest.mark.parametrize("steps", [4, 8, 9, 10])
+def test_a_state_saved_before_the_schedule_s_step_goes_on_at_the_next_rate(steps):
+    sampler, schedule = scheduled()
+    _track(sampler, steps - 1, schedule.step)
+    _track(sampler, 1)
+    state = copy.deepcopy(sampler.state_dict())  # as by a callback after the optimizer's step
+    schedule.step()
+    other, _ = scheduled()
+    other.load_state_dict(state)
+    assert now(other) == pytest.approx(now(sampler))
+    other, _ = scheduled()
+    other.load_state_dict(sampler.state_dict())
+    assert now(other) == pytest.approx(now(sampler))
+
+
+def test_a_state_without_a_schedule_goes_on_under_one():
+    plain, _ = scheduled(schedule=False)
+    _track(plain, 3)
+    sampler, _ = scheduled()
+    sampler.load_state_dict(plain.state_dict())
+    assert now(sampler) == pytest.approx((0.05 * (math.cos(0.3 * math.pi) + 1), 0.0))
+
+
+def test_a_state_of_an_exploring_schedule_is_not_sampled_from_without_one():
+    sampler, schedule = scheduled()
+    _track(sampler, 3, schedule.step)
+    other, _ = scheduled(schedule=False)
+    other.load_state_dict(sampler.state_dict())
+    with pytest.raises(RuntimeError, match="of one step of a CyclicalSchedule, and none is attached"):
+        _track(other, 1)
+    assert other.step_count == 3
+    CyclicalSchedule(other, 10, 0.8)
+    _track(other, 1)
+    other, _ = scheduled(schedule=False)
+    other.load_state_dict(sampler.state_dict())
+    other.param_groups[0].update(lr=0.1, temperature=0.5)
+    for key in ("peak_lr", "sampling_temperature"):
+        del other.param_groups[0][key]
+    assert _track(other, 1) == [(0, True)]

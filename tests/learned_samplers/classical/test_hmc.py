@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from learned_samplers import HMC
+from learned_samplers import HMC, PosteriorSamples
 from tests.harness import closure_for, flat, small_network
 
 
@@ -206,3 +206,12 @@ def test_hmc_restores_the_state_when_the_closure_fails_on_the_way():
         sampler.step(closure)
     assert torch.equal(flat(model), before)
     assert sampler.step_count == 0
+
+
+def test_draws_of_the_adaptation_are_no_samples():
+    model = small_network()
+    sampler = HMC(model.parameters(), 0.01, 20, adapt_steps=5, leapfrog_steps=2, prior_precision=1.0)
+    posterior = PosteriorSamples(model, sampler)
+    for _ in range(8):
+        sampler.step(closure_for(model, sampler))
+    assert posterior.steps == [6, 7, 8]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -285,3 +286,24 @@ def test_groups_share_what_belongs_to_the_chain():
     a, b = torch.zeros(2, requires_grad=True), torch.zeros(2, requires_grad=True)
     with pytest.raises(ValueError, match="momentum_decay must be the same in every group of MCLMC"):
         MCLMC([{"params": [a]}, {"params": [b], "momentum_decay": 0.5}], 0.1, N)
+
+
+def energy_with_gradient(sampler, p):
+    sampler.zero_grad()
+    loss = p.square().sum()
+    loss.backward()
+    return loss
+
+
+def test_settings_of_a_group_are_those_of_the_sampler():
+    by_group, by_keyword = torch.ones(5, requires_grad=True), torch.ones(5, requires_grad=True)
+    own = {"preconditioner": "gradient_noise", "energy_target": 1e-3}
+    samplers = [MCLMC([{"params": [by_group], **own}], 0.1, 10), MCLMC([by_keyword], 0.1, 10, **own)]
+    for sampler, p in zip(samplers, (by_group, by_keyword), strict=True):
+        torch.manual_seed(0)
+        for _ in range(3):
+            sampler.step(partial(energy_with_gradient, sampler, p))
+    assert [sampler.badge for sampler in samplers] == ["heuristic"] * 2
+    assert torch.equal(by_group, by_keyword)
+    assert samplers[0].state[by_group].keys() == samplers[1].state[by_keyword].keys()
+    assert samplers[0].lr_factor == samplers[1].lr_factor != 1

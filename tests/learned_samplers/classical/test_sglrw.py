@@ -164,3 +164,13 @@ def test_clipped_share_needs_gradients_and_sees_the_prior():
     assert sampler.clipped_share() == [1.0]
     sampler.param_groups[0]["prior_precision"] = 1.0
     assert sampler.clipped_share() == [0.0]
+
+
+def test_the_clipped_share_is_of_the_drift_to_the_prior_s_mean():
+    def share(**options):
+        p = torch.full((4,), 10.0, requires_grad=True)
+        p.grad = torch.zeros(4)
+        return SGLRW([{"params": [p], **options}], 0.1, 10, prior_precision=10.0).clipped_share()
+
+    assert share() == [1.0]
+    assert share(prior_mean="initial") == [0.0]

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from learned_samplers import SGHMC, SGLD, CyclicalSGMCMC
+from learned_samplers import MCLMC, SGHMC, SGLD, CyclicalSGMCMC
 from learned_samplers.classical.cyclical import CyclicalSchedule, cyclical_phase
-from learned_samplers.integrations.tensorboard import ChainLog, settings_of, write_settings
+from learned_samplers.integrations.tensorboard import ChainLog, rates, settings_of, write_settings
 
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -95,3 +95,13 @@ def test_bad_arguments(tmp_path):
         ChainLog(torch.optim.SGD(tensors()), None)
     with pytest.raises(ValueError, match="every must be at least 1, got 0"):
         ChainLog(SGLD(tensors(), 0.1, 10), None, every=0)
+
+
+def test_the_learning_rate_of_mclmc_is_written_with_its_factor():
+    p = torch.ones(5, requires_grad=True)
+    sampler = MCLMC([p], 0.1, 10, energy_target=1e-3)
+    assert rates(sampler) == {"chain/learning_rate": 0.1, "chain/temperature": 1.0}
+    for _ in range(3):
+        sampler.step(lambda: (sampler.zero_grad(), p.square().sum(), p.square().sum().backward())[1])
+    assert rates(sampler)["chain/learning_rate"] == pytest.approx(0.1 * sampler.lr_factor)
+    assert sampler.lr_factor != 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import SGHMC, PosteriorSamples
+from learned_samplers import SGHMC, PosteriorSamples, SampleCollection
 
 X = torch.linspace(-2, 2, 48).view(12, 4)
 
@@ -89,3 +89,20 @@ def test_what_cannot_be_loaded_is_named():
         posterior.load_into(posterior.model, "last")
     with pytest.raises(ValueError, match=r"the samples: '0\.weight' has shape \(3, 4\) there and has shape \(2, 4\)"):
         posterior.load_into(nn.Sequential(nn.Linear(4, 2)), 0)
+
+
+def test_tied_weights_that_differ_in_given_samples_are_refused():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    model, eye = Tied(), torch.eye(3)
+    with pytest.raises(ValueError, match=r"samples\[0\]: 'second.weight' and 'first.weight' are one tensor"):
+        SampleCollection.from_samples(model, [{"first.weight": eye, "second.weight": 5 * eye}])
+    samples = SampleCollection.from_samples(model, [{"first.weight": eye, "second.weight": eye.clone()}])
+    torch.testing.assert_close(samples.predict(eye, output="regression"), eye)

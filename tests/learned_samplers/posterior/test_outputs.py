@@ -91,7 +91,7 @@ def test_probabilities_are_not_squashed_again(dtype, vectorize):
                 use(X[:rows].to(dtype), vectorize=vectorize)
     expected = torch.stack([member(X.to(dtype)) for member in members]).mean(0)
     kept = samples.predict(X.to(dtype), output=lambda p: p, vectorize=vectorize)
-    torch.testing.assert_close(kept, expected, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(kept, expected.to(kept.dtype), rtol=0.01, atol=0.01)
     assert samples.predict(X.to(dtype), output="regression").shape == (7, 5)
 
 
@@ -242,3 +242,11 @@ def test_a_networks_own_error_is_not_hidden():
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         samples.predict(torch.zeros(2, 5))
     assert not samples._runner.vmap_fails
+
+
+def test_the_average_of_a_function_s_half_precision_outputs_is_in_single_precision():
+    network = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)).bfloat16()
+    samples = SampleCollection.from_samples(network, [network.state_dict()] * 2000)
+    found = samples.predict(X.bfloat16(), output=lambda p: p)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.sum(1), torch.ones(7), rtol=0, atol=0.01)  # .66 to .77 in bfloat16
