@@ -2,12 +2,12 @@
 
 On a quadratic potential most samplers move every coordinate by the same small linear map of z = (θ, state…). Running
 the real ``step`` on basis vectors with the noise switched off gives A; on zero, with one draw at a time set to one,
-B. No formula of the sampler enters.
+B. No formula of the sampler enters. A step that is not read here is simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,27 +24,33 @@ _IN_PLACE = {Tensor.normal_}
 
 
 class ScriptedNoise(TorchFunctionMode):
-    """While active, every normal draw gives zeros, except the draw numbered ``unit``, which gives ones.
+    """While active, every number of the normal draw numbered j is ``values[j]``, zero where that says nothing.
 
-    Each moves torch's generator on, as a draw does: samplers look whether it has been set back.
+    Each moves torch's generator on, as a draw does: samplers look whether it has been set back. ``most`` is the size of
+    the largest draw: one of more numbers than there are coordinates is several noises at once, which are told apart by
+    nothing, and a chain must not be read with them.
     """
 
-    def __init__(self, unit: int | None = None):
+    def __init__(self, values: Mapping[int, float] | None = None):
         super().__init__()
-        self.unit, self.count = unit, 0
+        self.values, self.count, self.most = values or {}, 0, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func not in _LIKE | _SHAPED | _IN_PLACE:
             return func(*args, **kwargs)
         torch.rand(())
-        value = float(self.count == self.unit)
+        value = float(self.values.get(self.count, 0.0))
         self.count += 1
         if func in _IN_PLACE:
             given = dict(zip(("mean", "std"), args[1:], strict=False)) | kwargs
-            return args[0].fill_(given.get("mean", 0.0) + given.get("std", 1.0) * value)
-        kwargs.pop("generator", None)
-        return torch.full_like(args[0], value, **kwargs) if func in _LIKE else torch.ones(*args, **kwargs).mul_(value)
+            drawn = args[0].fill_(given.get("mean", 0.0) + given.get("std", 1.0) * value)
+        else:
+            kwargs.pop("generator", None)
+            like = func in _LIKE
+            drawn = torch.full_like(args[0], value, **kwargs) if like else torch.ones(*args, **kwargs).mul_(value)
+        self.most = max(self.most, drawn.numel())
+        return drawn
 
 
 @dataclass(frozen=True)
@@ -104,8 +110,9 @@ def read_linear_step(
 ) -> LinearStep | None:
     """The map of one coordinate of the sampler that ``factory`` makes, or None if its step is not linear.
 
-    None as well where the next step is another map (a schedule, noise at every second step, a momentum that is not kept
-    in ``state``), or where the sampler does not sample yet (``is_sampling``).
+    None as well where the next step is another map (a schedule, noise at every second step, a momentum or a noise that
+    is kept outside of ``state``), where a draw does not enter in proportion (its sign has unit variance, and is no
+    normal number) or holds several noises of a coordinate, or where the sampler does not sample yet (``is_sampling``).
 
     Args:
         factory: makes the sampler from a list of parameters.
@@ -120,8 +127,10 @@ def read_linear_step(
     if names is None:
         return None
 
-    def run(start: np.ndarray, unit: int | None = None, push: float = 0.0, steps: int = 1) -> tuple[np.ndarray, int]:
-        """Steps from columns ``start`` (m, n), draws counted over all; returns the columns after them and the count."""
+    def run(
+        start: np.ndarray, values: Mapping[int, float] | None = None, push: float = 0.0, steps: int = 1
+    ) -> tuple[np.ndarray, ScriptedNoise]:
+        """Steps from columns ``start`` (m, n), draws counted over all; returns the columns after them."""
         theta = torch.zeros(start.shape[1], dtype=torch.float64, requires_grad=True)
         sampler = factory([theta])
         with ScriptedNoise():  # a first step from zero, so that the state exists
@@ -132,28 +141,32 @@ def read_linear_step(
             theta.copy_(torch.from_numpy(start[0]))
             for name, row in zip(names[1:], start[1:], strict=True):
                 sampler.state[theta][name].copy_(torch.from_numpy(row))
-        with ScriptedNoise(unit) as script:
+        with ScriptedNoise(values) as script:
             for _ in range(steps):
                 take_step(sampler, _closure(theta, slope, push))
         rows = [theta.detach(), *(sampler.state[theta][name] for name in names[1:])]
-        return np.stack([row.numpy().copy() for row in rows]), script.count
+        return np.stack([row.numpy().copy() for row in rows]), script
 
     m = len(names)
-    zero, draws = run(np.zeros((m, 1)))
-    offset = zero[:, 0]
+    zero, script = run(np.zeros((m, 1)))
+    if script.most > 1:
+        return None
+    offset, draws = zero[:, 0], script.count
     transition = run(np.eye(m))[0] - zero
-    probes = np.random.default_rng(0).normal(size=(m, 4)) * 3.0
+    numbers = np.random.default_rng(0)
+    probes = numbers.normal(size=(m, 4)) * 3.0
     if not _close(run(probes)[0], transition @ probes + zero):
         return None
-    columns = [run(np.zeros((m, 1)), unit=j)[0][:, 0] - offset for j in range(draws)]
+    columns = [run(np.zeros((m, 1)), {j: 1.0})[0][:, 0] - offset for j in range(draws)]
     noise = np.stack(columns, axis=1) if columns else np.zeros((m, 1))
-    # The next step must be the same map: of a start, and of each draw.
-    twice, both = run(probes, steps=2)
-    if both != 2 * draws or not _close(twice, transition @ (transition @ probes + zero) + zero):
-        return None
-    for j in range(draws):
-        later = run(np.zeros((m, 1)), unit=draws + j, steps=2)[0][:, 0]
-        if not _close(later, transition @ offset + offset + noise[:, j]):
+    # The next step must be the same map, of a start and of all draws of both steps at once, whatever their size: it
+    # must not know more of the first than z does, and effects must add up. Three times: each draw is small and large.
+    for start in probes.T[:3, :, None]:
+        first, second = numbers.uniform(-6.0, 6.0, size=(2, noise.shape[1], 1))
+        values = dict(enumerate(np.concatenate([first[:draws], second[:draws]]).ravel()))
+        twice, script = run(start, values, steps=2)
+        between = transition @ start + zero + noise @ first
+        if script.count != 2 * draws or not _close(twice, transition @ between + zero + noise @ second):
             return None
     pushed = run(np.zeros((m, 1)), push=gradient_noise)[0][:, 0] - offset
     return LinearStep(names, transition, noise, pushed, offset)

@@ -9,12 +9,17 @@ from learned_samplers.checks.joint import JointMoment
 
 # Standard errors within which a measurement agrees.
 _ERRORS = 4.0
+# And a kurtosis, whose error is itself uncertain: it comes from eighth powers.
+_OF_KURTOSES = 6.0
 # Bias below which a simulation may confirm that a Metropolis sampler is exact.
 _SMALL = 0.03
 # Relative bias at the smaller lr, of a step that is not linear, above which its size says nothing of how it scales.
 _TOO_LARGE = 0.5
 # Tolerances above which what a simulation resolves is too coarse to pass on.
 _COARSE = 5.0
+# Share of the variance that a simulation begins with which may be left in what it measures: by so much a bias would be
+# understated. A correlation that decays to a tenth from the first state to the last leaves 4 % on average.
+_REMEMBERED = 0.05
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,15 @@ class CurvatureResult:
     refined_bias: float
     #: Of the variance at the smaller lr; nan where linear algebra has it.
     refined_error: float = float("nan")
+    #: E[x⁴]/E[x²]² of the simulated coordinates, 3 where they are normal, and its standard error.
+    kurtosis: float = float("nan")
+    kurtosis_error: float = float("nan")
+    #: The same at the smaller lr; nan where the step is linear.
+    refined_kurtosis: float = float("nan")
+    refined_kurtosis_error: float = float("nan")
+    #: Share of the variance of a simulation's exact first draws that is left in what it measured, of the two step sizes
+    #: the larger; 0 where the step is linear, since the simulation then begins with the step's own law.
+    remembered: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +102,9 @@ def judge(
         return "unstable", False, "the chain grows without bound at this lr"
     if shared is not None:
         return "biased", False, str(shared)
+    if (left := max(r.remembered for r in results)) > _REMEMBERED:
+        told = f"the chain has not forgotten where it began: of its first draws' variance {left:.0%} is left"
+        return "unresolved", False, f"{told}; give more steps=, or see whether it moves as far as its lr says"
     # Linear algebra resolves the bias to rounding, a simulation to its tolerance or to four standard errors.
     resolved = max(tolerance, *(_ERRORS * r.standard_error / r.target_variance for r in results))
     resolution = finer = 1e-6
@@ -108,6 +125,11 @@ def judge(
         return "biased", False, f"bias {sizes}: too large to say whether it vanishes with lr"
     else:
         verdict = "O(h)"
+    fourth, lasting = _fourth_moment(results, tolerance, refine)
+    if fourth:
+        if linear or lasting:  # a linear step whose noise is normal has no other law than the one that was computed
+            return "biased", False, f"the law is not Gaussian: {fourth}"
+        verdict = "O(h)"
     if linear:
         for r in results:
             off = abs(r.measured_variance / r.expected_variance - 1)
@@ -124,4 +146,23 @@ def judge(
     reason = f"bias {coarse:.2%} at lr, {fine:.2%} at lr/{refine:g}"
     if resolved > tolerance or verdict == "no bias seen":
         reason += f"; the simulation resolves {resolved:.1%}"
-    return verdict, True, reason
+    return verdict, True, f"{reason}; {fourth}" if fourth else reason
+
+
+def _fourth_moment(results: list[CurvatureResult], tolerance: float, refine: float) -> tuple[str, bool]:
+    """What is to be said of the kurtosis, "" where it is 3, and whether it stays off with lr, as a bias may not."""
+
+    def off(kurtosis: float, error: float) -> bool:
+        return abs(kurtosis / 3 - 1) > max(tolerance, _OF_KURTOSES * error / 3)
+
+    def lasts(r: CurvatureResult) -> bool:
+        bound = 2 * abs(r.kurtosis - 3) / refine
+        return off(r.refined_kurtosis, r.refined_kurtosis_error) and abs(r.refined_kurtosis - 3) > bound
+
+    lasting = [r for r in results if lasts(r)]
+    found = lasting or [r for r in results if off(r.kurtosis, r.kurtosis_error)]
+    if not found:
+        return "", False
+    r = max(found, key=lambda r: abs(r.kurtosis - 3))
+    finer = "" if math.isnan(r.refined_kurtosis) else f" at lr, {r.refined_kurtosis:.2f} at lr/{refine:g}"
+    return f"kurtosis {r.kurtosis:.2f}{finer}, of a Gaussian 3", bool(lasting)

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learned_samplers.checks.joint import JointLaw, JointMoment
+from learned_samplers.checks.joint import COORDINATES, JointLaw, JointMoment
 from learned_samplers.checks.linear import LinearStep
+from learned_samplers.checks.marginal import Kurtosis, error_over_chains, error_over_time, remembered
 from learned_samplers.checks.protocol import take_step
 
 # Steps that do not count for each one that does, of a sampler that does not sample in all of them.
 _MOST_WAITS = 10
+_MOMENTS = ("mean", "variance", "error", "kinetic", "configurational", "kurtosis", "kurtosis_error", "remembered")
 
 
 class ReshuffledNoise:
@@ -73,8 +75,7 @@ class Simulation:
         try:
             return self._run(steps, lr_factor, maps)
         except FloatingPointError:
-            keys = ("mean", "variance", "error", "kinetic", "configurational")
-            return [dict.fromkeys(keys, math.nan) for _ in self.targets]
+            return [dict.fromkeys(_MOMENTS, math.nan) for _ in self.targets]
 
     def _run(self, steps: int, lr_factor: float, maps: list[LinearStep | None] | None) -> list[dict[str, float]]:
         torch.default_generator.manual_seed(self.seed)
@@ -82,6 +83,7 @@ class Simulation:
             (torch.randn(self.coordinates, dtype=self.dtype) * math.sqrt(target)).requires_grad_()
             for target in self.targets
         ]
+        begun = [p.detach()[:COORDINATES].clone() for p in params]
         sampler: Any = self.factory(params)
         for group in sampler.param_groups:
             group["lr"] = group["lr"] * lr_factor
@@ -97,6 +99,7 @@ class Simulation:
         snapshots = []
         law = JointLaw(steps, self.curvatures)
         squares = [torch.zeros(p.shape, dtype=torch.float64) for p in params]
+        kurtoses = [Kurtosis(p) for p in params]
         for _ in range(steps):
             self._take(1, step, sampler)
             for i, p in enumerate(params):
@@ -105,6 +108,7 @@ class Simulation:
                 heat = float("nan") if momentum is None else momentum.square().mean().item()
                 totals[:, i] += torch.tensor([x.mean().item(), x.square().mean().item(), heat, 1.0])
                 squares[i] += x.square()
+                kurtoses[i].see(x)
             law.see(params)
             snapshots.append([p.detach().square().mean().item() for p in params])
         self.joint = law.moments()
@@ -113,21 +117,18 @@ class Simulation:
         mean, second, heat = mean / count, second / count, heat / count
         # Coordinates are independent chains, whose time averages scatter as they do however slowly each one moves; a
         # state that they share (a thermostat) shows in the scatter over time alone. The larger of the two is believed.
-        over_time = self._standard_error(torch.tensor(snapshots, dtype=torch.float64))
-        over_chains = torch.stack([(x / steps).std() / math.sqrt(x.numel()) for x in squares])
+        over_time = error_over_time(torch.tensor(snapshots, dtype=torch.float64))
+        over_chains = torch.stack([error_over_chains(x / steps) for x in squares])
         error = torch.maximum(over_time, over_chains)
         prior = self.temperature / torch.tensor(self.targets) - torch.tensor(self.curvatures)
         slope = torch.tensor(self.curvatures) + prior
-        return [
-            {
-                "mean": mean[i].item(),
-                "variance": (second[i] - mean[i] ** 2).item(),
-                "error": error[i].item(),
-                "kinetic": heat[i].item() / self.temperature,
-                "configurational": (second[i] * slope[i]).item() / self.temperature,
-            }
-            for i in range(len(params))
-        ]
+        rows = []
+        for i in range(len(params)):
+            moments = (mean[i].item(), (second[i] - mean[i] ** 2).item(), error[i].item())
+            heats = (heat[i].item() / self.temperature, (second[i] * slope[i]).item() / self.temperature)
+            left = remembered(begun[i], law.kept[i])
+            rows.append(dict(zip(_MOMENTS, (*moments, *heats, *kurtoses[i].result(), left), strict=True)))
+        return rows
 
     def _take(self, steps: int, step: Callable[[], Any], sampler: Any) -> None:
         """So many steps in which the sampler samples, and those between, of which there may be ``_waits`` in all."""
@@ -177,8 +178,3 @@ class Simulation:
                 p.copy_(z[0])
                 for name, row in zip(one.names[1:], z[1:], strict=True):
                     sampler.state[p][name].copy_(row)
-
-    def _standard_error(self, series: Tensor) -> Tensor:
-        """Of the time average, from the scatter of ten block means."""
-        blocks = torch.stack([block.mean(0) for block in series.chunk(10)])
-        return blocks.std(0) / math.sqrt(len(blocks))

@@ -172,7 +172,7 @@ def test_errors_of_the_step_itself_stay(error):
 def test_draws_that_are_scripted_move_the_generator_on():
     """Samplers warn of a generator that stands still between steps, which here would be the check's own doing."""
     states = [torch.get_rng_state()]
-    with ScriptedNoise(1):
+    with ScriptedNoise({1: 1.0}):
         for draw in (lambda: torch.randn(2), lambda: torch.randn_like(torch.zeros(2)), torch.zeros(2).normal_):
             assert draw().eq(float(len(states) == 2)).all()
             states.append(torch.get_rng_state())
