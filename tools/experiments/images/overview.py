@@ -57,7 +57,11 @@ _CNN = ("compare_cifar10_whitened", "compare_cifar10_matrix", "compare_cifar10_t
 PANELS = (
     Panel("CNN, 1,000 gradients", 1000, _CNN),
     Panel("CNN, 5,000", 5000, _CNN),
-    Panel("ResNet-20, 2,000", 2000, ("compare_resnet_orthogonal_whitened", "compare_resnet_proxy")),
+    Panel(
+        "ResNet-20, 2,000",
+        2000,
+        ("compare_resnet_orthogonal_whitened", "compare_resnet_proxy", "compare_resnet_whitened"),
+    ),
     Panel("ResNet-20, 8,000", 8000, ("compare_resnet_8000",)),
 )
 ROWS = (
@@ -105,6 +109,7 @@ ROWS = (
     Row("`CyclicalSGMCMC`", "–", ("CyclicalSGMCMC",), "CyclicalSGMCMC"),
     Row("Muon with a cosine", None, ("Muon",), "Muon, cosine", notes=(("ResNet-20, 2,000", "†"),)),
     Row("average over Muon's trajectory", None, ("MuonAverage",), "Muon, trajectory average"),
+    Row("average over Shampoo's trajectory", None, ("ShampooAverage",), "Shampoo, trajectory average"),
     Row("SGD with a cosine", None, ("SGD",), "SGD, cosine", notes=(("CNN, 1,000 gradients", "‡"),)),
     Row("Adam with a cosine", None, ("Adam",), "Adam, cosine"),
     Row("moving average of Adam's weights", None, ("AdamEMA",), "Adam, moving average"),
