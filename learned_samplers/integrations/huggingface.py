@@ -21,7 +21,8 @@ _COMPARED = 8  # parameters whose values tell checkpoints apart
 
 def _weights(optimizer: Any) -> list[str] | None:
     """Digests of an optimizer's first weights, by which a checkpoint is known; None of sharded ones."""
-    parameters = [p for group in unwrapped(optimizer).param_groups for p in group["params"]][:_COMPARED]
+    parameters = [p for group in unwrapped(optimizer).param_groups for p in group["params"] if p.requires_grad]
+    parameters = parameters[:_COMPARED]  # frozen ones are the same in every checkpoint
     return None if any(hasattr(p, "to_local") for p in parameters) else [fingerprint(p) for p in parameters]
 
 

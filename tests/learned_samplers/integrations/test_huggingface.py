@@ -85,6 +85,19 @@ def test_a_checkpoint_without_samples_is_refused_or_warned_of(tmp_path):
     assert collect.posterior.steps == [8]
 
 
+def test_checkpoints_are_told_apart_by_what_is_sampled():
+    pytest.importorskip("transformers")
+    from learned_samplers.integrations import huggingface
+
+    frozen = [torch.zeros(2) for _ in range(20)]
+
+    def digests(value):
+        moving = torch.full((2,), value, requires_grad=True)
+        return huggingface._weights(SGHMC([*frozen, moving], lr=0.05, num_data=32))
+
+    assert digests(1.0) == digests(1.0) != digests(2.0)
+
+
 def test_samples_of_another_checkpoint_are_refused(tmp_path):
     train(tmp_path / "here", 6, callback())
     train(tmp_path / "there", 6, callback(), seed=5)
