@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from experiments.common.run_store import RunStore
+from experiments.images.effective_size import median_ess
 from experiments.images.likelihood import Regression
 from experiments.images.result import Result
-from learned_samplers import diagnostics, metrics
+from learned_samplers import metrics
 from learned_samplers.posterior.collecting import SampleCollection
 from meta_tasks.datasets import ImageData
 
@@ -56,8 +56,7 @@ def score_regression(
     }
     counts = range(1, len(means) + 1)
     result.nll_curve = [nll(means[:k], variances[:k], data.test_y).mean().item() for k in counts]
-    if len(means) >= diagnostics.MINIMUM_DRAWS:
-        result.ess = float(np.median(diagnostics.ess(means.flatten(1).cpu().numpy()[None])))
+    result.ess = median_ess(means.flatten(1), samples.chains)
     saved = {"test": mean, "test_variance": variance, "test_nll": each, "test_labels": data.test_y}
     save_file(
         {name: tensor.cpu().contiguous() for name, tensor in saved.items()},

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from experiments.common.run_store import RunStore
+from experiments.images.effective_size import median_ess
 from experiments.images.likelihood import Likelihood, Regression
 from experiments.images.regression import moments, score_regression, validation_nll
 from experiments.images.result import CURVES, Result
-from learned_samplers import diagnostics, metrics
+from learned_samplers import metrics
 from learned_samplers.posterior.collecting import SampleCollection
 from meta_tasks.datasets import ImageData
 
@@ -71,8 +71,7 @@ def score(
         result.scaled_nll = metrics.nll(metrics.with_temperature(test, result.scaling), data.test_y)
     if len(single) > 1:
         result.pairwise_kld = metrics.pairwise_kld(single)
-    if len(single) >= diagnostics.MINIMUM_DRAWS:
-        result.ess = float(np.median(diagnostics.ess(_label_log_probabilities(single, data.test_y)[None])))
+    result.ess = median_ess(_label_log_probabilities(single, data.test_y), samples.chains)
     fill_curves(result, single, data.test_y)
     tensors = {"test": test, "test_labels": data.test_y, **{f"ood_{name}": each for name, each in others.items()}}
     save_file(

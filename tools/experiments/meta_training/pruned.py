@@ -70,12 +70,12 @@ def losses(options: Options, rule: L2ELinearRule, choices: torch.Tensor) -> torc
         if before["settings"] != settings:
             raise ValueError(f"folder: the losses in {path} are of other settings; choose another folder")
         kept = before["losses"][: options.num_tasks]
-    found = torch.tensor([[float("nan") if x is None else x for x in row] for row in kept])
+    found = torch.tensor([[float("nan") if x is None else x for x in row] for row in kept], dtype=torch.float64)
     new = losses_on_fresh_tasks(
         family, rule, choices, horizon, tasks=options.num_tasks, seed=options.seed, first=len(kept)
     )
     for row in tqdm(new, total=options.num_tasks, initial=len(kept), unit="task"):
-        found = torch.cat([found.reshape(-1, len(choices)), row.cpu()[None]])
+        found = torch.cat([found.reshape(-1, len(choices)), row.cpu().double()[None]])
         content = {"settings": settings, "losses": without_infinities(found.tolist())}
         write_atomically(path, json.dumps(content).encode())
     return found
