@@ -17,7 +17,7 @@ from learned_samplers.base.step import GroupInputs
 from learned_samplers.learned.badge import HEURISTIC, badge_of
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.flat_buffers import gather, scatter, together
-from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
+from learned_samplers.learned.network import Phi, check_forward, flatten, layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings, differences
 from learned_samplers.learned.weights import resolve
 from learned_samplers.learned.whitening import RootSteps, initial_whitening
@@ -87,6 +87,7 @@ class LearnedSampler(Sampler):
             module = self.settings.fresh_network(generator=torch.Generator().manual_seed(0))
         phi = layers_of(module)
         self.settings.check_network(phi)
+        check_forward(module)
         if not all(part.isfinite().all() for pair in phi for part in pair):
             raise ValueError("network must have finite weights")
         recommended = {"lr": None, "momentum_decay": 0.1, **self.card.get("defaults", {})}

@@ -21,7 +21,7 @@ from torch import nn
 
 from learned_samplers.base.files import write_atomically
 from learned_samplers.learned.cards import FORMAT, VERSION, brought_up_to_date, check_card
-from learned_samplers.learned.network import layers_of, shapes_of
+from learned_samplers.learned.network import check_forward, layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings
 
 #: Where the weights lie that ship with the package: in the package ``pretrained``, beside this one.
@@ -54,6 +54,7 @@ def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any])
         raise ValueError(f"path must end in .safetensors, got {str(path)!r}")
     from safetensors.torch import save as to_bytes
 
+    check_forward(network)
     tensors = {}
     for i, (weight, bias) in enumerate(layers_of(network)):
         tensors[f"linear_{i}.weight"] = weight.detach().to("cpu", torch.float32).contiguous()

@@ -63,8 +63,8 @@ class L2E(TwoPassSampler):
         params: parameters, named parameters or parameter groups.
         lr: learning rate of ordinary training; by default what the network's card recommends.
         num_data: N, the number of training points.
-        network: name of shipped weights, path of a weight file, an ``nn.Module`` whose ``nn.Linear`` layers are the
-            network, or None for fresh weights (last layer zero in the residual form). "default" is the shipped
+        network: name of shipped weights, path of a weight file, an ``nn.Module`` of ``nn.Linear`` layers with ReLU
+            between them, or None for fresh weights (last layer zero in the residual form). "default" is the shipped
             "l2e-gated" where ``num_data`` is at least 10,000, below it "l2e-orthogonal-whitened",
             the same direction without a gate; "l2e-paper" with ``form="paper"``. Sharded parameters need network="l2e".
         form: "residual" or "paper"; by default the card's, else "residual".
