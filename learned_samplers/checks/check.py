@@ -34,7 +34,7 @@ def check_sampler(
     curvature: Sequence[float] | None = None,
     gradient_noise: float = 0.0,
     without_replacement: int | None = None,
-    coordinates: int = 20_000,
+    coordinates: int | Sequence[int] = 20_000,
     steps: int | None = None,
     tolerance: float = 0.02,
     refinement: float = 16.0,
@@ -93,7 +93,8 @@ def check_sampler(
         without_replacement: M ≥ 2, the minibatches of an epoch, for gradient noise as ``DataLoader(shuffle=True)``
             makes it: the noises of an epoch add up to zero. Variances are then means over the epoch. None draws every
             minibatch independently, with replacement.
-        coordinates: independent coordinates in each tensor.
+        coordinates: independent coordinates in each tensor, or its shape: of samplers that treat whole matrices, such
+            as (100, 200), for on a vector they do something else. Such a step is simulated, not read.
         steps: measured steps of the simulation; as many again for burn-in. The default is 10 relaxation times of the
             softest coordinate under plain Langevin dynamics, at least 500; where that is more than 200,000 they must be
             given.
@@ -113,7 +114,8 @@ def check_sampler(
             be checked.
         RuntimeError: its step calls ``backward()`` on the closure's loss.
     """
-    _validate(coordinates, tolerance, refinement, gradient_noise)
+    shape = _shape(coordinates)
+    _validate(tolerance, refinement, gradient_noise)
     if not (stiffness if curvature is None else curvature):
         raise ValueError("stiffness or curvature must have at least one value")
     if without_replacement is not None:
@@ -126,6 +128,8 @@ def check_sampler(
     refuse(probe, "check_sampler")
     if per_chain is None:
         per_chain = isinstance(probe, HMC)
+    if per_chain and len(shape) > 1:
+        raise ValueError(f"coordinates must be a number where each is a chain of its own, got {shape}")
     group = probe.param_groups[0]
 
     def of_target(name: str, given: float | None, default: float | None) -> float:
@@ -146,16 +150,20 @@ def check_sampler(
 
     refine = refinement
     push = math.sqrt(gradient_noise) / n
-    maps = [[read_linear_step(factory, k / n, push, 1 / r, per_chain) for k in curvatures] for r in (1.0, refinement)]
+    vector = len(shape) == 1
+    maps = [
+        [read_linear_step(factory, k / n, push, 1 / r, per_chain) if vector else None for k in curvatures]
+        for r in (1.0, refinement)
+    ]
     linear = all(m is not None for row in maps for m in row)
     if not linear:
         refine = min(refinement, 4.0)
     softest = min(k * lr / n for k in curvatures)
     if steps is None:
-        steps = _default_steps(softest, 1.0 if linear else 1 + refine, coordinates * len(curvatures))
+        steps = _default_steps(softest, 1.0 if linear else 1 + refine, math.prod(shape) * len(curvatures))
     if without_replacement:  # whole epochs, for the law depends on the position within one
         steps = math.ceil(steps / without_replacement) * without_replacement
-    run = Simulation(factory, curvatures, targets, n, t, push, coordinates, per_chain, dtype, seed, without_replacement)
+    run = Simulation(factory, curvatures, targets, n, t, push, shape, per_chain, dtype, seed, without_replacement)
     measured = run(steps, 1.0, maps[0] if linear else None)
     joint, share = run.joint, run.sampling_share
     refined = None if linear else run(math.ceil(steps * refine), 1 / refine, None)
@@ -202,8 +210,18 @@ def check_sampler(
     return SamplerReport(name, float(lr), float(t), linear, refine, tolerance, tuple(results), verdict, passed, reason)
 
 
-def _validate(coordinates: Any, tolerance: Any, refinement: Any, gradient_noise: Any) -> None:
-    validation.whole("coordinates", coordinates, least=2)
+def _shape(coordinates: Any) -> tuple[int, ...]:
+    if not isinstance(coordinates, Sequence) or isinstance(coordinates, str):
+        validation.whole("coordinates", coordinates, least=2)
+        return (coordinates,)
+    for length in coordinates:
+        validation.whole("coordinates", length)
+    if math.prod(coordinates) < 2:
+        raise ValueError(f"coordinates must be the shape of at least two, got {coordinates!r}")
+    return tuple(coordinates)
+
+
+def _validate(tolerance: Any, refinement: Any, gradient_noise: Any) -> None:
     validation.positive("tolerance", tolerance)
     validation.non_negative("gradient_noise", gradient_noise)
     if validation.number("refinement", refinement) <= 1:

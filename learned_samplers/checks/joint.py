@@ -54,7 +54,7 @@ class JointLaw:
         """The state after one more step."""
         if self.count % self.every == 0:
             for kept, p in zip(self.kept, params, strict=True):
-                kept.append(p.detach()[:COORDINATES].to(torch.float32, copy=True))
+                kept.append(p.detach().flatten()[:COORDINATES].to(torch.float32, copy=True))
         self.count += 1
 
     def moments(self) -> list[JointMoment]:

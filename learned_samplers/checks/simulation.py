@@ -43,7 +43,7 @@ class ReshuffledNoise:
 
 @dataclass
 class Simulation:
-    """One parameter tensor of ``coordinates`` coordinates for each curvature; see `check_sampler`."""
+    """One parameter tensor of the shape ``shape`` for each curvature; see `check_sampler`."""
 
     factory: Callable[[list[Tensor]], torch.optim.Optimizer]
     curvatures: list[float]
@@ -51,7 +51,7 @@ class Simulation:
     num_data: float
     temperature: float
     push: float
-    coordinates: int
+    shape: tuple[int, ...]
     per_chain: bool
     dtype: torch.dtype
     seed: int
@@ -80,10 +80,10 @@ class Simulation:
     def _run(self, steps: int, lr_factor: float, maps: list[LinearStep | None] | None) -> list[dict[str, float]]:
         torch.default_generator.manual_seed(self.seed)
         params = [
-            (torch.randn(self.coordinates, dtype=self.dtype) * math.sqrt(target)).requires_grad_()
+            (torch.randn(self.shape, dtype=self.dtype) * math.sqrt(target)).requires_grad_()
             for target in self.targets
         ]
-        begun = [p.detach()[:COORDINATES].clone() for p in params]
+        begun = [p.detach().flatten()[:COORDINATES].clone() for p in params]
         sampler: Any = self.factory(params)
         for group in sampler.param_groups:
             group["lr"] = group["lr"] * lr_factor

@@ -12,6 +12,7 @@ from torch import Tensor
 from learned_samplers.base.operations import as_number
 from learned_samplers.checks.check import check_sampler
 from learned_samplers.learned.badge import EARNING
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.flat_buffers import gather
 from learned_samplers.learned.l2e.measures import assumption_violation, term_contributions, term_effects
 from learned_samplers.learned.l2e.optimizer import L2E
@@ -44,19 +45,19 @@ def gaussian_law(
 
     Args:
         make: makes the sampler from a list of parameters, as for `check_sampler`.
-        coordinates: independent coordinates of each Gaussian.
+        coordinates: independent coordinates of each Gaussian; of a network that sees whole matrices, which does
+            something else on a vector, they form one that is nearly square, and are as many or a few more.
         stiffness: lr·k/N of each.
         seed: of everything.
 
     Returns:
-        Numbers and strings that JSON can hold: "verdict", "reason"; for each step size "lr", "momentum_decay",
+        Numbers and strings that JSON can hold: "verdict", "reason"; "shape" of each Gaussian; for each step size "lr", "momentum_decay",
         "largest_bias" and "error" (its standard error); for each "stiffness" "bias", "bias_at_a_quarter_of_lr",
         "kinetic_temperature" and "configurational_temperature"; and what `measured_at` says.
     """
-    report = check_sampler(
-        make, stiffness=stiffness, coordinates=coordinates, refinement=4.0, tolerance=0.05, seed=seed
-    )
     probe = make([torch.zeros(1, requires_grad=True)])
+    shape = _shape(probe, coordinates)
+    report = check_sampler(make, stiffness=stiffness, coordinates=shape, refinement=4.0, tolerance=0.05, seed=seed)
     decay = float(as_number(probe.param_groups[0]["momentum_decay"]))
     worst = max(report.results, key=lambda r: abs(r.bias))
     finest = max(report.results, key=lambda r: abs(r.refined_bias))
@@ -65,6 +66,7 @@ def gaussian_law(
     return {
         "verdict": verdict,
         "reason": report.reason,
+        "shape": list(shape),
         **measured_at(probe),
         "lr": [report.lr, report.lr / report.refinement],
         "momentum_decay": [decay, decay],
@@ -80,6 +82,15 @@ def gaussian_law(
         "kinetic_temperature": [r.kinetic_temperature for r in report.results],
         "configurational_temperature": [r.configurational_temperature for r in report.results],
     }
+
+
+def _shape(sampler: LearnedSampler, coordinates: int) -> tuple[int, ...]:
+    """Of so many coordinates, as the sampler's network wants to see them."""
+    sees = FEATURE_SETS.get(getattr(getattr(sampler, "settings", None), "feature_set", ""))
+    if sees is None or sees.whole is None:
+        return (coordinates,)
+    rows = math.isqrt(coordinates)
+    return rows, math.ceil(coordinates / rows)
 
 
 def l2e_law(
@@ -106,9 +117,10 @@ def l2e_law(
         group = probe.param_groups[0]
         curvatures = [s * group["num_data"] / group["lr"] for s in stiffness]
         spread = [(group["temperature"] / (k + group["prior_precision"])) ** 0.5 for k in curvatures]
-        params = [(torch.randn(coordinates) * s).requires_grad_() for s in spread]
+        shape = law["shape"]
+        params = [(torch.randn(shape) * s).requires_grad_() for s in spread]
         start = gather(params).detach()
-        slope = torch.tensor(curvatures).repeat_interleave(coordinates) / group["num_data"]
+        slope = torch.tensor(curvatures).repeat_interleave(math.prod(shape)) / group["num_data"]
         sampler = make(params)
         for _ in range(STEPS + 1):
             for p, k in zip(params, curvatures, strict=True):

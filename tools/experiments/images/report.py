@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,21 +29,24 @@ def rows(runs: Runs, out: Path, reference: torch.Tensor | None = None) -> list[d
 
     With a reference, probabilities (test images, classes), or with HMC among the methods, whose predictions averaged
     over its seeds are one then, each is compared with that: agreement of the most probable class, and total variation
-    distance.
+    distance. A chain of HMC itself is compared with the others' average, of which it is no part.
     """
     table = []
-    name = "the reference"
-    if reference is None:
-        reference, name = hmc_reference(runs, out), "HMC"
+    chains = _hmc_chains(runs, out) if reference is None else []
+    name = "the reference" if reference is not None else "HMC"
+    if chains:
+        reference = torch.stack(chains).mean(0)
     for results in runs.values():
         good = finished(results)
         row = {"method": label(results), "lr": f"{results[0].lr:g}"}
         for key, heading, decimals in score_columns(runs.values()):
             row[heading] = spread([result.scores[key] for result in good], decimals)
         if reference is not None:
-            probabilities = [predictions(result, out)["test"] for result in good]
-            row[f"agreement with {name}"] = spread([metrics.agreement(p, reference) for p in probabilities], 4)
-            row["total variation"] = spread([metrics.total_variation(p, reference) for p in probabilities], 4)
+            pairs = [(predictions(result, out)["test"], reference) for result in good]
+            if chains and results[0].method == "HMC":
+                pairs = [(p, torch.stack(others).mean(0)) for p, others in _each_and_others(chains)]
+            row[f"agreement with {name}"] = spread([metrics.agreement(*pair) for pair in pairs], 4)
+            row["total variation"] = spread([metrics.total_variation(*pair) for pair in pairs], 4)
         row["samples"] = spread([result.num_samples for result in good], 0, with_std=False)
         row["gradients"] = spread([result.gradient_evaluations for result in results], 0, with_std=False)
         row["seconds"] = spread([result.seconds for result in results], 1, with_std=False)
@@ -65,12 +68,19 @@ def label(results: Sequence[Result], *, named: bool = False) -> str:
     return with_failures(text, results)
 
 
-def hmc_reference(runs: Runs, out: Path) -> torch.Tensor | None:
-    """HMC's predictive probabilities on the test images, averaged over its seeds; None without HMC."""
+def _hmc_chains(runs: Runs, out: Path) -> list[torch.Tensor]:
+    """HMC's predictive probabilities on the test images, seed by seed; none of a regression."""
     good = finished(runs.get("HMC", ()))
     if not good or "accuracy" not in good[0].scores:
-        return None
-    return torch.stack([predictions(result, out)["test"] for result in good]).mean(0)
+        return []
+    return [predictions(result, out)["test"] for result in good]
+
+
+def _each_and_others(chains: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Each chain, and the others; nothing of one alone."""
+    for k, chain in enumerate(chains):
+        if others := chains[:k] + chains[k + 1 :]:
+            yield chain, others
 
 
 def content(runs: Runs, tuning: Mapping[str, Tuning[Choice, Result]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ FIGURES = (
         "L2E goes on moving in low-loss regions while the training loss stays",
         CHAINS,
         (("", Quote("meta_training.md", "L2E's squared step is .36, SGHMC's .13, cyclical SGMCMC's .04")),),
-        f"**Seen**, at training losses of .047, .11 and .07; part of it is L2E's higher temperature. {DIGITS}",
+        f"**Seen**, at training losses of .051, .10 and .07; part of it is L2E's higher temperature. {DIGITS}",
         FULL,
         "‖Δθ‖² of single steps and the training loss of any comparison: `movement_<budget>.png`.",
     ),
