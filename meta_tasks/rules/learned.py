@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -160,6 +160,10 @@ class KineticRule(NetworkRule):
 
     name = "KineticL2E"
     needs_hessian = True
+    fixed: ClassVar[dict[str, str]] = {
+        "hessian": "whose tasks have gradients and no graph of them",
+        "probe_size": "where all products with the Hessian are made with that one",
+    }
     settings: KineticSettings
 
     def __init__(

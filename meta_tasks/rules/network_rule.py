@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -36,9 +36,14 @@ class NetworkRule(SamplerRule):
     Args:
         settings: of the sampler.
         hidden: widths of the network's hidden layers; by default those of the sampler.
+
+    Raises:
+        ValueError: a setting that the inner loop has in a way of its own is not at its default.
     """
 
     state_names: tuple[str, ...] = ("momentum",)
+    #: Settings of the sampler that the inner loop has in a way of its own, and which way: they stay at their defaults.
+    fixed: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -46,6 +51,10 @@ class NetworkRule(SamplerRule):
             LEARNED_RULES[cls.name] = cls
 
     def __init__(self, settings: LearnedSettings, hidden: Sequence[int] | None = None) -> None:
+        for each in fields(settings):
+            if each.name in self.fixed and (value := getattr(settings, each.name)) != each.default:
+                way = self.fixed[each.name]
+                raise ValueError(f"{each.name} must be {each.default!r} in the inner loop, {way}, got {value!r}")
         self.settings, self.hidden = settings, tuple(settings.hidden if hidden is None else hidden)
         self._shapes = shapes_of(layers_of(settings.fresh_network(self.hidden)))
         self.num_weights = sum(out * (into + 1) for out, into in self._shapes)
@@ -92,6 +101,7 @@ def settings_given(kind: type[Any], settings: Any, **options: Any) -> Any:
 class CoordinateRule(NetworkRule):
     """What the rules of L2E and its kin share: features with running averages, two outputs, and ways to start."""
 
+    fixed: ClassVar[dict[str, str]] = {"averages_dtype": "whose chains are short and small"}
     #: Those of the sampler, with a feature set of running averages.
     settings: Any
 
@@ -104,11 +114,6 @@ class CoordinateRule(NetworkRule):
     ) -> None:
         super().__init__(settings, hidden)
         fraction("tell_horizon", tell_horizon)
-        if getattr(settings, "averages_dtype", "float32") != "float32":
-            raise ValueError(
-                f"averages_dtype must be 'float32' in the inner loop, whose chains are short and small, got "
-                f"{settings.averages_dtype!r}"  # type: ignore[union-attr]
-            )
         if tell_horizon and not feature_set_named(settings.feature_set).sees_progress:
             raise ValueError(
                 f"tell_horizon is for a feature set with the progress of the run, got {tell_horizon} with "

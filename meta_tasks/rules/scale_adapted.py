@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class ScaleAdaptedL2ERule(CoordinateRule):
     capturable = False  # a captured step cannot turn from one update to the other
     begins_anew = True
     least_burn_in = 0.5  # see `for_run`
+    fixed: ClassVar[dict[str, str]] = {"adaptation_steps": "where half of a run explores, or the burn-in of each cycle"}
     settings: ScaleAdaptedL2ESettings
 
     def __init__(

@@ -186,6 +186,9 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--small-data", "50", "20"], r"small_data must be a range of positive numbers, got \(50, 20\)"),
         (["--datasets", "cifar10"], "dataset_names must not have 'cifar10'"),
         (["--sampler", "KineticL2E", "--beta-scale", "2"], "beta_scale does not belong to KineticL2E, got 2.0"),
+        (["--sampler", "KineticL2E", "--hessian", "none"], "hessian must be 'finite_difference' in the inner loop"),
+        (["--sampler", "KineticL2E", "--probe-size", "1"], "probe_size must be 0.001 in the inner loop, .* got 1.0"),
+        (["--sampler", "ScaleAdaptedL2E", "--adaptation-steps", "25"], "adaptation_steps must be None in the inner"),
         (
             ["--form", "paper", "--decay-time", "3"],
             "decay_time does not belong to this form of L2E, form='paper'",

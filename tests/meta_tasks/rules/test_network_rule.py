@@ -1,0 +1,74 @@
+"""What every learned rule makes of its sampler's settings."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from learned_samplers.learned.sampler import REGISTRY
+from meta_tasks.inner_loop.schedule import Schedule
+from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.objectives import BMALoss
+from meta_tasks.rules.learned import LEARNED_RULES, KineticRule, ScaleAdaptedL2ERule
+from tests.meta_tasks.toy_tasks import image_task
+
+
+def other_values(settings, each):
+    """Settings that differ in one field, of as many values as the sampler allows."""
+    choices = getattr(each.metadata["checked"], "keywords", {}).get("choices", ())
+    for value in (*choices, True, False, 3, 0.4, 2.5, 30.0):
+        try:
+            changed = replace(settings, **{each.name: value})
+        except (ValueError, TypeError):
+            continue
+        if changed != settings:
+            yield changed
+
+
+def end_of_a_run(name, settings):
+    """Where some steps of a random network lead; None if the rule refuses the settings."""
+    try:
+        rule = LEARNED_RULES[name](settings=settings, hidden=(4,))
+    except ValueError:
+        return None
+    weights = 2 * torch.randn(rule.num_weights, generator=torch.Generator().manual_seed(0))
+    task = image_task(lr=0.05, prior_precision=5.0)
+    unroll = Unroll(task, rule.for_run(12, 0), BMALoss, Schedule(12, 6, 2), [1], members_per_group=1)
+    unroll.advance(weights[None])
+    return unroll.parameter
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("L2E", {"form": "residual", "feature_set": "lean"}),
+        ("L2E", {"form": "paper"}),
+        ("PrecondL2E", {"feature_set": "lean"}),
+        ("ScaleAdaptedL2E", {}),
+        ("KineticL2E", {}),
+        ("MetaSGMCMC", {"correction": "finite_difference"}),
+    ],
+)
+def test_every_setting_that_is_not_refused_has_an_effect(name, base):
+    settings = REGISTRY[name].settings_class(**base)
+    before = end_of_a_run(name, settings)
+    for each in fields(settings):
+        ends = [end_of_a_run(name, changed) for changed in other_values(settings, each)]
+        assert not any(end is not None and torch.equal(end, before) for end in ends), each.name
+        refused = [end is None for end in ends]
+        assert all(refused) if each.name in LEARNED_RULES[name].fixed else not any(refused), each.name
+
+
+@pytest.mark.parametrize(
+    ("rule", "setting", "message"),
+    [
+        (ScaleAdaptedL2ERule, {"adaptation_steps": 25}, "adaptation_steps must be None in the inner loop, .* got 25"),
+        (KineticRule, {"hessian": "none"}, "hessian must be 'finite_difference' in the inner loop, .* got 'none'"),
+        (KineticRule, {"probe_size": 1.0}, r"probe_size must be 0\.001 in the inner loop, .* got 1\.0"),
+    ],
+)
+def test_what_the_inner_loop_has_in_a_way_of_its_own_is_refused(rule, setting, message):
+    with pytest.raises(ValueError, match=message):
+        rule(**setting)
