@@ -64,8 +64,9 @@ class SteinKL(Objective):
             self._terms.append(_kl_term(chosen, stein_score(chosen, self.ridge) + slope, num_data))
 
     def collect(self, parameter: Tensor, slope: Tensor) -> None:
-        """Keep the states (C, d), with ∇Ũ there, as samples of each chain."""
-        self._window.append((parameter, slope))
+        """Keep copies of the states (C, d), with ∇Ũ there, as samples of each chain."""
+        # The next step of a chain that is not on the tape is taken in place.
+        self._window.append((parameter.clone(), slope))
 
     def close_window(self, num_data: float, counts: Tensor) -> Tensor | None:
         """A scalar whose gradient is that of the mean cross-chain loss and the in-chain loss; None if none can be read.
