@@ -101,7 +101,7 @@ class ChainUnroll(Unroll):
         """Take ``steps`` steps with meta-parameters (n,), and return the gradient (n,) of the objective over them.
 
         The cross-chain loss reads the states after every ``every`` steps, the in-chain loss those that the schedule
-        collects. No gradient flows into the states at the start.
+        collects. No gradient flows into the states at the start, nor from chains that have failed before.
 
         Returns:
             The gradient; None if a chain became non-finite in these steps, or nothing could be read.
@@ -112,21 +112,25 @@ class ChainUnroll(Unroll):
         if steps > self.schedule.steps - self.step:
             raise ValueError(f"steps={steps} of a run that has {self.schedule.steps - self.step} left")
         leaf = weights.detach().clone().to(self.task.device).requires_grad_()
-        failed = len(self.seeds) - int(self.counts.sum())
+        counts = self.counts
         self.objective.start_window()
         self._on_tape = True
         with torch.enable_grad():
             prepared = self.rule.prepare(leaf)
             for taken in range(1, steps + 1):
+                if not bool(counts.all()):
+                    self._hold(~counts)
                 self._step(prepared)
                 self._due = taken % every == 0, self.schedule.collects(self.step)
             loss, gradient = self.task.loss_and_gradient(self.parameter.detach(), self._indices())
             self._read(loss, gradient)
             total = self.objective.close_window(self.task.hyperparameters.num_data, self.counts)
         self._on_tape = False
-        self.parameter, self.state = self.parameter.detach(), tuple(each.detach() for each in self.state)
+        # Copies, for the tape needs its own as they are.
+        self.parameter, *state = (each.detach().clone() for each in (self.parameter, *self.state))
+        self.state = tuple(state)
         self._retire(loss)
-        if total is None or not total.requires_grad or len(self.seeds) - int(self.counts.sum()) > failed:
+        if total is None or not total.requires_grad or not torch.equal(self.counts, counts):
             return None
         (by_weights,) = torch.autograd.grad(total, leaf)
         return by_weights.cpu() if bool(by_weights.isfinite().all()) else None
@@ -135,6 +139,13 @@ class ChainUnroll(Unroll):
     def counts(self) -> Tensor:
         """Which chains have not failed, (C,)."""
         return torch.tensor([step < 0 for step in self.failed_at], device=self.task.device)
+
+    def _hold(self, chains: Tensor) -> None:
+        """Put chains back to zeros: one that diverges again would leave the weights, which all share, no gradient."""
+        self.parameter, *state = (
+            each.masked_fill(chains.view(-1, *[1] * (each.dim() - 1)), 0.0) for each in (self.parameter, *self.state)
+        )
+        self.state = tuple(state)
 
     def _loss_and_gradient(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         loss, gradient = MeanLoss.apply(self.parameter, self.task, indices, self.curvature)

@@ -1,4 +1,4 @@
-"""Chains on the tape: what compiled steps write over is no sample."""
+"""Chains on the tape: what compiled steps write over and what chains that fail do leaves the others' gradient alone."""
 
 import pytest
 import torch
@@ -16,6 +16,21 @@ RULE = MetaSGMCMCRule("signed", (5,))
 def weights():
     drawn = torch.randn(RULE.num_weights, generator=torch.Generator().manual_seed(0))
     return RULE.initial_weights(0) + 0.05 * drawn
+
+
+class Stiff:
+    """A task whose loss is so steep for the first of ``chains`` that it runs away from anywhere but the mode."""
+
+    def __init__(self, task, chains):
+        self.task, self.slope = task, torch.ones(chains)
+        self.slope[0] = 1e4
+
+    def __getattr__(self, name):
+        return getattr(self.task, name)
+
+    def loss_and_gradient(self, parameter, indices):
+        loss, gradient = self.task.loss_and_gradient(parameter, indices)
+        return loss * self.slope, gradient * self.slope[:, None]
 
 
 @pytest.mark.parametrize("skipped", [40, 35])
@@ -37,3 +52,17 @@ def test_samples_of_a_window_last_through_the_steps_after_it(weights):
     before = [each.clone() for each in unroll.objective.kept]
     unroll.advance(weights.expand(4, -1), 5)
     assert all(map(torch.equal, before, unroll.objective.kept))
+
+
+def test_a_chain_that_has_failed_takes_no_gradient_from_the_others(weights):
+    seeds = list(range(6))
+    unroll = ChainUnroll(Stiff(TASK, 6), RULE, SteinKL, Schedule(240, 0, 10), seeds)
+    others = ChainUnroll(TASK, RULE, SteinKL, Schedule(240, 0, 10), seeds[1:])
+    for window in range(4):
+        found, expected = (each.backpropagate(weights, 60, 5) for each in (unroll, others))
+        if window == 0:
+            assert found is None
+        else:
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+        assert unroll.failed_at == [60, -1, -1, -1, -1, -1]
+        torch.testing.assert_close(unroll.parameter[1:], others.parameter)
