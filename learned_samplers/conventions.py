@@ -44,7 +44,7 @@ def convert(source: str, target: str, *, num_data: float, **values: float) -> di
     """
     validation.one_of("source", source, PARAMETRISATIONS)
     validation.one_of("target", target, PARAMETRISATIONS)
-    validation.positive("num_data", num_data)
+    validation.number_of_data(num_data)
     for name, value in values.items():
         validation.one_of(f"a quantity of {source!r}", name, PARAMETRISATIONS[source])
         validation.number(name, value)

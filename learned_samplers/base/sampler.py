@@ -84,7 +84,7 @@ class Sampler(ResumableOptimizer):
     def _validate(self, group: dict[str, Any]) -> None:
         """Check the hyperparameters of a group at any time; subclasses add their own."""
         validation.non_negative("lr", group["lr"])
-        validation.positive("num_data", group["num_data"])
+        validation.number_of_data(group["num_data"])
         validation.non_negative("temperature", group["temperature"])
         validation.non_negative("prior_precision", group["prior_precision"])
         validation.one_of("foreach", group["foreach"], (None, True, False))

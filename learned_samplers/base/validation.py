@@ -35,6 +35,19 @@ def positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be greater than 0, got {value}")
 
 
+def number_of_data(value: Any) -> None:
+    """``num_data``: a number greater than 0, and neither the data themselves nor their loader."""
+    dataset = getattr(value, "dataset", value)
+    if not isinstance(value, Tensor | str) and hasattr(dataset, "__len__"):
+        of = "len(loader.dataset)" if dataset is not value else "len() of it"
+        raise TypeError(
+            f"num_data must be the number of training examples, {of}, got an object of type {type(value).__name__}"
+        )
+    if value is None:
+        raise TypeError("num_data must be the number of training examples, such as len(train_set), got None")
+    positive("num_data", value)
+
+
 def non_negative(name: str, value: Any) -> None:
     """``value`` is a number, 0 or greater."""
     if number(name, value) < 0:

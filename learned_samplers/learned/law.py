@@ -51,9 +51,9 @@ def gaussian_law(
         seed: of everything.
 
     Returns:
-        Numbers and strings that JSON can hold: "verdict", "reason"; "shape" of each Gaussian; for each step size "lr", "momentum_decay",
-        "largest_bias" and "error" (its standard error); for each "stiffness" "bias", "bias_at_a_quarter_of_lr",
-        "kinetic_temperature" and "configurational_temperature"; and what `measured_at` says.
+        Numbers and strings that JSON can hold: "verdict", "reason"; "shape" of each Gaussian; for each step size "lr",
+        "momentum_decay", "largest_bias" and "error" (its standard error); for each "stiffness" "bias",
+        "bias_at_a_quarter_of_lr", "kinetic_temperature" and "configurational_temperature"; and what `measured_at` says.
     """
     probe = make([torch.zeros(1, requires_grad=True)])
     shape = _shape(probe, coordinates)

@@ -102,7 +102,7 @@ class ParticleSampler(Sampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         validation.non_negative("lr", group["lr"])
-        validation.positive("num_data", group["num_data"])
+        validation.number_of_data(group["num_data"])
         validation.non_negative("temperature", group["temperature"])
         validation.non_negative("prior_precision", group["prior_precision"])
         validation.one_of("shared", group["shared"], (None, True, False))

@@ -233,6 +233,9 @@ class PosteriorSamples(SampleCollection):
         if added:
             self._rates.keep(self._sampler, step)
 
+    def _why_empty(self) -> str:
+        return self._progress.why_empty(self.burn_in, self.thinning)
+
     def _refuse_joined(self, step: int) -> None:
         assert self._sampler is not None
         joined = [name for name in sampled_parameters(self.model, self._sampler) if name not in self._snapshots.names]

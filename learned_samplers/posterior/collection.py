@@ -17,7 +17,7 @@ from learned_samplers.posterior.given import drawn_samples, given_samples
 from learned_samplers.posterior.names import refuse_sharded, tensors_of
 from learned_samplers.posterior.predictive import Predictive
 from learned_samplers.posterior.saved import read_collection, save_collection, validate_network
-from learned_samplers.posterior.storage import MergedStore, Part, compare_settings
+from learned_samplers.posterior.storage import MergedStore, Part, compare_settings, warn_of_copies
 from learned_samplers.posterior.tensor_files import Tensors
 
 
@@ -115,8 +115,7 @@ class SampleCollection(Predictive):
             OSError: it could not be written (a full disk, say); a file of that name is as it was.
             ValueError: the model has no longer the frozen parameters that the samples were collected with.
         """
-        if not len(self):
-            raise RuntimeError(f"no sample to save: {self!r}")
+        self._require_samples("to save")
         save_collection(
             Path(path), self.model, self._store, self._settings, self._reestimated, self._fingerprints, store_frozen
         )
@@ -190,6 +189,9 @@ class SampleCollection(Predictive):
             model: the network to predict with; None for that of the first collection. Needed for files and folders.
             device: where samples from files and folders are read to.
 
+        Warns:
+            UserWarning: two of the chains begin with the same sample, as a chain and its copy do.
+
         Raises:
             ValueError: no collection, or ones of different networks, policies or frozen parameters, by name.
         """
@@ -215,6 +217,7 @@ class SampleCollection(Predictive):
         for entry, buffers in zip(store.entries, known, strict=True):
             if buffers is not None:
                 merged._reestimated[entry.chain, entry.step] = buffers
+        warn_of_copies(store)
         return merged
 
     def split(self) -> list[SampleCollection]:

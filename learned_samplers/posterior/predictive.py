@@ -63,6 +63,13 @@ class Predictive:
         self._fingerprints.validate(self._store.frozen, "the samples")
         return self._store.fixed or {}
 
+    def _require_samples(self, purpose: str) -> None:
+        if not len(self):
+            raise RuntimeError(f"no sample {purpose}: {self._why_empty()}")
+
+    def _why_empty(self) -> str:
+        return repr(self)
+
     def _state(self, index: int) -> Tensors:
         """Parameters and buffers of one sample, for prediction."""
         state = dict(self._store.read(index))
@@ -214,8 +221,7 @@ class Predictive:
         unknown = set(options) - set(Options.__annotations__)
         if unknown:
             raise TypeError(f"unknown option {min(unknown)!r}; there are {', '.join(Options.__annotations__)}")
-        if not len(self):
-            raise RuntimeError(f"no sample to predict with: {self!r}")
+        self._require_samples("to predict with")
         wanted = options.get("num_samples")
         count = len(self) if wanted is None else wanted
         batch_size, sample_chunk = options.get("batch_size", 256), options.get("sample_chunk", 8)

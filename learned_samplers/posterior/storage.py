@@ -6,11 +6,12 @@ Stores change in one move: ``commit`` either does all of its work or leaves the 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from learned_samplers.posterior.tensor_files import Tensors, common_unsampled
+from learned_samplers.posterior.tensor_files import Tensors, common_unsampled, fingerprint
 
 #: Steps, cycles and numbers beyond this are not counts of anything that has run.
 LARGEST = 2**53
@@ -38,6 +39,21 @@ class Progress:
     phase_start: int = 0
     candidates: int = 0
     stride: int = 1
+
+    def why_empty(self, burn_in: int, thinning: int) -> str:
+        """Why nothing has been kept so far, for an error."""
+        if not self.last_step:
+            return "the sampler has not made a step since this was made"
+        if self.phase_start == self.last_step:
+            return (
+                f"after {self.last_step} steps the sampler is not sampling (is_sampling is False while it adapts or "
+                "explores), so that no state was kept"
+            )
+        if self.last_step <= burn_in:
+            return f"of {self.last_step} steps none is kept, for burn_in={burn_in} are left out"
+        since = max(burn_in, self.phase_start)
+        made = self.last_step - since
+        return f"{made} steps were made since step {since}, and thinning={thinning} keeps the last of so many"
 
 
 def validate_counts(source: str, *records: Entry | Progress) -> None:
@@ -152,6 +168,24 @@ class MergedStore:
     def read(self, index: int) -> Tensors:
         store, position = self._places[index]
         return store.read(position)
+
+
+def warn_of_copies(store: MergedStore) -> None:
+    """Warn of chains that begin with the same sample: between copies every comparison of chains looks perfect."""
+    first: dict[tuple[str, ...], int] = {}
+    seen: set[int] = set()
+    for index, entry in enumerate(store.entries):
+        if entry.chain in seen:
+            continue
+        seen.add(entry.chain)
+        sample = store.read(index)
+        other = first.setdefault(tuple(fingerprint(sample[name]) for name in sorted(sample)), entry.chain)
+        if other != entry.chain:
+            warnings.warn(
+                f"chains {other} and {entry.chain} begin with the same sample: a chain that is merged with a copy of "
+                "itself, or whose noise has the same seed, agrees with it whatever it does (split_rhat is no measure)",
+                stacklevel=3,
+            )
 
 
 class Part:

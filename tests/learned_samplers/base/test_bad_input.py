@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from learned_samplers import (
     HMC,
+    L2E,
     MCLMC,
     PSGLD,
     SGHMC,
@@ -51,6 +53,22 @@ def parameter():
 def test_shared_arguments(name, argument, value, error):
     with pytest.raises(error, match=argument):
         SAMPLERS[name]([parameter()], **{argument: value})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (DataLoader(range(40), batch_size=8), r"number of training examples, len\(loader.dataset\), got .* DataLoader"),
+        (TensorDataset(torch.zeros(40)), r"number of training examples, len\(\) of it, got an object of type TensorD"),
+        ([1, 2], r"len\(\) of it, got an object of type list"),
+        (None, r"such as len\(train_set\), got None"),
+        ("40", "num_data must be a number, got '40'"),
+    ],
+)
+def test_the_data_are_not_their_number(data, message):
+    for make in (SGHMC, L2E):
+        with pytest.raises(TypeError, match=message):
+            make([parameter()], lr=0.1, num_data=data)
 
 
 @pytest.mark.parametrize(

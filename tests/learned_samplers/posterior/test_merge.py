@@ -1,5 +1,7 @@
 """Several chains as one collection."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -49,7 +51,7 @@ def test_chains_keep_their_numbers_and_average_together(tmp_path):
     assert same(loaded, merged)
     assert [each.steps for each in loaded.split()] == [each.steps for each in chains]
     assert all(same(a, b) for a, b in zip(loaded.split(), chains))
-    again = SampleCollection.merge([loaded, chains[0]])
+    again = SampleCollection.merge([loaded, chain(7)])
     assert again.chains == [*merged.chains, 3, 3, 3, 3]
 
 
@@ -128,9 +130,21 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
             ValueError, match=r"'0\.weight', which is not sampled, differs between collections\[0\] and"
         ):
             SampleCollection.merge(chains)
-        chains = [chain(0, model=frozen(3), store_frozen=store) for store in stored]
+        chains = [chain(0, k + 1, model=frozen(3), store_frozen=store, burn_in=k) for k, store in enumerate(stored)]
         merged = SampleCollection.merge(chains)
         assert set(merged._fixed()) == ({"0.weight", "0.bias"} if any(stored) else set())
-        torch.testing.assert_close(merged.predict(X), chains[0].predict(X))
+        both = torch.cat([each.predict_samples(X) for each in chains])
+        torch.testing.assert_close(merged.predict_samples(X), both)
     with pytest.raises(ValueError, match=r"buffers='snapshot' differs from 'refuse' in collections\[1\]"):
         SampleCollection.merge([chain(0, buffers="snapshot"), first])
+
+
+def test_a_chain_and_its_copy_are_no_two_chains(tmp_path):
+    first, second = chain(0), chain(1)
+    first.save(tmp_path / "copy.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SampleCollection.merge([first, second])
+    with pytest.warns(UserWarning, match="chains 0 and 2 begin with the same sample") as caught:
+        SampleCollection.merge([first, second, tmp_path / "copy.safetensors"], first.model)
+    assert caught[0].filename == __file__

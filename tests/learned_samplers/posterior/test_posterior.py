@@ -55,6 +55,25 @@ def collect(steps, sampler_options=None, **options):
     return posterior
 
 
+@pytest.mark.parametrize(
+    ("steps", "sampler", "options", "reason"),
+    [
+        (0, {}, {}, "the sampler has not made a step since this was made"),
+        (60, {}, dict(burn_in=2000), "of 60 steps none is kept, for burn_in=2000 are left out"),
+        (60, dict(cycle_length=5000), {}, "after 60 steps the sampler is not sampling"),
+        (60, {}, dict(burn_in=20, thinning=50), "40 steps were made since step 20, and thinning=50 keeps the last"),
+        (7, dict(cycle_length=10, phase=6), dict(thinning=5), "3 steps were made since step 4"),
+    ],
+)
+def test_without_a_sample_the_error_says_why(tmp_path, steps, sampler, options, reason):
+    posterior = collect(steps, sampler, **options)
+    with pytest.raises(RuntimeError, match="no sample to predict with: " + reason):
+        posterior.predict(torch.zeros(1))
+    with pytest.raises(RuntimeError, match="no sample to save: " + reason):
+        posterior.save(tmp_path / "none.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
 def small_model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))

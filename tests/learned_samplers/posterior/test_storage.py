@@ -126,7 +126,7 @@ def test_a_network_with_more_than_was_stored_is_refused(tmp_path):
 def test_nothing_to_predict_save_or_show():
     _, _, posterior = run(steps=2, burn_in=2)
     for use in (lambda: posterior.predict(torch.zeros(1, 4)), lambda: posterior.save("never-written")):
-        with pytest.raises(RuntimeError, match=r"PosteriorSamples\(0 samples of Sequential\)"):
+        with pytest.raises(RuntimeError, match="of 2 steps none is kept, for burn_in=2"):
             use()
     with pytest.raises(ValueError, match="chains must hold at least one sample each"):
         posterior.to_arviz()
