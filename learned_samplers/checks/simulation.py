@@ -80,8 +80,7 @@ class Simulation:
     def _run(self, steps: int, lr_factor: float, maps: list[LinearStep | None] | None) -> list[dict[str, float]]:
         torch.default_generator.manual_seed(self.seed)
         params = [
-            (torch.randn(self.shape, dtype=self.dtype) * math.sqrt(target)).requires_grad_()
-            for target in self.targets
+            (torch.randn(self.shape, dtype=self.dtype) * math.sqrt(target)).requires_grad_() for target in self.targets
         ]
         begun = [p.detach().flatten()[:COORDINATES].clone() for p in params]
         sampler: Any = self.factory(params)
