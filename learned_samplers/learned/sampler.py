@@ -77,7 +77,7 @@ class LearnedSampler(Sampler):
             # What is asked of the weights is checked before their file is read.
             self.settings_class.given(**{name: own[name] for name in ("form", "feature_set") if name in own})
         if isinstance(network, str) and network == "default":
-            check.positive("num_data", given["num_data"])
+            check.number_of_data(given["num_data"])
             network = self._shipped(own, given["num_data"])
         asked = {name: own[name] for name in ("form", "feature_set") if name in own}
         module, self.card = resolve(network, self.settings_class, **asked)
