@@ -139,7 +139,7 @@ def write_weights(trainer: Trainer, options: Options) -> Path:
             "command": command,
             "reproduce": reproducing(command, trainer.iteration),
             "iterations": trainer.iteration,
-            **trainer.stopping.card(trainer.scores),
+            **trainer.stopping.card(),
             "hours": trainer.seconds / 3600,
         },
         "curve": [float(f"{loss:.4g}") if math.isfinite(loss) else None for loss in losses],

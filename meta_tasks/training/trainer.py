@@ -128,7 +128,8 @@ class Trainer:
     @property
     def result(self) -> torch.Tensor:
         """The meta-parameters that the run has to show, see the class."""
-        return self.averaged if self.stopping.weights is None else self.stopping.weights
+        best = self.stopping.result
+        return self.averaged if best is None else best
 
     # ---------------------------------------------------------------- running
 
@@ -275,7 +276,7 @@ class Trainer:
                 "data": self._data,
                 "weights": self.weights.detach(),
                 "averaged": self.averaged,
-                "best": self.stopping.weights,
+                "best": self.stopping.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "seconds": self.seconds,
                 "history": self.history,
@@ -295,11 +296,10 @@ class Trainer:
         with torch.no_grad():
             self.weights.copy_(saved["weights"])
             self.averaged.copy_(saved["averaged"])
-        if self.settings.patience:
-            self.stopping.weights = saved.get("best")
         self.optimizer.load_state_dict(saved["optimizer"])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
         self.history, self.scores = saved["history"], saved["scores"]
+        self.stopping.load_state_dict(saved.get("best"), self.scores)
         self._saved_at = self.iteration
 
 

@@ -45,7 +45,7 @@ def test_it_ends_when_patience_is_over_and_keeps_the_best():
     assert made.iteration == 8
     assert torch.equal(made.result, kept[4])
     assert not torch.equal(made.result, made.averaged)
-    assert made.stopping.card(made.scores) == {"patience": 2, "best_iteration": 4}
+    assert made.stopping.card() == {"patience": 2, "best_iteration": 4}
 
 
 def test_without_patience_the_result_is_the_last():
@@ -53,7 +53,7 @@ def test_without_patience_the_result_is_the_last():
     assert made.run() == "finished"
     assert made.iteration == 8
     assert torch.equal(made.result, made.averaged)
-    assert made.stopping.card(made.scores) == {}
+    assert made.stopping.card() == {}
 
 
 def test_a_run_that_ends_in_between_has_its_best_too():
@@ -79,6 +79,53 @@ def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path):
     again.run()
     assert again.iteration == 10, "a run that has stopped goes on"
     again.close()
+
+
+def in_sessions(folder, nlls, sessions):
+    """Runs of one folder after the other, each of (iterations, patience); the weights at each evaluation, the last."""
+    kept = {}
+    for iterations, patience in sessions:
+        made = trainer(nlls, folder, iterations, patience)
+        step = made.step
+
+        def noting(made=made, step=step):
+            kept[made.iteration] = made.averaged.clone()
+            return step()
+
+        made.step = noting
+        made.run()
+        made.close()
+    return kept, made
+
+
+@pytest.mark.parametrize("first", [[(5, 0)], [(5, 3), (6, 0)], [(3, 0), (6, 3), (7, 0)]])
+def test_patience_that_a_resumed_run_turns_on_counts_from_weights_that_it_has(first, tmp_path):
+    nlls = (5.0, 3.0, 2.0, 2.5, 2.5, 2.5, 2.5)
+    kept, made = in_sessions(tmp_path, nlls, [*first, (20, 3)])
+    assert made.iteration == 10
+    assert torch.equal(made.result, kept[4])
+    assert made.stopping.card() == {"patience": 3, "best_iteration": 4}
+
+
+def test_patience_that_is_turned_off_gives_the_last(tmp_path):
+    _, made = in_sessions(tmp_path, (5.0, 3.0, 4.0), [(4, 2), (8, 0)])
+    assert torch.equal(made.result, made.averaged)
+    assert made.stopping.card() == {}
+
+
+@pytest.mark.parametrize("had", [True, False])
+def test_checkpoints_of_before_go_on_with_the_weights_that_they_have(had, tmp_path):
+    """They have the best weights alone, where the run had patience; what was best without it is lost."""
+    nlls = (1.0, 3.0, 2.0, 2.5, 2.5, 2.5)
+    kept, made = in_sessions(tmp_path, nlls, [(3, 2)])
+    (path,) = tmp_path.glob("*.pt")
+    saved = torch.load(path, weights_only=True)
+    saved["best"] = saved["best"]["weights"] if had else None
+    torch.save(saved, path)
+    others, made = in_sessions(tmp_path, nlls, [(20, 2)])
+    assert made.iteration == (4 if had else 8)
+    assert torch.equal(made.result, (kept if had else others)[0 if had else 4])
+    assert made.stopping.card()["best_iteration"] == (0 if had else 4)
 
 
 def test_patience_without_evaluations_is_refused():
