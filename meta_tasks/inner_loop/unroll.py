@@ -266,7 +266,7 @@ class Unroll:
             "objective": self.objective.state_dict(),
             "noise": [stream.get_state() for stream in self._noise],
             "curve": list(self._curve),
-            "stretch": self._stretch,
+            "stretch": self._stretch.clone(),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -287,7 +287,7 @@ class Unroll:
         self.objective.load_state_dict(on_device(saved["objective"], device))  # checkpoints are read on the CPU
         for stream, state in zip(self._noise, saved["noise"], strict=True):
             stream.set_state(state)
-        self._curve, self._stretch = list(saved["curve"]), saved["stretch"].to(device)
+        self._curve, self._stretch = list(saved["curve"]), saved["stretch"].to(device, copy=True)
 
 
 def on_device(value: Any, device: torch.device | str) -> Any:

@@ -232,6 +232,21 @@ def test_a_run_cut_in_two_and_restored_is_the_run_that_was_never_cut():
     assert torch.equal(second.curves(), whole.curves())
 
 
+def test_a_kept_state_stays_as_it_was_while_the_run_and_another_go_on():
+    task, weights = image_task(lr=0.05), torch.zeros(2, 0)
+    run, other = (Unroll(task, SGHMCRule(), BMALoss, SCHEDULE, [1], curve_every=4) for _ in range(2))
+    run.advance(weights, 6)
+    kept = run.state_dict()
+    before = copy.deepcopy(kept)
+    run.advance(weights, 1)
+    other.load_state_dict(kept)
+    other.advance(weights)
+    run.advance(weights)
+    assert torch.equal(kept["stretch"], before["stretch"])
+    assert torch.equal(run.curves(), other.curves())
+    assert torch.equal(run.curves(), unroll(SGHMCRule(), weights, [1], curve_every=4).curves())
+
+
 def test_the_training_curve_is_the_mean_minibatch_loss():
     run = Unroll(QuadraticTask(), LearnableSGD(), CELoss, Schedule(6, 3, 1), [1], curve_every=2)
     losses = []
