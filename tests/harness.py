@@ -71,6 +71,7 @@ _CHOSEN: dict[str, Make] = {
     "L2E": _maker(L2E, network=_network("paper")),
     "L2E-adaptive": _maker(L2E, network=_network("adaptive"), feature_set="adaptive", beta_scale=0.3),
     "L2E-paper": _maker(L2E, network=_network("scaled"), feature_set="scaled", form="paper", beta_scale=0.3),
+    "L2E-whitened": _maker(L2E, network=_network("whitened"), feature_set="whitened"),
     "KineticL2E": _maker(KineticL2E, network=_network(2, outputs=1)),
     "ScaleAdaptedL2E": _maker(ScaleAdaptedL2E, network=_network("lean", outputs=4), adaptation_steps=4, eps=0.1),
     "PrecondL2E": _maker(PrecondL2E, network=_network("paper"), correction="network"),
@@ -157,11 +158,19 @@ def running(name):
 
     def unchanged():
         assert torch.equal(flat(model), weights)
-        now = sampler.state_dict()
-        assert now["param_groups"] == state["param_groups"]
-        for key, entry in state["state"].items():
-            assert all(torch.equal(value, now["state"][key][k]) for k, value in entry.items())
+        assert same(sampler.state_dict(), state)
         assert torch.equal(torch.get_rng_state(), noise)
         return True
 
     return model, sampler, unchanged
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two saved states are equal in all that they hold."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other

@@ -162,16 +162,23 @@ class ResumableOptimizer(torch.optim.Optimizer):
     def validate_header(self, header: dict[str, Any]) -> None:
         """Raise ValueError unless what a saved state says of its sampler fits this one; subclasses do."""
 
+    def bookmark(self) -> Callable[[], None]:
+        """What puts back, as it is now, all that a subclass keeps outside of its groups and its state."""
+        return lambda: None
+
     @contextmanager
     def restored_on_error(self) -> Iterator[Callable[[], None]]:
-        """Within it, an error puts back the generators and the groups' values, and takes away state made since.
+        """Within it, an error puts back the generators, the groups' values and what is in no group (`bookmark`), and
+        takes away state made since.
 
         It gives the function that does so, for an error after it.
         """
         noise, known = (self.rng_state(), self.global_rng_state()), {p: set(state) for p, state in self.state.items()}
         values = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+        others = self.bookmark()
 
         def restore() -> None:
+            others()
             for group, before in zip(self.param_groups, values, strict=True):
                 group.update(before)
             for states in noise:

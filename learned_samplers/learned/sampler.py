@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -241,6 +242,9 @@ class LearnedSampler(Sampler):
                 )
         else:
             self.roots.after(int(step), params, (self.state[p]["whitening"] for p in params))
+
+    def bookmark(self) -> Callable[[], None]:
+        return self.roots.bookmark()
 
     def _flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
         lead = (self.rows[name],) if name in self.rows else ()

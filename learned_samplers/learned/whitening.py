@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -85,6 +85,15 @@ class RootSteps:
                 self.last[p] = step
                 if state.numel():
                     state[1] = _inverse_root(state[0])
+
+    def bookmark(self) -> Callable[[], None]:
+        """What puts them back as they are now, for a step that is undone."""
+        last = dict(self.last)
+
+        def restore() -> None:
+            self.last = dict(last)
+
+        return restore
 
     def irregular(self, steps: int) -> dict[Tensor, int]:
         """The last steps that a chain of ``steps`` steps cannot tell from their number: to be saved."""

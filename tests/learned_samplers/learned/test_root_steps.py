@@ -7,6 +7,7 @@ import torch
 
 from learned_samplers import L2E
 from learned_samplers.learned import whitening
+from tests.harness import same
 
 
 def _odd_chain(saved=None, steps=60):
@@ -83,6 +84,32 @@ def test_a_chain_that_is_resumed_goes_on_bit_for_bit_with_irregular_gradients(cu
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     run(second, after, cut, 30)
     assert all(torch.equal(p, q) for p, q in zip(whole, second, strict=True))
+
+
+@pytest.mark.parametrize("fails", [7, 29])
+def test_a_step_that_fails_counts_as_no_step_in_which_roots_were_made(fails):
+    """Else the same step, taken again, would find the root of the second matrix made."""
+
+    def chain(fails=None):
+        a, b = (torch.nn.Parameter(torch.zeros(4, 5)) for _ in range(2))
+        sampler = L2E([a, b], num_data=64, missing_gradient="skip", generator=torch.Generator().manual_seed(1))
+        for step in range(41):
+            slopes = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(step))
+            if step == fails:
+                before, state = b.detach().clone(), copy.deepcopy(sampler.state_dict())
+                a.grad, b.grad = None, torch.full((4, 5), 3e37)
+                b.data.fill_(3.4e38)
+                with pytest.raises(FloatingPointError, match="nothing was changed"):
+                    sampler.step()
+                b.data.copy_(before)
+                assert same(sampler.state_dict(), state)
+            a.grad, b.grad = slopes[0], slopes[1] if step % 2 else None
+            sampler.step()
+        return b.detach(), sampler.roots.last
+
+    (ours, last), (whole, expected) = chain(fails), chain()
+    assert list(last.values()) == list(expected.values())
+    assert torch.equal(ours, whole)
 
 
 def test_a_compiled_step_refuses_what_it_could_not_keep():
