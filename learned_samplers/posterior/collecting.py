@@ -72,7 +72,8 @@ class PosteriorSamples(SampleCollection):
         burn_in: steps before the first state that may be kept, ≥ 0.
         thinning: steps between two states that are due, ≥ 1.
         max_samples: bound on the number of samples held, ≥ 1; None for no bound.
-        dtype: floating-point dtype of storage, such as ``torch.bfloat16``; None for each tensor's own.
+        dtype: floating-point dtype in which sampled parameters are stored, such as ``torch.bfloat16``; None for each
+            one's own, which buffers have always.
         device: where samples are stored (or read to, with ``path``).
         path: folder to stream to; None keeps the samples in memory. Of a chain that several processes hold (replicas,
             sharded parameters) the first one writes, and the others count.

@@ -57,7 +57,8 @@ class Snapshots:
         names: plain names of the sampled parameters.
         buffers: the policy for buffers.
         store_frozen: whether parameters without gradient are stored (once) or known by their fingerprints.
-        dtype, device: of storage.
+        dtype: of the stored parameters.
+        device: of storage.
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class Snapshots:
     def take(self, step: int, given: Tensors | None = None) -> Tensors:
         """Copy what is sampled, checked to be finite; ``given`` replaces the model's present values."""
         tensors = {**parameters_of(self.model), **buffers_of(self.model), **(given or {})}
-        sample = {name: self.stored(tensors[name], self.dtype) for name in self.varying_names()}
+        # Buffers keep their dtype: a running variance may be beyond the largest number of float16.
+        dtypes = dict.fromkeys(self.names, self.dtype)
+        sample = {name: self.stored(tensors[name], dtypes.get(name)) for name in self.varying_names()}
         for name in self.names:  # a buffer may hold what is not finite, such as a mask of attention
             tensor = sample[name]
             if tensor.is_floating_point() and not tensor.isfinite().all():

@@ -235,3 +235,26 @@ def test_a_sparse_buffer_is_refused_by_name():
     model.register_buffer("adjacency", torch.eye(3).to_sparse())
     with pytest.raises(ValueError, match=r"its buffer 'adjacency' is sparse \(torch\.sparse_coo\)"):
         collect(model)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_running_statistics_are_stored_as_they_are(tmp_path, dtype, on_disk):
+    """A variance of unscaled inputs is beyond the largest number of float16."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(40), nn.Linear(40, 3))
+    sampler = torch.optim.SGD(model.parameters(), lr=1e-4)
+    path = tmp_path / "run" if on_disk else None
+    posterior = PosteriorSamples(model, sampler, buffers="snapshot", dtype=dtype, path=path)
+    x, held = 1000 * torch.randn(2, 64, 40)
+    for _ in range(20):
+        sampler.zero_grad()
+        nn.functional.cross_entropy(model(x), torch.arange(64) % 3).backward()
+        sampler.step()
+    model.eval()
+    assert model[0].running_var.min() > torch.finfo(torch.float16).max
+    kept = posterior._store.read(-1)
+    assert kept["1.weight"].dtype == dtype
+    assert all(torch.equal(kept[f"0.{name}"], buffer) for name, buffer in model[0].named_buffers())
+    found = posterior.predict_samples(held, output="regression")[-1]
+    torch.testing.assert_close(found, model(held).detach(), rtol=0, atol=0.05)
