@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import distributed, validation
-from learned_samplers.base.operations import as_number
+from learned_samplers.base.operations import as_number, without_autocast
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.particles.axes import validate_axes
 from learned_samplers.particles.gradients import all_finite, gather, task_gradients, validate_losses, validate_names
@@ -166,7 +166,15 @@ class ParticleSampler(Sampler):
             raise ValueError(f"{type(self).__name__}.step needs a closure that returns the losses, got None")
         with torch.enable_grad():
             result = closure()
-            parts = self._parts(result)
+        with without_autocast(self.param_groups):  # the closure alone is the user's
+            with torch.enable_grad():
+                parts = self._parts(result)
+            self._move(self._moves(parts))
+        self._end(parts)
+        return _detached(result)
+
+    def _moves(self, parts: list[Part]) -> dict[Tensor, Tensor]:
+        """φ of every parameter, all of them finite."""
         moves: dict[Tensor, Tensor] = {}
         self._begin(parts)
         for part in parts:
@@ -176,9 +184,7 @@ class ParticleSampler(Sampler):
             pieces = direction.split([p[0].numel() for p in part.params], dim=1)
             for p, piece in zip(part.params, pieces, strict=True):
                 moves[p] = piece.view_as(p)
-        self._move(moves)
-        self._end(parts)
-        return _detached(result)
+        return moves
 
     def _refuse_replicas(self) -> None:
         """Before the first step: gradients are taken by ``torch.autograd.grad``, which no wrapper averages."""

@@ -108,9 +108,12 @@ class FSVGD(ParticleSampler):
         score = -num_data * by_output
         if log_prior is not None:
             score += _prior_score(log_prior, outputs)
-        flat = outputs.detach().flatten(1)
+        # Outputs that the closure computed under autocast are in half precision.
+        wide = torch.promote_types(outputs.dtype, network[0][1].dtype)
+        flat = outputs.detach().flatten(1).to(wide)
         matrix = self.kernel(flat)
-        push = svgd_direction(score.flatten(1), repulsion(flat, matrix), matrix, temperature).view_as(outputs)
+        push = svgd_direction(score.flatten(1).to(wide), repulsion(flat, matrix), matrix, temperature)
+        push = push.view_as(outputs).to(outputs.dtype)
         moved = torch.autograd.grad(outputs, [p for _, p in network], push, allow_unused=True)
         parts = []
         for named, grads, sign in ((network, moved, -1.0 / num_data), (likelihood, own, 1.0)):

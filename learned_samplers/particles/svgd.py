@@ -67,9 +67,11 @@ class SteinSampler(ParticleSampler):
             )
         if not features.requires_grad:
             raise ValueError("the features have no graph: return them from the closure before any detach()")
-        flat = features.detach().reshape(len(features), -1)
+        # Those that the closure computed under autocast are in half precision.
+        wide = torch.promote_types(features.dtype, part.points.dtype)
+        flat = features.detach().reshape(len(features), -1).to(wide)
         matrix = self.kernel(flat)
-        push = repulsion(flat, matrix).view_as(features)
+        push = repulsion(flat, matrix).view_as(features).to(features.dtype)
         pulled = torch.autograd.grad(
             features, part.params, push, retain_graph=True, allow_unused=True, materialize_grads=True
         )

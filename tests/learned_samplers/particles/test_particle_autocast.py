@@ -1,0 +1,96 @@
+"""A step inside ``torch.autocast`` is that outside: the closure alone is computed as the user says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from learned_samplers.particles import FSVGD, MGDA, MTSGD, SVGD
+from tests.learned_samplers.particles.particle_problems import EVERY, SEVERAL, TwoHeads, energies, parameter
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+def autocast(dtype):
+    return torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def precisely(closure):
+    def compute():
+        with autocast(None):
+            return closure()
+
+    return compute
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("name", [*EVERY, "FSVGD", "features"])
+def test_its_matrix_products_are_not_rounded(name, dtype):
+    after = []
+    for inside in (None, dtype):
+        net, x = TwoHeads(4), parameter(4, 30)
+        tensors = [x]
+        if name == "FSVGD":
+            sampler = FSVGD([x], 0.1, 10)
+            w = torch.randn(30, 7, generator=torch.Generator().manual_seed(1))
+
+            def closure(x=x, w=w):
+                outputs = x @ w
+                return (outputs - 1).square().mean(1), outputs, -outputs.square().sum(1)
+
+        elif name in SEVERAL:
+            sampler, closure = SEVERAL[name](net.groups(), 0.1, num_data=8), net.losses
+            tensors = [*net.trunk, *(p for head in net.heads for p in head)]
+        else:
+            sampler = SVGD([x], 0.1, num_data=8, kernel_on="features" if name == "features" else "parameters")
+
+            def closure(x=x, name=name):
+                losses = x.square().sum(1)
+                return (losses, x.tanh() @ torch.ones(30, 5)) if name == "features" else losses
+
+        with autocast(inside):
+            for _ in range(3):
+                sampler.step(precisely(closure))
+        after.append([p.detach().clone() for p in tensors])
+    for ours, theirs in zip(*after, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("cls", [MGDA, MTSGD])
+def test_the_weights_of_targets_that_nearly_agree(cls, dtype):
+    """A Gram matrix in 8 bits does not tell them apart, and in float16 it overflows."""
+    found = []
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(1000, generator=generator)
+    second = 1.02 * (first + 0.05 * torch.randn(1000, generator=generator))
+    for inside in (None, dtype):
+        p = torch.ones(2, 1000, requires_grad=True)
+        sampler = cls([p], 0.01, 100.0)
+        with autocast(inside):
+            sampler.step(precisely(lambda p=p: torch.stack([(p * first).sum(1), (p * second).sum(1)])))
+        found.append(sampler.weights)
+    assert torch.equal(*found)
+    assert (found[0][..., 0] - 0.5).abs().min() > 0.3
+
+
+@pytest.mark.parametrize("cls", [SVGD, FSVGD])
+def test_what_the_closure_computed_in_half_precision_is_not_rounded_further(cls):
+    after = []
+    for wide in (False, True):
+        x = parameter(6, 8)
+        w = torch.randn(8, 9, generator=torch.Generator().manual_seed(1))
+
+        def closure(x=x, w=w, wide=wide):
+            outputs = x @ w
+            assert outputs.dtype == torch.bfloat16
+            outputs = outputs.float() if wide else outputs
+            # The gradient of the first by the outputs is the same number in either precision.
+            losses = outputs.sum(1) / 128 if cls is FSVGD else energies("MTSGD", x[:, :2])[0]
+            return losses, outputs
+
+        sampler = cls([x], 0.1, 8, **({"kernel_on": "features"} if cls is SVGD else {}))
+        with autocast(torch.bfloat16):
+            sampler.step(closure)
+        after.append(x.detach().clone())
+    assert torch.equal(*after)
