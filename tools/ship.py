@@ -31,7 +31,7 @@ from experiments.meta_training.cards import (
     with_reproduction,
     without_infinities,
 )
-from experiments.meta_training.law import TEMPERATURES, law_of, measured_sampler
+from experiments.meta_training.law import check_asked, law_of, measured_sampler
 from torch import nn
 
 from learned_samplers.learned import weights
@@ -50,15 +50,16 @@ class Options:
     lr: float | None = None
     # ScaleAdaptedL2E only: learning rate up to which its law is measured, by default 8 times the recommended one.
     law_lr: float | None = None
-    # ScaleAdaptedL2E only: temperatures between which its law is to stand.
-    law_temperatures: tuple[float, ...] = TEMPERATURES
+    # ScaleAdaptedL2E only: temperatures between which its law is to stand, by default 1, .1 and .01.
+    law_temperatures: tuple[float, ...] | None = None
     # N of the Gaussians.
     num_data: int = 50_000
     # Independent coordinates of each Gaussian (Meta-SGMCMC: ten times as many chains). Standard errors fall with the
     # square root of the number.
     coordinates: int = 2000
-    # Mean loss at the mode of the Gaussians on which Meta-SGMCMC is measured (its networks see the energy).
-    energy: float = 0.0
+    # MetaSGMCMC only: mean loss at the mode of the Gaussians on which it is measured (its networks see the energy), by
+    # default 0.
+    energy: float | None = None
     # Weight file that the meta-training started from; its command and curve go into the card too.
     first_stage: Path | None = None
     # Another weight file of the same rule and layers: ship a point on the line towards it. Between the start and the
@@ -87,8 +88,14 @@ class Options:
         for name, value in (("lr", self.lr), ("law_lr", self.law_lr)):
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")
-        if not self.law_temperatures or not all(0 < t < math.inf for t in self.law_temperatures):
-            raise ValueError(f"law_temperatures must be positive, at least one, got {self.law_temperatures}")
+        temperatures = self.law_temperatures
+        if temperatures is not None and not (temperatures and all(0 < t < math.inf for t in temperatures)):
+            raise ValueError(f"law_temperatures must be positive, at least one, got {temperatures}")
+
+    @property
+    def of_one_law(self) -> dict[str, Any]:
+        """What belongs to the law of one sampler alone, as `law_of` takes it."""
+        return {name: getattr(self, name) for name in ("energy", "law_lr", "law_temperatures")}
 
 
 def law(options: Options, network: nn.Module, card: dict[str, Any], lr: float) -> dict[str, Any]:
@@ -101,9 +108,7 @@ def law(options: Options, network: nn.Module, card: dict[str, Any], lr: float) -
             lr,
             num_data=options.num_data,
             coordinates=options.coordinates,
-            energy=options.energy,
-            largest=options.law_lr,
-            temperatures=options.law_temperatures,
+            **options.of_one_law,
         )
 
 
@@ -139,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         network: nn.Module
         network, card = weights.load(options.source)
+        check_asked(card["sampler"], **options.of_one_law)  # before a folder is made
         lr = card["defaults"]["lr"] if options.lr is None else options.lr
         card = {**card, "meta_training": with_reproduction(card["meta_training"])}
         if options.toward is not None:

@@ -59,6 +59,11 @@ class NetworkRule(SamplerRule):
         self._shapes = shapes_of(layers_of(settings.fresh_network(self.hidden)))
         self.num_weights = sum(out * (into + 1) for out, into in self._shapes)
 
+    @property
+    def can_be_told(self) -> bool:
+        """Whether it depends on ``tell_horizon`` if the network knows how long a run is."""
+        return False
+
     def initial_weights(self, seed: int) -> Tensor:
         network = self.settings.fresh_network(self.hidden, generator=generator(seed, "network"))
         return flatten(layers_of(network)).detach().clone()
@@ -114,7 +119,7 @@ class CoordinateRule(NetworkRule):
     ) -> None:
         super().__init__(settings, hidden)
         fraction("tell_horizon", tell_horizon)
-        if tell_horizon and not feature_set_named(settings.feature_set).sees_progress:
+        if tell_horizon and not self.can_be_told:
             raise ValueError(
                 f"tell_horizon is for a feature set with the progress of the run, got {tell_horizon} with "
                 f"{settings.feature_set!r}"
@@ -128,6 +133,10 @@ class CoordinateRule(NetworkRule):
             self.start = WeightStart(start, settings, self._shapes)
         elif start is not None:
             self.start = FeatureStart(*start, settings.features, self._shapes)
+
+    @property
+    def can_be_told(self) -> bool:
+        return feature_set_named(self.settings.feature_set).sees_progress
 
     def initial_weights(self, seed: int) -> Tensor:
         weights = super().initial_weights(seed)

@@ -53,6 +53,10 @@ class ScaleAdaptedL2ERule(CoordinateRule):
         momentum, averages, *whitening = self.state_names
         self.state_names = (momentum, averages, "root", *whitening)
 
+    @property
+    def can_be_told(self) -> bool:
+        return False  # it always knows how long it explores
+
     def for_run(self, steps: int, *keys: int | str) -> Self:
         other = copy.copy(self)
         other.settings = replace(self.settings, adaptation_steps=max(steps // 2, 1))

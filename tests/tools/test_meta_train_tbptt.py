@@ -125,6 +125,8 @@ def test_two_chains_with_scaled_inputs_on_images_of_some_labels(tmp_path):
         (["--labels", "0", "1"], r"labels=\(0, 1\): family 'gaussians' has no images"),
         (["--datasets", "digits"], r"datasets=\('digits',\): family 'gaussians' has no images"),
         (["--small-data-share", "0"], r"small_data_share=0.0: family 'gaussians' has no images"),
+        (["--device", "cuda:7"], "device=cuda:7: family 'gaussians' has no images, and is on the CPU"),
+        (["--data", "/nowhere"], "data=/nowhere: family 'gaussians' has no images"),
         (["--learned", "3"], "learned=3 is for the estimator 'es' or 'nres', not for estimator='tbptt'"),
         (["--sigma", "0.5"], "sigma=0.5 is for the estimator 'es' or 'nres', not for estimator='tbptt'"),
         (["--family", "digits", "--labels", "1", "1"], "labels must be two or more different ones"),

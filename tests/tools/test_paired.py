@@ -131,6 +131,12 @@ def test_a_share_is_told_the_horizon_as_both_ends_are(learned_weights, tmp_path)
     assert (told[2] == told[0]).all(), "the share of a network with itself"
 
 
+def test_only_the_networks_that_can_be_told_the_horizon_are_run_again(learned_weights):
+    names = ("l2e-matrix", "scale-adapted-l2e-gated", learned_weights["l2e_network"])
+    found = runs.candidates(runs.Options(names, tell_horizon=True))
+    assert [runs._is_told(each) for each in found] == [True, False, False]
+
+
 def test_table_counts_failures_and_leaves_them_out_of_means():
     losses = np.array([[1.0, 1.0, 2.0], [0.5, math.inf, 2.0 * math.e]])
     text = runs.table(["a", "b"], losses).splitlines()[-1]
@@ -203,6 +209,7 @@ def test_the_tasks_are_not_those_of_meta_training_and_scored_on_validation_image
         (["l2e", "meta-sgmcmc-toy"], "belongs to MetaSGMCMC"),
         (["l2e", "nosuch"], "nosuch"),
         (["l2e", "small-l2e", "--tasks", "1"], "tasks must be at least 2"),
+        (["scale-adapted-l2e", "kinetic-l2e", "--tell-horizon"], "none of the networks can be told how long a run is"),
         (["l2e", "small-l2e", "--steps", "10", "--samples", "20"], "fewer than samples=20"),
     ],
 )

@@ -33,9 +33,9 @@ def law_of(
     *,
     num_data: int = 50_000,
     coordinates: int = 2000,
-    energy: float = 0.0,
-    largest: float | None = None,
-    temperatures: Sequence[float] = TEMPERATURES,
+    energy: float | None = None,
+    law_lr: float | None = None,
+    law_temperatures: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """What stands in the card of the law of the weights in a file; they are read from it, as a user would.
 
@@ -44,23 +44,35 @@ def law_of(
         lr: the largest learning rate of the measurement; by default the one that the card recommends.
         num_data: N.
         coordinates: independent ones of each Gaussian (chains of Meta-SGMCMC: ten times as many).
-        energy: mean loss at the mode, of Meta-SGMCMC.
-        largest, temperatures: of ScaleAdaptedL2E, the learning rate up to which, by default 8·``lr``, and the
-            temperatures between which its law is to stand.
+        energy: mean loss at the mode, of Meta-SGMCMC; by default 0.
+        law_lr, law_temperatures: of ScaleAdaptedL2E, the learning rate up to which, by default 8·``lr``, and the
+            temperatures between which its law is to stand, by default `TEMPERATURES`.
 
     Raises:
-        ValueError, FileNotFoundError: the weights cannot be read, or are of no learned sampler.
+        ValueError, FileNotFoundError: the weights cannot be read, or are of no learned sampler, or of one whose law has
+            no such argument.
     """
     card = weights.load_card(source)
+    check_asked(card["sampler"], energy=energy, law_lr=law_lr, law_temperatures=law_temperatures)
     lr = card["defaults"]["lr"] if lr is None else lr
     if registered(card["sampler"]) is MetaSGMCMC:
         decay = card["defaults"]["momentum_decay"]
-        return meta_law(source, lr, decay, num_data=num_data, chains=10 * coordinates, energy=energy)
+        return meta_law(source, lr, decay, num_data=num_data, chains=10 * coordinates, energy=energy or 0.0)
     if issubclass(registered(card["sampler"]), ScaleAdaptedL2E):
-        largest = 8 * lr if largest is None else largest
-        return scale_adapted_law(source, largest, temperatures, num_data=num_data, coordinates=coordinates)
+        largest, between = 8 * lr if law_lr is None else law_lr, law_temperatures or TEMPERATURES
+        return scale_adapted_law(source, largest, between, num_data=num_data, coordinates=coordinates)
     measure: Any = l2e_law if registered(card["sampler"]) is L2E else gaussian_law
     return measure(lambda params: sampler_from_card(source, params, lr, num_data), coordinates=coordinates)
+
+
+def check_asked(sampler: str, **asked: Any) -> None:
+    """Raise ValueError if an argument of `law_of` is given, not None, that the law of this sampler does not have."""
+    owners = {"energy": MetaSGMCMC, "law_lr": ScaleAdaptedL2E, "law_temperatures": ScaleAdaptedL2E}
+    for name, value in asked.items():
+        if value is not None and not issubclass(registered(sampler), owners[name]):
+            raise ValueError(
+                f"{name}={value} is for the law of {owners[name].__name__}, these weights are of {sampler}"
+            )
 
 
 def measured_sampler(source: Path, params: Any, lr: float, num_data: float, **keywords: Any) -> LearnedSampler:

@@ -62,8 +62,10 @@ class TaskOptions:
         changes: dict[str, Any] = {name: value for name, value in of_all.items() if value is not None}
         given: dict[str, Any] = {name: value for name, value in of_images.items() if value is not None}
         if self.family == "gaussians":
-            for name, value in given.items():
-                raise ValueError(f"{name}={value}: family 'gaussians' has no images")
+            places = {"device": None if self.device == "cpu" else self.device, "data": self.data}
+            for name, value in {**given, **places}.items():
+                if value is not None:
+                    raise ValueError(f"{name}={value}: family 'gaussians' has no images, and is on the CPU")
             return GaussianFamily(**changes)
         if "datasets" in given:
             given["dataset_names"] = given.pop("datasets")

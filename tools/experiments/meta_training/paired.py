@@ -20,7 +20,6 @@ from tqdm import tqdm
 from experiments.common.tables import markdown
 from experiments.meta_training.cards import blend, check_same_rule
 from learned_samplers.learned import weights
-from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import flatten, layers_of
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.inner_loop.unroll import Unroll
@@ -55,7 +54,7 @@ class Options:
     steps: tuple[int, ...] = (500,)
     # States collected in the second half of a run.
     samples: int = 10
-    # Whether networks that see the progress of a run are told how long it is.
+    # Whether networks that see the progress of a run are told how long it is (those of ScaleAdaptedL2E always are).
     tell_horizon: bool = False
     # Learning rate of every run; by default the one that the task was drawn with.
     lr: float | None = None
@@ -108,7 +107,10 @@ def candidates(options: Options) -> list[Candidate]:
     loaded = [weights.load(weights.find(name)) for name in options.networks]
     found = [_candidate(name, *each, tell_horizon=options.tell_horizon) for name, each in zip(options.networks, loaded)]
     if options.tell_horizon and not any(map(_is_told, found)):
-        raise ValueError("tell_horizon: none of the networks sees the progress of a run")
+        raise ValueError(
+            "tell_horizon: none of the networks can be told how long a run is: they do not see its progress, or are of "
+            "ScaleAdaptedL2E, which knows"
+        )
     for share in options.shares:
         (_, card), (second, other) = loaded
         check_same_rule((f"shares: {options.networks[0]}", options.networks[1]), card, other)
@@ -127,8 +129,7 @@ def _candidate(
     name: str, network: nn.Module, card: dict[str, Any], key: str | None = None, *, tell_horizon: bool = False
 ) -> Candidate:
     rule: Any = rule_of(card)
-    feature_set = FEATURE_SETS.get(rule.settings.feature_set)
-    if tell_horizon and feature_set is not None and feature_set.sees_progress:
+    if tell_horizon and rule.can_be_told:
         rule.tell_horizon = 1.0
     return Candidate(name, key or weights.fingerprint(card), rule, flatten(layers_of(network)).detach())
 
