@@ -151,6 +151,7 @@ class TensorScales:
     """Statistics of whole tensors that the features of their coordinates need; computes the features window by window.
 
     A window of a few hundred coordinates stays in the processor's cache, from the raw values to the network's output.
+    ``exact`` is the average that the row of whole matrices is made of, where ``averages`` have it rounded.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class TensorScales:
         step: Any,
         total_steps: int | None = None,
         whitening: Tensor | None = None,
+        exact: Tensor | None = None,
     ):
         self.parameter, self.gradient, self.averages = parameter, gradient, averages
         self.segments, self.named = segments, named
@@ -181,7 +183,7 @@ class TensorScales:
         #: The row that is made of whole matrices, (..., d).
         self.whole: Tensor | None = None
         if named.whole is not None:
-            average = averages[..., named.whole_average, :]
+            average = averages[..., named.whole_average, :] if exact is None else exact
             self.whole = whole_direction(named, average, gradient, segments, whitening)
         if named.second_moment_decays:
             self.mean_seconds = segments.mean(averages[..., k:, :], gradient.dtype)

@@ -16,6 +16,7 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.features import FLOOR, TensorScales, update_averages
 from learned_samplers.learned.whitening import update_whitening
+from learned_samplers.learned.whole_matrices import unrounded
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
 Phi = Sequence[tuple[Tensor, Tensor]]
@@ -313,11 +314,12 @@ def network_at(
     ``in_place`` writes into both.
     """
     named = feature_set_named(settings.feature_set)
+    exact = unrounded(named, averages, gradient)
     averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
     at = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps)
     kept: tuple[Tensor, ...] = (averages,)
     if named.whitens:
         whitening = update_whitening(whitening, gradient, segments, step, in_place=in_place)
         kept = averages, whitening
-    scales = TensorScales(parameter, gradient, averages, segments, named, **at, whitening=whitening)
+    scales = TensorScales(parameter, gradient, averages, segments, named, **at, whitening=whitening, exact=exact)
     return NetworkOnChain(phi, scales, settings.output_bound, normalised), kept

@@ -21,6 +21,16 @@ def averaged(average: Tensor, gradient: Tensor, decay: float) -> Tensor:
     return torch.lerp(average.to(gradient.dtype), gradient, 1 - decay)
 
 
+def unrounded(named: FeatureSet, averages: Tensor, gradient: Tensor) -> Tensor | None:
+    """Of averages (..., K, d) in bfloat16, not yet updated: that of the row after this gradient, before it is rounded.
+
+    None where the updated average is that one itself, or the feature set has no such row.
+    """
+    if named.whole is None or averages.dtype == gradient.dtype:
+        return None
+    return averaged(averages[..., named.whole_average, :], gradient, named.whole_decay)
+
+
 def whole_rows(named: FeatureSet, ahead: Sequence[Tensor], states: Sequence[Tensor] | None) -> list[Tensor]:
     """Of each matrix (..., rows, columns), the average looked ahead of, what the feature set makes of it."""
     if named.whitens:

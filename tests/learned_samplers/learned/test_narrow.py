@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from learned_samplers import L2E
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import feature_set_named, update_averages
 from learned_samplers.learned.narrow import narrow_update_
+from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
 
 D, STEPS = 400, 3000
 
@@ -62,3 +64,18 @@ def test_they_cannot_be_differentiated_through():
     averages = torch.zeros(feature_set_named("lean").num_averages, 3, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="averages in bfloat16 cannot be differentiated through"):
         update_averages(averages, torch.ones(3, requires_grad=True), "lean")
+
+
+@pytest.mark.parametrize("network", ["l2e-matrix", "l2e-orthogonal-whitened"])
+def test_compiled_and_pure_steps_see_one_average_of_whole_matrices(network, monkeypatch):
+    found = []
+    for native in ("0", "1"):
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, native)
+        draws = torch.Generator().manual_seed(0)
+        p = (0.1 * torch.randn(12, 20, generator=draws)).requires_grad_()
+        sampler = L2E([p], num_data=64, network=network, temperature=0.0, averages_dtype="bfloat16")
+        for _ in range(5):
+            p.grad = 0.01 * torch.randn(12, 20, generator=draws)
+            sampler.step()
+        found.append(p.detach())
+    assert (found[0] - found[1]).norm() < 2e-6 * found[0].norm()

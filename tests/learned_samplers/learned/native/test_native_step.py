@@ -258,15 +258,33 @@ def test_who_cannot_be_served_is_known_beforehand():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("lengths", [LENGTHS, (1,), (17,), (2049,), (100_003,)], ids=str)
 def test_averages_in_bfloat16(form, lengths):
+    assert_same_with_narrow_averages(form, lengths, "adaptive")
+
+
+@pytest.mark.parametrize(
+    ("form", "feature_set"),
+    [
+        ("residual", "matrix"),
+        ("residual", "whitened"),
+        ("residual", "orthogonal_whitened"),
+        ("preconditioner", "matrix"),
+    ],
+)
+def test_averages_in_bfloat16_with_a_row_of_whole_matrices(form, feature_set):
+    """That row is of the average before it is rounded: the nearest orthogonal matrix of another is another."""
+    assert_same_with_narrow_averages(form, LENGTHS, feature_set)
+
+
+def assert_same_with_narrow_averages(form, lengths, feature_set):
     """The same numbers but where a rounding of float32 before it tips one of bfloat16, once in ten thousand or less."""
-    tensors, phi = state(lengths, "adaptive"), networks("adaptive")
+    tensors, phi = state(lengths, feature_set), networks(feature_set)
     tensors[4] = tensors[4].bfloat16()
-    given = {**HYPER, "feature_set": "adaptive", "phi": phi, "averages_dtype": "bfloat16"}
+    given = {**HYPER, "feature_set": feature_set, "phi": phi, "averages_dtype": "bfloat16"}
     chosen = with_settings(form, given)
     ours = [x.clone() for x in tensors]
-    assert can_step(phi, chosen["settings"], *ours[:4], averages=ours[4:])
+    assert can_step(phi, chosen["settings"], *ours[:4], averages=ours[4:5])
     step_flat_(*ours, segments=segments_of(lengths), **chosen)
-    parameter, momentum, averages = RULES[form](*tensors, segments=segments_of(lengths), **chosen)
+    parameter, momentum, averages, *_ = RULES[form](*tensors, segments=segments_of(lengths), **chosen)
     assert ours[4].dtype == averages.dtype == torch.bfloat16
     assert (ours[4] != averages).float().mean() < 1e-4
     assert not torch.equal(averages, tensors[4])
