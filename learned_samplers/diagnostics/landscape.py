@@ -14,8 +14,10 @@ from torch import Tensor
 from learned_samplers.base import validation
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.inputs import as_inputs
-from learned_samplers.posterior.names import Caller, normalisation_buffers
+from learned_samplers.posterior.names import Caller, normalisation_buffers, tensors_of
+from learned_samplers.posterior.outputs import Reading
 from learned_samplers.posterior.prediction import evaluation_mode
+from learned_samplers.posterior.snapshot import same_values
 from learned_samplers.posterior.storage import chunks
 
 State = Mapping[str, Tensor]
@@ -121,9 +123,13 @@ def loss_lines(
 
 
 def _between(first: Tensor, second: Tensor, t: float) -> Tensor:
-    wide = torch.promote_types(first.dtype, torch.float32)
     # (1−t)·a + t·b, and not a lerp, is exact at both ends.
-    return first.to(wide) * (1 - t) + second.to(wide) * t
+    return first.to(_wide(first)) * (1 - t) + second.to(_wide(second)) * t
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """The dtype for points between samples, of which one of storage alone may keep three digits."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _shapes(state: State) -> dict[str, torch.Size]:
@@ -191,7 +197,7 @@ def loss_plane(
     for row, b in enumerate(down.tolist()):
         for column, a in enumerate(across.tolist()):
             point = {name: origin[name] + a * first_axis[name] + b / height * rest[name] for name in origin}
-            value = float(loss({name: tensor.to(states[0][name].dtype) for name, tensor in point.items()}))
+            value = float(loss({name: tensor.to(_wide(states[0][name])) for name, tensor in point.items()}))
             if not np.isfinite(value):
                 raise ValueError(f"loss must be finite, got {value} at ({a:.3g}, {b:.3g}) of the plane")
             losses[row, column] = value
@@ -210,41 +216,58 @@ def loss_barrier(
 
 
 def network_loss(
-    samples: SampleCollection, x: Any, labels: Tensor, *, kind: str = "nll", batch_size: int = 256
+    samples: SampleCollection,
+    x: Any,
+    labels: Tensor,
+    *,
+    kind: str = "nll",
+    batch_size: int = 256,
+    select: int | str | None = None,
 ) -> Callable[[dict[str, Tensor]], float]:
     """A loss for :func:`loss_lines`: the mean of the network over (x, labels) as a function of its weights.
 
+    Of a sample's own weights it is that of the sample's prediction.
+
     Args:
-        samples: whose network, frozen parameters and fixed buffers are used.
+        samples: whose network, frozen parameters and buffers are used.
         x: inputs (N, ...), or a tuple of them.
         labels: (N,) integers.
         kind: "nll" for the negative log-likelihood in nats, "error" for the share of wrong predictions.
         batch_size: examples run at once.
+        select: which entry of the network's output holds the logits, as in `SampleCollection.predict`.
 
     Raises:
-        ValueError: an argument that cannot be used, or a network with running statistics.
+        RuntimeError: there is no sample yet.
+        ValueError: an argument that cannot be used, a network with running statistics, or samples with different
+            buffers.
     """
     validation.one_of("kind", kind, ("nll", "error"))
     validation.whole("batch_size", batch_size)
-    inputs, model = as_inputs(x), samples.model
+    inputs, model, reading = as_inputs(x), samples.model, Reading(select=select)
     if len(labels) != len(inputs[0]):
         raise ValueError(f"labels must be as many as the {len(inputs[0])} inputs, got {len(labels)}")
     if normalisation_buffers(model):
         raise ValueError(
             f"samples: {type(model).__name__} has running statistics, which do not fit weights between two samples"
         )
-    reference = next(model.parameters())
-    fixed = {name: tensor.to(reference.device) for name, tensor in samples._fixed().items()}
+    samples._require_samples("whose loss could be computed")
+    device = next(model.parameters()).device
+    dtypes = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
+
+    def as_the_models(tensors: State) -> dict[str, Tensor]:
+        return {name: tensor.to(device, dtypes[name]) for name, tensor in tensors.items()}
+
+    fixed = as_the_models({**samples._fixed(), **_shared_buffers(samples)})
     call = Caller(model)
 
     def evaluate(state: dict[str, Tensor]) -> float:
         total = 0.0
-        weights = {name: tensor.to(reference.device, reference.dtype) for name, tensor in state.items()}
+        weights = as_the_models(state)
         with evaluation_mode(model), torch.no_grad():
             for rows in chunks(len(labels), batch_size):
-                batch = tuple(item[rows.start : rows.stop].to(reference.device) for item in inputs)
-                target = labels[rows.start : rows.stop].to(reference.device)
-                logits = call({**fixed, **weights}, batch, {}).float()
+                batch = tuple(item[rows.start : rows.stop].to(device) for item in inputs)
+                target = labels[rows.start : rows.stop].to(device)
+                logits = reading.tensor(call({**fixed, **weights}, batch, {}))
                 if kind == "nll":
                     total += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
                 else:
@@ -252,3 +275,18 @@ def network_loss(
         return total / len(labels)
 
     return evaluate
+
+
+def _shared_buffers(samples: SampleCollection) -> dict[str, Tensor]:
+    """The buffers that every sample holds a copy of, the same in all; ValueError where one differs."""
+    first = samples._store.read(0)
+    shared = {name: tensor for name, tensor in first.items() if name not in samples.parameter_names}
+    for k in range(1, len(samples) if shared else 0):
+        other = samples._store.read(k)
+        for name, tensor in shared.items():
+            if not same_values(tensor, other[name]):
+                raise ValueError(
+                    f"samples: the buffer {name!r} differs from sample 0 to sample {k}, and no values of it belong to "
+                    "the weights between two samples"
+                )
+    return shared
