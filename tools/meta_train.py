@@ -81,6 +81,7 @@ def make_trainer(options: Options) -> Trainer:
     defaults = recommended(options.default_lr, family)
     check_sampler(rule, seed, defaults["lr"], defaults["momentum_decay"])
     check_tasks(family, seed)
+    check_positive("held_out_lrs", options.held_out_lrs or ())
     evaluation = None
     if options.settings.evaluate_every:
         if isinstance(family, GaussianFamily):

@@ -75,10 +75,18 @@ class EvolutionStrategies(Estimator):
     def evaluator(self, family: TaskFamily, rule: SamplerRule, objective: str, seed: int) -> Evaluator:
         if objective_named(objective).reads_states:
             raise ValueError(f"objective={objective!r} has no value, only a gradient; {self.name} needs values")
+        if not family.has_validation:
+            raise ValueError(f"family {family.name!r} has no validation data, whose loss {self.name} needs")
         if self.learned is not None and self.learned > rule.num_weights:
             raise ValueError(f"learned={self.learned} exceeds the {rule.num_weights} meta-parameters of {rule.name}")
         if self.horizon.cycles > 1 and not rule.begins_anew:
             raise ValueError(f"cycles={self.horizon.cycles}: {rule.name} has no cycles, L2E and ScaleAdaptedL2E have")
+        cycle = self.horizon.shortest // self.horizon.cycles
+        if self.horizon.cycles > 1 and rule.least_burn_in and not round(cycle * self.horizon.burn_in):
+            raise ValueError(
+                f"burn_in={self.horizon.burn_in} leaves {rule.name} no step to explore in at the start of each of "
+                f"cycles={self.horizon.cycles}, of {cycle} steps"
+            )
         if self.horizon.cycles == 1 and self.horizon.burn_in < rule.least_burn_in:
             raise ValueError(
                 f"burn_in={self.horizon.burn_in} is less than {rule.least_burn_in}, the share of a run in which "

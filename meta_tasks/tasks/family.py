@@ -35,6 +35,10 @@ class TaskFamily(Protocol):
     def name(self) -> str:
         """The name in logs, checkpoints and weight cards."""
 
+    @property
+    def has_validation(self) -> bool:
+        """Whether its tasks have data to measure a loss on that is not the chain's own."""
+
     def task(self, *keys: int | str) -> Task:
         """The task that the keys draw, for instance (seed, iteration, pair): the same for the same keys."""
 
@@ -115,6 +119,10 @@ class ImageTaskFamily:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": {}}  # another process loads its own data
+
+    @property
+    def has_validation(self) -> bool:
+        return True
 
     def config(self, *keys: int | str) -> TaskConfig:
         """The configuration that the keys draw; loads the data set to know its classes."""

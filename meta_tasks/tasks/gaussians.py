@@ -134,6 +134,10 @@ class GaussianFamily:
         validation.non_negative("noise", self.noise)
         validation.non_negative("offset", self.offset)
 
+    @property
+    def has_validation(self) -> bool:
+        return False
+
     def task(self, *keys: int | str) -> GaussianTask:
         stream = generator(*keys, "task")
 

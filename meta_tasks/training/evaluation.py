@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.base import validation
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
@@ -77,6 +78,9 @@ class HeldOutEvaluation:
             raise ValueError(f"evaluation needs tasks, chains and lrs, got {tasks}, {chains} and {tuple(lrs)}")
         self.family, self.steps, self.samples, self.lrs = family, steps, samples, tuple(lrs)
         self.baseline_lrs = self.lrs if baseline_lrs is None else tuple(baseline_lrs)
+        for name in ("lrs", "baseline_lrs"):
+            for lr in getattr(self, name):
+                validation.positive(name, lr)
         self.chains, self.seed, self.stepping = chains, seed, stepping
         self.configs = [self._config(i) for i in range(tasks)]
 

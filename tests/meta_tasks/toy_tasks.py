@@ -49,6 +49,7 @@ class QuadraticFamily:
     temperature: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
+    has_validation = True
 
     def task(self, *keys):
         stream = generator(*keys, "task")

@@ -243,6 +243,12 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--datasets", "digits", "digits", "digits", "photos"], "photos has no training images"),
         (["--momentum-decays", "0.1", "3"], "momentum_decays must be greater than 0 and at most 1, got 3.0"),
         (["--lrs", "0.1", "0"], "lrs must be greater than 0, got 0.0"),
+        (["--held-out-lrs", "-1"], "held_out_lrs must be greater than 0, got -1.0"),
+        (["--family", "gaussians"], "family 'gaussians' has no validation data, whose loss antithetic_es needs"),
+        (
+            ["--sampler", "ScaleAdaptedL2E", "--cycles", "3", "--burn-in", "0"],
+            "burn_in=0.0 leaves ScaleAdaptedL2E no step to explore in at the start of each of cycles=3, of 4 steps",
+        ),
         (["--default-lr", "-1"], "default_lr must be greater than 0, got -1.0"),
         (["--default-lr", "0"], "default_lr must be greater than 0, got 0.0"),
         (["--workers", "0"], "workers must be at least 1, got 0"),

@@ -10,6 +10,7 @@ from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.rules.scale_adapted import ScaleAdaptedL2ERule
+from meta_tasks.tasks import GaussianFamily
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 
 HORIZON = Horizon(20, 20, samples=4)
@@ -190,6 +191,25 @@ def test_cycles_are_for_whole_inner_loops_of_a_sampler_that_begins_anew():
         estimator.evaluator(QuadraticFamily(), LearnableSGD(), "bma", 0)
     with pytest.raises(ValueError, match="cycles=2 need an estimator of whole inner loops"):
         NoiseReuseES(0.1, 2, horizon, 20)
+
+
+@pytest.mark.parametrize(("burn_in", "longest"), [(0.0, 40), (0.02, 40), (0.02, 60)])
+def test_every_cycle_has_steps_to_explore_in(burn_in, longest):
+    """Cycles of 20 steps: .02 of that is rounded to none, whatever the longest run."""
+    family, rule = QuadraticFamily(), ScaleAdaptedL2ERule("lean", (4,))
+    estimator = AntitheticES(0.1, 2, Horizon(40, longest, samples=4, burn_in=burn_in, cycles=2))
+    with pytest.raises(ValueError, match=rf"burn_in={burn_in} leaves ScaleAdaptedL2E no step to explore in"):
+        estimator.evaluator(family, rule, "bma", 0)
+    estimator.evaluator(family, L2ERule("residual", "lean", (4,)), "bma", 0)  # which explores throughout
+    enough = AntitheticES(0.1, 2, Horizon(40, longest, samples=4, burn_in=0.05, cycles=2))
+    evaluator = enough.evaluator(family, rule, "bma", 0)
+    assert all(evaluator.make(enough.jobs(0, i)[0]).rule.settings.adaptation_steps >= 1 for i in range(20))
+
+
+@pytest.mark.parametrize("make", [AntitheticES, lambda *each: NoiseReuseES(*each, 10)], ids=["es", "nres"])
+def test_a_family_without_validation_data_has_no_loss_for_evolution_strategies(make):
+    with pytest.raises(ValueError, match=r"family 'gaussians' has no validation data, whose loss .*_es needs"):
+        make(0.1, 2, HORIZON).evaluator(GaussianFamily(), L2ERule(hidden=(4,)), "bma", 0)
 
 
 def test_noise_reuse_keeps_a_perturbation_for_an_episode_and_staggers_the_slots():

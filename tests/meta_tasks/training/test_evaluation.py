@@ -54,6 +54,9 @@ def test_held_out_tasks_are_fixed_and_have_no_test_image(evaluation):
     assert again.score(SGHMCRule()) == evaluation.score(SGHMCRule())
     with pytest.raises(ValueError, match="evaluation needs tasks, chains and lrs"):
         HeldOutEvaluation(family_named("digits"), 40, lrs=())
+    for wrong in ({"lrs": (0.1, -1.0)}, {"baseline_lrs": (0.0,)}):
+        with pytest.raises(ValueError, match=r"lrs must be greater than 0, got (-1|0)\.0"):
+            HeldOutEvaluation(family_named("digits"), 40, **wrong)
 
 
 def trainer(folder, evaluation=None, **settings):
