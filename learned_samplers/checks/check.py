@@ -213,7 +213,7 @@ def check_sampler(
 def _shape(coordinates: Any) -> tuple[int, ...]:
     if not isinstance(coordinates, Sequence) or isinstance(coordinates, str):
         validation.whole("coordinates", coordinates, least=2)
-        return (coordinates,)
+        return (int(coordinates),)
     for length in coordinates:
         validation.whole("coordinates", length)
     if math.prod(coordinates) < 2:

@@ -136,10 +136,8 @@ def simulated(
         k = curvature(x)
         curvatures = [k * 10 ** (-i / max(1, spectrum - 1)) for i in reversed(range(spectrum))]
         targets = [1 / each for each in curvatures]
-        push = math.sqrt(noise) / NUM_DATA
-        run = Simulation(
-            make, curvatures, targets, NUM_DATA, 1.0, push, options.coordinates, per_chain, torch.float32, options.seed
-        )
+        push, shape = math.sqrt(noise) / NUM_DATA, (options.coordinates,)
+        run = Simulation(make, curvatures, targets, NUM_DATA, 1.0, push, shape, per_chain, torch.float32, options.seed)
         found = run(max(least, math.ceil(steps / x)), 1.0, None)[-1]
         if math.isfinite(found["variance"]):
             points.append((x, found["variance"] * curvatures[-1] - 1, found["error"] * curvatures[-1]))
