@@ -114,6 +114,15 @@ def test_networks_of_other_rules_are_refused(files, tmp_path):
             distill.main([*pair, "--folder", str(tmp_path / "new"), *SMALL])
 
 
+@pytest.mark.parametrize("scale", ["gated", "normalise_output"])
+def test_what_is_not_fitted_is_refused_before_any_run(files, tmp_path, scale):
+    other = write(tmp_path, "other", 1.0, **{scale: True})
+    for pair in ((other, other), (files[0], other), (other, files[0])):
+        with pytest.raises(SystemExit, match=rf"other\.safetensors: {scale}=True: α and β alone are fitted"):
+            distill.main([*pair, "--folder", str(tmp_path / "new"), *SMALL, "--fit-steps", "1"])
+    assert not (tmp_path / "new").exists()
+
+
 def test_either_network_may_see_the_number_of_data_already(files, tmp_path):
     """The one for many is Adam's direction that grows with N: -3 (1 + N's feature)."""
     wide = write(tmp_path, "wide", 3.0, "adaptive_data")

@@ -178,6 +178,9 @@ def run(options: Options, command: str) -> Path:
                 f"{name}: a network of L2E in its residual form with the features 'adaptive' or {_FEATURES!r} is "
                 "needed, got " + ", ".join(map(repr, described))
             )
+        for scale in ("gated", "normalise_output"):  # a gate is not fitted; of outputs of any size no mixture is either
+            if each["scales"].get(scale):
+                raise ValueError(f"{name}: {scale}=True: α and β alone are fitted, as they come out of the network")
         check_same_rule((options.few, name), _with_hidden(card), _with_hidden(each), ("scales", "hidden"))
     hidden = [out for out, _ in card["layers"][:-1]]
     changed = {} if options.decay_time is None else {"decay_time": options.decay_time}
