@@ -296,8 +296,8 @@ class PosteriorSamples(SampleCollection):
         samples.
 
         Raises:
-            ValueError: the state is of a collection with other settings or another network, is incomplete, or names a
-                file that is missing.
+            ValueError: the state is of a collection with other settings or another network, is incomplete, names a
+                file that is missing, or holds weights that are not finite.
         """
         self._progress = resuming.load_state(self._store, state, self._settings, self.device)
         self._snapshots.forget()

@@ -113,7 +113,8 @@ class SampleCollection(Predictive):
 
         Raises:
             OSError: it could not be written (a full disk, say); a file of that name is as it was.
-            ValueError: the model has no longer the frozen parameters that the samples were collected with.
+            ValueError: the model has no longer the frozen parameters that the samples were collected with, or a sample
+                holds what is not finite; likewise.
         """
         self._require_samples("to save")
         save_collection(
@@ -147,7 +148,7 @@ class SampleCollection(Predictive):
         dict of an ``AveragedModel`` will do.
 
         Raises:
-            ValueError: no samples, or one with a name or shape that is not the model's.
+            ValueError: no samples, or one with a name or shape that is not the model's, or that is not finite.
         """
         return SampleCollection(model, *given_samples(model, samples, "snapshot"))
 

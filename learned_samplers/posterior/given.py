@@ -18,7 +18,7 @@ from learned_samplers.posterior.names import (
     with_plain_names,
 )
 from learned_samplers.posterior.storage import Entry, MemoryStore
-from learned_samplers.posterior.tensor_files import Tensors
+from learned_samplers.posterior.tensor_files import Tensors, require_finite
 
 POLICIES = ("refuse", "snapshot", "reestimate")
 
@@ -73,6 +73,7 @@ def given_samples(
             raise ValueError(
                 f"samples[{k}]: {wrong!r} has shape {found.get(wrong)}, the model's is {expected.get(wrong)}"
             )
+        require_finite(f"samples[{k}]", rows[k + 1], shapes)
     missing = [name for name in statistics if name not in samples[0]]
     if missing and buffers != "reestimate":
         raise ValueError(f"samples[0] lacks the running statistics {missing[0]!r} of the model")

@@ -18,6 +18,7 @@ from learned_samplers.posterior.storage import (
     compare_settings,
     validate_counts,
 )
+from learned_samplers.posterior.tensor_files import require_finite
 
 
 def is_on_disk(store: MemoryStore | FolderStore) -> bool:
@@ -51,6 +52,7 @@ def load_state(
     for step, sample in added.items():
         shapes = {name: list(sample[name].shape) for name in settings["shapes"] if name in sample}
         compare_settings({"shapes": settings["shapes"]}, {"shapes": shapes}, f"the sample of step {step}")
+        require_finite(f"the sample of step {step}", sample, shapes)
         added[step] = on_device(sample, device)
     if fixed is not None:
         fixed = on_device(fixed, device)

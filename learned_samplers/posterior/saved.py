@@ -43,6 +43,8 @@ def save_collection(
         left_out = [name for name in fixed if name in parameters_of(model)]
         frozen |= {name: fingerprint(fixed.pop(name)) for name in left_out}
     samples = [store.read(index) for index in range(len(store.entries))]
+    for index, sample in enumerate(samples):  # which the user may have written to
+        require_finite(f"sample {index}", sample, settings["shapes"])
     tensors = {f"samples/{name}": torch.stack([sample[name] for sample in samples]) for name in samples[0]}
     tensors |= {f"fixed/{name}": tensor for name, tensor in fixed.items()}
     keys = [(entry.chain, entry.step) for entry in store.entries]

@@ -13,7 +13,7 @@ from learned_samplers.base import sharding
 from learned_samplers.posterior.frozen import Fingerprints, mark
 from learned_samplers.posterior.names import buffers_of, normalisation_buffers, parameters_of
 from learned_samplers.posterior.storage import Store
-from learned_samplers.posterior.tensor_files import Tensors
+from learned_samplers.posterior.tensor_files import NotFinite, Tensors
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
@@ -93,7 +93,7 @@ class Snapshots:
         for name in self.names:  # a buffer may hold what is not finite, such as a mask of attention
             tensor = sample[name]
             if tensor.is_floating_point() and not tensor.isfinite().all():
-                raise ValueError(f"{name!r} is not finite at step {step} (stored as {tensor.dtype}): not collected")
+                raise NotFinite(f"{name!r} is not finite at step {step} (stored as {tensor.dtype}): not collected")
         return sample
 
     def unsampled(self) -> tuple[Tensors, dict[str, Tensor]]:

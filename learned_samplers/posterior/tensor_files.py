@@ -19,6 +19,10 @@ VERSION = 1
 Tensors = dict[str, Tensor]
 
 
+class NotFinite(ValueError):
+    """Weights that are to become a sample, or were one, hold a number that is not finite: the chain has diverged."""
+
+
 def fingerprint(tensor: Tensor) -> str:
     """A digest of a tensor's values, shape and dtype, the same on every device."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -75,15 +79,15 @@ def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, A
     return {name: tensor.to(device) for name, tensor in tensors.items()}, metadata
 
 
-def require_finite(path: Path, tensors: Tensors, names: Iterable[str]) -> None:
-    """Raise ValueError if one of these tensors of a file, which were sampled, holds a number that is not finite.
+def require_finite(source: Path | str, tensors: Mapping[str, Tensor], names: Iterable[str]) -> None:
+    """Raise NotFinite if one of these tensors of a file or a sample, all sampled, holds a number that is not finite.
 
     Buffers may: a mask of attention holds −∞.
     """
     for name in names:
         tensor = tensors.get(name)
         if tensor is not None and tensor.is_floating_point() and not tensor.isfinite().all():
-            raise ValueError(f"{path}: {name!r} holds numbers that are not finite")
+            raise NotFinite(f"{source}: {name!r} holds numbers that are not finite")
 
 
 def _compare(path: Path, tensors: Tensors, sums: Any) -> None:

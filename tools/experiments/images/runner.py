@@ -28,6 +28,7 @@ from experiments.images.settings import Settings
 from experiments.images.training import build_network, hmc_run, own_network
 from learned_samplers.integrations.tensorboard import write_settings
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
+from learned_samplers.posterior.tensor_files import NotFinite
 from meta_tasks.datasets import ImageData
 from meta_tasks.progress import progress
 
@@ -120,7 +121,7 @@ class ImageRuns:
                     samples, result.acceptance_rate = hmc_run(method, settings, result.lr, data, log)
                 else:
                     samples = MINIBATCH_RUNS[method.kind](method, settings, result.lr, data, steps, draws, log)
-            except (Diverged, FloatingPointError) as error:
+            except (Diverged, FloatingPointError, NotFinite) as error:
                 result.diverged = str(error)
             synchronize(data.train_x.device)
             result.seconds = time.perf_counter() - start - log.validation_seconds

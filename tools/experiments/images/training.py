@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from experiments.common import compiling
 from experiments.images import own_models
 from experiments.images.likelihood import Likelihood, likelihood_of, outputs_of
-from experiments.images.log import LOGS, VALIDATIONS, Diverged, Log
+from experiments.images.log import LOGS, VALIDATIONS, Log
 from experiments.images.methods import ImageMethod
 from experiments.images.minibatches import Minibatches
 from experiments.images.own_models import is_own
@@ -150,22 +150,17 @@ def sampler_run(
     kept = cyclical_collection(settings, steps) if method.cyclical else collection(settings, steps)
     with PosteriorSamples(model, sampler, **kept) as samples:
         log.follow(samples, sampler)
-        try:
-            minibatch_run(
-                model,
-                sampler,
-                data,
-                steps,
-                minibatches,
-                log,
-                schedule=schedule,
-                gradients_per_step=cost,
-                compiled=settings.compiled,
-            )
-        except ValueError as error:  # the collection refuses weights that are not finite
-            if all(p.isfinite().all() for p in model.parameters()):
-                raise
-            raise Diverged(str(error)) from error
+        minibatch_run(
+            model,
+            sampler,
+            data,
+            steps,
+            minibatches,
+            log,
+            schedule=schedule,
+            gradients_per_step=cost,
+            compiled=settings.compiled,
+        )
     return samples
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from experiments.images import training
+from experiments.images import gaussians, training
 from experiments.images.log import Diverged
 from experiments.images.methods import METHODS
 from experiments.images.minibatches import batches
@@ -132,6 +132,24 @@ def test_a_run_that_diverges_says_so_and_has_no_scores(tmp_path, tiny, method):
     row = rows({method: [result]}, tmp_path)[0]
     assert row["method"].endswith("(1 of 1 diverged)")
     assert row["NLL"] == "–"
+
+
+@pytest.mark.parametrize("method", ["SGD", "DeepEnsemble", "AdamEMA", "SGHMC"])
+def test_a_run_whose_last_weights_are_not_finite_has_diverged(tmp_path, tiny, monkeypatch, method):
+    """After the last loss that the log has seen."""
+
+    def loop(model, optimizer, *_, **__):
+        for p in model.parameters():
+            p.data.fill_(float("nan"))
+            p.grad = torch.zeros_like(p)
+        for _ in range(20):
+            optimizer.step()
+
+    for module in (training, gaussians):
+        monkeypatch.setattr(module, "minibatch_run", loop)
+    result = tiny.at(tmp_path).run(tiny.settings, method, 0.01, 0)
+    assert "not finite" in result.diverged
+    assert result.validation_nll is None
 
 
 def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, tiny, monkeypatch):

@@ -1,0 +1,70 @@
+"""Weights that are given: what is no sample is refused by name, and no file that is good is lost to one that is not."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers import PosteriorSamples, SampleCollection
+
+
+def states(count=2):
+    torch.manual_seed(0)
+    return [nn.Linear(4, 3).state_dict() for _ in range(count)]
+
+
+def spoiled(state):
+    return {**state, "weight": torch.full((3, 4), float("nan"))}
+
+
+def test_weights_that_are_not_finite_are_refused():
+    """Those of a member that diverged make all predictions NaN."""
+    model, (first, second) = nn.Linear(4, 3), states()
+    with pytest.raises(ValueError, match=r"samples\[1\]: 'weight' holds numbers that are not finite"):
+        SampleCollection.from_samples(model, [first, spoiled(second)])
+
+    @contextlib.contextmanager
+    def draw():
+        model.weight[0, 0] = float("inf")
+        yield
+
+    with pytest.raises(ValueError, match=r"samples\[0\]: 'weight' holds numbers that are not finite"):
+        SampleCollection.from_draws(model, draw, 2)
+
+
+def collector():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    sampler = torch.optim.SGD(model.parameters(), lr=0.1)
+    posterior = PosteriorSamples(model, sampler)
+    for _ in range(3):
+        sampler.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        sampler.step()
+    return posterior
+
+
+def test_a_state_dict_with_such_weights_changes_nothing():
+    posterior = collector()
+    state = copy.deepcopy(posterior.state_dict())
+    state["samples"][1]["bias"][0] = float("nan")
+    resumed = collector()
+    before = [{name: tensor.clone() for name, tensor in sample.items()} for sample in resumed]
+    with pytest.raises(ValueError, match="the sample of step 2: 'bias' holds numbers that are not finite"):
+        resumed.load_state_dict(state)
+    assert all(torch.equal(a[name], b[name]) for a, b in zip(resumed, before, strict=True) for name in a)
+
+
+def test_saving_such_weights_leaves_the_file_as_it_was(tmp_path):
+    """The stored tensors are in the user's hands, who may have written to them."""
+    file = tmp_path / "samples.safetensors"
+    samples = SampleCollection.from_samples(nn.Linear(4, 3), states())
+    samples.save(file)
+    before = file.read_bytes()
+    samples[1]["weight"][0, 0] = float("inf")
+    with pytest.raises(ValueError, match=r"sample 1: 'weight' holds numbers that are not finite"):
+        samples.save(file)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
