@@ -8,6 +8,7 @@ the network) and "settings". The card's own field "badge" is ignored.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from learned_samplers.base.operations import as_number
@@ -18,14 +19,14 @@ HEURISTIC, BIASED_BY_STEP = "heuristic", "O(h)"
 EARNING = ("exact", "no bias seen", "O(h)")
 #: The largest relative error of a variance at the smallest step size that still counts as an invariant law.
 LARGEST_BIAS = 0.05
-_NEEDED = {
+_NEEDED: dict[str, Any] = {
     "verdict": str,
     "reason": str,
     "largest_bias": list,
     "error": list,
     "lr": list,
     "momentum_decay": list,
-    "temperature": float,
+    "temperature": (int, float),
     "settings": dict,
     "sha256": str,
 }
@@ -59,8 +60,11 @@ def badge_of(
         return HEURISTIC, f"{settings.sampler} does not claim an invariant law; measured on Gaussians: {reason}"
     if law["verdict"] not in EARNING:
         return HEURISTIC, f"the measured law is {law['verdict']}: {reason}"
-    finest = law["largest_bias"][-1] if law["largest_bias"] else None
-    if finest is None or not abs(finest) <= LARGEST_BIAS:
+    for key in ("largest_bias", "error", "lr", "momentum_decay", "temperatures"):
+        values = law.get(key, [law["temperature"]])
+        if not (isinstance(values, list) and values and all(map(_is_number, values))):
+            return HEURISTIC, f"the law in the card does not say at what it was measured: {key} is {values!r}"
+    if abs(law["largest_bias"][-1]) > LARGEST_BIAS:
         return HEURISTIC, f"the measured bias at the smallest step size exceeds {LARGEST_BIAS:.0%}: {reason}"
     if law["sha256"] != sha256:
         return HEURISTIC, "the network has other weights than those that were measured"
@@ -75,6 +79,10 @@ def badge_of(
         if outside:
             return HEURISTIC, outside
     return BIASED_BY_STEP, f"measured on Gaussians: {reason}"
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _outside(law: dict[str, Any], group: dict[str, Any]) -> str | None:

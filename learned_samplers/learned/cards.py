@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
+
+from learned_samplers.base import validation
 
 FORMAT = "learned-samplers network weights"
 VERSION = 1
 
 #: What a card must say, and of what type. ``sampler`` is the name of its class, ``feature_set`` that of the network's
 #: inputs, and ``features`` are these in order; where the sampler has forms, ``form`` stands beside them. ``scales`` are
-#: the sampler's arguments that the weights were trained with, ``defaults`` those that are recommended with them.
+#: the sampler's arguments that the weights were trained with, ``defaults`` the ``lr`` and ``momentum_decay`` that are
+#: recommended with them, or one of the two or neither.
 #: ``law`` is what was measured of the invariant law, None before it was; ``badge`` is its summary for readers, which
 #: no program believes (see `learned_samplers.learned.badge`).
 CARD_FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -56,6 +60,7 @@ def check_card(where: str, card: Any) -> None:
     for key, kind in CARD_FIELDS.items():
         if not isinstance(card[key], kind):
             raise TypeError(f"{where}: the card's {key} must be of type {kind}, got {card[key]!r}")
+    _check_defaults(f"{where}: the card's defaults", card["defaults"])
     missing = [key for key in META_TRAINING_FIELDS if key not in card["meta_training"]]
     if missing:
         raise ValueError(f"{where}: the card's meta_training lacks {', '.join(missing)}")
@@ -69,6 +74,14 @@ def check_card(where: str, card: Any) -> None:
         )
     if not isinstance(card["sha256"], str):
         raise TypeError(f"{where}: the card's sha256 must be a string, got {card['sha256']!r}")
+
+
+def _check_defaults(where: str, defaults: dict[str, Any]) -> None:
+    checks: dict[str, Any] = {"lr": validation.positive, "momentum_decay": partial(validation.fraction, open_left=True)}
+    for name, value in defaults.items():
+        if name not in checks:
+            raise ValueError(f"{where} must be of {' and '.join(checks)} alone, got {name}={value!r}")
+        checks[name](f"{where}: {name}", value)
 
 
 def _is_shape(value: Any) -> bool:

@@ -12,7 +12,7 @@ from learned_samplers import L2E, KineticL2E, MetaSGMCMC, PrecondL2E, ScaleAdapt
 from learned_samplers.learned import weights
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import build_network
-from tests.learned_samplers.learned.test_weights import make_card, make_network
+from tests.learned_samplers.learned.test_weights import make_card, make_network, rewrite_card
 
 
 def parameter():
@@ -92,7 +92,15 @@ def test_what_happens_during_a_run_counts_too(file):
         ({"verdict": "unstable"}, "the measured law is unstable"),
         ({"largest_bias": [0.9, 0.2]}, "the measured bias at the smallest step size exceeds 5%"),
         ({"largest_bias": [0.9, float("nan")]}, None),
-        ({"largest_bias": []}, "the measured bias at the smallest step size exceeds 5%"),
+        ({"largest_bias": []}, "the law in the card does not say at what it was measured: largest_bias is []"),
+        ({"largest_bias": ["x"]}, "the law in the card does not say at what it was measured: largest_bias is ['x']"),
+        ({"error": [0.1, [0.1]]}, "the law in the card does not say at what it was measured: error is [0.1, [0.1]]"),
+        ({"lr": []}, "the law in the card does not say at what it was measured: lr is []"),
+        ({"momentum_decay": [True]}, "the law in the card does not say at what it was measured: momentum_decay is ["),
+        ({"temperatures": []}, "the law in the card does not say at what it was measured: temperatures is []"),
+        ({"temperatures": 1.0}, "the law in the card does not say at what it was measured: temperatures is 1.0"),
+        ({"temperatures": ["1"]}, "the law in the card does not say at what it was measured: temperatures is ['1']"),
+        ({"verdict": "unstable", "largest_bias": [0.9, "x"]}, "the measured law is unstable"),
         ({"sha256": "0" * 64}, "the network has other weights than those that were measured"),
         ({"settings": {}}, "feature_set is 'kinetic', and the law was measured with nothing"),
         ({"settings": None}, "the law in the card does not say at what it was measured: it lacks settings"),
@@ -107,6 +115,15 @@ def test_a_law_that_earns_nothing(tmp_path, law, reason):
     sampler = KineticL2E([parameter()], num_data=10, network=kinetic(tmp_path / "a.safetensors", **law))
     assert sampler.badge == "heuristic"
     assert sampler.badge_reason.startswith(reason)
+
+
+def test_not_a_number_bounds_nothing_and_a_whole_number_is_one(file):
+    """NaN, which no card of ours holds and Python's JSON reads, is not less than any learning rate."""
+    rewrite_card(file, lambda card: card["law"].update(lr=[float("nan")]))
+    sampler = KineticL2E([parameter()], 9.0, 10, network=file)
+    assert sampler.badge_reason == "the law in the card does not say at what it was measured: lr is [nan]"
+    rewrite_card(file, lambda card: card["law"].update(lr=[0.1], temperature=1))
+    assert KineticL2E([parameter()], num_data=10, network=file).badge == "O(h)"
 
 
 @pytest.mark.parametrize(
