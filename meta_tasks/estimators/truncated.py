@@ -18,7 +18,7 @@ from meta_tasks.estimators.base import Estimator
 from meta_tasks.estimators.evaluator import Evaluator
 from meta_tasks.estimators.jobs import Episodes, Job, JobResult, check_one_cycle
 from meta_tasks.inner_loop.chains import ChainUnroll
-from meta_tasks.inner_loop.schedule import Horizon, Schedule
+from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.objectives import SteinKL, objective_named
 from meta_tasks.random_streams import derive_seed, generator
 from meta_tasks.rules.base import SamplerRule
@@ -76,12 +76,7 @@ class TruncatedBackpropagation(Estimator):
             raise ValueError(f"chains={chains} are too few for a cross-chain loss, and in_chain=0 leaves out the other")
         self.horizon, self.window, self.every, self.chains, self.slots = horizon, window, every, chains, slots
         self.replay, self.ridge, self.in_chain, self.curvature = replay, ridge, in_chain, curvature
-        self._episodes = Episodes(horizon, window, slots, self._schedule)
-
-    def _schedule(self, steps: int) -> Schedule:
-        window = steps - round(steps * self.horizon.burn_in)
-        thinning = window // self.horizon.samples
-        return Schedule(steps, steps - thinning * self.horizon.samples, thinning)
+        self._episodes = Episodes(horizon, window, slots, horizon.schedule_of)
 
     def specification(self) -> dict[str, Any]:
         names = ("window", "every", "chains", "slots", "replay", "ridge", "in_chain", "curvature")

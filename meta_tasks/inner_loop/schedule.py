@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,18 @@ class Schedule:
     cycle_length: int | None = None
 
     @classmethod
+    def ending(cls, steps: int, window: int, samples: int) -> Schedule:
+        """``samples`` states, evenly over the last ``window`` steps; the last one is that of the last step.
+
+        Raises:
+            ValueError: the window has fewer steps than samples.
+        """
+        if window < samples:
+            raise ValueError(f"samples={samples} exceed the {window} steps that they are collected in, of {steps}")
+        thinning = window // samples
+        return cls(steps, steps - thinning * samples, thinning)
+
+    @classmethod
     def cyclical(cls, steps: int, cycles: int, samples: int, exploration_ratio: float) -> Schedule:
         """``cycles`` cycles in ``steps`` steps; ``samples`` states in all, evenly over the cycles' sampling phases.
 
@@ -46,9 +58,8 @@ class Schedule:
                 f"a sampling phase of {phase} steps (cycles of {length}, exploration_ratio={exploration_ratio}) is too "
                 f"short for {samples // cycles} samples"
             )
-        thinning = phase // (samples // cycles)
-        # burn_in: of each cycle here, so that the last state is that of the cycle's last step
-        return cls(length * cycles, length - thinning * (samples // cycles), thinning, length)
+        one = cls.ending(length, phase, samples // cycles)  # whose burn_in is that of each cycle
+        return replace(one, steps=length * cycles, cycle_length=length)
 
     def __post_init__(self) -> None:
         validation.whole("steps", self.steps)
@@ -120,9 +131,10 @@ class Horizon:
 
     def schedule(self, stream: torch.Generator) -> Schedule:
         """A schedule drawn from the distribution; its last collected state is that of its last step."""
-        steps = round(log_uniform(self.shortest, self.longest, stream))
+        return self.schedule_of(round(log_uniform(self.shortest, self.longest, stream)))
+
+    def schedule_of(self, steps: int) -> Schedule:
+        """The schedule of a run of so many steps."""
         if self.cycles > 1:
             return Schedule.cyclical(steps, self.cycles, self.samples, self.burn_in)
-        window = steps - round(steps * self.burn_in)
-        thinning = window // self.samples
-        return Schedule(steps, steps - thinning * self.samples, thinning)
+        return Schedule.ending(steps, steps - round(steps * self.burn_in), self.samples)

@@ -54,13 +54,13 @@ def triton_installed() -> bool:
 
 
 class FusedL2ERule(L2ERule):
-    """`L2ERule` in its residual form, experimental: `fused_residual_rule` on CUDA tensors, the pure rule on others.
+    """`L2ERule` in its residual form, experimental: `fused_residual_rule` on CUDA tensors, on others as `L2ERule`.
 
     The same sampler: its specification, weights and cards are those of `L2ERule`. Arguments are those of `L2ERule`.
 
     Raises:
-        ValueError: as `L2ERule`; another form, or layers that the kernels are not made for (two hidden ones of 1 to 32
-            units are needed).
+        ValueError: as `L2ERule`; another form, a gate, normalised outputs, or a feature set or layers that the kernels
+            are not made for (two hidden ones of 1 to 32 units are needed).
         ModuleNotFoundError: Triton is not installed.
     """
 

@@ -99,12 +99,11 @@ class HeldOutEvaluation:
 
     def _schedule(self, rule: SamplerRule) -> Schedule:
         steps = steps_for(rule, self.steps)
-        thinning = steps // 2 // self.samples
-        if not thinning:
+        if steps // 2 < self.samples:
             raise ValueError(
                 f"samples={self.samples} exceed half of the {steps} steps that {rule.name!r} takes on held-out tasks"
             )
-        return Schedule(steps, steps - self.samples * thinning, thinning)
+        return Schedule.ending(steps, steps // 2, self.samples)
 
     def _cyclical(self) -> Schedule:
         cycles = self.samples // 2 if self.samples % 2 == 0 else 1

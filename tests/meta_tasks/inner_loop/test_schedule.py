@@ -17,6 +17,26 @@ def test_the_papers_schedule_collects_ten_states_every_fifty_steps_at_the_end():
     assert schedule.num_samples == 10
 
 
+@pytest.mark.parametrize(
+    ("steps", "window", "samples"), [(400, 200, 10), (101, 50, 7), (9, 4, 4), (9, 9, 2), (5, 1, 1)]
+)
+def test_a_schedule_that_ends_with_the_run_has_its_samples_in_the_window_as_far_apart_as_they_fit(
+    steps, window, samples
+):
+    found = collected(Schedule.ending(steps, window, samples))
+    assert len(found) == samples
+    assert found[-1] == steps
+    apart = {later - earlier for earlier, later in zip([steps - window // samples * samples, *found], found)}
+    assert apart == {window // samples}
+    assert found[0] > steps - window
+
+
+def test_one_number_of_steps_has_one_schedule_whoever_asks():
+    horizon = Horizon(90, 90, samples=7, burn_in=0.3)
+    assert horizon.schedule_of(90) == horizon.schedule(torch.Generator()) == Schedule.ending(90, 63, 7)
+    assert Horizon(90, 90, samples=6, cycles=2).schedule_of(90) == Schedule.cyclical(90, 2, 6, 0.5)
+
+
 def test_a_cyclical_schedule_collects_in_the_sampling_phases_up_to_the_end_of_each_cycle():
     schedule = Schedule.cyclical(400, 4, 8, 0.8)
     assert collected(schedule) == [90, 100, 190, 200, 290, 300, 390, 400]
@@ -58,6 +78,7 @@ def test_a_horizon_in_cycles_draws_cyclical_schedules():
         (lambda: Horizon(10, 50, samples=6), "collection window of 5 steps, fewer than samples=6"),
         (lambda: Horizon(10, 50, burn_in=1.0), r"burn_in must lie in \[0, 1\), got 1.0"),
         (lambda: Horizon(60, 500, samples=10, cycles=3), "samples=10 do not divide among cycles=3"),
+        (lambda: Schedule.ending(100, 9, 10), "samples=10 exceed the 9 steps that they are collected in, of 100"),
         (lambda: Schedule.cyclical(100, 3, 10, 0.8), "samples=10 do not divide among cycles=3"),
         (lambda: Schedule.cyclical(100, 10, 40, 0.8), "a sampling phase of 2 steps"),
     ],

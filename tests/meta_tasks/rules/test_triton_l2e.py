@@ -4,6 +4,7 @@ The interpreter has to be chosen before Triton is imported, so those cases run i
 """
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from learned_samplers.base.segments import Segments
+from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.rule import L2ESettings
 from meta_tasks.rules import triton_l2e as fused_l2e
 from meta_tasks.rules.base import Hyperparameters, MemberStep
@@ -104,6 +106,13 @@ def test_the_rule_refuses_what_it_is_not_made_for():
         FusedL2ERule("residual", "orthogonal_whitened", (8, 8))
 
 
+def test_the_page_names_the_feature_sets_that_there_are_kernels_for():
+    page = (ROOT / "docs" / "inner_loop.md").read_text()
+    named = re.search(r"of the feature sets (.*?) \(the others are refused\)", page, re.DOTALL)
+    assert re.findall(r'"(\w+)"', named[1]) == list(fused_l2e._SUPPORTED)
+    assert set(fused_l2e._SUPPORTED) < set(FEATURE_SETS)
+
+
 def test_without_triton_the_module_imports_and_the_rule_says_what_is_missing():
     script = (
         "import sys; sys.modules['triton'] = None; from meta_tasks.rules.triton_l2e import FusedL2ERule; FusedL2ERule()"
@@ -113,7 +122,7 @@ def test_without_triton_the_module_imports_and_the_rule_says_what_is_missing():
 
 
 @needs_triton
-def test_it_is_the_same_sampler_and_on_a_cpu_the_pure_rule(monkeypatch):
+def test_it_is_the_same_sampler_and_on_a_cpu_the_same_update(monkeypatch):
     settings = dict(beta_scale=2.0, friction_scale=0.0)
     pure, fused = (each("residual", "adaptive", **settings) for each in (L2ERule, FusedL2ERule))
     assert fused.specification() == pure.specification()

@@ -168,8 +168,7 @@ def schedule_of(candidate: Candidate, gradients: int, samples: int) -> Schedule:
             f"steps: {gradients} gradients are {steps} steps of {candidate.name}, whose second half has fewer than "
             f"samples={samples}"
         )
-    thinning = steps // 2 // samples
-    return Schedule(steps, steps - samples * thinning, thinning)
+    return Schedule.ending(steps, steps // 2, samples)
 
 
 def loss_of(candidate: Candidate, family: ImageTaskFamily, number: int, gradients: int, options: Options) -> float:
