@@ -13,31 +13,53 @@ from learned_samplers.base import sharding
 PriorMean = str | Sequence[Tensor] | None
 
 
-def resolve(prior_mean: Any, params: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor] | None:
+def resolve(sampler: Any, prior_mean: Any, params: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor] | None:
     """μ of each parameter as tensors of its own: None for zero, "initial" for the present weights, or given tensors.
 
     ``dtypes`` are those in which the parameters are updated.
 
     Raises:
-        TypeError, ValueError: not one finite tensor of the same shape for each parameter.
+        TypeError, ValueError: as `validate`.
     """
-    if prior_mean is None:
-        return None
     if isinstance(prior_mean, str):
         if prior_mean != "initial":
             raise ValueError(f"prior_mean must be None, 'initial' or tensors, got {prior_mean!r}")
+        _refuse_untaken(sampler, "prior_mean")
         return [p.detach().clone() for p in params]
-    if not isinstance(prior_mean, Sequence) or not all(isinstance(mean, Tensor) for mean in prior_mean):
-        raise TypeError(f"prior_mean must be None, 'initial' or a list of tensors, got {type(prior_mean).__name__}")
-    shapes, expected = [tuple(mean.shape) for mean in prior_mean], [tuple(p.shape) for p in params]
-    if shapes != expected:
-        raise ValueError(f"prior_mean must have the shapes {expected} of the group's parameters, got {shapes}")
-    if not all(map(sharding.all_finite, prior_mean)):
-        raise ValueError("prior_mean must be finite")
+    validate(sampler, "prior_mean", prior_mean, params, laid_out=False)
+    if prior_mean is None:
+        return None
     return [
         sharding.placed_like(mean.detach().to(p.device, dtype, copy=True), p)
         for mean, p, dtype in zip(prior_mean, params, dtypes, strict=True)
     ]
+
+
+def validate(sampler: Any, name: str, means: Any, params: list[Tensor], *, laid_out: bool = True) -> None:
+    """Raise TypeError or ValueError unless it is None, or one finite real tensor of each parameter's shape.
+
+    None alone where the sampler takes no other; ``laid_out``: over processes as the parameters are.
+    """
+    if means is None:
+        return
+    _refuse_untaken(sampler, name)
+    if not isinstance(means, Sequence) or not all(isinstance(mean, Tensor) for mean in means):
+        raise TypeError(f"{name} must be None or a list of tensors, got {means!r:.60} of type {type(means).__name__}")
+    shapes, expected = [tuple(mean.shape) for mean in means], [tuple(p.shape) for p in params]
+    if shapes != expected:
+        raise ValueError(f"{name} must have the shapes {expected} of the group's parameters, got {shapes}")
+    for mean, p in zip(means, params, strict=True):
+        if mean.is_complex():
+            raise ValueError(f"{name} must be real, got {mean.dtype}")
+        if laid_out and not sharding.same_layout(mean, p):
+            raise ValueError(f"{name} is not laid out over processes as the parameters are")
+        if not sharding.all_finite(mean):
+            raise ValueError(f"{name} must be finite, got {mean!r:.60}")
+
+
+def _refuse_untaken(sampler: Any, name: str) -> None:
+    if not sampler.takes_prior_mean:
+        raise ValueError(f"{name} must be None for {type(sampler).__name__}, whose energy has the prior at zero")
 
 
 def refuse_inherited(prior_mean: Any) -> None:

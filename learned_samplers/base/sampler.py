@@ -105,6 +105,10 @@ class Sampler(ResumableOptimizer):
             if last.differ_from(found):
                 refuse_late(type(self).__name__, group, {**self.defaults, **dict.fromkeys(self.group_keys)})
                 self._validate(group)
+                means = known.setdefault((position, "prior_mean"), validation.LastValues())
+                if means.differ_from([group.get("prior_mean")]):  # a schedule changes lr in every step, and no mean
+                    prior_mean.validate(self, "prior_mean", group.get("prior_mean"), group["params"])
+                    means.keep([group.get("prior_mean")])
                 last.keep(found)
                 changed = True
         if changed:  # parts of a network that have other numbers of data have no posterior together
@@ -121,13 +125,11 @@ class Sampler(ResumableOptimizer):
         if self.param_groups and "prior_mean" not in param_group:
             prior_mean.refuse_inherited(group["prior_mean"])
         self._validate_new(group)
-        if group["prior_mean"] is not None and not self.takes_prior_mean:
-            raise ValueError(f"prior_mean must be None for {type(self).__name__}, whose energy has the prior at zero")
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
         mesh = sharding.mesh_of(self, listed)
         master_weights.validate(self, group, tensors)
         dtypes = [master_weights.working_dtype(group, p) for p in tensors]
-        group["prior_mean"] = prior_mean.resolve(group["prior_mean"], tensors, dtypes)
+        group["prior_mean"] = prior_mean.resolve(self, group["prior_mean"], tensors, dtypes)
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         super().add_param_group(group)
         self.mesh = mesh

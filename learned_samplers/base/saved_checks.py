@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import sharding, validation
+from learned_samplers.base import prior_mean, sharding, validation
 
 
 def validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
@@ -22,7 +22,10 @@ def validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
             f"state_dict has {len(groups)} groups with {len(indices)} parameters, "
             f"this sampler has {len(own_groups)} with {sum(counts)}"
         )
-    for own_group, group in zip(own_groups, groups, strict=True):
+    _validate_shapes(sampler, saved["sampler"].get("shapes"))
+    for number, (own_group, group) in enumerate(zip(own_groups, groups, strict=True)):
+        means = f"state_dict's prior_mean of parameter group {number}"
+        prior_mean.validate(sampler, means, group.get("prior_mean"), own_group["params"])
         names, own_names = group.get("param_names"), own_group.get("param_names")
         if names and own_names and list(names) != list(own_names):
             there, here = next((a, b) for a, b in zip(names, own_names, strict=True) if a != b)
@@ -36,6 +39,21 @@ def validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
             if key in own_group and key not in group:
                 raise ValueError(f"state_dict has no {key} in a parameter group")
         validation.whole("step in the state_dict", group.get("step", 0), least=0)
+
+
+def _validate_shapes(sampler: Any, shapes: Any) -> None:
+    """Raise ValueError unless the saved shapes are those of the parameters; earlier states do not say, and have None.
+
+    A sampler without state tensors has nothing else by which another network's state could be told.
+    """
+    own = [(sampler.name_of(g, i), tuple(p.shape)) for g in sampler.param_groups for i, p in enumerate(g["params"])]
+    if shapes is None:
+        return
+    if not isinstance(shapes, list) or len(shapes) != len(own):
+        raise ValueError(f"state_dict's shapes must be those of {len(own)} parameters, got {shapes!r:.60}")
+    for (name, shape), saved in zip(own, shapes, strict=True):
+        if tuple(saved) != shape:
+            raise ValueError(f"state_dict has the shape {tuple(saved)} for parameter {name}, this sampler has {shape}")
 
 
 def validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:

@@ -61,6 +61,8 @@ class ResumableOptimizer(torch.optim.Optimizer):
             for group in saved["param_groups"]
         ]
         saved["sampler"] = {"name": type(self).__name__, "rng": self.rng_state()}
+        if self.mesh is None:  # torch.distributed.checkpoint compares shapes, and cannot read a key that a file lacks
+            saved["sampler"]["shapes"] = [list(p.shape) for group in self.param_groups for p in group["params"]]
         if self.replicated:
             saved["sampler"]["replicated"] = True
         waiting = [

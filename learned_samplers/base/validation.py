@@ -108,7 +108,7 @@ def comparable(value: Any) -> Any:
     """
     if isinstance(value, Tensor):
         return value.item() if value.dim() == 0 else object()
-    if isinstance(value, list) and any(isinstance(one, Tensor) for one in value):
+    if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
         return [id(one) for one in value]
     return value
 

@@ -6,7 +6,6 @@ A subclass states its directions (`ParticleSampler._trunk`, `ParticleSampler._he
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,10 +15,10 @@ from torch import Tensor
 from learned_samplers.base import distributed, validation
 from learned_samplers.base.operations import as_number, without_autocast
 from learned_samplers.base.sampler import Sampler
+from learned_samplers.particles import base_optimizer as base_optimizers
 from learned_samplers.particles.axes import validate_axes
+from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.gradients import all_finite, gather, task_gradients, validate_losses, validate_names
-
-BaseOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 
 class Part(NamedTuple):
@@ -93,10 +92,7 @@ class ParticleSampler(Sampler):
             )
         super().__init__(params, {"task": None, "shared": None, **defaults}, generator=generator)
         if base_optimizer is not None:
-            groups = [{"params": list(g["params"]), "lr": g["lr"]} for g in self.param_groups]
-            self.base_optimizer = base_optimizer(groups)
-            if not isinstance(self.base_optimizer, torch.optim.Optimizer):
-                raise TypeError(f"base_optimizer must make a torch.optim.Optimizer, got {self.base_optimizer!r}")
+            self.base_optimizer = base_optimizers.made(base_optimizer, self.param_groups)
 
     # ---------------------------------------------------------------- arguments
 
@@ -268,16 +264,7 @@ class ParticleSampler(Sampler):
                 if moved:
                     torch._foreach_add_(moved, [moves[p] for p in moved], alpha=rate)
         else:
-            before = {p: p.grad for group in self.param_groups for p in group["params"]}
-            try:
-                for group, base in zip(self.param_groups, self.base_optimizer.param_groups, strict=True):
-                    base["lr"] = group["lr"]
-                    for p in group["params"]:
-                        p.grad = moves[p].div(-as_number(group["num_data"])) if p in moves else None
-                self.base_optimizer.step()
-            finally:
-                for p, grad in before.items():
-                    p.grad = grad
+            base_optimizers.step(self.base_optimizer, self.param_groups, moves)
         for group in self.param_groups:
             group["step"] += 1
 
@@ -287,7 +274,7 @@ class ParticleSampler(Sampler):
         """As for every sampler, with the state of the base optimizer."""
         saved = {**super().state_dict(), "of": self._identity()}
         if self.base_optimizer is not None:
-            saved["base_optimizer"] = {"class": type(self.base_optimizer).__name__, **self.base_optimizer.state_dict()}
+            saved["base_optimizer"] = base_optimizers.state_dict(self.base_optimizer)
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -296,23 +283,14 @@ class ParticleSampler(Sampler):
         Raises:
             ValueError: as for `Sampler.load_state_dict`, or the state is of another kernel, other weights of the
                 targets or other preferences, or its base optimizer is of another class or has other groups than this
-                sampler's, or only one of them has any. Nothing has changed then.
+                sampler's or numbers that are not finite, or only one of them has any. Nothing has changed then.
         """
-        theirs = state_dict.get("of", {}) if isinstance(state_dict, dict) else {}  # earlier states do not say
-        for name, own in self._identity().items():
-            if theirs.get(name, own) != own:
-                raise ValueError(f"the state's {name} is {theirs[name]}, this sampler's is {own}")
-        base = state_dict.get("base_optimizer") if isinstance(state_dict, dict) else None
-        if (base is None) != (self.base_optimizer is None):
-            have = ("has none", "has one") if base is None else ("has one", "has none")
-            raise ValueError(f"the state's base_optimizer does not fit: the state {have[0]}, this sampler {have[1]}")
-        if self.base_optimizer is not None and base is not None:
-            ours = type(self.base_optimizer).__name__
-            if base.get("class", ours) != ours:  # earlier states do not say
-                theirs = base["class"]
-                raise ValueError(f"the state's base_optimizer is of class {theirs!r}, this sampler's is {ours!r}")
-            base = {name: value for name, value in base.items() if name != "class"}
-            copy.deepcopy(self.base_optimizer).load_state_dict(base)  # refuses before anything has changed
+        self.validate_saved(state_dict)
+        theirs = state_dict.get("of", {})  # earlier states do not say
+        for name, ours in self._identity().items():
+            if theirs.get(name, ours) != ours:
+                raise ValueError(f"the state's {name} is {theirs[name]}, this sampler's is {ours}")
+        base = base_optimizers.loadable(self, self.base_optimizer, state_dict.get("base_optimizer"))
         super().load_state_dict({k: v for k, v in state_dict.items() if k not in ("base_optimizer", "of")})
         if self.base_optimizer is not None and base is not None:
             self.base_optimizer.load_state_dict(base)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
-from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
+from learned_samplers.particles.base import Part, ParticleSampler
+from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.directions import repulsion, svgd_direction
 from learned_samplers.particles.gradients import checked_gradient, gather, validate_losses
 from learned_samplers.particles.kernels import RBF, Kernel, check_kernel

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
+from learned_samplers.particles.base import Part, ParticleSampler
+from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.directions import weighted
 from learned_samplers.particles.multi_gradient import mgda_weights
 from learned_samplers.particles.target_weights import check_weights, fixed_weights

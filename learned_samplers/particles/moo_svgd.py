@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.particles.base import BaseOptimizer, Part
+from learned_samplers.particles.base import Part
+from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.directions import repulsion, svgd_direction, weighted
 from learned_samplers.particles.kernels import Kernel, KernelMatrix
 from learned_samplers.particles.multi_gradient import mgda_weights

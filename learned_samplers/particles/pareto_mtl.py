@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.particles.base import BaseOptimizer, Part
+from learned_samplers.particles.base import Part
+from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.mgda import IndependentSampler
 from learned_samplers.particles.multi_gradient import circle_preferences, pareto_weights
 
@@ -69,6 +70,12 @@ class ParetoMTL(IndependentSampler):
             )
         # A plain list in the group, which torch's state dict carries as it is.
         self.param_groups[0]["feasible"] = [False] * self.num_particles
+
+    def _validate(self, group: dict[str, Any]) -> None:
+        super()._validate(group)
+        feasible, count = group.get("feasible"), len(group["params"][0]) if "params" in group else 0
+        if feasible is not None and (not isinstance(feasible, list) or len(feasible) != count):
+            raise ValueError(f"feasible must be a list of {count} truth values, one a particle, got {feasible!r}")
 
     def _weigh(self, part: Part) -> Tensor:
         targets, device = len(part.losses), part.losses.device

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.particles.base import BaseOptimizer, Part, ParticleSampler
+from learned_samplers.particles.base import Part, ParticleSampler
+from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.directions import (
     NORMALISATIONS,
     WEIGHTINGS,

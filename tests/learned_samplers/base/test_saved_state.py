@@ -152,6 +152,25 @@ def test_state_dicts_of_others_are_refused_and_change_nothing(name, spoil, messa
     assert unchanged()
 
 
+def test_a_state_of_other_shapes_is_refused_where_no_state_tensor_tells_them():
+    def chain(sizes):
+        torch.manual_seed(0)
+        return SGLD([(f"w{size}", torch.randn(size, requires_grad=True)) for size in sizes], 0.1, 10)
+
+    saved = chain((3, 4)).state_dict()
+    for spoilt in (
+        chain((3, 5)),
+        SGLD([torch.zeros(3, requires_grad=True), torch.zeros((), requires_grad=True)], 1, 1),
+    ):
+        saved["param_groups"][0].pop("param_names", None)  # as of unnamed parameters
+        with pytest.raises(ValueError, match=r"has the shape \(4,\) for parameter .*, this sampler has"):
+            spoilt.load_state_dict(saved)
+    with pytest.raises(ValueError, match="shapes must be those of 2 parameters, got"):
+        chain((3, 4)).load_state_dict({**saved, "sampler": {**saved["sampler"], "shapes": [[3]]}})
+    del saved["sampler"]["shapes"]  # as states were before they said it
+    chain((3, 4)).load_state_dict(saved)
+
+
 def test_a_malformed_generator_state_is_refused_before_anything_is_loaded():
     _, sampler, unchanged = running("SGHMC")
     saved = copy.deepcopy(sampler.state_dict())

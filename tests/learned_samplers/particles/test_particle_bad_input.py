@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learned_samplers.particles import MGDA, MOOSVGD, MTSGD, RBF, SVGD, LinearScalarisation, ParetoMTL
+from learned_samplers.particles import MOOSVGD, MTSGD, RBF, SVGD, LinearScalarisation, ParetoMTL
 from tests.learned_samplers.particles.particle_problems import EVERY, SEVERAL, TwoHeads, energies, parameter
 
 NAN, INF = float("nan"), float("inf")
@@ -313,40 +313,6 @@ def test_a_kernel_that_overflows():
     _unchanged(MTSGD([x], 0.1, kernel=kernel), lambda: energies("M", x), FloatingPointError, "gram is not finite")
 
 
-def test_a_state_of_another_kind():
-    x = parameter(4, 2)
-    plain, adam = MGDA([x], 0.1), MGDA([x], 0.1, base_optimizer=torch.optim.Adam)
-    for one, other in ((plain, adam), (adam, plain)):
-        with pytest.raises(ValueError, match="base_optimizer does not fit"):
-            one.load_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="this sampler is MGDA"):
-        plain.load_state_dict(MOOSVGD([x], 0.1).state_dict())
-    net = TwoHeads()
-    groups = net.groups()
-    groups[1]["task"], groups[2]["task"] = 1, 0
-    with pytest.raises(ValueError, match="task"):
-        MTSGD(groups, 0.1).load_state_dict(MTSGD(net.groups(), 0.1).state_dict())
-
-
-def test_a_refused_base_optimizer_leaves_all_as_it_was():
-    x, y = parameter(4, 2), parameter(4, 2)
-    adam, sgd = MGDA([x], 0.1, base_optimizer=torch.optim.Adam), MGDA([y], 0.2, base_optimizer=torch.optim.SGD)
-    sgd.step(lambda: energies("MGDA", y))
-    before = adam.state_dict()
-    with pytest.raises(ValueError, match="base_optimizer is of class 'SGD', this sampler's is 'Adam'"):
-        adam.load_state_dict(sgd.state_dict())
-    spoilt = MGDA([y], 0.2, base_optimizer=torch.optim.Adam)
-    spoilt.step(lambda: energies("MGDA", y))
-    spoilt = spoilt.state_dict()
-    spoilt["base_optimizer"]["param_groups"][0]["params"] = [0, 1]
-    with pytest.raises(ValueError, match="doesn't match the size"):
-        adam.load_state_dict(spoilt)
-    assert adam.state_dict()["param_groups"] == before["param_groups"]
-    earlier = adam.state_dict()
-    del earlier["base_optimizer"]["class"]  # as states were before they said it
-    adam.load_state_dict(earlier)
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_a_prior_mean_that_would_be_ignored_is_refused(name):
     with pytest.raises(ValueError, match="prior_mean must be None for"):
@@ -357,21 +323,3 @@ def test_a_prior_mean_that_would_be_ignored_is_refused(name):
 def test_half_precision_would_round_the_steps_away(dtype):
     with pytest.raises(TypeError, match="rounds the particles' steps away"):
         SVGD([torch.zeros(3, 2, dtype=dtype, requires_grad=True)], lr=0.1)
-
-
-def test_a_state_of_another_kernel_or_of_other_preferences_is_refused():
-    def pareto(preferences):
-        return ParetoMTL([torch.zeros(2, 3, requires_grad=True)], lr=0.1, preferences=preferences)
-
-    saved = pareto([[1.0, 0.0], [0.0, 1.0]]).state_dict()
-    pareto([[1.0, 0.0], [0.0, 1.0]]).load_state_dict(saved)
-    with pytest.raises(ValueError, match="the state's preferences is"):
-        pareto([[0.5, 0.5], [0.2, 0.8]]).load_state_dict(saved)
-    saved = SVGD([parameter()], lr=0.1, kernel=RBF(1.0)).state_dict()
-    SVGD([parameter()], lr=0.1, kernel=RBF(1.0)).load_state_dict(saved)
-    with pytest.raises(ValueError, match="the state's kernel is"):
-        SVGD([parameter()], lr=0.1, kernel=RBF(2.0)).load_state_dict(saved)
-    with pytest.raises(ValueError, match="the state's kernel_on is"):
-        SVGD([parameter()], lr=0.1, kernel=RBF(1.0), kernel_on="features").load_state_dict(saved)
-    del saved["of"]  # as of a state of before
-    SVGD([parameter()], lr=0.1, kernel=RBF(2.0)).load_state_dict(saved)

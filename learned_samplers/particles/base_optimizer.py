@@ -1,0 +1,73 @@
+"""The optimizer that takes a particle sampler's direction as its gradient: what makes it, its step, its saved state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from learned_samplers.base import sharding
+from learned_samplers.base.operations import as_number
+
+BaseOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
+
+
+def made(make: BaseOptimizer, groups: list[dict[str, Any]]) -> Optimizer:
+    """The base optimizer over a sampler's groups.
+
+    Raises:
+        TypeError: ``make`` makes no optimizer.
+    """
+    optimizer = make([{"params": list(group["params"]), "lr": group["lr"]} for group in groups])
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"base_optimizer must make a torch.optim.Optimizer, got {optimizer!r}")
+    return optimizer
+
+
+def step(optimizer: Optimizer, groups: list[dict[str, Any]], moves: Mapping[Tensor, Tensor]) -> None:
+    """Give it −φ/N as the gradients and the groups' lr; gradients that were there stay."""
+    before = {p: p.grad for group in groups for p in group["params"]}
+    try:
+        for group, base in zip(groups, optimizer.param_groups, strict=True):
+            base["lr"] = group["lr"]
+            for p in group["params"]:
+                p.grad = moves[p].div(-as_number(group["num_data"])) if p in moves else None
+        optimizer.step()
+    finally:
+        for p, grad in before.items():
+            p.grad = grad
+
+
+def state_dict(optimizer: Optimizer) -> dict[str, Any]:
+    """Its state and its class."""
+    return {"class": type(optimizer).__name__, **optimizer.state_dict()}
+
+
+def loadable(sampler: Any, optimizer: Optimizer | None, saved: Any) -> dict[str, Any] | None:
+    """What the base optimizer of a sampler is to load, from what `state_dict` gave; None where neither has one.
+
+    Raises:
+        ValueError: one of both has a base optimizer, or theirs is of another class or of other groups, or holds numbers
+            that are not finite. Nothing has changed then.
+    """
+    if (saved is None) != (optimizer is None):
+        have = ("has none", "has one") if saved is None else ("has one", "has none")
+        raise ValueError(f"the state's base_optimizer does not fit: the state {have[0]}, this sampler {have[1]}")
+    if optimizer is None or saved is None:
+        return None
+    ours = type(optimizer).__name__
+    if saved.get("class", ours) != ours:  # earlier states do not say
+        raise ValueError(f"the state's base_optimizer is of class {saved['class']!r}, this sampler's is {ours!r}")
+    saved = {name: value for name, value in saved.items() if name != "class"}
+    trial = copy.deepcopy(optimizer)
+    trial.load_state_dict(saved)
+    for group, tried in zip(sampler.param_groups, trial.param_groups, strict=True):
+        for i, p in enumerate(tried["params"]):
+            for key, value in trial.state.get(p, {}).items():
+                if isinstance(value, Tensor) and not sharding.all_finite(value):
+                    name = sampler.name_of(group, i)
+                    raise ValueError(f"the state's base_optimizer has a {key} of parameter {name} that is not finite")
+    return saved
