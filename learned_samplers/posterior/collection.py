@@ -148,7 +148,8 @@ class SampleCollection(Predictive):
         dict of an ``AveragedModel`` will do.
 
         Raises:
-            ValueError: no samples, or one with a name or shape that is not the model's, or that is not finite.
+            TypeError, ValueError: no samples, or one with a name or shape that is not the model's, with what is no
+                tensor, or that is not finite.
         """
         return SampleCollection(model, *given_samples(model, samples, "snapshot"))
 

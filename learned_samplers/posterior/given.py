@@ -18,7 +18,7 @@ from learned_samplers.posterior.names import (
     with_plain_names,
 )
 from learned_samplers.posterior.storage import Entry, MemoryStore
-from learned_samplers.posterior.tensor_files import Tensors, require_finite
+from learned_samplers.posterior.tensor_files import Tensors, require_finite, require_writable
 
 POLICIES = ("refuse", "snapshot", "reestimate")
 
@@ -33,6 +33,7 @@ def validate_policy(model: nn.Module, buffers: str) -> str:
                 f"model: its buffer {name!r} is sparse ({buffer.layout}) and cannot be kept with the samples: make it "
                 "dense, or an attribute of the module that is no buffer"
             )
+        require_writable(f"model: its buffer {name!r}", buffer)
     statistics = normalisation_buffers(model)
     if statistics and buffers == "refuse":
         raise ValueError(
@@ -62,6 +63,12 @@ def given_samples(
     store = MemoryStore()
     rows: dict[int, Tensors] = {}
     for k, sample in enumerate(samples):
+        for name, value in sample.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"samples[{k}]: {name!r} is a {type(value).__name__} and no tensor: leave it out, for a sample is "
+                    "the network's parameters and buffers"
+                )
         for name, owner in owners.items():
             if name in sample and owner in sample and not torch.equal(sample[name], sample[owner].to(sample[name])):
                 raise ValueError(f"samples[{k}]: {name!r} and {owner!r} are one tensor in the model, and differ here")

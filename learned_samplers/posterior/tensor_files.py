@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ class NotFinite(ValueError):
 
 def fingerprint(tensor: Tensor) -> str:
     """A digest of a tensor's values, shape and dtype, the same on every device."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1)
     digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=12)
     digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -36,15 +37,57 @@ def checksum(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any], *, clean: bool = True) -> None:
-    """Write tensors, JSON metadata and the checksums of both as one safetensors file, atomically."""
+@functools.cache
+def _has_name(dtype: torch.dtype) -> bool:
+    """Whether safetensors has a name for a dtype; the list grows from version to version."""
     from safetensors.torch import save
 
-    content = json.dumps({**metadata, "checksums": {name: fingerprint(tensor) for name, tensor in tensors.items()}})
+    try:
+        save({"": torch.empty(0, dtype=dtype)})
+    except (KeyError, RuntimeError, ValueError):
+        return False
+    return True
+
+
+def require_writable(subject: str, tensor: Tensor) -> None:
+    """Raise ValueError if the tensor is of a dtype that :func:`write_tensors` cannot write."""
+    if not _has_name(tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype):
+        raise ValueError(f"{subject} is of {tensor.dtype}, which no file of samples can hold")
+
+
+def _as_written(tensors: Mapping[str, Tensor]) -> tuple[Tensors, list[str]]:
+    """The tensors as safetensors takes them, and the names of those that became pairs of reals.
+
+    Each is in one piece and in memory of its own, and none is a view of conjugates, which would lose their signs.
+    """
+    written: Tensors = {}
+    pairs, seen = list[str](), set[int]()
+    for name, tensor in tensors.items():
+        require_writable(repr(name), tensor)
+        plain = tensor.detach().resolve_conj().contiguous()
+        if plain.is_complex() and not _has_name(plain.dtype):
+            plain = torch.view_as_real(plain)
+            pairs.append(name)
+        address = plain.untyped_storage().data_ptr()
+        written[name] = plain.clone() if address in seen else plain
+        seen.add(address)
+    return written, pairs
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any], *, clean: bool = True) -> None:
+    """Write tensors, JSON metadata and the checksums of both as one safetensors file, atomically.
+
+    Raises:
+        ValueError: a tensor of a dtype that cannot be written; the message names it.
+    """
+    from safetensors.torch import save
+
+    written, pairs = _as_written(tensors)
+    sums = {name: fingerprint(tensor) for name, tensor in written.items()}
+    content = json.dumps({**metadata, **({"pairs": pairs} if pairs else {}), "checksums": sums})
     header = {"format": FORMAT, "version": str(VERSION), "content": content, "checksum": checksum(content)}
     # Serialised first and written by Python, so that a full disk is an OSError with its errno.
-    data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=header)
-    write_atomically(path, data, clean=clean)
+    write_atomically(path, save(written, metadata=header), clean=clean)
 
 
 def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, Any]]:
@@ -76,6 +119,8 @@ def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, A
     sums = metadata.pop("checksums", None)
     if sums is not None or "checksum" in header:
         _compare(path, tensors, sums)
+    for name in metadata.pop("pairs", ()):
+        tensors[name] = torch.view_as_complex(tensors[name])
     return {name: tensor.to(device) for name, tensor in tensors.items()}, metadata
 
 

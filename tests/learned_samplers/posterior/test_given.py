@@ -68,3 +68,19 @@ def test_saving_such_weights_leaves_the_file_as_it_was(tmp_path):
         samples.save(file)
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+class ExtraState(nn.Linear):
+    """A layer whose state dict holds something that is no tensor."""
+
+    def get_extra_state(self):
+        return {"scale": 2.0}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_what_is_no_tensor_is_refused_by_name():
+    model = ExtraState(4, 3)
+    with pytest.raises(TypeError, match=r"samples\[0\]: '_extra_state' is a dict and no tensor: leave it out"):
+        SampleCollection.from_samples(model, [model.state_dict()])

@@ -73,6 +73,64 @@ def test_frozen_parameters_and_buffers_travel_with_the_file(tmp_path):
     assert torch.equal(loaded.predict(x), posterior.predict(x))
 
 
+class Spectral(nn.Module):
+    """A linear layer between frequencies, with a buffer of a complex type."""
+
+    def __init__(self, dtype=torch.complex128):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("frequencies", torch.randn(4, dtype=torch.complex64).to(dtype))
+
+    def forward(self, x):
+        return self.layer((x * self.frequencies).real.float())
+
+
+@pytest.mark.parametrize("buffers", ["refuse", "snapshot"])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_buffers_travel_in_pairs_of_reals(tmp_path, dtype, buffers):
+    """safetensors has no name for complex128."""
+    torch.manual_seed(0)
+    _, _, posterior = run(model=Spectral(dtype), path=tmp_path / "run", buffers=buffers)
+    x = torch.randn(7, 4)
+    expected = posterior.predict(x)
+    posterior.save(tmp_path / "samples.safetensors")
+    for name in ("run", "samples.safetensors"):
+        loaded = SampleCollection.load(tmp_path / name, Spectral(dtype))
+        assert torch.equal(loaded.predict(x), expected)
+        held = loaded._store.read(0) if buffers == "snapshot" else loaded._fixed()
+        assert held["frequencies"].dtype == dtype
+
+
+def test_a_dtype_that_no_file_holds_is_refused_by_name(tmp_path):
+    model = model_of()
+    model.register_buffer("codes", torch.zeros(4, dtype=torch.uint8).view(torch.bits8))
+    with pytest.raises(ValueError, match=r"its buffer 'codes' is of torch\.bits8.*no file of samples"):
+        run(model=model)
+    samples = SampleCollection.from_samples(model, [dict(model.named_parameters())])
+    with pytest.raises(ValueError, match=r"'fixed/codes' is of torch\.bits8"):
+        samples.save(tmp_path / "samples.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_parameters_that_share_memory_are_saved(tmp_path):
+    """Two frozen ones, parts of one tensor that overlap, and the conjugate view of a third."""
+    base, third = torch.randn(16, 4), torch.randn(3, dtype=torch.complex64)
+
+    def overlapping():
+        model = model_of()
+        frozen = nn.Module()
+        frozen.first, frozen.second = (nn.Parameter(part, requires_grad=False) for part in (base[:12], base[4:]))
+        frozen.third = nn.Parameter(third.conj(), requires_grad=False)
+        model[0].frozen = frozen
+        return model
+
+    model, _, posterior = run(model=overlapping(), store_frozen=False)
+    posterior.save(tmp_path / "samples.safetensors", store_frozen=True)
+    loaded = SampleCollection.load(tmp_path / "samples.safetensors", model)
+    for name, values in (("first", base[:12]), ("second", base[4:]), ("third", third.conj())):
+        assert torch.equal(loaded._fixed()[f"0.frozen.{name}"], values)
+
+
 def test_reestimated_buffers_travel_with_the_file(tmp_path):
     _, _, posterior = run(model=model_of(norm=True), buffers="reestimate")
     posterior.reestimate_buffers(torch.randn(50, 4))
