@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,11 +20,22 @@ def made(make: BaseOptimizer, groups: list[dict[str, Any]]) -> Optimizer:
     """The base optimizer over a sampler's groups.
 
     Raises:
-        TypeError: ``make`` makes no optimizer.
+        TypeError: ``make`` makes no optimizer, or one whose step needs a closure, as a line search does: there is no
+            loss that has the direction as its gradient.
     """
     optimizer = make([{"params": list(group["params"]), "lr": group["lr"]} for group in groups])
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"base_optimizer must make a torch.optim.Optimizer, got {optimizer!r}")
+    needed = [
+        name
+        for name, of in inspect.signature(optimizer.step).parameters.items()
+        if of.default is of.empty and of.kind not in (of.VAR_POSITIONAL, of.VAR_KEYWORD)
+    ]
+    if needed:
+        raise TypeError(
+            f"base_optimizer must make an optimizer that steps by the gradients alone, got {type(optimizer).__name__}, "
+            f"whose step needs {', '.join(needed)}"
+        )
     return optimizer
 
 

@@ -31,6 +31,14 @@ def test_arguments(name, argument, value, error):
         EVERY[name]([parameter(4, 2)], kwargs.pop("lr"), **kwargs)
 
 
+def test_a_base_optimizer_that_needs_a_closure():
+    """There is no loss that it could evaluate; the first step failed."""
+    with pytest.raises(TypeError, match="by the gradients alone, got LBFGS, whose step needs closure"):
+        SVGD([parameter(4, 2)], 0.1, base_optimizer=torch.optim.LBFGS)
+    for cls in (torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Rprop):
+        SVGD([parameter(4, 2)], 0.1, base_optimizer=cls)
+
+
 @pytest.mark.parametrize(
     ("cls", "kwargs", "error", "message"),
     [
