@@ -88,11 +88,6 @@ def stein_gram(scores: Tensor, repelled: Tensor, kernel: KernelMatrix, temperatu
     return first_term(scores, kernel) + cross[..., :, None] + cross[..., None, :] + trace
 
 
-def mtsgd_directions(scores: Tensor, repelled: Tensor, kernel: KernelMatrix, temperature: float = 1.0) -> Tensor:
-    """φᵢ of every target, (..., K, M, d): `svgd_direction` of each."""
-    return svgd_direction(scores, repelled[..., None, :, :], _per_target(kernel), temperature)
-
-
 def target_weights(
     scores: Tensor, repelled: Tensor, kernel: KernelMatrix, *, rule: str, temperature: float = 1.0
 ) -> Tensor:

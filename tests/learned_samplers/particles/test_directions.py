@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from learned_samplers.particles import IMQ, RBF, Linear, kernels, min_norm_weights
 from learned_samplers.particles.directions import (
     first_term,
-    mtsgd_directions,
     normalise,
     repulsion,
     stein_gram,
@@ -52,6 +51,11 @@ def gram_by_autograd(x, scores, function, temperature=1.0):
     return gram / particles**2
 
 
+def each_direction(scores, repelled, matrix):
+    """φᵢ of every target, (K, M, d)."""
+    return torch.stack([svgd_direction(one, repelled, matrix) for one in scores])
+
+
 def evaluate(x, scores, kernel, **kwargs):
     matrix = kernel(x)
     return stein_gram(scores, repulsion(x, matrix), matrix, **kwargs)
@@ -74,7 +78,7 @@ def test_the_linear_kernels_hilbert_space_is_finite():
     torch.testing.assert_close(evaluate(x, scores, Linear()), features @ features.T, rtol=1e-10, atol=1e-10)
     matrix = Linear()(x)
     expected = torch.einsum("kij,mj->kmi", w, x) + scores.mean(1)[:, None]
-    torch.testing.assert_close(mtsgd_directions(scores, repulsion(x, matrix), matrix), expected)
+    torch.testing.assert_close(each_direction(scores, repulsion(x, matrix), matrix), expected)
 
 
 @given(seed=st.integers(0, 2**31), particles=st.integers(1, 8), targets=st.integers(1, 5), sigma=st.floats(0.1, 10))
@@ -124,7 +128,7 @@ def test_direction_is_the_weighted_sum_of_directions():
     matrix = RBF()(x)
     push = repulsion(x, matrix)
     weights = target_weights(scores, push, matrix, rule="exact")
-    summed = (weights[:, None, None] * mtsgd_directions(scores, push, matrix)).sum(0)
+    summed = (weights[:, None, None] * each_direction(scores, push, matrix)).sum(0)
     torch.testing.assert_close(svgd_direction(weighted(scores, weights), push, matrix), summed)
 
 
@@ -242,7 +246,7 @@ def test_golden_values():
     torch.testing.assert_close(push, torch.tensor([[-e], [e]], dtype=torch.double))
     # φ₁ = ½(Σⱼ k sⱼ + push): s = (0, −1); φ₂: s = (1, 0).
     expected = torch.tensor([[[-e], [(e - 1) / 2]], [[(1 - e) / 2], [e]]], dtype=torch.double)
-    torch.testing.assert_close(mtsgd_directions(scores, push, matrix), expected)
+    torch.testing.assert_close(each_direction(scores, push, matrix), expected)
     # The first term is ¼ Σ k⟨s, s⟩; ¼⟨sᵢ, push⟩ = −e/4 for both; the trace is ¼(2·1 + 2·e(1 − 1)) = ½.
     first = torch.tensor([[1.0, -e], [-e, 1.0]], dtype=torch.double) / 4
     torch.testing.assert_close(stein_gram(scores, push, matrix), first - e / 2 + 0.5)
