@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from learned_samplers.posterior.inputs import readable
+
 FLOOR = torch.finfo(torch.float32).tiny
 TOLERANCE = 1e-3
+
+
+def as_tensor(name: str, value: Any) -> Tensor:
+    """``value`` as a tensor outside the autograd tape; TypeError, naming the argument, if torch cannot read it."""
+    try:
+        return torch.as_tensor(readable(value) if isinstance(value, np.ndarray) else value).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be a tensor or an array, got {type(value).__name__} ({error})") from error
 
 
 def probabilities(name: str, value: Any, ndim: int = 2) -> Tensor:
@@ -16,10 +27,7 @@ def probabilities(name: str, value: Any, ndim: int = 2) -> Tensor:
 
     One probability for each example, (N,) or (..., 1), is that of class 1 of two, and becomes [1 − p, p].
     """
-    try:
-        probs = torch.as_tensor(value).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be a tensor or an array, got {type(value).__name__}") from error
+    probs = as_tensor(name, value)
     if not probs.is_floating_point():
         raise TypeError(f"{name} must hold floating-point numbers, got {probs.dtype}")
     shape = tuple(probs.shape)
@@ -55,10 +63,7 @@ def probabilities(name: str, value: Any, ndim: int = 2) -> Tensor:
 
 
 def class_labels(labels: Any, probs: Tensor) -> Tensor:
-    try:
-        values = torch.as_tensor(labels).detach().to(probs.device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"labels must be a tensor or an array, got {type(labels).__name__}") from error
+    values = as_tensor("labels", labels).to(probs.device)
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise TypeError(f"labels must be integers, got {values.dtype} (use .long())")
     values = values.long()  # torch does not compare unsigned integers
@@ -84,10 +89,7 @@ def reals(name: str, value: Any, shape: tuple[int, ...] | None = None) -> Tensor
     Raises:
         TypeError, ValueError: it is not; the message names the argument.
     """
-    try:
-        values = torch.as_tensor(value).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be a tensor or an array, got {type(value).__name__}") from error
+    values = as_tensor(name, value)
     if values.is_complex() or values.dtype == torch.bool:
         raise TypeError(f"{name} must hold real numbers, got {values.dtype}")
     values = values.double()

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.metrics.arrays import FLOOR, class_labels, probabilities, reals
+from learned_samplers.metrics.arrays import FLOOR, as_tensor, class_labels, probabilities, reals
 
 #: Range of the logarithm of the temperature that is searched.
 LOG_RANGE = (-6.0, 6.0)
@@ -54,7 +53,7 @@ def with_temperature(probs: Any, temperature: float) -> Tensor:
     """Probabilities softmax(log p / τ), in the dtype of ``probs``; τ as from :func:`fit_temperature`."""
     validation.positive("temperature", temperature)
     p = probabilities("probs", probs)
-    dtype = torch.as_tensor(probs).dtype
+    dtype = as_tensor("probs", probs).dtype
     return (p.clamp_min(FLOOR).log() / temperature).softmax(1).to(dtype)
 
 

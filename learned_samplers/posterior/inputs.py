@@ -105,10 +105,15 @@ def _one_batch(x: Any, dtype: torch.dtype | None) -> Batch:
     return Batch(tuple(tensors), {}, lengths[0])
 
 
+def readable(array: np.ndarray) -> np.ndarray:
+    """The array as torch reads it: in one piece, and in the byte order of the machine."""
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
 def _as_tensor(item: Tensor | np.ndarray, dtype: torch.dtype | None) -> Tensor:
     if isinstance(item, Tensor):
         return item
-    tensor = torch.from_numpy(np.ascontiguousarray(item))
+    tensor = torch.from_numpy(readable(item))
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 

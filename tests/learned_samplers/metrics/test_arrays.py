@@ -1,0 +1,48 @@
+"""Arrays of every layout and byte order are read; what is no array is refused with the reason."""
+
+import numpy as np
+import pytest
+import torch
+
+from learned_samplers import SampleCollection, metrics
+
+RNG = np.random.default_rng(0)
+PROBS, LABELS = RNG.dirichlet(np.ones(3), size=20), RNG.integers(0, 3, size=20)
+MEAN, TARGETS = RNG.normal(size=(2, 20))
+FORMS = {
+    "reversed": lambda array: array[::-1].copy()[::-1],
+    "swapped": lambda array: array.astype(array.dtype.newbyteorder("S")),
+    "every second": lambda array: np.repeat(array, 2, axis=0)[::2],
+    "transposed": lambda array: np.asfortranarray(array),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arrays_of_every_form_are_read(form):
+    change = FORMS[form]
+    assert metrics.nll(change(PROBS), change(LABELS)) == metrics.nll(PROBS, LABELS)
+    assert metrics.gaussian_crps(change(MEAN), np.array(0.5), change(TARGETS)) == metrics.gaussian_crps(
+        MEAN, 0.5, TARGETS
+    )
+    warmer = metrics.with_temperature(change(PROBS), 2.0)
+    assert torch.equal(warmer, metrics.with_temperature(PROBS, 2.0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_inputs_of_every_form_are_read(form):
+    model = torch.nn.Linear(3, 2)
+    samples = SampleCollection.from_samples(model, [model.state_dict()])
+    assert torch.equal(samples.predict(FORMS[form](PROBS)), samples.predict(PROBS))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: metrics.nll(np.array([["a", "b"]]), [0]),
+        lambda: metrics.nll(PROBS, np.array(["a"] * 20)),
+        lambda: metrics.gaussian_nll(np.array(["a"]), 1.0, [0.0]),
+    ],
+)
+def test_the_reason_is_told(call):
+    with pytest.raises(TypeError, match=r"(probs|labels|mean) must be a .* or an array, got ndarray \(.*numpy\.str_"):
+        call()
