@@ -23,10 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
         data = Settings(dataset="mnist").load_data(options.data)
+        if options.out is not None:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
         found = table(chain(options, data))
-    print(found)
-    if options.out is not None:
-        options.out.write_text(found + "\n")
+        print(found)
+        if options.out is not None:
+            options.out.write_text(found + "\n")
 
 
 if __name__ == "__main__":

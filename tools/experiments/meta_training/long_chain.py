@@ -31,7 +31,7 @@ class Options:
     hidden: tuple[int, ...] = (20,)
     # Passes over the training images.
     epochs: int = 20
-    # Passes in one row of the table.
+    # Passes in one row of the table; the last row may have fewer.
     block: int = 2
     # Images in a minibatch.
     batch_size: int = 500
@@ -47,7 +47,9 @@ class Options:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        at_least_one(self, "epochs", "block")
+        at_least_one(self, "epochs", "block", "batch_size")
+        if self.out is not None and self.out.is_dir():
+            raise ValueError(f"out must name a file, got the folder {self.out}")
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ def resident_memory() -> float:
 
 def chain(options: Options, data: ImageData) -> list[Block]:
     """The blocks of one chain."""
+    if options.batch_size > data.num_data:
+        raise ValueError(f"batch_size={options.batch_size} exceeds the {data.num_data} training images")
     torch.manual_seed(options.seed)
     model = build_network(Settings(dataset="mnist", model="mlp", hidden=options.hidden), data)
     sampler = MetaSGMCMC(
@@ -84,23 +88,22 @@ def chain(options: Options, data: ImageData) -> list[Block]:
         network=options.network,
         prior_precision=options.prior_precision,
     )
-    per_block = options.block * (data.num_data // options.batch_size)
     order, blocks = batches(data.num_data, options.batch_size, data.train_x.device), list[Block]()
-    total = kinetic = 0.0
-    for step in range(1, options.epochs * (data.num_data // options.batch_size) + 1):
-        index = next(order)
-        sampler.zero_grad(set_to_none=True)
-        loss = cross_entropy(model(data.train_x[index]), data.train_y[index])
-        loss.backward()
-        kinetic += sampler.temperatures()[0]["kinetic"] if step > 1 else 1.0
-        sampler.step(loss.detach)  # a closure that has the loss already
-        total += loss.item()
-        if step % per_block == 0:
-            nll, accuracy = evaluate(model, data.val_x, data.val_y, Classification())
-            weight = torch.cat([p.detach().flatten() for p in model.parameters()]).square().mean().sqrt().item()
-            means = total / per_block, kinetic / per_block
-            blocks.append(Block(step, *means, nll, accuracy, weight, resident_memory()))
-            total = kinetic = 0.0
+    for first in range(0, options.epochs, options.block):
+        steps = min(options.block, options.epochs - first) * (data.num_data // options.batch_size)
+        total = kinetic = 0.0
+        for _ in range(steps):
+            index = next(order)
+            sampler.zero_grad(set_to_none=True)
+            loss = cross_entropy(model(data.train_x[index]), data.train_y[index])
+            loss.backward()
+            kinetic += sampler.temperatures()[0]["kinetic"] if sampler.step_count else 1.0
+            sampler.step(loss.detach)  # a closure that has the loss already
+            total += loss.item()
+        nll, accuracy = evaluate(model, data.val_x, data.val_y, Classification())
+        weight = torch.cat([p.detach().flatten() for p in model.parameters()]).square().mean().sqrt().item()
+        means = total / steps, kinetic / steps
+        blocks.append(Block(sampler.step_count, *means, nll, accuracy, weight, resident_memory()))
     return blocks
 
 
