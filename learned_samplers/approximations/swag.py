@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from learned_samplers.base import validation
+from learned_samplers.posterior import compiled
+from learned_samplers.posterior.storage import compare_settings
 
 
 class SWAG:
@@ -81,28 +83,40 @@ class SWAG:
         }
         self._variance = {name: torch.zeros_like(mean) for name, mean in self._mean.items()}
         self._deviations: list[dict[str, Tensor]] = []
+        self._token, self._key = torch.zeros(1), compiled.register(self._after_compiled_step)
         self._handle = optimizer.register_step_post_hook(self._on_step)
 
     def __len__(self) -> int:
         """Number of states collected."""
         return self._count
 
-    @torch.no_grad()
     def _on_step(self, optimizer: Any, args: Any = None, kwargs: Any = None) -> None:
+        tensors = [p.detach() for p in self._params.values()]
+        if torch.compiler.is_compiling():  # steps are counted here: those that the optimizer knows are of no matter
+            torch.ops.learned_samplers.collect(self._token, tensors, self._key, 0, True, 0)
+        else:
+            self._after_step(tensors)
+
+    def _after_compiled_step(self, step: int, sampling: bool, cycle: int, tensors: list[Tensor]) -> None:
+        self._after_step(tensors)
+
+    @torch.no_grad()
+    def _after_step(self, tensors: list[Tensor]) -> None:
         self._steps += 1
         since = self._steps - self.burn_in
         if since <= 0 or since % self.thinning:
             return
-        for name, p in self._params.items():
+        weights = dict(zip(self._params, tensors, strict=True))
+        for name, p in weights.items():
             if not p.isfinite().all():
                 raise FloatingPointError(f"{name!r} is not finite at step {self._steps}: not collected")
         self._count += 1
-        for name, p in self._params.items():
+        for name, p in weights.items():
             # Welford's form: mean(θ²) − θ̄² would lose every digit where the weights wander little.
             change = p - self._mean[name]
             self._mean[name].add_(change, alpha=1 / self._count)
             self._variance[name].lerp_(change.mul_(p - self._mean[name]), 1 / self._count)
-        self._deviations.append({name: p - self._mean[name] for name, p in self._params.items()})
+        self._deviations.append({name: p - self._mean[name] for name, p in weights.items()})
         del self._deviations[: -self.rank]
 
     def _normal(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -142,9 +156,21 @@ class SWAG:
         """Stop collecting; what was collected stays usable. Calling it again does nothing."""
         self._handle.remove()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "SWAG hangs on its optimizer's step and cannot be copied or pickled: copy model and optimizer, make a new "
+            "one of these, and load this one's state_dict() into it"
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        source = None if self.generator is None else "its own"
+        return {"burn_in": self.burn_in, "thinning": self.thinning, "rank": self.rank, "generator": source}
+
     def state_dict(self) -> dict[str, Any]:
-        """What was collected, for a checkpoint; loads with ``torch.load(..., weights_only=True)``."""
+        """What was collected, the settings, and the state of ``generator``; loads with ``weights_only=True``."""
         return {
+            "settings": self._settings(),
+            "generator": None if self.generator is None else self.generator.get_state(),
             "steps": self._steps,
             "count": self._count,
             "mean": {name: t.clone() for name, t in self._mean.items()},
@@ -153,24 +179,43 @@ class SWAG:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; ValueError if it is of another network, and nothing has changed then."""
-        ours = {name: tuple(p.shape) for name, p in self._params.items()}
-        for part in (state["mean"], state["variance"], *state["deviations"]):
-            if {name: tuple(t.shape) for name, t in part.items()} != ours:
-                raise ValueError("state is of a network with other parameters or shapes")
+        """Continue from :meth:`state_dict`, with the same draws where both have a ``generator``.
+
+        Raises:
+            ValueError: the state is no such state, or of another network or of other settings, or holds numbers that
+                cannot be. Nothing has changed then.
+        """
+        try:
+            settings, noise = state.get("settings"), state.get("generator")  # earlier states do not say
+            steps, count = int(state["steps"]), int(state["count"])
+            mean, variance, deviations = self._own(state["mean"]), self._own(state["variance"]), state["deviations"]
+            deviations = [self._own(one) for one in deviations]
+            if settings is not None:
+                compare_settings(self._settings(), settings, "the state dict")
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a state dict of SWAG ({type(error).__name__}: {error})") from error
+        for part in (mean, variance, *deviations):
             bad = [name for name, t in part.items() if not t.isfinite().all()]
             if bad:
                 raise ValueError(f"state has values of {bad[0]!r} that are not finite")
-        below = [name for name, t in state["variance"].items() if (t < 0).any()]
+        below = [name for name, t in variance.items() if (t < 0).any()]
         if below:
             raise ValueError(f"state has a negative variance of {below[0]!r}")
-        if int(state["steps"]) < int(state["count"]) or int(state["count"]) < len(state["deviations"]):
-            numbers = f"steps={state['steps']}, count={state['count']}, {len(state['deviations'])} deviations"
+        if steps < count or count < len(deviations):
+            numbers = f"steps={steps}, count={count}, {len(deviations)} deviations"
             raise ValueError(f"state does not fit itself: {numbers}")
+        if self.generator is not None and noise is not None:  # the last that can fail
+            try:
+                self.generator.set_state(noise.cpu())
+            except (AttributeError, TypeError, RuntimeError) as error:
+                raise ValueError(f"the state dict's generator is broken: {error}") from error
+        self._steps, self._count = steps, count
+        self._mean, self._variance, self._deviations = mean, variance, deviations[-self.rank :]
 
-        def own(part: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: t.to(self._mean[name], copy=True) for name, t in part.items()}
-
-        self._steps, self._count = int(state["steps"]), int(state["count"])
-        self._mean, self._variance = own(state["mean"]), own(state["variance"])
-        self._deviations = [own(one) for one in state["deviations"]][-self.rank :]
+    def _own(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of a saved tensor for each parameter, in the dtype and on the device of the means."""
+        if {name: tuple(t.shape) for name, t in part.items()} != {
+            name: tuple(p.shape) for name, p in self._mean.items()
+        }:
+            raise ValueError("state is of a network with other parameters or shapes")
+        return {name: t.to(self._mean[name], copy=True) for name, t in part.items()}

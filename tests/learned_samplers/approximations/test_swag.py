@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from learned_samplers import SWAG, SampleCollection
+from learned_samplers import SGHMC, SWAG, SampleCollection
 from tests.harness import closure_for, flat, small_data, small_network
 
 
@@ -84,7 +85,80 @@ def test_a_resumed_swag_draws_alike():
     torch.manual_seed(1)
     assert torch.equal(one, draws_of(other_model, other, 3))
     with pytest.raises(ValueError, match="other parameters"):
-        walked(torch.zeros(0, 4))[1].load_state_dict(swag.state_dict())
+        walked(torch.zeros(0, 4), rank=3)[1].load_state_dict(swag.state_dict())
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda swag: torch.save(swag, io.BytesIO())])
+def test_a_copy_would_draw_the_present_weights_for_ever_and_is_refused(copied):
+    _, swag = walked(torch.randn(10, 5))
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled.* state_dict\(\)"):
+        copied(swag)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"burn_in": 2}, "burn_in=2 differs from 0 in the state dict"),
+        ({"thinning": 5}, "thinning=5 differs from 1 in the state dict"),
+        ({"rank": 3}, "rank=3 differs from 20 in the state dict"),
+        ({"generator": torch.Generator()}, "generator='its own' differs from None in the state dict"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_settings(own, message):
+    saved = walked(torch.randn(10, 5))[1].state_dict()
+    _, other = walked(torch.randn(4, 5), **own)
+    before = len(other)
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(saved)
+    assert len(other) == before
+    for key in ("settings", "generator"):  # as states were before they said it
+        del saved[key]
+    other.load_state_dict(saved)
+    assert len(other) == 10
+
+
+def test_a_resumed_generator_does_not_repeat_its_draws():
+    states = torch.randn(10, 5)
+    model, swag = walked(states, generator=torch.Generator().manual_seed(3))
+    first = draws_of(model, swag, 2)
+    buffer = io.BytesIO()
+    torch.save(swag.state_dict(), buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    next_ones = draws_of(model, swag, 2)
+    other_model, other = walked(torch.zeros(0, 5), generator=torch.Generator().manual_seed(3))
+    other.load_state_dict(saved)
+    resumed = draws_of(other_model, other, 2)
+    assert torch.equal(resumed, next_ones)
+    assert not torch.equal(resumed, first)
+
+
+@pytest.mark.parametrize("sampler", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_step_is_collected_from(backend, sampler):
+    """That of torch's optimizers breaks its graph by itself."""
+
+    def fitted(compile_step):
+        torch.compiler.reset()
+        model = small_network()
+        optimizer = (
+            SGHMC(model.parameters(), 0.5, 16, temperature=0.0) if sampler else torch.optim.SGD(model.parameters(), 0.5)
+        )
+        swag = SWAG(model, optimizer, burn_in=4, thinning=2, rank=3)
+        step = optimizer.step
+        if compile_step:
+            step = torch.compile(step, fullgraph=sampler, backend=backend)
+        for _ in range(12):
+            closure_for(model, optimizer)()
+            step()
+        return swag
+
+    plain, compiled = fitted(False).state_dict(), fitted(True).state_dict()
+    assert (compiled["steps"], compiled["count"], len(compiled["deviations"])) == (12, 4, 3)
+    for part in ("mean", "variance"):
+        for name, value in plain[part].items():
+            torch.testing.assert_close(compiled[part][name], value)
+    assert all(value.any() for value in plain["variance"].values())
 
 
 def test_its_draws_are_samples_that_predict_and_save(tmp_path):
@@ -187,14 +261,22 @@ def test_complex_weights_are_refused():
     [
         ({"variance": {"theta": torch.tensor([1.0, float("nan")])}}, "values of 'theta' that are not finite"),
         ({"variance": {"theta": torch.tensor([1.0, -1.0])}}, "a negative variance of 'theta'"),
+        ({"mean": None}, "not a state dict of SWAG"),
+        ({"deviations": [torch.zeros(2)]}, "not a state dict of SWAG"),
+        ({"generator": torch.zeros(3, dtype=torch.uint8)}, "generator is broken"),
+        ({"settings": "all"}, "not a state dict of SWAG"),
         ({"count": 0}, "does not fit itself: steps=4, count=0, 4 deviations"),
         ({"steps": 1}, "does not fit itself: steps=1, count=4, 4 deviations"),
     ],
 )
 def test_a_state_that_cannot_be_is_refused_and_nothing_has_changed(change, message):
-    _, swag = walked(torch.randn(4, 2))
+    _, swag = walked(torch.randn(4, 2), generator=torch.Generator())
     before = swag.state_dict()
     with pytest.raises(ValueError, match=message):
         swag.load_state_dict({**before, **change})
+    for nothing in ({}, None, [1.0]):
+        with pytest.raises(ValueError, match="not a state dict of SWAG"):
+            swag.load_state_dict(nothing)
     assert len(swag) == 4
+    assert torch.equal(swag.state_dict()["generator"], before["generator"])
     assert torch.equal(swag.state_dict()["variance"]["theta"], before["variance"]["theta"])
