@@ -21,9 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
-        runs = Runs(options)
-    torch.set_num_threads(1)
-    table, acceptance = write(runs, command_line("regression", arguments))
+        torch.set_num_threads(1)
+        table, acceptance = write(Runs(options), command_line("regression", arguments))
     print(f"HMC accepts {acceptance:.2f} of its proposals. Standard deviation of the function:")
     for name, row in table.items():
         print(

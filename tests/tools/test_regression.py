@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from experiments.toys import regression
 from experiments.toys.regression import RANGES, Options, Runs, summary, training_data
 from regression import main
 
@@ -67,11 +68,53 @@ def test_the_command_writes_a_figure_and_numbers(tmp_path, capsys):
     [
         (["--num-data", "10", "--batch-size", "20"], "batch_size=20 exceeds the 10 training points"),
         (["--noise", "0"], "noise must be positive, got 0"),
-        (["--samples", "0"], "samples must be at least 1, got 0"),
+        (["--samples", "1"], "samples must be at least 2, got 1"),
+        (["--hidden", "5", "0"], "hidden must hold positive integers, got (5, 0)"),
+        (["--lr", "0"], "lr must be positive, got 0.0"),
+        (["--sghmc-lr", "nan"], "sghmc_lr must be positive, got nan"),
+        (["--ensemble-lr", "-1"], "ensemble_lr must be positive, got -1.0"),
+        (["--burn-in", "-1"], "burn_in must not be negative, got -1"),
+        (["--hmc-burn-in", "-1"], "hmc_burn_in must not be negative, got -1"),
+        (["--prior-precision", "-1"], "prior_precision must not be negative, got -1.0"),
+        (["--leapfrog-steps", "0"], "leapfrog_steps must be at least 1, got 0"),
+        (["--network", "nonsense"], "no shipped weights are named 'nonsense'"),
     ],
 )
-def test_bad_arguments_are_refused_by_name(capsys, arguments, message):
+def test_bad_arguments_are_refused_by_name_before_anything_runs(capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(Runs, "hmc", lambda *_: pytest.fail("HMC has run"))
     with pytest.raises(SystemExit) as caught:
-        main(arguments)
+        main([*SMALL, *arguments])
     assert caught.value.code
-    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert message in " ".join(f"{caught.value.code} {capsys.readouterr().err}".replace("│", " ").split())
+
+
+def test_what_goes_wrong_in_a_run_is_one_line(tmp_path, monkeypatch):
+    """And no file is left that is no JSON."""
+    monkeypatch.setattr(Runs, "ensemble", lambda self: Infinite(self.stochastic("SGHMC")))
+    with pytest.raises(SystemExit, match="error: deep ensemble: the predictions are not finite"):
+        main([*SMALL, "--out", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+
+
+class Infinite:
+    """A collection whose predictions have overflowed."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def predict_samples(self, *arguments, **options):
+        return self.samples.predict_samples(*arguments, **options) * torch.inf
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(Runs, "hmc", lambda *_: pytest.fail("HMC has run"))
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=r"error: .*file"):
+        main([*SMALL, "--out", str(tmp_path / "file")])
+
+
+def test_numbers_that_are_no_json_are_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(regression, "summary", lambda *_: {"HMC": {"std_data": float("nan")}})
+    with pytest.raises(SystemExit, match=r"error: .*JSON"):
+        main([*SMALL, "--out", str(tmp_path)])
+    assert not (tmp_path / "regression.json").exists()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from experiments.common.methods import Method, by_name
-from experiments.common.options import at_least_one
+from experiments.common.options import at_least_one, positive
 from learned_samplers import FSVGD, SGHMC
 from learned_samplers.particles import FittedPrior, measurement_set
 from meta_tasks.networks import batched_mlp
@@ -57,9 +57,7 @@ class Budget:
         at_least_one(self, "contexts", "members", "interval", "steps", "batch_size", "initial_pulls")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"hidden must hold positive widths, got {self.hidden}")
-        for name in ("fsvgd_lr", "bootstrap_lr", "sghmc_lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        positive(self, "fsvgd_lr", "bootstrap_lr", "sghmc_lr")
 
 
 class History:

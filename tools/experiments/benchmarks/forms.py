@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from experiments.benchmarks.timing import interleaved, write_table
 from experiments.common import compiling
 from experiments.common.compiling import LEAST_CHANNELS
-from experiments.common.options import at_least_one
+from experiments.common.options import at_least, at_least_one
 from experiments.common.tables import markdown
 from meta_tasks.networks import architectures
 
@@ -45,8 +45,7 @@ class FormsBenchmark:
         at_least_one(self, "size", "batch_size", "threads")
         if self.width < LEAST_CHANNELS:  # torch's channels-last gradient is wrong below: bears_channels_last
             raise ValueError(f"width must be at least {LEAST_CHANNELS}, got {self.width}")
-        if self.rounds < 2:
-            raise ValueError(f"rounds must be at least 2, got {self.rounds}")
+        at_least(2, self, "rounds")
 
 
 class Form:

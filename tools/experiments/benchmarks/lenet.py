@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from experiments.benchmarks.timing import interleaved, write_table
-from experiments.common.options import at_least_one
+from experiments.common.options import at_least, at_least_one
 from experiments.common.tables import markdown
 from experiments.multi_task.networks import LeNet
 
@@ -37,8 +37,7 @@ class LeNetBenchmark:
 
     def __post_init__(self) -> None:
         at_least_one(self, "batch_size", "particles", "threads")
-        if self.rounds < 2:
-            raise ValueError(f"rounds must be at least 2, got {self.rounds}")
+        at_least(2, self, "rounds")
 
 
 class Variants:

@@ -65,10 +65,22 @@ class DeviceOptions:
 
 def at_least_one(options: Any, *names: str) -> None:
     """Raise ValueError for the first of these attributes that is below 1; None is left alone."""
+    at_least(1, options, *names)
+
+
+def at_least(least: int, options: Any, *names: str) -> None:
+    """Raise ValueError for the first of these attributes that is below ``least``; None is left alone."""
     for name in names:
         value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def positive(options: Any, *names: str) -> None:
+    """Raise ValueError for the first of these attributes that is not above 0."""
+    for name in names:
+        if not getattr(options, name) > 0:
+            raise ValueError(f"{name} must be positive, got {getattr(options, name)}")
 
 
 def not_negative(options: Any, *names: str) -> None:

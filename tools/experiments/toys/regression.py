@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from experiments.common.figures import new_figure
-from experiments.common.options import at_least_one
+from experiments.common.options import at_least, at_least_one, not_negative, positive
 from experiments.common.output import settings_of
 from learned_samplers import HMC, L2E, SGHMC, PosteriorSamples
+from learned_samplers.base.files import write_atomically
 from learned_samplers.posterior.collecting import SampleCollection
 
 RANGES = ((-5.0, -1.0), (1.0, 4.0))
@@ -66,9 +67,13 @@ class Options:
     out: Path = Path("runs/regression")
 
     def __post_init__(self) -> None:
-        at_least_one(self, "num_data", "samples", "thinning", "batch_size", "ensemble_steps", "hmc_thinning")
-        if not self.noise > 0:
-            raise ValueError(f"noise must be positive, got {self.noise}")
+        counts = ("num_data", "thinning", "batch_size", "ensemble_steps", "hmc_thinning", "leapfrog_steps")
+        at_least_one(self, *counts)
+        at_least(2, self, "samples")  # whose standard deviation is drawn
+        positive(self, "noise", "lr", "sghmc_lr", "ensemble_lr")
+        not_negative(self, "prior_precision", "burn_in", "hmc_burn_in")
+        if min(self.hidden, default=1) < 1:
+            raise ValueError(f"hidden must hold positive integers, got {self.hidden}")
         if self.batch_size > self.num_data:
             raise ValueError(f"batch_size={self.batch_size} exceeds the {self.num_data} training points")
 
@@ -95,11 +100,16 @@ def network(options: Options) -> nn.Sequential:
 
 
 class Runs:
-    """The four methods on the same data."""
+    """The four methods on the same data.
+
+    Raises:
+        ValueError, OSError: there are no weights of that name, or not for these layers.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.x, self.y = training_data(options)
+        self.sampler("L2E", network(options))  # here already, before HMC has run for minutes
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Mean negative log-likelihood in nats, without its constant."""
@@ -115,12 +125,15 @@ class Runs:
             self.loss(model, self.x[index], self.y[index]).backward()
             optimizer.step()
 
+    def sampler(self, label: str, model: nn.Module) -> L2E | SGHMC:
+        options = self.options
+        if label == "L2E":
+            return L2E(model.parameters(), options.lr, network=options.network, **self.common())
+        return SGHMC(model.parameters(), options.sghmc_lr, **self.common())
+
     def stochastic(self, label: str) -> SampleCollection:
         options, model = self.options, network(self.options)
-        if label == "L2E":
-            sampler: L2E | SGHMC = L2E(model.parameters(), options.lr, network=options.network, **self.common())
-        else:
-            sampler = SGHMC(model.parameters(), options.sghmc_lr, **self.common())
+        sampler = self.sampler(label, model)
         steps = options.burn_in + options.samples * options.thinning
         with PosteriorSamples(model, sampler, burn_in=options.burn_in, thinning=options.thinning) as samples:
             self.minibatches(model, sampler, steps, label)
@@ -193,7 +206,12 @@ def figure(path: Path, functions: dict[str, Tensor], grid: Tensor, data: tuple[T
 
 
 def write(runs: Runs, command: str) -> tuple[dict[str, dict[str, float]], float]:
-    """Run the four methods; write figure and numbers; returns the table of `summary` and HMC's acceptance rate."""
+    """Run the four methods; write figure and numbers; returns the table of `summary` and HMC's acceptance rate.
+
+    Raises:
+        FloatingPointError: a prediction is not finite.
+    """
+    runs.options.out.mkdir(parents=True, exist_ok=True)
     options, grid = runs.options, torch.linspace(*GRID, 261)[:, None]
     functions: dict[str, Tensor] = {}
     seconds: dict[str, float] = {}
@@ -207,9 +225,11 @@ def write(runs: Runs, command: str) -> tuple[dict[str, dict[str, float]], float]
             samples = runs.ensemble() if label == "deep ensemble" else runs.stochastic(label)
         seconds[label] = time.perf_counter() - started
         functions[label] = samples.predict_samples(grid, output="regression")[..., 0]
+        if not functions[label].isfinite().all():
+            raise FloatingPointError(f"{label}: the predictions are not finite")
     table = summary(functions, grid, seconds)
-    options.out.mkdir(parents=True, exist_ok=True)
-    figure(options.out / "regression.png", functions, grid, (runs.x, runs.y))
     content = {"command": command, "options": settings_of(options), "hmc_acceptance_rate": acceptance, "methods": table}
-    (options.out / "regression.json").write_text(json.dumps(content, indent=1))
+    numbers = json.dumps(content, indent=1, allow_nan=False)
+    figure(options.out / "regression.png", functions, grid, (runs.x, runs.y))
+    write_atomically(options.out / "regression.json", numbers.encode())
     return table, acceptance
