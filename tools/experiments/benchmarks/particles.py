@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.benchmarks.timing import interleaved, seconds, write_table
+from experiments.common.options import at_least, at_least_one, positive
 from learned_samplers import MGDA, MOOSVGD, MTSGD
 
 NUM_DATA = 120_000
@@ -52,13 +53,11 @@ class ParticleBenchmark:
         for name in ("particles", "tasks"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ValueError(f"{name} must hold positive integers, got {getattr(self, name)}")
-        if self.rounds < 2:
-            raise ValueError(f"rounds must be at least 2, got {self.rounds}")
+        at_least_one(self, "threads")
+        at_least(2, self, "rounds")
         if self.clock == "processor" and self.device != "cpu":
             raise ValueError(f"clock='processor' does not see what device={self.device!r} does")
-        for name in ("most_seconds", "most_millions"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        positive(self, "most_seconds", "most_millions")
 
 
 def trunk(name: str) -> nn.Module:

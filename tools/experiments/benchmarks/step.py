@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from experiments.benchmarks.contestants import COMPILED, NUM_DATA, SAMPLERS, lean_l2e, step_of, uncompiled
 from experiments.benchmarks.timing import interleaved, write_table
+from experiments.common.options import at_least, at_least_one
 from learned_samplers import L2E, SGHMC, KineticL2E, MetaSGMCMC
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
 from learned_samplers.learned.whitening import ROOT_EVERY
@@ -56,6 +57,12 @@ class StepBenchmark:
     out: Path | None = None
 
     def __post_init__(self) -> None:
+        at_least_one(self, "threads")
+        at_least(2, self, "rounds")  # of which a percentile is taken
+        if self.long_rounds:
+            at_least(2, self, "long_rounds")
+        if min(self.sizes, default=1) < 1:
+            raise ValueError(f"sizes must hold positive integers, got {self.sizes}")
         if self.clock == "processor" and self.device != "cpu":
             raise ValueError(f"clock='processor' does not see what device={self.device!r} does")
         if unknown := set(self.samplers) - set(SAMPLERS):

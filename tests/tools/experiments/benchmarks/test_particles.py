@@ -128,6 +128,7 @@ WRONG = [
     {"particles": ()},
     {"tasks": (0,)},
     {"rounds": 1},
+    {"threads": 0},
 ]
 
 

@@ -23,6 +23,21 @@ def test_the_processors_clock_is_for_a_cpu():
         StepBenchmark(clock="processor", device="cuda")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rounds": 1}, "rounds must be at least 2, got 1"),
+        ({"long_rounds": 1}, "long_rounds must be at least 2, got 1"),
+        ({"long_rounds": -2}, "long_rounds must be at least 2, got -2"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"sizes": (16, 0)}, r"sizes must hold positive integers, got \(16, 0\)"),
+    ],
+)
+def test_bad_options_are_named_before_anything_is_timed(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        StepBenchmark(**wrong)
+
+
 def test_every_training_step_of_the_resnet_is_one():
     for name, take in resnet_steps(8, "cpu", batch=4).items():
         assert 1 < take().item() < 5, name
