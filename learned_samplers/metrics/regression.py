@@ -29,10 +29,24 @@ def gaussian_nll(mean: Any, variance: Any, targets: Any) -> float:
     """
     y = reals("targets", targets)
     m, v = _moments(mean, variance, y, mixture=True)
-    density = -0.5 * ((y - m).square() / v + v.log() + math.log(2 * math.pi))
-    if m.ndim > y.ndim:
-        density = density.logsumexp(0) - math.log(len(m))
-    return -density.mean().item()
+    if m.ndim == y.ndim:
+        m, v = m[None], v[None]
+    return -mixture_log_density(m, v, y).mean().item()
+
+
+def mixture_log_density(mean: Tensor, variance: Tensor, targets: Tensor, *, joint: int = 0) -> Tensor:
+    """Log-density log (1/K) Σ_k N(y; m_k, v_k) of each target under an equally weighted mixture of Gaussians, in nats.
+
+    Args:
+        mean: (K, N, ...).
+        variance: the same shape, or one that broadcasts to it.
+        targets: (N, ...).
+        joint: so many of the last axes are one target of several numbers, independent under each of the Gaussians; the
+            result is without these axes.
+    """
+    density = -0.5 * ((targets - mean).square() / variance + variance.log() + math.log(2 * math.pi))
+    density = density.sum(tuple(range(-joint, 0))) if joint else density
+    return density.logsumexp(0) - math.log(len(mean))
 
 
 def gaussian_crps(mean: Any, variance: Any, targets: Any) -> float:

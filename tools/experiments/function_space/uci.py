@@ -15,6 +15,7 @@ from experiments.common.methods import Method, by_name
 from experiments.function_space.stacked_mlp import SeparateGroups, StackedMLP
 from experiments.function_space.uci_data import Standardised
 from learned_samplers import FSVGD, HMC, SGHMC, SVGD, LinearScalarisation
+from learned_samplers.metrics.regression import mixture_log_density
 from learned_samplers.particles import RBF, FittedPrior, measurement_set, regression_loss
 from meta_tasks.progress import progress
 
@@ -278,7 +279,6 @@ def scores(fit: Fit, data: Standardised) -> tuple[Tensor, Tensor]:
     """RMSE of the mean prediction and mean log-density of the equally weighted mixture, (G,), in original units."""
     outputs, targets = fit.outputs.double(), data.test_y.T.double()
     rmse = (outputs.mean(1) - targets).square().mean(1).sqrt() * data.deviation
-    log_noise = fit.log_noise.double()[:, :, None]
-    densities = -((targets[:, None] - outputs) / log_noise.exp()).square() / 2 - log_noise - math.log(2 * math.pi) / 2
-    mixture = densities.logsumexp(1) - math.log(outputs.shape[1])
+    variance = (2 * fit.log_noise.double()).exp()[:, :, None]
+    mixture = mixture_log_density(outputs.transpose(0, 1), variance.transpose(0, 1), targets)
     return rmse, mixture.mean(1) - data.deviation.log()

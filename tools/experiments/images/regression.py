@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from statistics import NormalDist
 
 import torch
@@ -14,6 +13,7 @@ from experiments.images.effective_size import median_ess
 from experiments.images.likelihood import Regression
 from experiments.images.result import Result
 from learned_samplers import metrics
+from learned_samplers.metrics.regression import mixture_log_density
 from learned_samplers.posterior.collecting import SampleCollection
 from meta_tasks.datasets import ImageData
 
@@ -28,9 +28,8 @@ def moments(samples: SampleCollection, x: Tensor, likelihood: Regression) -> tup
 
 
 def nll(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-    """−log of the mixture's density of each example, (n,), in nats, summed over its targets."""
-    density = -0.5 * ((y - mean).square() / variance + variance.log() + math.log(2 * math.pi)).sum(2)
-    return math.log(len(mean)) - density.logsumexp(0)
+    """−log of the mixture's density of each example, (n,), in nats; its targets are independent under each sample."""
+    return -mixture_log_density(mean, variance, y, joint=1)
 
 
 def score_regression(
