@@ -23,6 +23,10 @@ from learned_samplers.posterior.storage import chunks
 State = Mapping[str, Tensor]
 
 
+class OwnBuffers(ValueError):
+    """Samples have buffers of their own, such as running statistics, none of which fit weights between two samples."""
+
+
 def cosine_similarity(samples: Iterable[State] | Tensor) -> np.ndarray:
     """Matrix (K, K) of ⟨θ_i, θ_j⟩ / (‖θ_i‖ ‖θ_j‖) between samples, each taken as one vector.
 
@@ -238,8 +242,8 @@ def network_loss(
 
     Raises:
         RuntimeError: there is no sample yet.
-        ValueError: an argument that cannot be used, a network with running statistics, or samples with different
-            buffers.
+        OwnBuffers: a network with running statistics, or samples with different buffers.
+        ValueError: an argument that cannot be used.
     """
     validation.one_of("kind", kind, ("nll", "error"))
     validation.whole("batch_size", batch_size)
@@ -247,7 +251,7 @@ def network_loss(
     if len(labels) != len(inputs[0]):
         raise ValueError(f"labels must be as many as the {len(inputs[0])} inputs, got {len(labels)}")
     if normalisation_buffers(model):
-        raise ValueError(
+        raise OwnBuffers(
             f"samples: {type(model).__name__} has running statistics, which do not fit weights between two samples"
         )
     samples._require_samples("whose loss could be computed")
@@ -278,14 +282,14 @@ def network_loss(
 
 
 def _shared_buffers(samples: SampleCollection) -> dict[str, Tensor]:
-    """The buffers that every sample holds a copy of, the same in all; ValueError where one differs."""
+    """The buffers that every sample holds a copy of, the same in all; OwnBuffers where one differs."""
     first = samples._store.read(0)
     shared = {name: tensor for name, tensor in first.items() if name not in samples.parameter_names}
     for k in range(1, len(samples) if shared else 0):
         other = samples._store.read(k)
         for name, tensor in shared.items():
             if not same_values(tensor, other[name]):
-                raise ValueError(
+                raise OwnBuffers(
                     f"samples: the buffer {name!r} differs from sample 0 to sample {k}, and no values of it belong to "
                     "the weights between two samples"
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from experiments.images.result import Result, new_result
 from experiments.images.scoring import score, validate, write_curves
 from experiments.images.settings import Settings
 from experiments.images.training import build_network, hmc_run, own_network
+from learned_samplers.diagnostics.landscape import OwnBuffers
 from learned_samplers.integrations.tensorboard import write_settings
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from learned_samplers.posterior.tensor_files import NotFinite
@@ -148,8 +149,9 @@ class ImageRuns:
     def add_modes(self, result: Result, settings: Settings) -> None:
         """Fill in `Result.modes`, once, of a classification's run that has several samples."""
         if result.diverged is None and result.num_samples > 1 and result.modes is None and self.data.num_classes:
-            result.modes = modes(self.samples(result, settings), self.data)
-            self.keep(result)
+            with suppress(OwnBuffers):
+                result.modes = modes(self.samples(result, settings), self.data)
+                self.keep(result)
 
     def add_convergence(self, result: Result, settings: Settings, *, layers: bool) -> None:
         """Fill in `Result.converged`, once, of a chain with enough samples."""
@@ -163,8 +165,9 @@ class ImageRuns:
     def add_plane(self, result: Result, settings: Settings) -> None:
         """Fill in `Result.plane`, once, of a classification's run that has three samples."""
         if result.diverged is None and result.num_samples > 2 and result.plane is None and self.data.num_classes:
-            result.plane = error_plane(self.samples(result, settings), self.data)
-            self.keep(result)
+            with suppress(OwnBuffers):
+                result.plane = error_plane(self.samples(result, settings), self.data)
+                self.keep(result)
 
     def samples(self, result: Result, settings: Settings) -> SampleCollection:
         """A run's weights, as a collection that predicts."""
