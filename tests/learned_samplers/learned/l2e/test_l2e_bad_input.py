@@ -25,7 +25,12 @@ NAN = float("nan")
     ("cls", "settings", "error", "message"),
     [
         (L2E, {"network": None, "lr": None}, ValueError, "lr must be given"),
-        (L2E, {"network": None, "num_data": None}, TypeError, "num_data must be a number, got None"),
+        (
+            L2E,
+            {"network": None, "num_data": None},
+            TypeError,
+            "num_data must be the number of training examples, such as len(train_set), got None",
+        ),
         (L2E, {"network": None, "form": "residuals"}, ValueError, "form must be one of 'residual', 'paper'"),
         (L2E, {"network": None, "feature_set": "rich"}, ValueError, "feature_set must be one of .* got 'rich'"),
         (L2E, {"network": 3}, TypeError, "network must be a name, a path, an nn.Module or None, got 3"),
