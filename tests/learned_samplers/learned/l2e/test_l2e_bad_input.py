@@ -29,7 +29,7 @@ NAN = float("nan")
             L2E,
             {"network": None, "num_data": None},
             TypeError,
-            "num_data must be the number of training examples, such as len(train_set), got None",
+            "num_data must be the number of training examples, such as .*, got None",
         ),
         (L2E, {"network": None, "form": "residuals"}, ValueError, "form must be one of 'residual', 'paper'"),
         (L2E, {"network": None, "feature_set": "rich"}, ValueError, "feature_set must be one of .* got 'rich'"),
