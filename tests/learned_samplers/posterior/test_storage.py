@@ -1,19 +1,17 @@
-"""Samples on disk: saving, loading, streaming, full disks, wrong files; and the way to ArviZ."""
+"""Samples on disk: saving, loading, streaming, full disks, wrong files."""
 
 import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from learned_samplers.posterior import PosteriorSamples, SampleCollection, arviz_export, to_arviz
+from learned_samplers.posterior import PosteriorSamples, SampleCollection
 
 
 def model_of(hidden=8, norm=False, seed=0):
@@ -352,60 +350,3 @@ def test_save_on_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device.*samples\.safetensors"):
         posterior.save(path)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
-
-
-# -- ArviZ ------------------------------------------------------------------------------------------------------------
-
-
-def test_to_arviz_has_every_coordinate_in_its_place():
-    _, _, first = run(6, burn_in=1)
-    _, _, second = run(6, burn_in=1, model=model_of(seed=1))
-    data = first.to_arviz(second, max_parameters=None)
-    weights = data.posterior["weights"]
-    assert weights.dims == ("chain", "draw", "parameter")
-    assert weights.shape == (2, 5, 4 * 8 + 8 + 8 * 3 + 3)
-    for c, chain in enumerate((first, second)):
-        for k, sample in enumerate(chain):
-            row = weights[c, k]
-            assert row.sel(parameter="0.weight[7,2]").item() == sample["0.weight"][7, 2].item()
-            assert row.sel(parameter="2.bias[1]").item() == sample["2.bias"][1].item()
-            flat = torch.cat([tensor.ravel() for tensor in sample.values()])
-            np.testing.assert_array_equal(row.values, flat.numpy().astype(np.float64))
-    assert data.sample_stats["step"].values.tolist() == [[2, 3, 4, 5, 6]] * 2
-    assert data.sample_stats["cycle"].values.tolist() == [[0] * 5] * 2
-
-
-def test_to_arviz_of_the_other_kind(monkeypatch):
-    """ArviZ 1 takes the groups in one dictionary; these tests have been run with 1.3 as well."""
-    _, _, posterior = run()
-    for module in (
-        SimpleNamespace(__version__="1.3.0", from_dict=lambda data, coords, dims: (data, coords, dims)),
-        SimpleNamespace(
-            __version__="0.23.4",
-            from_dict=lambda posterior, sample_stats, coords, dims: (
-                {"posterior": posterior, "sample_stats": sample_stats},
-                coords,
-                dims,
-            ),
-        ),
-    ):
-        monkeypatch.setattr(arviz_export, "import_arviz", lambda module=module: module)
-        groups, coordinates, dimensions = posterior.to_arviz(max_parameters=2)
-        assert groups["posterior"]["weights"].shape == (1, len(posterior), 2)
-        assert groups["sample_stats"]["step"].tolist() == [posterior.steps]
-        assert len(coordinates["parameter"]) == 2
-        assert dimensions == {"weights": ["parameter"]}
-
-
-def test_to_arviz_takes_some_of_the_parameters():
-    _, _, posterior = run()
-    chosen = posterior.to_arviz(parameters=["2.weight"], max_parameters=4).posterior["weights"]
-    assert chosen.parameter.values.tolist() == ["2.weight[0,0]", "2.weight[0,6]", "2.weight[1,4]", "2.weight[2,2]"]
-    with pytest.raises(ValueError, match=r"parameters must be among \[.*\], got \['3\.weight'\]"):
-        posterior.to_arviz(parameters=["3.weight"])
-    with pytest.raises(ValueError, match="max_parameters must be at least 1, got 0"):
-        posterior.to_arviz(max_parameters=0)
-    with pytest.raises(ValueError, match=r"same number of samples, got \[6, 3\]"):
-        to_arviz([posterior, run(3)[2]])
-    with pytest.raises(ValueError, match=r"chains\[1\] has other parameters"):
-        posterior.to_arviz(run(model=model_of(hidden=9))[2])
