@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -113,31 +112,6 @@ def layers_of(network: nn.Module) -> Phi:
     return [(linear.weight, linear.bias) for linear in linears]
 
 
-def check_forward(network: nn.Module) -> None:
-    """Raise ValueError if a module of the user's own class computes something else than its layers with ReLU between.
-
-    The rules read the ``nn.Linear`` layers and never call the module. One without a ``forward`` just holds them.
-    """
-    if isinstance(network, nn.Sequential) or type(network).forward is nn.Module.forward:
-        return  # of the first `layers_of` sees the layers themselves
-    stream, copied = torch.Generator().manual_seed(0), copy.deepcopy(network).to("cpu", torch.float64)
-    with torch.no_grad():
-        phi = layers_of(copied)
-        for part in (part for pair in phi for part in pair):  # a last layer of zeros would hide what lies before it
-            part.add_(torch.randn(part.shape, generator=stream, dtype=part.dtype))
-        x = torch.randn(phi[0][0].shape[1], 16, generator=stream, dtype=torch.float64)
-        expected = _through(phi, x).T
-        try:
-            found = copied(x.T)
-        except Exception as error:
-            raise ValueError(f"network's forward fails on features (16, {len(x)}): {error}") from error
-    if getattr(found, "shape", None) != expected.shape or not torch.allclose(found, expected):
-        raise ValueError(
-            f"network's forward must be its nn.Linear layers in the order in which they were made, with ReLU between "
-            f"them and nothing else, for that is what a step computes; {type(network).__name__} gives something else"
-        )
-
-
 def shapes_of(phi: Phi) -> tuple[tuple[int, int], ...]:
     """(out, in) of each layer."""
     return tuple((weight.shape[-2], weight.shape[-1]) for weight, _ in phi)
@@ -187,7 +161,7 @@ def raw_outputs(phi: Phi, scales: TensorScales, rows: slice) -> tuple[Tensor, ..
     """Some of the network's outputs on every coordinate, (..., d) each, with neither bound nor gate."""
     *hidden, (weight, bias) = phi
     layers = [*hidden, (weight[..., rows, :], bias[..., rows])]
-    y = torch.cat([_through(layers, block) for block in _blocks(phi, scales)], -1)
+    y = torch.cat([through(layers, block) for block in _blocks(phi, scales)], -1)
     return y.unbind(-2)
 
 
@@ -204,7 +178,7 @@ def _outputs(
     gated = weight.shape[-2] == 3 and 1 in heads
     rows = slice(heads[0], 3 if gated else heads[-1] + 1)
     layers = [*hidden, (weight[..., rows, :], bias[..., rows])]
-    outputs = [_through(layers, block) for block in blocks]
+    outputs = [through(layers, block) for block in blocks]
     y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
     main = y[..., :-1, :] if gated else y
     if output_bound is not None:
@@ -215,7 +189,8 @@ def _outputs(
     return (*others, last)
 
 
-def _through(layers: Phi, x: Tensor) -> Tensor:
+def through(layers: Phi, x: Tensor) -> Tensor:
+    """Layer after layer with ReLU between: x is (..., F, d), or (F, d), and may be any features."""
     for i, (weight, bias) in enumerate(layers):
         x = _affine(weight, bias.unsqueeze(-1), x)
         if i < len(layers) - 1:

@@ -18,7 +18,8 @@ from learned_samplers.base.step import GroupInputs
 from learned_samplers.learned.badge import HEURISTIC, badge_of
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.flat_buffers import gather, scatter, together
-from learned_samplers.learned.network import Phi, check_forward, flatten, layers_of, shapes_of
+from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
+from learned_samplers.learned.network_check import check_forward
 from learned_samplers.learned.settings import LearnedSettings, differences
 from learned_samplers.learned.weights import resolve
 from learned_samplers.learned.whitening import RootSteps, initial_whitening

@@ -21,7 +21,8 @@ from torch import nn
 
 from learned_samplers.base.files import write_atomically
 from learned_samplers.learned.cards import FORMAT, VERSION, brought_up_to_date, check_card
-from learned_samplers.learned.network import check_forward, layers_of, shapes_of
+from learned_samplers.learned.network import layers_of, shapes_of
+from learned_samplers.learned.network_check import check_forward
 from learned_samplers.learned.settings import LearnedSettings
 
 #: Where the weights lie that ship with the package: in the package ``pretrained``, beside this one.
