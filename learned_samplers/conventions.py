@@ -52,9 +52,13 @@ def convert(source: str, target: str, *, num_data: float, **values: float) -> di
     if step not in values:
         raise ValueError(f"{step} must be given for {source!r}")
     validation.positive(step, values[step])
+    for name in {"temperature", "prior_precision", "weight_decay"} & set(values):
+        validation.non_negative(name, values[name])
     ours = _to_ours(source, num_data, values)
-    if ours.get("momentum_decay") is not None:
-        validation.fraction(f"momentum_decay that {source!r} implies", ours["momentum_decay"], open_left=True)
+    if (decay := ours.get("momentum_decay")) is not None:
+        validation.fraction(f"momentum_decay that {source!r} implies", decay, open_left=True)
+        if target == "welling_teh" and decay != 1:
+            raise ValueError(f"{target!r} has no momentum, and {source!r} has momentum decay {decay:g}")
     return {k: v for k, v in _from_ours(target, num_data, ours).items() if v is not None}
 
 

@@ -1,10 +1,11 @@
 """Differentiable samplers: ``higher`` unrolls the chain, and gradients flow through every step of it.
 
-``import learned_samplers.differentiable`` (it needs ``pip install "learned-samplers[higher]"``) makes every sampler of
+``import learned_samplers.differentiable`` (it needs ``pip install "learned-samplers[higher]"``) makes the samplers of
 this package known to ``higher``; where ``higher`` was imported first, ``import learned_samplers`` does. Then
 ``higher.innerloop_ctx(model, sampler)`` works, with the same rules as the samplers', out of place and on the autograd
-tape (`L2E` and `ScaleAdaptedL2E` with weights that do not whiten, such as `l2e` and `scale-adapted-l2e`). Gradients
-flow to initial parameters, to hyperparameters given as ``override={"lr": [tensor]}``, and to the data.
+tape (`L2E` and `ScaleAdaptedL2E` with weights that do not whiten, such as `l2e` and `scale-adapted-l2e`; not `HMC`, and
+not `SGLRW`, whose steps are of one length whatever the gradient). Gradients flow to initial parameters, to
+hyperparameters given as ``override={"lr": [tensor]}``, and to the data.
 A sampler of your own is made known by ``register(MySampler)``.
 """
 
@@ -45,6 +46,13 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
                 f"{type(other).__name__} keeps float32 copies of half-precision parameters, which higher has not: take "
                 "float32 parameters, or master_weights=False, which rounds every step"
             )
+        if other.not_differentiable:
+            raise ValueError(f"{type(other).__name__} cannot be differentiated through: {other.not_differentiable}")
+        if other.schedule is not None:
+            raise ValueError(
+                f"a CyclicalSchedule is attached to {type(other).__name__}, and would not follow the steps of its twin "
+                "in higher: take CyclicalSGMCMC"
+            )
         super().__init__(other, *args, **kwargs)
         self._sampler = other
 
@@ -54,6 +62,7 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
             hyper = sampler.hyper(group, keep_tensors=True) | self._inputs(index)
             for i, (p, gradient) in enumerate(zip(group["params"], grads, strict=True)):
                 if gradient is None:
+                    self._missing(index, i)
                     continue
                 state = self.state[index][i]
                 for name in sampler.state_names:
@@ -71,6 +80,16 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
     def _inputs(self, index: int) -> dict[str, Any]:
         """Further keyword arguments of the rule, for the group of that index."""
         return {}
+
+    def _missing(self, index: int, number: int) -> None:
+        """Raise ValueError where a parameter without a gradient is one that the sampler itself would not skip."""
+        group = self._sampler.param_groups[index]
+        if group["missing_gradient"] == "error" and group["params"][number].requires_grad:
+            name = self._sampler.name_of(group, number)
+            raise ValueError(
+                f"the loss does not depend on parameter {name}: set requires_grad=False to keep it fixed, or give "
+                "missing_gradient='skip' to leave it out of such steps"
+            )
 
 
 class DifferentiableMetaSGMCMC(DifferentiableSampler):
@@ -110,6 +129,8 @@ class DifferentiableMCLMC(DifferentiableSampler):
         sampler, moved = self._sampler, []
         for index, (group, grads) in enumerate(zip(self.param_groups, grouped_grads, strict=True)):
             moved += [(index, i, group, g) for i, g in enumerate(grads) if g is not None]
+            for i in (i for i, g in enumerate(grads) if g is None):
+                self._missing(index, i)
             group["step"] += 1
         params = [group["params"][i] for _, i, group, _ in moved]
         size = sum(p.numel() for p in params)

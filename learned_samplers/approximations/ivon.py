@@ -34,6 +34,12 @@ class _Draws:
         return all(map(math.isfinite, found))
 
 
+_OUTSIDE = (
+    "gradients changed outside of `with sampler.sampled_params():`, where the curvature does not see it; clip, unscale "
+    "or add to them inside the block"
+)
+
+
 class IVON(Sampler):
     """Trains a Gaussian over the weights, much as Adam trains the weights themselves.
 
@@ -224,10 +230,7 @@ class IVON(Sampler):
         for (p, (gradient, version, norm)), after in zip(kept.items(), now, strict=True):
             same = math.isclose(norm, after, rel_tol=1e-5) or not (math.isfinite(norm) or math.isfinite(after))
             if gradients[p] is not gradient or gradient._version != version or not same:
-                raise RuntimeError(
-                    "gradients changed outside of `with sampler.sampled_params():`, where the curvature does not see "
-                    "it; clip or unscale them inside the block"
-                )
+                raise RuntimeError(_OUTSIDE)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch; outside of a block it also forgets the draws since the last step."""
@@ -273,6 +276,8 @@ class IVON(Sampler):
         groups, pending = self.collect_gradients(), self._pending
         self._require_untouched({p: p.grad for inputs in groups for p in inputs.params})
         for inputs in groups:
+            if any(p not in pending.hessians for p in inputs.params):
+                raise RuntimeError(_OUTSIDE)
             estimates = [pending.hessians[p] / pending.count for p in inputs.params]
             inputs.per_parameter["hessian_estimate"] = estimates
             if not all(map(math.isfinite, norms(estimates))) and not all(one.isfinite().all() for one in estimates):

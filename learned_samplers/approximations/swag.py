@@ -201,7 +201,7 @@ class SWAG:
         below = [name for name, t in variance.items() if (t < 0).any()]
         if below:
             raise ValueError(f"state has a negative variance of {below[0]!r}")
-        if steps < count or count < len(deviations):
+        if steps < count or len(deviations) < min(count, 2) or count < len(deviations):
             numbers = f"steps={steps}, count={count}, {len(deviations)} deviations"
             raise ValueError(f"state does not fit itself: {numbers}")
         if self.generator is not None and noise is not None:  # the last that can fail

@@ -52,6 +52,22 @@ def keep_together(sampler: Any) -> None:
         sampler.replicated = False
 
 
+def refuse_late(sampler: Any) -> None:
+    """Raise RuntimeError where a `DistributedDataParallel` module was made after a chain's first step.
+
+    Looked for before steps 2, 3, 5, 9, 17, …: it takes some milliseconds.
+    """
+    taken = sampler.step_count
+    if taken & (taken - 1) or sampler.distributed != "auto":
+        return
+    if are_replicas("auto", [p for group in sampler.param_groups for p in group["params"]]):
+        raise RuntimeError(
+            f"a DistributedDataParallel module holds parameters of this {type(sampler).__name__}, and was made after "
+            "the chain's first step, when each process began to draw noise of its own: make it before, or give "
+            "distributed='replicated' or 'independent'"
+        )
+
+
 def are_replicas(mode: str, params: list[Tensor]) -> bool:
     """Whether the processes hold copies of one chain, for ``distributed=mode``; a local decision, without a message.
 

@@ -75,18 +75,23 @@ def swap_in(sampler: Any, groups: list[GroupInputs]) -> list[tuple[Tensor, Tenso
         for group, inputs in zip(sampler.param_groups, groups, strict=True):
             for i, p in enumerate(inputs.params):
                 if has_master(group, p):
-                    state = sampler.state[p]
-                    state[MASTER] = _follow(p, state.get(MASTER))
                     inputs.gradients[i] = inputs.gradients[i].float()
                     for values in inputs.per_parameter.values():
                         values[i] = values[i].float()
-                    swapped.append((p, p.data))
-                    p.data = state[MASTER]
+                    swapped.append(put_in_place(sampler, p))
     except BaseException:  # out of memory, most likely: no parameter may stay in float32
         for p, own in swapped:
             p.data = own
         raise
     return swapped
+
+
+def put_in_place(sampler: Any, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Put one parameter's master, made if there is none, in its place; the parameter and its own memory."""
+    state, own = sampler.state[p], p.data
+    state[MASTER] = _follow(p, state.get(MASTER))
+    p.data = state[MASTER]
+    return p, own
 
 
 def swap_out(swapped: list[tuple[Tensor, Tensor]]) -> None:

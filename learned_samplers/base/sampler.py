@@ -21,7 +21,7 @@ from learned_samplers.base.parameters import listed_parameters, validate_paramet
 from learned_samplers.base.reseeding import ReseedingWatch
 from learned_samplers.base.saved_state import ResumableOptimizer
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
-from learned_samplers.base.temperatures import temperatures_of
+from learned_samplers.base.temperatures import temperatures_of, warn_of_several
 
 
 class Sampler(ResumableOptimizer):
@@ -62,6 +62,8 @@ class Sampler(ResumableOptimizer):
     #: Why parameters must not be sharded over processes, "" where they may be: where the update acts on each weight by
     #: itself, or takes the statistics of whole tensors from `learned_samplers.base.sharding`.
     not_sharded: str = "its update may need more of a tensor than one process has"
+    #: Why there is no gradient through a step, "" where there is: see `learned_samplers.differentiable`.
+    not_differentiable: ClassVar[str] = ""
     #: "auto", "replicated" or "independent"; see `learned_samplers.base.distributed`.
     distributed: str = "auto"
     #: Whether this process has agreed with the others on the noise of a replicated chain.
@@ -114,6 +116,7 @@ class Sampler(ResumableOptimizer):
         if changed:  # parts of a network that have other numbers of data have no posterior together
             for group in self.param_groups:
                 validation.same_in_all_groups(self, group, ("num_data",))
+            warn_of_several(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in `torch.optim.Optimizer`, after checking its hyperparameters and tensors."""
@@ -131,6 +134,7 @@ class Sampler(ResumableOptimizer):
         dtypes = [master_weights.working_dtype(group, p) for p in tensors]
         group["prior_mean"] = prior_mean.resolve(self, group["prior_mean"], tensors, dtypes)
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
+        validation.whole("step", group["step"], least=0)
         super().add_param_group(group)
         self.mesh = mesh
         if self.schedule is not None:
@@ -204,8 +208,8 @@ class Sampler(ResumableOptimizer):
 
     def _keep_together(self) -> None:
         """With the first step in a process group, find out whether other processes hold this chain too; compare."""
-        if self.replicated is not False and distributed.in_process_group():
-            distributed.keep_together(self)
+        if distributed.in_process_group():
+            distributed.keep_together(self) if self.replicated is not False else distributed.refuse_late(self)
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         """Compute and check the loss and the gradients of all groups; no parameter moves yet.
@@ -287,7 +291,7 @@ class Sampler(ResumableOptimizer):
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         """A fresh state tensor: zeros, or for a momentum with ``momentum_init="normal"`` a draw from N(0, T)."""
         if name == "momentum" and group["momentum_init"] == "normal":
-            temperature = as_number(group["temperature"])
+            temperature = as_number(self.hyper(group)["temperature"])  # that of this step, 0 while a cycle explores
             return self.noise_like(p).mul_(temperature**0.5) if temperature else torch.zeros_like(p)
         return torch.zeros_like(p)
 

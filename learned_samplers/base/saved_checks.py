@@ -90,8 +90,14 @@ def _validate_tensor(name: str, value: Any, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} is not finite")
 
 
-def validate_noise(saved: dict[str, Any], *, own_generator: bool) -> None:
-    """Raise ValueError unless the state of a random number generator is there and is one."""
+def validate_noise(saved: dict[str, Any], *, own_generator: bool, device: torch.device) -> None:
+    """Raise ValueError unless the state of a random number generator is there and is one.
+
+    Args:
+        saved: the state.
+        own_generator: whether the sampler has one of its own.
+        device: of that, or of the one that it would get.
+    """
     states = saved["sampler"].get("rng")
     if not isinstance(states, dict) or not states or not ({"cpu", "generator"} & set(states)):
         raise ValueError("state_dict holds no state of a random number generator: the chain's noise cannot be resumed")
@@ -102,11 +108,14 @@ def validate_noise(saved: dict[str, Any], *, own_generator: bool) -> None:
     for name, state in states.items():
         if not isinstance(state, Tensor) or state.dtype != torch.uint8 or not state.numel():
             raise ValueError(f"state_dict's random number generator {name!r} must be bytes, got {state!r:.60}")
-    if "cpu" in states:
-        try:
-            torch.Generator().set_state(states["cpu"].cpu())
-        except RuntimeError as error:
-            raise ValueError(f"state_dict's state of the CPU's random number generator is broken: {error}") from error
+    # A generator of the sampler's own may be a GPU's, whose state is no CPU's.
+    for name, place in (("cpu", torch.device("cpu")), ("generator", device)):
+        if name in states:
+            try:
+                torch.Generator(place).set_state(states[name].to("cpu"))
+            except RuntimeError as error:
+                whose = "the CPU's random number generator" if name == "cpu" else f"a generator on {place}"
+                raise ValueError(f"state_dict's random state is none of {whose}: {error}") from error
 
 
 _MIXED = "state_dict and sampler must both have a generator= or both use torch's global one"

@@ -33,6 +33,12 @@ class ResumableOptimizer(torch.optim.Optimizer):
     mesh: Any = None
     parts: sharding.Parts | None = None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.mesh is None:  # a copy of a sampler of sharded parameters: they know theirs
+            sharded = (p for group in self.param_groups for p in group["params"] if sharding.is_sharded(p))
+            self.mesh = next((p.device_mesh for p in sharded), None)
+
     def name_of(self, group: dict[str, Any], index: int) -> str:
         """The name of a parameter for messages: its own, or its number and shape."""
         if "param_names" in group:
@@ -157,7 +163,9 @@ class ResumableOptimizer(torch.optim.Optimizer):
             raise ValueError(message)
         assert isinstance(header, dict)
         self.validate_header(header)
-        validate_noise(saved, own_generator=self.generator is not None)
+        mine = self.generator
+        device = self.param_groups[0]["params"][0].device if mine is None else mine.device
+        validate_noise(saved, own_generator=mine is not None, device=device)
         validate_groups(self, saved)
         validate_tensors(self, saved)
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learned_samplers.base.master_weights import has_master, put_in_place, swap_out
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, norms
 
@@ -228,9 +229,8 @@ def _on_parts(sampler: Any, evaluation: Evaluation | None) -> Iterator[None]:
     seed = int(torch.randint(2**62, (), generator=sampler.generator, device=sampler.generator.device))
     try:
         sampler.parts = Parts(seed, owners, sampler.mesh)
-        sampler.state = defaultdict(
-            dict, {parts[p]: {name: local(x) for name, x in own.items()} for p, own in state.items()}
-        )
+        given = {parts[p]: {name: local(x) for name, x in own.items()} for p, own in state.items()}
+        sampler.state = defaultdict(dict, {part: dict(own) for part, own in given.items()})
         for group, params, means in kept:
             group["params"] = [parts[p] for p in params]
             group["prior_mean"] = means if means is None else [local(mean) for mean in means]
@@ -241,7 +241,7 @@ def _on_parts(sampler: Any, evaluation: Evaluation | None) -> Iterator[None]:
         for part, own in sampler.state.items():
             p = owners[part]
             for name, x in own.items():  # in one order everywhere
-                if name not in state[p]:
+                if x is not given.get(part, {}).get(name):  # new, or another tensor than before
                     state[p][name] = _like_parameter(x, p) if is_sharded(p) else x
     except BaseException:
         sampler.generator.set_state(before)
@@ -263,6 +263,12 @@ def make_state(sampler: Any) -> None:
     with torch.no_grad(), on_parts(sampler):
         for group in sampler.param_groups:
             for p in group["params"]:
-                if sampler.parts.owners[p].requires_grad:
+                if not sampler.parts.owners[p].requires_grad:
+                    continue
+                # As in a step: the state of half-precision parameters is made from their float32 copies.
+                swapped = [put_in_place(sampler, p)] if has_master(group, p) else []
+                try:
                     for name in sampler.saved_names(group, p):
                         sampler.state_of(group, p, name)
+                finally:
+                    swap_out(swapped)

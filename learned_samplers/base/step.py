@@ -136,6 +136,22 @@ def blocks(params: list[Tensor], limit: int | None = None) -> Iterator[slice]:
         yield slice(start, len(params))
 
 
+def as_loss(value: Any) -> Tensor:
+    """What a closure returned, as a tensor; a number of Python's keeps its double precision.
+
+    Raises:
+        TypeError: a tensor of half precision: an energy of N losses that are rounded to 8 or 11 bits is a staircase.
+    """
+    if not isinstance(value, Tensor):
+        return torch.as_tensor(value, dtype=torch.float64)
+    if value.dtype in (torch.float16, torch.bfloat16):
+        raise TypeError(
+            f"the closure returned a loss of {value.dtype}, too coarse for an energy: compute it from float32 outputs, "
+            "as loss(outputs.float(), targets)"
+        )
+    return value
+
+
 def chains_of(loss: Tensor, params: list[Tensor]) -> int:
     """Number of chains that a closure's losses (M,) and the parameters' leading axes have; 0 for a scalar loss."""
     if loss.dim() == 0:

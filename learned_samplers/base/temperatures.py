@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,20 @@ def temperatures_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]
     offsets = zip(moved, prior_mean.centred(group, moved), strict=True)
     virial = sum(sharding.total(_single(x) * (num_data * _single(p.grad) + prior * _single(x))) for p, x in offsets)
     return {"kinetic": kinetic, "configurational": virial / size if size else float("nan")}
+
+
+def warn_of_several(sampler: Any) -> None:
+    """Warn, once, where a sampler with a law has groups with different temperatures above 0: heat flows between them."""
+    groups = sampler.param_groups
+    asked = {as_number(group.get("sampling_temperature", group["temperature"])) for group in groups} - {0.0}
+    if len(asked) > 1 and not sampler.__dict__.get("_warned_of_temperatures") and sampler.badge != "heuristic":
+        sampler._warned_of_temperatures = True
+        warnings.warn(
+            f"the parameter groups of {type(sampler).__name__} have temperatures {', '.join(map(format, sorted(asked)))}: "
+            "heat flows between them, and the chain has the law of none. One temperature above 0 for all has a law; "
+            "temperature 0 holds a group at its mode",
+            stacklevel=5,
+        )
 
 
 def _single(x: Tensor) -> Tensor:

@@ -77,9 +77,9 @@ def truth(name: str, value: Any) -> None:
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
-    """``value`` is one of ``choices``."""
+    """``value`` is one of ``choices``; 0 and 1 are not False and True."""
     choices = list(choices)
-    if value not in choices:
+    if not any(isinstance(value, bool) is isinstance(one, bool) and value == one for one in choices):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 

@@ -36,7 +36,8 @@ class MeanLoss:
 
     def gradient(self, rows: Tensor) -> Tensor:
         """Gradient of the mean over ``rows``, one flat vector."""
-        return _flat(torch.autograd.grad(self(rows), list(self.weights.values())))
+        weights = list(self.weights.values())
+        return _flat(_filled(torch.autograd.grad(self(rows), weights, allow_unused=True), weights))
 
     def hessian_times(self, vector: Tensor) -> Tensor:
         """H·v with H the Hessian of the mean over all data; sets the global seed, so that dropout is one function."""
@@ -46,11 +47,10 @@ class MeanLoss:
         direction = [part.view_as(p) for part, p in zip(parts, weights, strict=True)]
         total = torch.zeros_like(vector)
         for rows, share in self._chunks():
-            slope = torch.autograd.grad(self(rows), weights, create_graph=True)
+            slope = _filled(torch.autograd.grad(self(rows), weights, create_graph=True, allow_unused=True), weights)
             along = sum((g * v).sum() for g, v in zip(slope, direction, strict=True))
             product = torch.autograd.grad(along, weights, allow_unused=True)
-            filled = [torch.zeros_like(p) if h is None else h for h, p in zip(product, weights, strict=True)]
-            total += share * _flat(filled)
+            total += share * _flat(_filled(product, weights))
         return total
 
 
@@ -88,6 +88,11 @@ def gradient_variance(loss: MeanLoss, batch_size: int, batches: int, generator: 
     total = len(loss.inputs)
     drawn = [torch.randint(total, (batch_size,), generator=generator) for _ in range(batches)]
     return float(torch.stack([loss.gradient(rows.to(loss.inputs.device)) for rows in drawn]).var(0).mean())
+
+
+def _filled(slopes: tuple[Tensor | None, ...], weights: list[Tensor]) -> list[Tensor]:
+    """Derivatives, zero with respect to weights that the function does not depend on."""
+    return [torch.zeros_like(p) if slope is None else slope for slope, p in zip(slopes, weights, strict=True)]
 
 
 def _flat(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:

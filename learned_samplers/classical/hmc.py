@@ -13,7 +13,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FOREACH, as_number, is_finite, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
-from learned_samplers.base.step import Evaluation, GroupInputs, chains_of
+from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
 
 
 class HMC(Sampler):
@@ -40,12 +40,14 @@ class HMC(Sampler):
         leapfrog_steps: L ≥ 1.
         step_jitter: j in [0, 1); each trajectory's ε is multiplied by a uniform number in [1−j, 1+j], which keeps
             trajectories from closing on themselves.
-        adapt_steps: number of first steps in which lr is adapted to ``target_acceptance`` by dual averaging (Hoffman
-            and Gelman, 2014). Their draws are burn-in: `is_sampling` is False, and `PosteriorSamples` keeps none.
+        adapt_steps: number of first steps in which `lr_factor`, which multiplies every group's lr, is adapted to
+            ``target_acceptance`` by dual averaging (Hoffman and Gelman, 2014). Their draws are burn-in: `is_sampling`
+            is False, and `PosteriorSamples` keeps none.
         target_acceptance: wanted mean acceptance probability, in (0, 1).
         temperature: T > 0.
 
     Attributes:
+        lr_factor: what adaptation multiplies every group's lr by, which stays a scheduler's to change; 1 without it.
         acceptance_rate: share of proposals accepted since the end of adaptation (nan before the first).
         divergences: trajectories, since then, whose energy became non-finite; they count as rejected.
 
@@ -81,9 +83,9 @@ class HMC(Sampler):
     ):
         super().__init__(params, arguments(locals()), generator=generator)
         # Plain numbers in the first group, so that they are saved and resumed with it.
-        self.param_groups[0].setdefault(
-            "tally", {"proposed": 0.0, "accepted": 0.0, "divergent": 0, "error": 0.0, "log_scale": 0.0, "average": 0.0}
-        )
+        counts = {"proposed": 0.0, "accepted": 0.0, "divergent": 0}
+        averaging = {"error": 0.0, "log_scale": 0.0, "average": 0.0, "lr_factor": 1.0}
+        self.param_groups[0].setdefault("tally", counts | averaging)
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
@@ -97,7 +99,7 @@ class HMC(Sampler):
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the last step reached a sample: False while lr is adapted."""
+        """Whether the last step reached a sample: False while the step size is adapted."""
         return self.step_count > self.param_groups[0]["adapt_steps"] and super().is_sampling
 
     # ---------------------------------------------------------------- one trajectory
@@ -107,7 +109,7 @@ class HMC(Sampler):
         evaluation = super().evaluate(closure)
         assert closure is not None
         params = [p for inputs in evaluation.groups for p in inputs.params]
-        loss = torch.as_tensor(evaluation.loss)
+        loss = as_loss(evaluation.loss)
         chains = chains_of(loss, params)
         groups = [(group, inputs.params) for group, inputs in zip(self.param_groups, evaluation.groups, strict=True)]
         temperature = as_number(self.param_groups[0]["temperature"])
@@ -149,7 +151,7 @@ class HMC(Sampler):
                     size = self._leapfrog(group, scale)["step_size"]
                     FOREACH.add(params, [momentum[p] for p in params], size)
             with torch.enable_grad():
-                loss = torch.as_tensor(closure())
+                loss = as_loss(closure())
             if not chains and not is_finite(loss):  # with one chain there is nothing to go on for
                 break
             kick_all(1.0 if i < steps - 1 else 0.5)
@@ -158,7 +160,8 @@ class HMC(Sampler):
     def _leapfrog(self, group: dict[str, Any], scale: float) -> dict[str, Any]:
         hyper = self.hyper(group)
         del hyper["temperature"]
-        return {"step_size": scalar_sqrt(hyper.pop("lr") / hyper["num_data"]) * scale, **hyper}
+        lr = hyper.pop("lr") * self.lr_factor
+        return {"step_size": scalar_sqrt(lr / hyper["num_data"]) * scale, **hyper}
 
     def _hamiltonian(self, loss: Tensor, groups, momentum: dict[Tensor, Tensor], chains: int) -> Tensor:
         """N·loss + ½λ‖θ‖² + ½‖r‖² in double precision, of shape (M,) or ()."""
@@ -195,10 +198,13 @@ class HMC(Sampler):
         tally["average"] += m**-0.75 * (tally["log_scale"] - tally["average"])
         if m == group["adapt_steps"]:
             tally["log_scale"] = tally["average"]
-        factor = math.exp(2 * (tally["log_scale"] - old))
+        # (A state of version 0.2 has its factor in lr already, and none in the tally.)
+        tally["lr_factor"] = self.lr_factor * math.exp(2 * (tally["log_scale"] - old))
         group["tally"] = tally
-        for g in self.param_groups:
-            g["lr"] = g["lr"] * factor
+
+    @property
+    def lr_factor(self) -> float:
+        return self.param_groups[0]["tally"].get("lr_factor", 1.0)
 
     @property
     def acceptance_rate(self) -> float:

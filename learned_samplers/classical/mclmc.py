@@ -13,7 +13,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler, arguments
-from learned_samplers.base.step import Evaluation, GroupInputs, chains_of
+from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
 from learned_samplers.classical import mclmc_energy as energy
 from learned_samplers.classical.mclmc_rule import (
     depart,
@@ -137,7 +137,7 @@ class MCLMC(Sampler):
         replay = {} if self._common("energy_target") is None else self.global_rng_state()
         evaluation = super().evaluate(closure)
         assert closure is not None
-        loss = torch.as_tensor(evaluation.loss)
+        loss = as_loss(evaluation.loss)
         params = [p for inputs in evaluation.groups for p in inputs.params]
         chains = chains_of(loss, params)
         batch_axes = 1 if chains else 0
@@ -162,7 +162,7 @@ class MCLMC(Sampler):
             (g, p) for g, inputs in zip(self.param_groups, evaluation.groups, strict=True) for p in inputs.params
         ]
         gradients = [g for inputs in evaluation.groups for g in inputs.gradients]
-        state = {name: [self._peek(g, p, name) for g, p in members] for name in self.state_names}
+        state = {name: self._peek(members, name, size) for name in self.state_names}
         noise = [self.noise_like(p) for p in params]
         numbers = [{name: as_number(g[name]) for name in ("lr", "num_data", "temperature")} for g, _ in members]
         factor = math.sqrt(self.lr_factor)
@@ -192,10 +192,23 @@ class MCLMC(Sampler):
             p.copy_(value)
             self.state[p].update(zip(self.state_names, state, strict=True))
 
-    def _peek(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
-        """The state tensor, or its initial value, which is stored only once the step has succeeded."""
-        known = self.state.get(p, {})
-        return known[name] if name in known else self.initial_state(group, p, name)
+    def _peek(self, members: list[tuple[dict[str, Any], Tensor]], name: str, size: int) -> list[Tensor]:
+        """The state tensors, or their initial values, which are stored only once the step has succeeded.
+
+        What joins a chain that moves already begins with its share of the direction, 1/√d a weight, and with the mean
+        noise of the others.
+        """
+        kept = [self.state.get(p, {}).get(name) for _, p in members]
+        known = [x for x in kept if x is not None]
+        values = [
+            self.initial_state(group, p, name) if x is None else x for x, (group, p) in zip(kept, members, strict=True)
+        ]
+        if not known or len(known) == len(values) or name == "mean_gradient":
+            return values
+        if name == "direction":
+            return [u / math.sqrt(size) if x is None else u for x, u in zip(kept, values, strict=True)]
+        mean = sum(x.sum().item() for x in known) / sum(x.numel() for x in known)
+        return [v + mean if x is None else v for x, v in zip(kept, values, strict=True)]
 
     def _again(self, closure: Callable[[], Any], replay: dict[str, Tensor]) -> Callable[[], Any]:
         """The closure with the random numbers of its first evaluation: the same minibatch and dropout."""
@@ -234,7 +247,7 @@ class MCLMC(Sampler):
         try:
             for p, value in zip(params, moved, strict=True):
                 p.copy_(value)
-            end = torch.as_tensor(closure())
+            end = as_loss(closure())
             force = energy_force(params, [p.grad for p in params], step_size, **target)  # type: ignore[misc]
             turned, second = turn(turned, force, 0.5, size, axes)
             after = self._potential(end, params, axes)

@@ -96,6 +96,21 @@ def progress_feature(time: Any, total_steps: int | None) -> Any:
     return share.clamp(max=1.0) if isinstance(share, Tensor) else min(share, 1.0)
 
 
+def begin_late_(averages: Tensor, mean_square: Tensor, feature_set: str | FeatureSet, step: int) -> None:
+    """Let the second moments of a tensor that joins after ``step`` updates begin as if all had had this gradient.
+
+    v_d ← (1 − dᵗ)·mean(g²): the correction by 1/(1 − dᵗ) is the chain's, and from zeros the tensor would be taken for
+    one of tiny gradients, and move too far (or get too small a mass). Means of gradients may begin at zero.
+
+    Args:
+        averages: of the tensor, (K, *shape), all zero.
+        mean_square: of its first gradient, one number.
+    """
+    named = feature_set_named(feature_set)
+    for row, decay in zip(averages[len(named.average_decays) :], named.second_moment_decays, strict=True):
+        row.add_(mean_square, alpha=1 - decay**step)
+
+
 def update_averages(
     averages: Tensor,
     gradient: Tensor,

@@ -184,7 +184,7 @@ class LearnedSampler(Sampler):
             came = "is untrained" if self._fresh else "came as a module, without a card"
             last = layers_of(self.network)[-1]
             base = (
-                "; its last layer is zero, so that the update is that of SGHMC"
+                f"; its last layer is zero, so that {self.settings.at_zero}"
                 if not any(part.any() for part in last) and self.settings.zero_is_base
                 else ""
             )
@@ -302,7 +302,9 @@ class LearnedSampler(Sampler):
 
     def validate_header(self, header: dict[str, Any]) -> None:
         super().validate_header(header)
-        theirs, ours = header.get("network", {}), self.fingerprint()
+        theirs, ours = header.get("network"), self.fingerprint()
+        if not isinstance(theirs, dict):
+            raise ValueError(f"state_dict does not say which network it is of: network is {theirs!r:.60}")
         saved, own = self.settings.completed(theirs.get("settings", {})), ours["settings"]
         for name in differences(own, saved):
             raise ValueError(

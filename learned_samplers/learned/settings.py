@@ -54,6 +54,8 @@ class LearnedSettings:
     sampler: ClassVar[str]
     #: Widths of the hidden layers of a fresh network.
     hidden: ClassVar[tuple[int, ...]] = (32, 32)
+    #: What a last layer of zeros makes of the sampler.
+    at_zero: ClassVar[str] = "the update is that of SGHMC"
     #: Settings that a measured law does not depend on: another value does not cost the badge.
     law_stands_for_any: ClassVar[tuple[str, ...]] = ()
 
@@ -106,6 +108,9 @@ class LearnedSettings:
             ValueError, TypeError: as `given`.
         """
         named = {name: card[name] for name in _AT_THE_TOP if name in card}
+        of_a_run = {each.name for each in fields(cls) if not each.metadata["in_card"]} & set(card.get("scales", {}))
+        if of_a_run:
+            raise ValueError(f"the card's scales hold {', '.join(sorted(of_a_run))}, which belong to a run")
         chosen = {name: value for name, value in values.items() if value is not None}
         return cls.given(**{**named, **card.get("scales", {}), **chosen})
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.features import begin_late_
 from learned_samplers.learned.flat_buffers import coordinates_at_once, together
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_tensors_
@@ -71,9 +72,15 @@ class TwoPassSampler(LearnedSampler):
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         params, gradients, hyper = inputs.params, inputs.gradients, self.hyper(group)
-        for p in params:  # all of it, before any noise is drawn
+        for p, gradient in zip(params, gradients, strict=True):  # all of it, before any noise is drawn
+            joins = hyper["step"] and "averages" not in self.state.get(p, {})
             for name in self.state_names:
                 self.state_of(group, p, name)
+            if joins:
+                segments = Segments.of([p]) if self.parts is None else self.parts.segments(p)
+                if segments.lengths[0]:
+                    mean_square = segments.mean(gradient.reshape(-1).square())
+                    begin_late_(self.state[p]["averages"], mean_square, self.feature_set, hyper["step"])
         if self.parts is not None:  # tensor by tensor in all processes, which exchange each one's statistics
             for p, gradient in zip(params, gradients, strict=True):
                 self._advance_part(p, gradient, hyper, self.parts.segments(p))

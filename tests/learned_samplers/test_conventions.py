@@ -25,6 +25,8 @@ positive = st.floats(1e-6, 1e3)
 )
 def test_there_and_back(lr, decay, temperature, prior, n, target):
     ours = dict(lr=lr, momentum_decay=decay, temperature=temperature, prior_precision=prior)
+    if target == "welling_teh":
+        del ours["momentum_decay"]  # which it has not
     there = convert("learned_samplers", target, num_data=n, **ours)
     assert set(there) <= set(PARAMETRISATIONS[target])
     back = convert(target, "learned_samplers", num_data=n, **there)
@@ -117,6 +119,9 @@ def test_a_prior_given_by_its_standard_deviation():
         (dict(source="torch_sgd", target="ma", lr=0.1, momentum=1.0), "momentum_decay that 'torch_sgd' implies"),
         (dict(source="ma", target="chen", step_size=0.1, friction=100.0), "momentum_decay"),
         (dict(source="ma", target="chen", step_size=-0.1), "step_size"),
+        (dict(source="chen", target="welling_teh", learning_rate=0.1, momentum_decay=0.1), "has no momentum"),
+        (dict(source="chen", target="ma", learning_rate=0.1, temperature=-1), "temperature must not be negative"),
+        (dict(source="torch_sgd", target="ma", lr=0.1, weight_decay=-1e-4), "weight_decay must not be negative"),
     ],
 )
 def test_bad_input(arguments, message):

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
-from learned_samplers import HMC
+from learned_samplers import HMC, CyclicalSchedule
 from tests.harness import SAMPLERS, STOCHASTIC, closure_for, flat, small_data, small_network
 
-# The root of a covariance is not differentiated through.
-NAMES = pytest.mark.parametrize("name", [*(name for name in STOCHASTIC if name != "L2E-whitened"), "MCLMC"])
+# The root of a covariance is not differentiated through, nor is a step of one length.
+_REFUSED = ("L2E-whitened", "SGLRW")
+NAMES = pytest.mark.parametrize("name", [*(name for name in STOCHASTIC if name not in _REFUSED), "MCLMC"])
 
 
 def _unrolled(name, lr, start, steps=6):
@@ -128,3 +129,45 @@ def test_half_precision_with_float32_copies_is_refused():
     sampler = SAMPLERS["SGHMC"](model.parameters(), num_data=50.0)
     with pytest.raises(ValueError, match="keeps float32 copies of half-precision parameters, which higher has not"):
         higher.innerloop_ctx(model, sampler).__enter__()
+
+
+def test_steps_whose_length_no_gradient_changes_are_refused():
+    model = small_network()
+    with pytest.raises(ValueError, match="SGLRW cannot be differentiated through: its step is ±δ"):
+        higher.innerloop_ctx(model, SAMPLERS["SGLRW"](model.parameters())).__enter__()
+
+
+def test_a_schedule_that_would_stand_still_is_refused():
+    model = small_network()
+    sampler = SAMPLERS["SGHMC"](model.parameters())
+    CyclicalSchedule(sampler, cycle_length=10)
+    with pytest.raises(ValueError, match="a CyclicalSchedule is attached to SGHMC"):
+        higher.innerloop_ctx(model, sampler).__enter__()
+
+
+class _WithIdle(nn.Module):
+    """A network with weights that its output does not depend on."""
+
+    def __init__(self, frozen):
+        super().__init__()
+        self.used, self.idle = small_network(), nn.Linear(2, 2).requires_grad_(not frozen)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "MCLMC"])
+@pytest.mark.parametrize(
+    ("frozen", "choice", "fine"), [(False, "error", False), (True, "error", True), (False, "skip", True)]
+)
+def test_a_parameter_that_the_loss_does_not_reach_is_an_error_or_skipped(name, frozen, choice, fine):
+    x, y = small_data()
+    model = _WithIdle(frozen)
+    sampler = SAMPLERS[name](model.named_parameters(), missing_gradient=choice)
+    with higher.innerloop_ctx(model, sampler) as (network, twin):
+        loss = nn.functional.cross_entropy(network(x), y)
+        if fine:
+            twin.step(loss)
+        else:
+            with pytest.raises(ValueError, match=r"the loss does not depend on parameter 'idle\.weight'"):
+                twin.step(loss)

@@ -200,6 +200,7 @@ class KineticL2E(LearnedSampler):
         try:
             for p, w in directions.items():
                 p.add_(w, alpha=delta)
+                p.grad = None  # a closure that leaves clearing to the loop would add to it
             self.run(closure, " at the probe")
             found = {p: p.grad for p in before}
             missing = [p for p, slope in found.items() if slope is None]

@@ -55,7 +55,7 @@ class L2E(TwoPassSampler):
     Invariant law: none is claimed. Eq. 6 leaves the posterior invariant if α and β are the gradients of one function of
     (θ, r) alone (Assumption 3.1); the network sees running averages and minibatch gradients and is not constrained to
     that. With random weights variances on Gaussians are off by up to 70 % (residual form), whatever the step size, and
-    with the default ones they are up to 12 times the target's at their own lr (with the gate 14); hence the badge.
+    with the default ones they are up to 8 times the target's at their own lr (with the gate 41); hence the badge.
     `learned_samplers.learned.law.l2e_law` says how far given weights stray, and
     `learned_samplers.learned.l2e.measures.assumption_violation` by how much the assumption fails.
 

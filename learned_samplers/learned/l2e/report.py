@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from learned_samplers.base import prior_mean
+from learned_samplers.base.master_weights import MASTER
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.flat_buffers import gather, together
 from learned_samplers.learned.l2e.optimizer import L2E
@@ -28,11 +33,11 @@ def flat_states(sampler: L2E) -> list[dict[str, Any]]:
         for members in together(params):
             chosen = [params[i] for i in members]
             state = {name: [sampler.state[p][name] for p in chosen] for name in sampler.state_names}
-            theta = gather(chosen).detach()
+            theta = gather(_as_updated(sampler, group, chosen))
             states.append(
                 {
                     "parameter": theta,
-                    "gradient": gather([grads[i] for i in members]),
+                    "gradient": gather([grads[i] for i in members]).to(theta.dtype),
                     **{name: sampler._flat_state(name, tensors) for name, tensors in state.items()},
                     "phi": [(weight.detach(), bias.detach()) for weight, bias in sampler._phi(theta)],
                     "segments": Segments.of(chosen),
@@ -40,3 +45,11 @@ def flat_states(sampler: L2E) -> list[dict[str, Any]]:
                 }
             )
     return states
+
+
+@torch.no_grad()
+def _as_updated(sampler: L2E, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
+    """θ − μ of parameters, of the float32 copies where there are any: what the rule is given."""
+    weights = [sampler.state[p].get(MASTER, p).detach() for p in params]
+    means = prior_mean.of_params(group, params)
+    return weights if means is None else [w - mean.to(w.dtype) for w, mean in zip(weights, means, strict=True)]

@@ -18,10 +18,10 @@ from learned_samplers.base.step import Evaluation, GroupInputs, blocks
 from learned_samplers.classical.cyclical import cycle_of
 from learned_samplers.learned.badge import HEURISTIC
 from learned_samplers.learned.feature_sets import feature_set_named
+from learned_samplers.learned.features import begin_late_
 from learned_samplers.learned.native.step import can_step, step_tensors_
 from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
 from learned_samplers.learned.scale_adapted.rule import (
-    SLOWEST,
     ScaleAdaptedL2ESettings,
     explorer,
     sampling_rule,
@@ -120,10 +120,12 @@ class ScaleAdaptedL2E(LearnedSampler):
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],
     ):
-        if (adaptation_steps if settings is None else settings.adaptation_steps) is None:
+        given = adaptation_steps if settings is None else getattr(settings, "adaptation_steps", adaptation_steps)
+        if given is None and isinstance(settings, ScaleAdaptedL2ESettings | None):
             raise ValueError(
                 "adaptation_steps must be given: the steps after which the mass is frozen, and samples are taken"
             )
+        del given
         super().__init__(params, arguments(locals()), generator=generator)
 
     @property
@@ -204,7 +206,7 @@ class ScaleAdaptedL2E(LearnedSampler):
             for name in self.state_names:
                 self.state_of(group, p, name)
             if joins and p.numel() and step:
-                self._begin_late(p, gradient, step)
+                begin_late_(self.state[p]["averages"], gradient.square().mean(), self.settings.feature_set, step)
         if step < self.settings.exploration_steps:
             do = self._explore
         else:
@@ -217,15 +219,6 @@ class ScaleAdaptedL2E(LearnedSampler):
             self.keep_roots(params, step)
         if step + 1 in (self.settings.exploration_steps, self._adaptation_steps):
             self._complete(group, params, hyper)
-
-    def _begin_late(self, p: Tensor, gradient: Tensor, step: int) -> None:
-        """Let the second moment that gives the mass begin as if all steps before had had this gradient's.
-
-        It is corrected for ``step`` updates, of which a parameter that joins has seen none: zeros would give it a mass
-        that is too small.
-        """
-        seen = 1 - feature_set_named(self.settings.feature_set).second_moment_decays[SLOWEST] ** step
-        self.state[p]["averages"][SLOWEST].add_(gradient.square().mean(), alpha=seen)
 
     def _begin_cycle(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Forget all but the weights, and the master copies of those that move now."""

@@ -34,6 +34,7 @@ class ScaleAdaptedL2ESettings(LearnedSettings):
 
     sampler: ClassVar[str] = "ScaleAdaptedL2E"
     hidden: ClassVar[tuple[int, ...]] = (8, 8)
+    at_zero: ClassVar[str] = "its exploration is that of SGHMC"
     law_stands_for_any: ClassVar[tuple[str, ...]] = ("adaptation_steps",)  # whatever the mass is, it is frozen
     added: ClassVar[dict[str, Any]] = {"normalise_output": False}
 

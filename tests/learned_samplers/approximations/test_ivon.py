@@ -220,6 +220,17 @@ def test_gradients_outside_of_the_block_are_refused():
         sampler.step()
 
 
+def test_a_gradient_that_comes_after_the_block_is_refused():
+    model = small_network()
+    model.extra = nn.Parameter(torch.ones(2))
+    sampler = IVON(model.parameters(), 0.1, N, missing_gradient="skip")
+    with sampler.sampled_params():
+        _loss(model, slice(None)).backward()
+    model.extra.square().sum().backward()
+    with pytest.raises(RuntimeError, match="gradients changed outside of"):
+        sampler.step()
+
+
 def test_clipping_outside_of_the_block_is_refused_and_inside_is_not():
     model = small_network()
     sampler = IVON(model.parameters(), 0.1, N)

@@ -27,7 +27,7 @@ def _scaled(*, inside, scale):
 
 def test_a_scaler_that_unscales_outside_of_the_block_is_found():
     """Its kernel leaves the tensor's version as it was, and ĥ would be too large by the scale."""
-    with pytest.raises(RuntimeError, match="clip or unscale them inside the block"):
+    with pytest.raises(RuntimeError, match="clip, unscale or add to them inside the block"):
         _scaled(inside=False, scale=2.0**10)
 
 

@@ -266,6 +266,7 @@ def test_complex_weights_are_refused():
         ({"generator": torch.zeros(3, dtype=torch.uint8)}, "generator is broken"),
         ({"settings": "all"}, "not a state dict of SWAG"),
         ({"count": 0}, "does not fit itself: steps=4, count=0, 4 deviations"),
+        ({"deviations": []}, "does not fit itself: steps=4, count=4, 0 deviations"),
         ({"steps": 1}, "does not fit itself: steps=1, count=4, 4 deviations"),
     ],
 )

@@ -55,6 +55,16 @@ run(network, resumed, 5)
 a, b = everywhere()
 assert torch.equal(a, b)
 """,
+    "a_module_that_wraps_after_the_first_step_is_refused": """
+sampler = SGHMC(model.parameters(), 0.01, 100)
+run(model, sampler, 1)
+network = DistributedDataParallel(model)
+assert "made after the chain's first step" in refused(RuntimeError, lambda: run(network, sampler, 1))
+assert sampler.step_count == 1
+alone = SGHMC(model.parameters(), 0.01, 100, distributed="independent")
+run(network, alone, 3)
+assert not torch.equal(*everywhere())
+""",
     "ivon_draws_the_same_weights_whatever_one_process_predicts": """
 network = DistributedDataParallel(model.eval())
 sampler = IVON(model.parameters(), 0.1, 100)

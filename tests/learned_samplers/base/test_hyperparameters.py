@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -185,3 +186,34 @@ def test_an_older_state_without_the_options_is_taken(name):
         del saved["param_groups"][0][key]
     sampler.load_state_dict(saved)
     assert sampler.param_groups[0]["missing_gradient"] == "error"
+
+
+def test_different_temperatures_are_told_once_and_zero_beside_one_is_fine():
+    a, b = (torch.zeros(2, requires_grad=True) for _ in range(2))
+
+    def step(sampler):
+        a.grad = b.grad = torch.ones(2)
+        sampler.step()
+
+    for schedule in (False, True):
+        sampler = SGHMC([{"params": [a]}, {"params": [b], "temperature": 0.01}], 0.1, 10)
+        if schedule:
+            scheduled = CyclicalSchedule(sampler, cycle_length=4, exploration_ratio=0.5)
+        with pytest.warns(UserWarning, match=r"heat flows between them.*law of none"):
+            step(sampler)
+        if schedule:
+            scheduled.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(sampler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(SGHMC([{"params": [a]}, {"params": [b], "temperature": 0.0}], 0.1, 10))
+
+
+@pytest.mark.parametrize(("key", "value"), [("foreach", 0), ("foreach", 1), ("master_weights", 0), ("step", -5)])
+def test_numbers_are_no_truth_values_and_steps_are_counted_from_zero(key, value):
+    with pytest.raises(ValueError, match=f"{key} must be"):
+        SGLD([{"params": [torch.zeros(2, requires_grad=True)], key: value}], 0.1, 10)
+    with pytest.raises(TypeError, match="step must be an integer"):
+        SGLD([{"params": [torch.zeros(2, requires_grad=True)], "step": "a"}], 0.1, 10)

@@ -176,7 +176,7 @@ def test_a_malformed_generator_state_is_refused_before_anything_is_loaded():
     saved = copy.deepcopy(sampler.state_dict())
     saved["param_groups"][0]["lr"] = 7.0
     saved["sampler"]["rng"]["cpu"] = torch.zeros(3, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="random number generator is broken"):
+    with pytest.raises(ValueError, match="random state is none of the CPU's random number generator"):
         sampler.load_state_dict(saved)
     assert unchanged()
 
@@ -255,3 +255,13 @@ def test_numbers_of_numpy_load_with_weights_only():
     (group,) = torch.load(file, weights_only=True)["param_groups"]
     assert (group["lr"], group["num_data"], group["temperature"]) == (0.01, 500, 0.5)
     assert group["prior_precision"] == 2**0.5
+
+
+def test_the_state_of_another_devices_generator_is_refused_before_anything_is_loaded():
+    sampler = SGHMC(small_network().parameters(), 0.1, 10, generator=torch.Generator().manual_seed(1))
+    before = sampler.generator.get_state()
+    saved = sampler.state_dict()
+    saved["sampler"]["rng"] = {"generator": torch.zeros(16, dtype=torch.uint8)}  # as a GPU's is
+    with pytest.raises(ValueError, match="random state is none of a generator on cpu"):
+        sampler.load_state_dict(saved)
+    assert torch.equal(sampler.generator.get_state(), before)

@@ -185,6 +185,50 @@ run(model, sampler, 3, x[rank::2].bfloat16())
 assert sampler.state[model[0].weight]["master"].dtype == torch.float32
 assert torch.equal(full(sampler.state[model[0].weight]["master"]).bfloat16(), full(model[0].weight.detach()))
 """,
+    "half_precision_resumes_bit_for_bit_and_follows_weights_that_were_changed": """
+half = x[rank::2].bfloat16()
+makers = {
+    "SGHMC": lambda p: SGHMC(p, 1e-3, 100, momentum_init="normal"),
+    "entropy": lambda p: EntropyMCMC(p, 1e-3, 100),
+    "adapted": lambda p: ScaleAdaptedSGHMC(p, 1e-3, 100, adaptation_steps=4),
+}
+for name, make in makers.items():
+    model = sharded(plain().bfloat16())
+    sampler = make(model.named_parameters())
+    run(model, sampler, 3, half)
+    dcp.save({"model": model.state_dict(), "sampler": sampler}, checkpoint_id=f"{folder}/half_{name}")
+    run(model, sampler, 2, half)
+    again = sharded(plain(seed=5).bfloat16())
+    resumed = make(again.named_parameters())
+    state = {"model": again.state_dict(), "sampler": resumed}  # its state is made here, before a step
+    dcp.load(state, checkpoint_id=f"{folder}/half_{name}")
+    again.load_state_dict(state["model"])
+    run(again, resumed, 2, half)
+    assert {v.dtype for s in resumed.state.values() for v in s.values()} == {torch.float32}, name
+    assert equal(contents(model, sampler), contents(again, resumed)), name
+    p = again[0].weight
+    with torch.no_grad():
+        p.to_local().add_(0.25)
+    again.zero_grad()
+    nn.functional.cross_entropy(again(half), y[rank::2]).backward()
+    resumed.step()
+    master = resumed.state[p]["master"]
+    assert torch.equal(full(master).bfloat16(), full(p.detach())), name
+    before = full(master).clone()
+    run(again, resumed, 1, half)
+    assert not torch.equal(full(resumed.state[p]["master"]), before), name
+""",
+    "a_copy_knows_its_mesh": """
+model = sharded()
+sampler = SGHMC(model.named_parameters(), 0.05, 100)
+run(model, sampler, 2)
+sampler.zero_grad()  # torch cannot copy a DTensor's gradient
+copied = copy.deepcopy(sampler)
+assert copied.mesh == sampler.mesh
+for p in copied.param_groups[0]["params"]:
+    p.grad = p.detach() * 1.0
+copied.step()
+""",
     "refusals_in_a_line": """
 model = sharded()
 alone = lambda: SGLD(model.named_parameters(), 0.1, 100, distributed="independent")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -159,3 +161,15 @@ def test_bad_input(settings, error, message):
         given["model"] = nn.Linear(3, 1, bias=False)
     with pytest.raises(error, match=message):
         suggest_lr(**{**given, **settings})
+
+
+def test_weights_that_the_loss_does_not_reach_have_no_curvature():
+    x, y = small_data()
+    used = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
+    more = copy.deepcopy(used)
+    more.idle = nn.Linear(4, 4)
+    more.forward = lambda inputs: more[2](more[1](more[0](inputs)))
+    one, other = (
+        suggest_lr(model, CROSS_ENTROPY, (x, y), lambda p: SGLD(p, 0.1, N), batch_size=4) for model in (used, more)
+    )
+    assert other.stability_limit == pytest.approx(one.stability_limit, rel=1e-3)

@@ -273,3 +273,13 @@ def test_a_state_of_an_exploring_schedule_is_not_sampled_from_without_one():
     for key in ("peak_lr", "sampling_temperature"):
         del other.param_groups[0][key]
     assert _track(other, 1) == [(0, True)]
+
+
+def test_no_momentum_is_drawn_while_a_cycle_explores():
+    p = torch.zeros(5, requires_grad=True)
+    sampler = CyclicalSGMCMC([p], 0.1, 10, cycle_length=10, exploration_ratio=0.5, momentum_init="normal")
+    state = torch.get_rng_state()
+    p.grad = torch.zeros(5)
+    sampler.step()
+    assert torch.equal(p.detach(), torch.zeros(5))
+    assert torch.equal(torch.get_rng_state(), state)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from learned_samplers import HMC, PosteriorSamples
+from learned_samplers import HMC, MCLMC, PosteriorSamples
 from tests.harness import closure_for, flat, small_network
 
 
@@ -138,7 +139,79 @@ def test_one_chain_with_a_scalar_loss_and_two_groups():
     assert torch.allclose(x.var(0), torch.tensor([1, 1, 1, 0.25, 0.25]), rtol=0.12)
     assert torch.allclose(x.mean(0), torch.tensor([0, 0, 0, 1.0, 1.0]), atol=0.12)
     assert 0.5 < sampler.acceptance_rate <= 1
-    assert sampler.param_groups[1]["lr"] / sampler.param_groups[0]["lr"] == pytest.approx(2.0)
+    assert [group["lr"] for group in sampler.param_groups] == [1.0, 2.0]
+    assert sampler.lr_factor != 1
+
+
+def test_a_scheduler_that_writes_lr_does_not_undo_the_adaptation():
+    torch.manual_seed(5)
+    x = torch.randn(50, requires_grad=True)
+    sampler = HMC([x], 1e-4, 1.0, leapfrog_steps=5, adapt_steps=60)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(sampler, lambda step: 1.0)
+
+    def closure():
+        sampler.zero_grad()
+        loss = 0.5 * x.square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(160):
+        sampler.step(closure)
+        scheduler.step()
+    assert 0.6 < sampler.acceptance_rate < 0.95
+    assert 0.05 < sampler.param_groups[0]["lr"] * sampler.lr_factor < 1
+    again = HMC([x], 1e-4, 1.0, leapfrog_steps=5, adapt_steps=60)
+    again.load_state_dict(sampler.state_dict())
+    assert again.lr_factor == sampler.lr_factor
+    saved = sampler.state_dict()
+    del saved["param_groups"][0]["tally"]["lr_factor"]  # a state of 0.2 has the factor in lr
+    again.load_state_dict(saved)
+    assert again.lr_factor == 1
+
+
+@pytest.mark.parametrize("cls", [HMC, MCLMC])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_loss_in_half_precision_is_no_energy(cls, dtype):
+    x = torch.ones(3, requires_grad=True)
+    sampler = cls([x], 0.1, 1000)
+
+    def closure():
+        sampler.zero_grad()
+        loss = 1 + x.square().mean() / 1000
+        loss.backward()
+        return loss.to(dtype)
+
+    with pytest.raises(TypeError, match="too coarse for an energy"):
+        sampler.step(closure)
+    assert torch.equal(x.detach(), torch.ones(3))
+    assert sampler.step_count == 0
+
+
+def test_a_loss_that_is_a_number_keeps_double_precision():
+    torch.manual_seed(6)
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    samplers = [HMC([x], 1.0, 1e6, leapfrog_steps=3) for _ in range(2)]
+    energies = []
+    for sampler, convert in zip(samplers, (lambda loss: loss.detach(), lambda loss: loss.item()), strict=True):
+        sampler._hamiltonian, kept = partial(_noted, sampler._hamiltonian, energies), len(energies)
+
+        def closure(sampler=sampler, convert=convert):
+            sampler.zero_grad()
+            loss = 1 + x.square().sum() / 7e6
+            loss.backward()
+            return convert(loss)
+
+        with torch.no_grad():
+            x.fill_(1.0)
+        torch.manual_seed(7)
+        sampler.step(closure)
+        assert len(energies) == kept + 2
+    assert energies[:2] == energies[2:]
+
+
+def _noted(function, into, *arguments):
+    into.append(function(*arguments))
+    return into[-1]
 
 
 def test_divergent_trajectories_are_rejected_counted_and_leave_the_chain_where_it_was():

@@ -307,3 +307,28 @@ def test_settings_of_a_group_are_those_of_the_sampler():
     assert torch.equal(by_group, by_keyword)
     assert samplers[0].state[by_group].keys() == samplers[1].state[by_keyword].keys()
     assert samplers[0].lr_factor == samplers[1].lr_factor != 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"preconditioner": "gradient_noise"}])
+@pytest.mark.parametrize("chains", [0, 3])
+def test_what_joins_has_its_share_of_the_speed(settings, chains):
+    torch.manual_seed(0)
+    lead = (chains,) if chains else ()
+    a, b = (torch.randn(*lead, n, requires_grad=True) for n in (4000, 10))
+    sampler = MCLMC([a], 0.01, 1, momentum_decay=0.05, **settings)
+
+    def closure():
+        sampler.zero_grad()
+        loss = 0.5 * (a.square().sum(-1) + b.square().sum(-1))
+        loss.sum().backward()
+        return loss
+
+    for _ in range(30):
+        sampler.step(closure)
+    sampler.add_param_group({"params": [b]})
+    for _ in range(5):
+        before = [p.detach().clone() for p in (a, b)]
+        sampler.step(closure)
+        large, small = ((p - old).square().mean().sqrt().item() for p, old in zip((a, b), before, strict=True))
+        assert large == pytest.approx(0.1, rel=0.35)  # the preconditioner changes it a little
+        assert small < 0.3  # 0.1 on average; it was 3.5 with a direction of as many as its weights

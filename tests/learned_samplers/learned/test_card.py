@@ -3,7 +3,9 @@
 import copy
 
 import pytest
+import torch
 
+import learned_samplers
 import pretrained
 from learned_samplers.learned.card import summary
 from learned_samplers.learned.weights import load_card
@@ -25,6 +27,15 @@ def test_a_card_prints_what_it_holds_and_stays_a_dict(name):
         assert part in text
     words = " ".join(text.split())
     assert (card["meta_training"].get("reproduce") or card["meta_training"]["command"]) in words
+
+
+@pytest.mark.parametrize("name", pretrained.names())
+def test_its_line_of_use_runs(name):
+    words = " ".join(str(pretrained.card(name)).split())
+    call = words[words.index(" use ") + 5 : words.index("; by default")]
+    params = [torch.zeros(3, 3, requires_grad=True)]
+    sampler = eval(call, {**vars(learned_samplers), "params": params, "N": 1000, "STEPS": 100})
+    assert type(sampler).__name__ == pretrained.card(name)["sampler"]
 
 
 def test_scores_are_found_however_deep_and_what_is_missing_is_said():

@@ -24,6 +24,13 @@ class Own(nn.Module):
         return self.second(self.between(self.first(x)))
 
 
+class Halved(nn.Sequential):
+    """The layers in order, and something done to what they give."""
+
+    def forward(self, x):
+        return 0.5 * super().forward(x)
+
+
 def test_a_module_of_ones_own_has_to_compute_what_the_rule_does():
     check_forward(Own(nn.ReLU()))
     check_forward(Own(nn.ReLU()).half())
@@ -38,6 +45,7 @@ def test_a_module_of_ones_own_has_to_compute_what_the_rule_does():
         (Own(nn.Tanh()), "Own gives something else"),  # also where the last layer is zero
         (Own(nn.Sequential(nn.ReLU(), nn.Dropout(0.5))), "Own gives something else"),
         (Own(nn.ReLU(), last_first=True), "in the order in which they were made"),
+        (Halved(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)), "Halved gives something else"),
         (Own(nn.Flatten(0)), r"network's forward fails on features \(16, 3\)"),
     ],
 )

@@ -180,3 +180,35 @@ def test_the_length_of_the_run_changes_the_chain():
 def test_bad_settings_are_named(given, error, message):
     with pytest.raises(error, match=message):
         L2ESettings(**given)
+
+
+@pytest.mark.parametrize("narrow", [None, "bfloat16"])
+@pytest.mark.parametrize("network", ["l2e", "small-l2e"])
+@pytest.mark.parametrize("unfrozen", [False, True])
+def test_what_joins_late_moves_as_far_as_the_others(network, unfrozen, narrow):
+    torch.manual_seed(0)
+    a, b = (torch.nn.Parameter(torch.randn(20, 20) * 0.05) for _ in "ab")
+    b.requires_grad_(not unfrozen)
+    card = {} if narrow is None else {"settings": replace(_settings_of(network), averages_dtype=narrow)}
+    sampler = L2E([a, b] if unfrozen else [a], num_data=50_000, network=network, temperature=0.0, **card)
+
+    def move(*params):
+        before = [p.detach().clone() for p in params]
+        for p in params:
+            p.grad = torch.randn(20, 20) * 0.01
+        sampler.step()
+        return [(p.detach() - old).norm().item() for p, old in zip(params, before, strict=True)]
+
+    for _ in range(400):
+        move(a)
+    if unfrozen:
+        b.requires_grad_(True)
+    else:
+        sampler.add_param_group({"params": [b]})
+    for _ in range(10):
+        long, late = move(a, b)
+        assert late < 1.5 * long  # three times as far with second moments from zero
+
+
+def _settings_of(network):
+    return L2E([torch.zeros(2, requires_grad=True)], num_data=10, network=network).settings

@@ -195,6 +195,12 @@ def test_a_feature_set_that_has_changed_its_meaning_is_noticed(file):
         L2E([parameter()], num_data=10, network=file)
 
 
+def test_what_belongs_to_a_run_is_no_cards_to_set(file):
+    rewrite_card(file, lambda card: card["scales"].update(total_steps=10))
+    with pytest.raises(ValueError, match=r"test\.safetensors: the card's scales hold total_steps"):
+        L2E([parameter()], num_data=10, network=file)
+
+
 def test_scales_of_another_form_in_the_card_are_refused(file):
     rewrite_card(file, put("scales", {"noise_multiplier": 1e-3}))
     with pytest.raises(ValueError, match="noise_multiplier does not belong to this form"):

@@ -78,7 +78,7 @@ def run_table(finals: Finals) -> str:
                 "accuracy % of one particle": spread(single, 2),
                 "confidence − accuracy %": spread([overconfidence(r) for r in good], 1),
                 "weights": ", ".join(f"{w:.2f}" for w in np.mean(weights, 0)) if weights else "–",
-                "seconds": spread([r.seconds for r in runs], 0, with_std=False),
+                "seconds": spread([r.seconds for r in good], 0, with_std=False),
             }
             table.append(row)
     return markdown(table)
@@ -135,11 +135,13 @@ def report(options: TaskOptions, finals: Finals, tunings: Tunings, tasks: Tasks,
     parts.append(f"### Runs\n\n{run_table(finals)}")
     if tunings:
         parts.append(f"### Validation NLL by learning rate\n\n{tuning_table(tunings)}")
+    tuned = "Learning rates are not tuned. "
+    if tunings:
+        tuned = f"Learning rates are tried on the first seed, in {counted(options.tune_epochs, 'epoch')}. "
     note = (
         f"Test scores of the ensemble of {options.settings.particles} particles, mean ± standard deviation over "
-        f"{counted(options.seeds, 'seed')}; calibration error in 10 bins. Learning rates are tried on the first seed, "
-        f"in {counted(options.tune_epochs, 'epoch')}. Constant particles predict the same for every validation image. "
-        "Seconds are of the clock, for training alone."
+        f"{counted(options.seeds, 'seed')}; calibration error in 10 bins. {tuned}Constant particles predict the same "
+        "for every validation image. Seconds are of the clock, for training alone."
     )
     text = "\n\n".join([note, *parts])
     write_outputs(options.out, command, text, content(finals, tunings, tasks))

@@ -207,5 +207,6 @@ def write(options: Options, meta: Sampler, command: str) -> str:
     assert meta.weights is not None
     meta.rule.figures(meta.weights)["contours"].savefig(options.out / "contours.png", dpi=110)
     table = markdown(rows)
-    write_outputs(options.out, command, table, {"settings": settings_of(options), "scores": results})
+    finite = {name: {k: v if math.isfinite(v) else None for k, v in each.items()} for name, each in results.items()}
+    write_outputs(options.out, command, table, {"settings": settings_of(options), "scores": finite})
     return table

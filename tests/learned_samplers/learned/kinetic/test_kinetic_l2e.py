@@ -226,6 +226,28 @@ def test_the_probe_restores_what_it_touched():
     assert moved.square().mean().sqrt().item() == pytest.approx(1e-3, rel=1e-3)  # probe_size
 
 
+def test_a_loop_that_clears_the_gradients_itself_has_the_same_chain():
+    chains = []
+    for by_closure in (True, False):
+        torch.manual_seed(0)
+        model = small_network()
+        sampler = KineticL2E(model.parameters(), 0.1, 100, network=network(dtype=torch.float32))
+        x, y = small_data()
+
+        def closure(sampler=sampler, model=model, clears=by_closure, x=x, y=y):
+            if clears:
+                sampler.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            sampler.zero_grad()
+            sampler.step(closure)
+        chains.append(flat(model))
+    assert torch.equal(*chains)
+
+
 def test_closures_that_do_not_fit_are_refused():
     model = small_network()
     sampler = KineticL2E(model.parameters(), 0.1, 100, network=None, hessian="double_backward")

@@ -63,6 +63,28 @@ def test_the_states_of_an_optimizer_are_what_its_next_step_uses():
         flat_states(SGHMC(model.parameters(), 0.1, 100))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_states_are_those_of_the_weights_that_the_rule_moves(dtype):
+    """With a prior around the first weights, and where the rule moves float32 copies."""
+    p = torch.full((50,), 3.0, dtype=dtype, requires_grad=True)
+    settings = {"network": "l2e", "prior_precision": 10.0, "temperature": 0.0, "lr": 1e-3}
+    sampler = L2E([{"params": [p], "prior_mean": "initial"}], num_data=1000, **settings)
+    for step in range(3):
+        p.grad = torch.full((50,), 0.01 * (1 + step), dtype=dtype)
+        if step < 2:
+            sampler.step()
+    (state,) = flat_states(sampler)
+    master = sampler.state[p].get("master", p.detach())
+    torch.testing.assert_close(state["parameter"], master.float() - 3.0)
+    assert term_contributions(**state)["prior"] < 0.01 * term_contributions(**state)["gradient"]
+    values = {key: value for key, value in state.items() if key != "form"}
+    first = [values.pop(k) for k in ("parameter", "gradient")]
+    expected = l2e_residual_rule(*first, None, *(values.pop(k) for k in ("momentum", "averages")), **values)[0]
+    sampler.step()
+    after = sampler.state[p].get("master", p.detach()).float()
+    torch.testing.assert_close(after, expected + 3.0)
+
+
 def test_the_cards_measurements_of_an_untrained_sampler_are_sghmcs():
     found = l2e_law(lambda p: L2E(p, 0.1, 100, network=None), coordinates=1000, stiffness=(0.2,))
     assert json.loads(json.dumps(found)) == found
