@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,6 +32,13 @@ def test_table_numbers_and_figures(tmp_path, few_settings, capsys):
         assert float(line[3]) == pytest.approx(math.exp(written["scores"][line[1].strip()]["log"]), abs=6e-4)
     for name in ("figure.png", "contours.png"):
         assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_a_sampler_that_diverges_has_a_row(tmp_path, few_settings, monkeypatch):
+    monkeypatch.setattr("gaussians.learned", lambda options: replace(runs.learned(options), lr=200.0))
+    main(["--network", "meta-sgmcmc", *SMALL, "--out", str(tmp_path)])
+    assert "| Meta-SGMCMC | 200" in (tmp_path / "table.md").read_text()
+    assert json.loads((tmp_path / "results.json").read_text())["scores"]["Meta-SGMCMC"]["last"] is None
 
 
 def test_the_setting_that_is_better_is_chosen():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from experiments.multi_task.methods import METHODS, Settings, make_sampler, uses_features
 from experiments.multi_task.networks import LeNet, ResNet18
-from experiments.multi_task.report import overconfidence, score_table
+from experiments.multi_task.report import overconfidence, run_table, score_table
 from experiments.multi_task.runner import bins, closure, new_result, run, schedule, score, store_for
 from torch import nn
 from torch.func import functional_call
@@ -257,6 +257,11 @@ def test_a_table_with_runs_that_diverged_or_are_missing():
         ["a, one", "50.00 ± 0.00", "50.00"],
         ["b, two", "50.00 (1 of 2 diverged)", "–"],
     ]
+    for made, seconds in zip(finals["b"]["SVGD"], (100.0, 0.0), strict=True):
+        made.seconds, made.members, made.best_epoch, made.constant = seconds, {"accuracy": [0.5]}, 1, [0]
+        made.bins = [{"confidence": [0.5], "accuracy": [0.5], "num_examples": [1]}]
+    rows = run_table({"b": finals["b"]}).splitlines()
+    assert rows[-1].rstrip(" |").endswith(" 100")
 
 
 def test_runs_have_names_of_their_own():
