@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         comparison = Comparison(options, data, bar, ood, reference)
         for budget in budgets:
             reports.append(comparison.report(budget))
-            write_results(out, reports, command_line("compare", arguments), options.settings_note())
+            write_results(out, reports, command_line("compare", arguments), options.settings_note(), budgets)
             draw_all(reports[-1], out)
     for report in reports:
         print(f"\n{tables(report.budget, content(report))}")

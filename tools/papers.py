@@ -17,6 +17,8 @@ from experiments.common.output import explained
 from experiments.papers import l2e, others
 from experiments.papers.rows import Row, table
 
+from learned_samplers.base.files import write_atomically
+
 DOCS = Path(__file__).parents[1] / "docs"
 #: Paper → its rows.
 PAPERS: dict[str, tuple[Row, ...]] = {
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options = tyro.cli(Options, args=arguments, description=__doc__)
         text, path = page(), DOCS / "papers.md"
         if not options.check:
-            path.write_text(text)
+            write_atomically(path, text.encode())
         elif not path.is_file() or path.read_text() != text:
             raise ValueError(f"{path} is not what its sources say: run python tools/papers.py")
     print(path)

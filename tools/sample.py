@@ -17,7 +17,8 @@ import tyro
 from experiments.common.output import command_line, counted, explained, tensorboard_hint, write_outputs
 from experiments.common.tables import markdown
 from experiments.images.chains import Chains, processes
-from experiments.images.report import content, figure, rows
+from experiments.images.compare_places import place_of, places_line
+from experiments.images.report import content, figure, label, rows
 from experiments.images.sample_options import SampleOptions
 from experiments.images.sampling import Sampling
 
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if group.rank:
                 return
             table = f"{markdown(rows(runs, out, reference))}\n\n{markdown(chains.rows)}"
+    if line := places_line({label(results): map(place_of, results) for results in runs.values()}):
+        table = f"{table}\n\n{line}"
     write_outputs(out, command_line("sample", arguments), table, content(runs, tuning))
     figure(out / "results.png", runs, f"{settings.dataset}, {settings.model}, {steps} gradients", out)
     over = f"mean ± standard deviation over {counted(options.seeds, 'seed')}"

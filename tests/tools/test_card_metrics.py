@@ -84,6 +84,14 @@ def test_two_rows_of_one_experiment_and_cells_that_are_no_numbers_are_refused(tm
         metrics_of([path], ["mine"])
 
 
+@pytest.mark.parametrize("label", ["L2E [mine]", "L2E"])
+def test_a_row_with_diverged_seeds_is_refused_and_not_left_out(tmp_path, label):
+    path = tmp_path / "compare_both.md"
+    path.write_text(TABLE.format(label=f"{label} (1 of 6 diverged)", network="mine"))
+    with pytest.raises(ValueError, match=r"compare_both.md, 400 gradients: L2E.* \(1 of 6 diverged\) has no mean over"):
+        metrics_of([path], ["mine"])
+
+
 def test_a_card_that_lags_behind_is_named_and_mended(tmp_path, monkeypatch):
     card = {"metrics": {"held_out": {}, "selection": "by hand", "tables": {"old": {}}}, "name": "mine"}
     (tmp_path / "mine.json").write_text(json.dumps(card))

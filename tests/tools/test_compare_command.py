@@ -179,6 +179,10 @@ def test_a_preset_sets_the_defaults_and_options_override_it():
     assert parse_compare(["--temperature", "1", "--exploration-ratio", "0.9"]).settings.temperature == 1
     assert parse_compare(["--temperature", "0.5", "--temperatures"]).settings.temperature == 0.5
     assert parse_compare(["--preset", "cifar10", "--temperatures", "0.1"]).temperatures == (0.1,)
+    # HMC and a chain with cycles tune no burn-in, and a setting that is given may leave it out.
+    burn_in = ["--burn-in", "0.7", "--burn-ins", "0.5"]
+    assert parse_compare([*burn_in, "--sampler", "SGHMC", "HMC"]).settings.burn_in == 0.7
+    assert parse_compare([*burn_in, "--sampler", "SGD", "--given", "SGD:lr=.1"]).settings.burn_in == 0.7
 
 
 def test_the_presets_are_what_they_are_for():
@@ -207,8 +211,11 @@ def test_the_presets_are_what_they_are_for():
         (["--division", "-1"], "division must not be negative, got -1"),
         (["--extensions", "-1"], "extensions must not be negative, got -1"),
         (["--momentum-decays", "0"], "momentum_decays must lie in (0, 1], got (0.0,)"),
-        (["--weight-decays", "-1"], "weight_decays must not be negative, got (-1.0,)"),
-        (["--temperatures", "-1"], "temperatures must not be negative, got (-1.0,)"),
+        (["--weight-decays", "-1"], "weight_decays must not be negative, got -1.0"),
+        (["--weight-decays", "0", "inf"], "weight_decays must be finite, got inf"),
+        (["--temperatures", "-1"], "temperatures must not be negative, got -1.0"),
+        (["--temperatures", "inf"], "temperatures must be finite, got inf"),
+        (["--prior-precision", "inf"], "prior_precision must be finite, got inf"),
         (["--exploration-ratios", "1"], "exploration_ratios must lie in [0, 1), got"),
         (["--tries", "0"], "tries must be at least 1, got 0"),
         (["--sampler", "SGLRW", "--temperatures", "0"], "temperature must be greater than 0, got 0.0"),
@@ -219,6 +226,14 @@ def test_the_presets_are_what_they_are_for():
         (["--preset", "digits", "--temperature", "0.5"], "take --temperatures 0.5"),
         (["--momentum-decay", "0.2"], "momentum_decay=0.2 is not among momentum_decays=(0.05, 0.1, 0.3)"),
         (["--exploration-ratio", "0.7"], "take --exploration-ratios 0.7"),
+        (
+            ["--burn-in", "0.7", "--burn-ins", ".3", ".5"],
+            "burn_in=0.7 is not among burn_ins=(0.3, 0.5), which are tried",
+        ),
+        (["--final-lr", "0.1", "--final-lrs", "1", ".5"], "final_lr=0.1 is not among final_lrs=(1.0, 0.5), which are"),
+        (["--corruption-images", "5"], "corruption_images=5 says which images --corruptions takes, which is not given"),
+        (["--sampler", "SGD", "--given", "SGD:lr=.1", "--tries", "3"], "tries=3 is of a balanced choice of settings"),
+        (["--epochs", "50", "--steps", "100"], "epochs=50 and steps=100 exclude each other"),
         (["--noise", "0.3"], "noise=0.3 is that of a regression's observations, digits has classes"),
         (["--ood", "photo"], "ood='photo' is unknown"),
         (["--ood", "mnist", "mnist"], "ood must hold names, each once, got ('mnist', 'mnist')"),

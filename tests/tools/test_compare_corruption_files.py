@@ -91,7 +91,7 @@ def test_images_of_another_order_are_noticed(files):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--corruption-files"], "corruption_files=True says where the images"),
+        (["--corruption-files"], "corruption_files=True says which images --corruptions takes"),
         (["--corruption-files", "--corruptions", "--dataset", "digits"], "name must be one of"),
     ],
 )

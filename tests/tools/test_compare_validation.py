@@ -1,11 +1,12 @@
 """compare.py --tune-only: what tuning alone says, and that it looks at no test image."""
 
 import json
+import os
 
 import compare
 import pytest
 import torch
-from experiments.images import comparison
+from experiments.images import compare_validation, comparison
 from experiments.images.runner import ImageRuns
 
 from tests.tools.compare_cases import SMALL, TINY, cells, numbers
@@ -74,3 +75,15 @@ def test_there_must_be_something_to_tune(tmp_path, capsys):
     with pytest.raises(SystemExit):
         compare.main([*TINY, *taken, "--out", str(tmp_path / "out")])
     assert "tune_only=True leaves nothing to do" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_the_tables_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    compare_validation.write_validation(tmp_path, "first", "python x")
+
+    def full(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="the disk is full"):
+        compare_validation.write_validation(tmp_path, "second", "python x")
+    assert (tmp_path / "validation.md").read_text().endswith("\n\nfirst\n")

@@ -52,6 +52,27 @@ def test_a_table_of_its_own_and_what_was_not_run(tmp_path):
     assert cells["Adam with a cosine"] == "–"
 
 
+def _one_table(folder, *rows):
+    lines = ["### 8000 gradients", "", "| method | lr | also tuned | NLL | samples |", "|---|---|---|---|---|"]
+    lines += [f"| {label} | 0.1 | {tuned} | 1.0 ± 0.1 | 10 |" for label, tuned in rows]
+    for name in {table for panel in parts.PANELS for table in panel.tables}:
+        (folder / f"{name}.md").write_text("\n".join(lines) if name == "compare_resnet_8000" else "# nothing\n")
+
+
+def test_a_row_with_diverged_seeds_is_refused_and_not_left_out(tmp_path):
+    _one_table(tmp_path, ("Nobody (1 of 6 diverged)", "–"), ("SGHMC (4 of 6 diverged)", "T 1"))
+    with pytest.raises(
+        ValueError, match=r"compare_resnet_8000.md, 8000 gradients: SGHMC \(4 of 6 diverged\) has no mean"
+    ):
+        parts.scores(tmp_path)
+
+
+def test_temperatures_of_every_form_are_read(tmp_path):
+    _one_table(tmp_path, ("SGHMC", "T 1e-05, a 0.1"), ("BAOA", "T 0"), ("ScaleAdaptedSGHMC", "burn-in 0.5, T 0.01"))
+    found = {short: text for (_, short), text in parts.temperatures(tmp_path).items()}
+    assert found == {"SGHMC": "1e-05", "BAOA": "0", "ScaleAdaptedSGHMC": ".01"}
+
+
 def table_of(found):
     everywhere = {(panel.name, "Adam, cosine"): [9.0] for panel in parts.PANELS[:-1]}
     return parts.markdown({**found, **everywhere}, {}).splitlines()

@@ -164,7 +164,10 @@ def test_check_finds_a_page_that_was_changed_by_hand(tmp_path, monkeypatch):
     monkeypatch.setattr(papers, "DOCS", tmp_path)
     with pytest.raises(SystemExit, match="is not what its sources say"):
         papers.main(["--check"])
+    written, write = [], papers.write_atomically
+    monkeypatch.setattr(papers, "write_atomically", lambda path, data: written.append(path) or write(path, data))
     papers.main([])
+    assert written == [tmp_path / "papers.md"]
     papers.main(["--check"])
     (tmp_path / "papers.md").write_text("changed\n")
     with pytest.raises(SystemExit, match="is not what its sources say"):

@@ -157,6 +157,8 @@ def test_with_hmc_the_others_are_compared_with_it(tmp_path, capsys):
         (["--cycles", "3", "--burn-in-cycles", "3"], "burn_in_cycles must lie in [0, cycles=3), got 3"),
         (["--sampler", "CyclicalSGMCMC", "--cycles", "5000"], "cycles=5000 exceeds the budget"),
         (["--sampler", "DeepEnsemble", "--ensemble-size", "5000"], "ensemble_size=5000 exceeds the budget"),
+        (["--epochs", "50", "--steps", "100"], "epochs=50 and steps=100 exclude each other"),
+        (["--chains", "4", "--seeds", "5"], "seeds=5 and chains=4 exclude each other"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
         (["--tune-seeds", "0"], "tune_seeds must be at least 1, got 0"),
         (["--tune", "--lr-grid", "0", "1"], "lr_grid must hold positive factors"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from experiments.benchmarks.timing import interleaved, write_table
+from experiments.benchmarks.timing import interleaved, lower_decile, write_table
 from experiments.common import compiling
 from experiments.common.compiling import LEAST_CHANNELS
 from experiments.common.options import at_least, at_least_one
@@ -102,7 +101,7 @@ def benchmark_forms(options: FormsBenchmark, command: str = "python tools/benchm
     every = forms(options)
     differences = _differences(every)
     times = interleaved(every, options.rounds, "forms", warm_up=2)
-    fastest = {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
+    fastest = {name: lower_decile(values) for name, values in times.items()}
     rows = [
         {
             "form": name,

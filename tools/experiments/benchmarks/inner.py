@@ -58,7 +58,8 @@ class InnerBenchmark:
     rounds: int = 3
     # Features that L2E sees; "paper" are the nine of the published sampler.
     feature_set: str = "paper"
-    # Command of a peer program: it gets --members --channels --depth --size --batch and prints member-steps/s=NUMBER.
+    # Command of a peer program, started as one process: it gets --members --channels --depth --size --batch and prints
+    # member-steps/s=NUMBER.
     peer: str | None = None
     # Also time these ways of computing the gradient, or "all": the table behind the choice.
     network_variants: tuple[str, ...] = ()
@@ -162,14 +163,21 @@ class Processes:
             self.processes.append(process)
 
     def seconds(self, request: Any) -> list[float]:
-        """What each needs for one piece of work, all starting together."""
-        for connection in self.connections:
-            connection.send(request)
-        for connection in self.connections:
-            connection.recv()
-        for connection in self.connections:
-            connection.send("go")
-        return [connection.recv() for connection in self.connections]
+        """What each needs for one piece of work, all starting together.
+
+        Raises:
+            SystemExit: a process has ended.
+        """
+        try:
+            for connection in self.connections:
+                connection.send(request)
+            for connection in self.connections:
+                connection.recv()
+            for connection in self.connections:
+                connection.send("go")
+            return [connection.recv() for connection in self.connections]
+        except (EOFError, OSError) as error:
+            raise SystemExit(f"error: a process of the benchmark ended at {request}, see above for why") from error
 
     def close(self) -> None:
         for connection in self.connections:
@@ -178,14 +186,14 @@ class Processes:
             process.join()
 
 
-def peer_speed(command: str, configuration: Configuration) -> float:
+def peer_speed(command: str, members: int, configuration: Configuration) -> float:
     """Member-steps/s that the peer program prints.
 
     Raises:
         SystemExit: it fails or prints no such number.
     """
-    names = ("--channels", "--depth", "--size", "--batch")
-    arguments = [text for pair in zip(names, map(str, configuration), strict=True) for text in pair]
+    names = ("--members", "--channels", "--depth", "--size", "--batch")
+    arguments = [text for pair in zip(names, map(str, (members, *configuration)), strict=True) for text in pair]
     done = subprocess.run([*shlex.split(command), *arguments], capture_output=True, text=True, check=False)
     found = re.search(r"member-steps/s=([0-9.]+)", done.stdout)
     if done.returncode or found is None:
@@ -215,6 +223,7 @@ def benchmark_inner(options: InnerBenchmark, command: str = "python tools/benchm
         given = options.protocol_of, options.protocol, options.device, options.feature_set, names
         write_table(options.out, command, measure_protocol(*given))
         return
+    L2ERule("residual", options.feature_set)  # refused here, not in each process
     processes = Processes(options)
     speeds: dict[tuple[Configuration, str], list[float]] = {}
     peaks = []
@@ -226,15 +235,17 @@ def benchmark_inner(options: InnerBenchmark, command: str = "python tools/benchm
                 speed = sum(options.members * options.steps / s for s in seconds)
                 speeds.setdefault((configuration, variant), []).append(speed)
             if options.peer is not None:
-                speeds.setdefault((configuration, "peer"), []).append(peer_speed(options.peer, configuration))
+                speed = peer_speed(options.peer, options.members, configuration)
+                speeds.setdefault((configuration, "peer"), []).append(speed)
     processes.close()
     medians = {key: statistics.median(values) for key, values in speeds.items()}
     peak = statistics.median(peaks)
     side = matmul_side(options)
+    peer = "" if options.peer is None else "; the peer is one process"
     head = (
         f"torch {torch.__version__}, {device_name(options.device)}, {processes_of(options)} processes of "
         f"{options.members} members, {options.feature_set} features, median of {options.rounds} rounds; matmul peak "
-        f"{peak:.0f} GFLOP/s ({side}×{side}, float32, all processes together)"
+        f"{peak:.0f} GFLOP/s ({side}×{side}, float32, all processes together){peer}"
     )
     tables = [_speed_table(medians, peak, options)]
     if networks:

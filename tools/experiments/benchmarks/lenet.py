@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from experiments.benchmarks.timing import interleaved, write_table
+from experiments.benchmarks.timing import interleaved, lower_decile, write_table
 from experiments.common.options import at_least, at_least_one
 from experiments.common.tables import markdown
 from experiments.multi_task.networks import LeNet
@@ -113,6 +112,6 @@ def benchmark_lenet(options: LeNetBenchmark, command: str = "python tools/benchm
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     times = interleaved(contestants(options), options.rounds, "LeNet", warm_up=2, clock="processor")
-    fastest = {name: statistics.quantiles(values, n=10)[0] for name, values in times.items()}
+    fastest = {name: lower_decile(values) for name, values in times.items()}
     table = markdown([{"computed by": name, "ms": f"{value:.1f}"} for name, value in fastest.items()])
     write_table(options.out, command, f"torch {torch.__version__}, {options}\n\n{table}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import statistics
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.benchmarks.contestants import COMPILED, NUM_DATA, SAMPLERS, lean_l2e, step_of, uncompiled
-from experiments.benchmarks.timing import interleaved, write_table
+from experiments.benchmarks.timing import interleaved, lower_decile, write_table
 from experiments.common.options import at_least, at_least_one
 from learned_samplers import L2E, SGHMC, KineticL2E, MetaSGMCMC
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
@@ -283,7 +282,7 @@ def _milliseconds(
     turns = {name: _PERIODS.get(name.removesuffix(WITHOUT_CODE), 1) for name in steps}
     rounds_of = {name: functools.partial(_times, step, turns[name]) for name, step in steps.items()}
     times = interleaved(rounds_of, rounds, title, warm_up=3, device=options.device, clock=options.clock)
-    return {name: statistics.quantiles(values, n=10)[0] / turns[name] for name, values in times.items()}
+    return {name: lower_decile(values) / turns[name] for name, values in times.items()}
 
 
 def _times(step: Callable[[], object], number: int) -> None:

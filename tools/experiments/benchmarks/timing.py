@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from experiments.common.devices import synchronize
+from learned_samplers.base.files import write_atomically
 from meta_tasks.progress import progress
 
 Clock = Literal["wall", "processor"]
@@ -46,8 +48,13 @@ def interleaved(
     return times
 
 
+def lower_decile(times: Sequence[float]) -> float:
+    """The tenth percentile of times, to which other processes add little; never below the shortest of them."""
+    return statistics.quantiles(times, n=10, method="inclusive")[0]
+
+
 def write_table(out: Path | None, command: str, text: str) -> None:
     """Print a benchmark's table, and put it in a file where one is named, under its command."""
     print(text)
     if out is not None:
-        out.write_text(f"`{command}`: {text}\n")
+        write_atomically(out, f"`{command}`: {text}\n".encode())

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from experiments.common.tables import plain
+
 _COMMAND = re.compile(r"^(?:- (?P<labels>[^`]*): )?`(?:for [^`]*do )?(?P<command>python tools/compare\.py [^`]*)`?\s*$")
 _BUDGET = re.compile(r"^#+ (\d+) gradients$")
 #: What the header of a budget's first table holds, the one with the scores of every method.
@@ -20,7 +22,7 @@ class TableRow:
     """A method's scores at one budget.
 
     Attributes:
-        label: what the table calls the method.
+        label: what the table calls the method, with the seeds that diverged, if any did.
         budget: minibatch gradients.
         commands: the words of each command that made the row, several where it has further seeds; none where the table
             does not say.
@@ -31,6 +33,16 @@ class TableRow:
     budget: int
     commands: tuple[tuple[str, ...], ...]
     cells: Mapping[str, str]
+
+    @property
+    def method(self) -> str:
+        """The label without its failures."""
+        return plain(self.label)
+
+    def check_whole(self, table: Path) -> None:
+        """Raise ValueError, naming table and row, where a seed diverged: its numbers are means of the others alone."""
+        if self.method != self.label:
+            raise ValueError(f"{table}, {self.budget} gradients: {self.label} has no mean over all its seeds")
 
     def options(self, name: str, usual: str | None = None) -> list[str | None]:
         """The value of an option in each of the commands."""

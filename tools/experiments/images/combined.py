@@ -8,12 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from experiments.common.tables import plain
 from experiments.images.compare_corruptions import images_of
 from experiments.images.compare_statistics import paired
 from experiments.images.compare_verdict import verdict
-from experiments.images.earlier import RESULTS
+from experiments.images.earlier import RESULTS, check_finished
 from experiments.images.methods import METHODS
-from experiments.images.more_seeds import plain, same_setting, same_weights, with_more_seeds
+from experiments.images.more_seeds import differences, same_weights, with_more_seeds
 from experiments.images.own_models import is_own
 from experiments.images.result import Result
 from experiments.images.settings import Settings
@@ -24,7 +25,8 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not that of a comparison, or one of before the settings had a text of their own.
+        ValueError: it is not that of a comparison, or one that has not ended, or of before the settings had a text of
+            their own.
     """
     file = path / RESULTS if path.is_dir() else path
     if not file.is_file():
@@ -39,6 +41,7 @@ def read(path: Path) -> dict[str, Any]:
                 [(run["seed"], run["diverged"]) for run in method["runs"]]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"comparisons: {file} is not that of a comparison: {error}") from error
+    check_finished("comparisons", file, found)
     return dict(found)
 
 
@@ -91,9 +94,9 @@ def _named(name: str, settings: Mapping[str, Any]) -> str:
 def _further(first: Mapping[str, Any], second: Mapping[str, Any], budget: str, source: str) -> dict[str, Any]:
     """The method with the seeds of both."""
     both = f"comparisons: {first['label']} at {budget} gradients is in {first['source']} and in {source}"
-    if not same_setting(first, second):
+    if different := differences(first, second):
         settings = " and ".join(f"lr {each['lr']:g}, {each['also_tuned']}" for each in (first, second))
-        raise ValueError(f"{both}, at different settings: {settings}")
+        raise ValueError(f"{both}, at different settings: {settings} ({'; '.join(different)})")
     if not same_weights(first, second):
         raise ValueError(f"{both}, with different weights of that name")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +190,10 @@ def validation_figure(path: Path, report: BudgetReport, title: str) -> None:
     axes, curves = fig.subplots(1, 2), 0
     for method, style in styles(report).items():
         results = [result for result in finished(report.runs[method]) if result.num_samples > 1]
-        runs = [np.array(result.validation_curve) for result in results if result.validation_curve]
+        runs = [result.validation_curve for result in results if result.validation_curve]
         if not runs:  # a single network
             continue
-        points = np.stack([run[: min(map(len, runs))] for run in runs])
+        points = at_common_steps(runs)
         for ax, column in zip(axes, (1, 2)):
             draw(ax, points[0, :, 0] / per_epoch, points[..., column], style)
         curves += 1
@@ -222,7 +223,7 @@ def movement_figure(path: Path, report: BudgetReport, title: str) -> None:
     for method, found in curves.items():
         if not found:
             continue
-        points = np.array([curve[: min(map(len, found))] for curve in found])
+        points = at_common_steps(found)
         for ax, column in zip(axes, (1, 2)):
             style = styles(report)[method]
             values = np.stack([running_mean(points[0, :, 0], run[:, column])[1] for run in points])
@@ -232,6 +233,19 @@ def movement_figure(path: Path, report: BudgetReport, title: str) -> None:
     axes[1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
     fig.suptitle(f"{title}; means of {SMOOTHING} points")
     fig.savefig(path, dpi=110)
+
+
+def at_common_steps(curves: Sequence[Sequence[Sequence[float]]]) -> np.ndarray:
+    """The curves (step, values …) of several runs, interpolated at the steps of the shortest, (runs, points, columns).
+
+    Runs that were looked at differently often have points at different steps, and one may end before another.
+    """
+    runs = [np.array(curve, dtype=float) for curve in curves]
+    steps = min(runs, key=len)[:, 0]
+    steps = steps[(steps >= max(run[0, 0] for run in runs)) & (steps <= min(run[-1, 0] for run in runs))]
+    return np.array(
+        [np.stack([steps, *(np.interp(steps, run[:, 0], each) for each in run[:, 1:].T)], 1) for run in runs]
+    )
 
 
 def running_mean(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

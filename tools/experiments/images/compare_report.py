@@ -17,6 +17,7 @@ from experiments.common.tables import finished, markdown, mean_and_std, rectangu
 from experiments.common.tuning import Tuning
 from experiments.images.compare_corruptions import corruption_numbers, corruption_tables
 from experiments.images.compare_notes import NOTES, OTHER_CODE
+from experiments.images.compare_places import places_line
 from experiments.images.compare_statistics import (
     DISTANCES,
     beside,
@@ -185,7 +186,7 @@ def numbers_of(setting: Setting) -> dict[str, float]:
 RUN_KEYS = (
     *("seed", "lr", "validation_nll", "gradient_evaluations", "diverged"),
     *(f"{name}_curve" for name in CURVES),
-    *("ess", "scaled_nll"),
+    *("ess", "scaled_nll", "device", "threads"),
 )
 
 
@@ -229,6 +230,10 @@ def tables(budget: int, numbers: Mapping[str, Any]) -> str:
     edges = [method["label"] for method in numbers["methods"].values() if method["at_edge"]]
     if edges:
         lines.append(f"- Tuned to the edge of what was tried: {', '.join(edges)}.")
+    runs = {method["label"]: method["runs"] for method in numbers["methods"].values()}
+    # Files of before have no places.
+    places = {name: [(run.get("device"), run.get("threads")) for run in each] for name, each in runs.items()}
+    lines += [line] if (line := places_line(places)) else []
     lines += [f"- **{name} has no row**: {why}." for name, why in numbers["lost"].items()]
     parts = [f"### {budget} gradients", markdown(scores), markdown(rectangular(robust))]
     parts += [markdown(rectangular(others))] if any(len(row) > 1 for row in others) else []
@@ -275,9 +280,12 @@ def health_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
     return cells
 
 
-def write_results(out: Path, reports: Sequence[BudgetReport], command: str, choice: str) -> None:
-    """Write results.json and table.md for the budgets that are finished; `choice` says how settings were chosen."""
+def write_results(
+    out: Path, reports: Sequence[BudgetReport], command: str, choice: str, planned: Sequence[int]
+) -> None:
+    """Write results.json and table.md for the budgets that are finished, of those that are `planned`; `choice` says how
+    settings were chosen."""
     numbers = {str(report.budget): content(report) for report in reports}
     parts = [tables(report.budget, numbers[str(report.budget)]) for report in reports]
     notes = f"{NOTES}{choice}" + f"\n{OTHER_CODE}" * any(report.other_code for report in reports)
-    write_outputs(out, command, "\n\n".join([notes, *parts]), {"budgets": numbers})
+    write_outputs(out, command, "\n\n".join([notes, *parts]), {"planned": list(planned), "budgets": numbers})

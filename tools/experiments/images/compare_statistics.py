@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from experiments.common.tables import finished, mean_and_std, spread
+from experiments.common.tables import failed_of, finished, mean_and_std, spread
 from experiments.images.result import Result
 from experiments.images.runner import predictions
 from learned_samplers import metrics
@@ -91,14 +91,17 @@ def robustness(runs: Mapping[str, Sequence[Result]], name: str, folder: Path, nu
 
 
 def equal_time(results: Sequence[Result]) -> dict[str, Any] | None:
-    """Of a method's runs in the seconds of the first: gradients, seconds and NLLs; None without them."""
+    """Of a method's runs in the seconds of the first: how many there are, and gradients, seconds and NLLs of those that
+    did not diverge; None without them."""
     if not results:
         return None
+    good = finished(results)
     return {
-        "gradients": results[0].gradient_evaluations,
-        "seconds": statistics.fmean(result.seconds for result in results),
-        "nll": [result.scores["nll"] for result in finished(results)],
-        "accuracy": [result.scores.get("accuracy") for result in finished(results)],
+        "runs": len(results),
+        "gradients": good[0].gradient_evaluations if good else None,
+        "seconds": statistics.fmean(result.seconds for result in good) if good else None,
+        "nll": [result.scores["nll"] for result in good],
+        "accuracy": [result.scores.get("accuracy") for result in good],
     }
 
 
@@ -148,5 +151,7 @@ def robust_cells(numbers: Mapping[str, Any]) -> dict[str, str]:
         "scaled NLL": scaled if std is None else f"{scaled} ± {std:.4f}",
     }
     if alike is not None:
-        cells |= {"gradients at equal time": str(alike["gradients"]), "NLL at equal time": spread(alike["nll"], 4)}
+        runs, ended = alike.get("runs", len(alike["nll"])), len(alike["nll"])
+        cells["gradients at equal time"] = text(alike["gradients"], "d")
+        cells["NLL at equal time"] = failed_of(spread(alike["nll"], 4), runs - ended, runs)
     return cells

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from experiments.common.tables import markdown, rectangular, spread
+from experiments.common.tables import failed_of, markdown, rectangular, spread
 from experiments.common.tuning import Tuning
 from experiments.images.comparison import Comparison, losers
 from experiments.images.methods import METHODS, Setting
 from experiments.images.result import Result
+from learned_samplers.base.files import write_atomically
 
 
 def validation_tables(comparison: Comparison, budgets: Iterable[int]) -> str:
@@ -43,8 +44,7 @@ def validation_rows(tunings: Mapping[str, Tuning[Setting, Result]], num_data: in
         for setting in (*ranked, *(each for each in tuning.trials if each not in ranked)):
             runs = tuning.trials[setting]
             scores = [score for run in runs if (score := tuning.score(run)) is not None]
-            diverged = len(runs) - len(scores)
-            text = spread(scores, 4) + (f" ({diverged} of {len(runs)} diverged)" if diverged else "")
+            text = failed_of(spread(scores, 4), len(runs) - len(scores), len(runs))
             also = {"also tuned": setting.text(num_data)} if setting.also else {}
             rows.append(
                 {"method": name, "lr": f"{setting.lr:g}", **also, "validation NLL": text, "runs": str(len(runs))}
@@ -55,7 +55,7 @@ def validation_rows(tunings: Mapping[str, Tuning[Setting, Result]], num_data: in
 def write_validation(out: Path, text: str, command: str) -> None:
     """Put the tables under their command in validation.md."""
     head = "Mean ± standard deviation over the tuning seeds; no test image has been looked at."
-    (out / "validation.md").write_text(f"`{command}`\n\n{head}\n\n{text}\n")
+    write_atomically(out / "validation.md", f"`{command}`\n\n{head}\n\n{text}\n".encode())
 
 
 def _title(comparison: Comparison, method: str) -> str:

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from experiments.common.tables import finished
 from experiments.common.tuning import Tuning, score_text, tune
 from experiments.images.compare_corruptions import NONE, CorruptedImages, PublishedImages
+from experiments.images.compare_places import check_equal_time
 from experiments.images.compare_report import BudgetReport
 from experiments.images.methods import METHODS, Setting, proposal
 from experiments.images.options import CompareOptions
@@ -201,9 +202,13 @@ class Comparison:
         """The final runs of a method over again with as many gradients as take the first method's seconds.
 
         [] where a run of either has diverged, or the method cannot be run so briefly.
+
+        Raises:
+            ValueError: runs that were read back are of another device or number of threads.
         """
         first = next(iter(report.runs.values()))
         own, setting = report.runs[method], report.tuning[method].chosen
+        check_equal_time(self.data.train_x.device, (*first, *own))
         if own is first or any(result.diverged for result in (*own, *first)):
             return own if own is first else []
         ratio = sum(result.seconds for result in first) / sum(result.seconds for result in own)
@@ -213,9 +218,10 @@ class Comparison:
         except ValueError:
             return []
         self.bar.total += steps * len(own)
-        return [
-            self.run(method, setting, report.budget, seed, test=True, steps=steps) for seed in self.options.seed_list()
-        ]
+        seeds = self.options.seed_list()
+        found = [self.run(method, setting, report.budget, seed, test=True, steps=steps) for seed in seeds]
+        check_equal_time(self.data.train_x.device, found)
+        return found
 
 
 def validation_nll(result: Result) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,22 @@ from experiments.images.settings import Settings
 
 #: The file with all numbers of a comparison.
 RESULTS = "results.json"
+
+
+def check_finished(argument: str, path: Path, numbers: Mapping[str, Any]) -> None:
+    """Refuse the numbers of a comparison that was interrupted before the last of its budgets.
+
+    What was written before the file named them is taken as it is.
+
+    Raises:
+        ValueError: by name of the argument, the file and the budgets.
+    """
+    missing = [str(budget) for budget in numbers.get("planned", ()) if str(budget) not in numbers["budgets"]]
+    if missing:
+        raise ValueError(
+            f"{argument}: {path} is of a comparison that has not ended: it lacks the budgets {', '.join(missing)}; the "
+            "command that stands in it goes on from there"
+        )
 
 
 def earlier_settings(folder: Path, method: ImageMethod, settings: Settings, num_data: int, count: int) -> list[Setting]:
@@ -26,18 +43,20 @@ def earlier_settings(folder: Path, method: ImageMethod, settings: Settings, num_
 
     Raises:
         FileNotFoundError: there is no finished comparison.
-        ValueError: the method is not in it, or a learned sampler had other weights there, or what was found cannot be
-            taken over.
+        ValueError: it has not ended, the method is not in it, a learned sampler had other weights there, or what was
+            found cannot be taken over.
     """
     path = Path(folder) / RESULTS
     if not path.is_file():
         raise FileNotFoundError(f"settings_of: no {RESULTS}, which a finished comparison leaves, in {folder}")
     try:
-        budgets = json.loads(path.read_text())["budgets"]
+        numbers = json.loads(path.read_text())
+        budgets = numbers["budgets"]
         found = budgets[max(budgets, key=int)]
         methods, then = found["methods"], Settings(**found["settings"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"settings_of: {path} is not that of a comparison: {error}") from error
+    check_finished("settings_of", path, numbers)
     if method.name not in methods:
         raise ValueError(f"settings_of: {method.name} is not in {path}, which has {', '.join(methods)}")
     if method.network is not None and (was := getattr(then, method.network)) != (

@@ -110,13 +110,16 @@ def compare(
             write_validation(chosen.folder(), text, "compare from Python")
             return ComparisonTable([], [], chosen.folder(), text)
         comparison = Comparison(chosen, given, bar, {}, chosen.load_reference(given))
-        reports = [comparison.report(budget) for budget in chosen.all_budgets(given)]
-    write_results(chosen.folder(), reports, "compare from Python", chosen.settings_note())
+        budgets = chosen.all_budgets(given)
+        reports = [comparison.report(budget) for budget in budgets]
+    write_results(chosen.folder(), reports, "compare from Python", chosen.settings_note(), budgets)
     return ComparisonTable(reports, [content(report) for report in reports], chosen.folder())
 
 
 def _data(data: Any, settings: Settings) -> ImageData:
     if isinstance(data, ImageData):
+        if settings.validation is not None:
+            raise ValueError(f"validation={settings.validation} cannot be applied: {data.name} has its validation set")
         return data
     if isinstance(data, str | os.PathLike):
         path = Path(data).expanduser()

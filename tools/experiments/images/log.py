@@ -31,6 +31,7 @@ class Log:
     The step of every curve is the number of minibatch gradient evaluations.
 
     Attributes:
+        gradients: minibatch gradient evaluations so far, see `count_gradients`.
         temperatures: of a sampler, one entry a point: {"step", "sampling" (whether the state counts as a sample's),
             "groups": {part of the network: {"kinetic", "configurational", "size" (its number of weights)}}}; None
             for a temperature that does not exist.
@@ -51,6 +52,7 @@ class Log:
         self.every = max(1, steps // LOGS)
         self.validate_every = self.every * max(1, LOGS // validations)
         self.validation_seconds = 0.0
+        self.gradients = 0
         self.temperatures: list[dict[str, Any]] = []
         self.validation_curve: list[list[float]] = []
         self.movement_curve: list[list[float]] = []
@@ -64,6 +66,11 @@ class Log:
     def follow(self, samples: Sized, optimizer: Any) -> None:
         """From the first of these samples on, follow a classifier's model average wherever the chain is sampling."""
         self._collection, self._optimizer = samples, optimizer
+
+    def count_gradients(self, number: int = 1) -> None:
+        """Note gradient evaluations, here and on the progress bar, which counts nothing where it is disabled."""
+        self.gradients += number
+        self.bar.update(number)
 
     def reset(self) -> None:
         """Begin a new mean."""

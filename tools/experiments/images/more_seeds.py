@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_FAILURES = re.compile(r" \(\d+ of \d+ diverged\)$")
+from experiments.common.tables import failed_of, plain
+from experiments.images.methods import SHORT_NAMES
+
 #: Numbers of a comparison that are lists of one value a seed.
 _LISTS = ("runs", "agreement", "total_variation")
 
 
-def plain(label: str) -> str:
-    """What a table calls a method, without its failures."""
-    return _FAILURES.sub("", label)
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """In which settings two rows of one name differ, each with both values; [] where their seeds belong together.
 
-
-def same_setting(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether both are of one method, at the same learning rate and the same of what else is tuned."""
-    if plain(first["label"]) != plain(second["label"]):
-        return False
-    return all(first[key] == second[key] for key in ("method", "lr", "also_tuned"))
+    Numbers count as the files have them, up to the rounding of one that another comparison handed on; the table's text
+    has three digits of them.
+    """
+    tuned = [key for key in SHORT_NAMES if key in first and key in second]
+    different = [key for key in ("method", "also_tuned") if first[key] != second[key]]
+    different += [key for key in ("lr", *tuned) if not math.isclose(first[key], second[key], rel_tol=1e-9)]
+    return [f"{key}: {first[key]}, {second[key]}" for key in different]
 
 
 def same_weights(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
@@ -39,7 +40,7 @@ def with_more_seeds(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict
     runs at equal time, are left out. Collapsed are those that either comparison has counted.
 
     Args:
-        first, second: as a comparison's file has them, of the `same_setting`.
+        first, second: as a comparison's file has them, without `differences`.
 
     Raises:
         ValueError: they have a seed in common.
@@ -60,9 +61,8 @@ def with_more_seeds(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict
     nlls = values.get("nll")
     scaled = _scaled_nll(first, second, [run.get("scaled_nll") for run in ended])
     failed = len(found["runs"]) - len(ended)
-    suffix = f" ({failed} of {len(found['runs'])} diverged)" if failed else ""
     return found | {
-        "label": plain(first["label"]) + suffix,
+        "label": failed_of(plain(first["label"]), failed, len(found["runs"])),
         "mean": {key: statistics.fmean(each) if each else None for key, each in values.items()},
         "std": {key: statistics.stdev(each) if len(each) > 1 else None for key, each in values.items()},
         "median_nll": statistics.median(nlls) if nlls else None,

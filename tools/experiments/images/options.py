@@ -28,7 +28,8 @@ from experiments.images.earlier import earlier_settings
 from experiments.images.given import count_given, given_settings
 from experiments.images.measures import CONVERGENCE_DRAWS
 from experiments.images.methods import METHODS, Setting, candidates
-from experiments.images.presets import PRESETS, check_used
+from experiments.images.option_checks import check_used, check_values, refuse_changed
+from experiments.images.presets import PRESETS
 from experiments.images.settings import Settings
 from experiments.images.training import validate_run
 from meta_tasks.datasets import ImageData, find_corrupted
@@ -52,6 +53,11 @@ class ImageOptions(DeviceOptions, DataOptions, RunOptions):
     # Predictive probabilities to compare with, an .npy file (test images, classes), HMC's for instance: the tables get
     # agreement of the most probable class and total variation.
     reference: Path | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (steps := self.settings.steps) is not None:
+            refuse_changed(self.settings, "epochs", why=f"and steps={steps} exclude each other")
 
     def on(self, data: ImageData) -> Self:
         """The same, with the names of the default weights for these data."""
@@ -184,30 +190,14 @@ class CompareOptions(ImageOptions):
         for name, least in wanted.items():
             if getattr(self, name) and self.settings.num_samples < least:
                 raise ValueError(f"{name} needs num_samples of at least {least}, got {self.settings.num_samples}")
-        if self.corruption_files and not self.corruptions:
-            raise ValueError(
-                "corruption_files=True says where the images of --corruptions come from, which is not given"
-            )
         not_negative(self, "extensions")
         if self.given and self.settings_of is not None:
             raise ValueError(f"given={self.given} and settings_of={str(self.settings_of)!r} exclude each other")
         count_given(self.given, self.sampler)
         if self.tune_only and self.nothing_to_tune():
             raise ValueError("tune_only=True leaves nothing to do where one setting is taken over as it is")
-        for name in ("momentum_decays", "final_lrs"):
-            if not all(0 < share <= 1 for share in getattr(self, name)):
-                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
-        if not self.momentum_decays:
-            raise ValueError("momentum_decays must hold one value at least, got ()")
-        for name in ("weight_decays", "temperatures"):
-            if any(not value >= 0 for value in getattr(self, name)):
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("exploration_ratios", "burn_ins"):
-            if not all(0 <= share < 1 for share in getattr(self, name)):
-                raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
-        tuned = ("momentum_decay", "temperature", "exploration_ratio")
-        tried = {name: getattr(self, f"{name}s") for name in tuned}
-        check_used(self.settings, self.preset, budgets=self.budgets, tried=tried)
+        check_values(self)
+        check_used(self)
         if self.budgets is not None:
             if not self.budgets or min(self.budgets) < 1 or len(set(self.budgets)) < len(self.budgets):
                 raise ValueError(f"budgets must be positive and differ, got {self.budgets}")

@@ -14,7 +14,7 @@ from experiments.common.read_tables import TableRow, read_rows
 
 #: How README's table begins; it ends at the next empty line.
 BEGIN = "| NLL | law |"
-_TEMPERATURE = re.compile(r"\bT ([\d.]+)")
+_TEMPERATURE = re.compile(r"\bT (\d*\.?\d+(?:e[+-]?\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -128,19 +128,21 @@ Scores = Mapping[tuple[str, str], list[float]]
 
 
 def _rows(folder: Path) -> dict[tuple[str, str], TableRow]:
-    """(panel, method's short name) → its row; what was not run is left out."""
+    """(panel, method's short name) → its row; what was not run is left out.
+
+    Raises:
+        ValueError: seeds of a row that counts diverged.
+    """
     found: dict[tuple[str, str], TableRow] = {}
     for panel in PANELS:
         for table in panel.tables:
-            there = {
-                row.label: row
-                for row in read_rows(folder / f"{table}.md")
-                if row.budget == panel.budget and "NLL" in row.cells
-            }
+            path = folder / f"{table}.md"
+            there = {row.method: row for row in read_rows(path) if row.budget == panel.budget and "NLL" in row.cells}
             for method in ROWS:
                 for label in method.labels:
-                    if label in there:
-                        found.setdefault((panel.name, method.short), there[label])
+                    if label in there and (panel.name, method.short) not in found:
+                        there[label].check_whole(path)
+                        found[panel.name, method.short] = there[label]
     return found
 
 
@@ -152,7 +154,7 @@ def scores(folder: Path) -> dict[tuple[str, str], list[float]]:
 def temperatures(folder: Path) -> dict[tuple[str, str], str]:
     """(panel, method's short name) → the temperature that it was tuned to, of those that have one."""
     found = {key: _TEMPERATURE.search(row.cells.get("also tuned", "")) for key, row in _rows(folder).items()}
-    return {key: match[1].removeprefix("0") for key, match in found.items() if match}
+    return {key: match[1].removeprefix("0") or "0" for key, match in found.items() if match}
 
 
 def markdown(found: Scores, cold: Mapping[tuple[str, str], str]) -> str:

@@ -19,11 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from experiments.common.run_store import fingerprint
 
 Factory = Callable[..., nn.Module]
+
+#: Training examples on which a new network's outputs tell what its ``forward`` computes.
+EXAMPLES = 8
 
 _FORMS = "write file.py:factory or package.module:factory"
 # Functions given from Python, by the name that stands for them in the settings of runs.
@@ -134,17 +137,26 @@ def _compiled(code: CodeType) -> str:
     return repr((code.co_code, code.co_names, code.co_varnames, constants))
 
 
-def fingerprint_of(build_network: Callable[[], nn.Module]) -> str:
-    """Changes with what a network is when it is new: its modules, and the names, shapes and values of its tensors.
+def fingerprint_of(build_network: Callable[[], nn.Module], inputs: Tensor) -> str:
+    """Changes with what a network is when it is new: its modules, the names, shapes and values of its tensors, and what
+    it computes of ``inputs`` in evaluation mode.
 
     It is initialised with one and the same seed; the generators go on afterwards as if nothing had been drawn.
     """
-    with _seeded():
+    # cuDNN's convolutions round to ten bits on a GPU.
+    with _seeded(), torch.no_grad(), torch.backends.cudnn.flags(enabled=False):
         network = build_network()
-    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    described = re.sub(r"0x[0-9a-fA-F]+", "", str(network))  # addresses in memory differ from process to process
-    parts = "\n".join([described, *tensors, fingerprint(tensors.values())])
-    return hashlib.sha256(parts.encode()).hexdigest()[:16]
+        tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        described = re.sub(r"0x[0-9a-fA-F]+", "", str(network))  # addresses in memory differ from process to process
+        parts = [described, *tensors, fingerprint(tensors.values()), _rounded(network.eval()(inputs))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _rounded(outputs: Tensor) -> str:
+    """Norm and one projection of a network's outputs in four digits: the last ones depend on threads and machine."""
+    flat = outputs.double().flatten().cpu()
+    directions = torch.arange(1, len(flat) + 1, dtype=flat.dtype).cos()
+    return f"{flat.norm():.4g} {flat @ directions:.4g}"
 
 
 @contextmanager

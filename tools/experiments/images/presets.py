@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.images.settings import Settings
@@ -139,33 +138,3 @@ PRESETS: dict[str, tuple[Settings, tuple[int, ...]]] = {
     ),
     **{name: (_full(**changes), (steps,)) for name, (steps, changes) in _FULL.items()},
 }
-
-
-def check_used(
-    settings: Settings,
-    preset: str | None,
-    *,
-    budgets: Sequence[int] | None,
-    tried: Mapping[str, Sequence[float]],
-) -> None:
-    """Refuse settings that were changed and that a comparison has no use for.
-
-    Args:
-        settings, preset: of the comparison; what the preset sets, or the default, is not a change.
-        budgets: in the place of epochs; None without.
-        tried: values of settings that are tuned; none where the setting's own value is taken.
-
-    Raises:
-        ValueError: by name, with the option to take.
-    """
-    usual = Settings() if preset is None else PRESETS[preset.lower()][0]
-    if budgets is not None and settings.epochs != usual.epochs:
-        raise ValueError(
-            f"budgets={budgets} and epochs={settings.epochs} exclude each other: budgets, which a preset has, are in "
-            "minibatch gradients"
-        )
-    for name, values in tried.items():
-        value = getattr(settings, name)
-        if values and value != getattr(usual, name) and value not in values:
-            flag = f"--{name.replace('_', '-')}s {value:g}"
-            raise ValueError(f"{name}={value} is not among {name}s={values}, which are tried: take {flag}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import NormalDist
 
 import torch
@@ -38,7 +39,7 @@ def score_regression(
     """Fill in the test scores of the samples, and save their predictions.
 
     NLL is that of the mixture of the samples' Gaussians; CRPS and the coverage of its central 90 % are those of the
-    Gaussian with the mixture's mean and variance.
+    Gaussian with the mixture's mean and variance. A run whose scores are not finite has diverged.
     """
     means, variances = moments(samples, data.test_x, likelihood)
     if not (means.isfinite().all() and variances.isfinite().all()):
@@ -47,14 +48,18 @@ def score_regression(
     mean, variance = means.mean(0), variances.mean(0) + means.var(0, unbiased=False)
     half = NormalDist().inv_cdf(0.5 + _LEVEL / 2) * variance.sqrt()
     each = nll(means, variances, data.test_y)
-    result.scores = {
+    scores = {
         "nll": each.mean().item(),
         "rmse": (mean - data.test_y).square().mean().sqrt().item(),
         "crps": metrics.gaussian_crps(mean, variance, data.test_y),
         "coverage": metrics.coverage(mean - half, mean + half, data.test_y),
     }
     counts = range(1, len(means) + 1)
-    result.nll_curve = [nll(means[:k], variances[:k], data.test_y).mean().item() for k in counts]
+    curve = [nll(means[:k], variances[:k], data.test_y).mean().item() for k in counts]
+    if not all(map(math.isfinite, (*scores.values(), *curve))):  # of a target out of all proportion, for one
+        result.diverged, result.validation_nll = "the test scores are not finite", None
+        return
+    result.scores, result.nll_curve = scores, curve
     result.ess = median_ess(means.flatten(1), samples.chains)
     saved = {"test": mean, "test_variance": variance, "test_nll": each, "test_labels": data.test_y}
     save_file(

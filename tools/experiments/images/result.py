@@ -48,6 +48,8 @@ class Result:
         ood: of each out-of-distribution data set {"auroc": of the largest probability, "mean_entropy": of the average's
             predictions on it, in nats}.
         seconds: wall-clock time of training and collecting, without scoring and validation.
+        device, threads: where it ran, the name of a GPU or CPU, and torch's threads; None for a run of before they were
+            noted.
         gradient_evaluations: in minibatches; a gradient over the whole training set counts as its minibatches.
         num_samples: weights averaged; 1 for a single network.
         accuracy_curve, nll_curve, ece_curve, brier_curve: test scores of the average over the first 1, 2, … samples.
@@ -80,6 +82,8 @@ class Result:
     scaled_nll: float | None = None
     ood: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: float = 0.0
+    device: str | None = None
+    threads: int | None = None
     gradient_evaluations: int = 0
     num_samples: int = 0
     accuracy_curve: list[float] = field(default_factory=list)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from experiments.common.devices import synchronize
+from experiments.common.devices import device_name, synchronize
 from experiments.common.run_store import RunStore, data_fingerprint
 from experiments.images.gaussians import MINIBATCH_RUNS
 from experiments.images.likelihood import likelihood_of
@@ -79,7 +79,6 @@ class ImageRuns:
         """
         own, steps = own_network(settings, self.data), settings.budget(self.data.num_data)
         result = new_result(settings, method_name, lr, seed, variant, own)
-        before = 0 if bar is None else bar.n
         known = self._known(result, settings, test)
         if known is None:
             self.store.begin(result.name, "samples", "predictions")
@@ -88,7 +87,7 @@ class ImageRuns:
                 self._train(result, settings, steps, shown, test, validations)
             self.keep(result)
         if bar is not None and result.name not in self.seen:
-            bar.total -= steps - (bar.n - before)
+            bar.total -= steps - (result.gradient_evaluations if known is None else 0)
             bar.refresh()
         self.seen.add(result.name)
         return known or result
@@ -115,7 +114,7 @@ class ImageRuns:
         torch.manual_seed(result.seed)
         samples: SampleCollection | None = None
         with SummaryWriter(self.store.board(result.name)) as writer:
-            begun, log = bar.n, Log(writer, bar, data, steps, validations, likelihood_of(data, settings))
+            log = Log(writer, bar, data, steps, validations, likelihood_of(data, settings))
             start = time.perf_counter()
             try:
                 if method.kind == "full_batch":
@@ -125,8 +124,9 @@ class ImageRuns:
             except (Diverged, FloatingPointError, NotFinite) as error:
                 result.diverged = str(error)
             synchronize(data.train_x.device)
+            result.device, result.threads = device_name(str(data.train_x.device)), torch.get_num_threads()
             result.seconds = time.perf_counter() - start - log.validation_seconds
-            result.gradient_evaluations = bar.n - begun
+            result.gradient_evaluations = log.gradients
             result.temperatures, result.validation_curve = log.temperatures, log.validation_curve
             result.movement_curve = log.movement_curve
             result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)

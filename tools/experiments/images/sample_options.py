@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from experiments.common.devices import prepare_torch
 from experiments.common.options import at_least_one, each_once
 from experiments.images.methods import METHODS
+from experiments.images.option_checks import refuse_changed
 from experiments.images.options import ImageOptions, MethodName
 from experiments.images.training import validate_run
 from meta_tasks.datasets import ImageData
@@ -39,6 +40,9 @@ class SampleOptions(ImageOptions):
         super().__post_init__()
         each_once(self, "sampler")
         at_least_one(self, "tune_seeds", "chains")
+        if self.chains is not None:
+            why = f"and chains={self.chains} exclude each other: chain k has the seed --seed + k"
+            refuse_changed(self, "seeds", why=why)
         if self.lr is not None and not self.lr > 0:
             raise ValueError(f"lr must be positive, got {self.lr}")
         if not self.lr_grid or min(self.lr_grid) <= 0:

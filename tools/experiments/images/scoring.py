@@ -58,7 +58,7 @@ def score(
     single = samples.predict_samples(data.test_x)
     test = running_means(single)[-1]
     others = {name: samples.predict(each.test_x) for name, each in ood.items()}
-    if not test.isfinite().all():
+    if not all(each.isfinite().all() for each in (test, *others.values())):
         result.diverged, result.validation_nll = "the predictions are not finite", None
         return
     first = next(iter(others.values()), None)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from experiments.common.options import at_least_one, not_negative, share_below_one
 from experiments.images.own_models import is_own
-from learned_samplers.base.validation import one_of, positive
+from learned_samplers.base.validation import non_negative, one_of, positive
 from learned_samplers.learned.default_weights import l2e_weights
 from meta_tasks import datasets
 from meta_tasks.datasets.array_data import arrays_in
@@ -151,7 +151,9 @@ class Settings:
         for name in ("momentum_decay", "average_length", "final_lr"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
-        not_negative(self, "temperature", "prior_precision", "division")
+        for name in ("temperature", "prior_precision"):
+            non_negative(name, getattr(self, name))
+        not_negative(self, "division")
 
     def with_weights(self, num_data: int) -> Settings:
         """The same, with the name of L2E's default weights for so many data."""

@@ -72,10 +72,10 @@ def minibatch_run(
         if getattr(optimizer, "needs_closure", False):
             closure: Any = Reevaluation(model, optimizer, images, labels, loss, log.likelihood)
             optimizer.step(closure)
-            log.bar.update(closure.calls)
+            log.count_gradients(closure.calls)
         else:
             optimizer.step()
-            log.bar.update()
+            log.count_gradients()
         if before is not None:
             log.moved(step * gradients_per_step, before, model)
         if schedule is not None:
@@ -235,7 +235,7 @@ def hmc_run(
                 log.writer.add_scalar("train/learning_rate", sampler.param_groups[0]["lr"], trajectory * cost)
             if trajectory % (every * max(1, LOGS // VALIDATIONS)) == 0:
                 log.validate(trajectory * cost, model)
-            log.bar.update(cost)
+            log.count_gradients(cost)
     return samples, sampler.acceptance_rate
 
 
@@ -263,7 +263,7 @@ def own_network(settings: Settings, data: ImageData) -> dict[str, str]:
     """What a run with a network of a user's own depends on: its code, and what it is when it is new; {} for others."""
     if not is_own(settings.model):
         return {}
-    new = own_models.fingerprint_of(lambda: build_network(settings, data))
+    new = own_models.fingerprint_of(lambda: build_network(settings, data), data.train_x[: own_models.EXAMPLES])
     return {"model_code": own_models.code_of(settings.model), "model_network": new}
 
 

@@ -37,7 +37,8 @@ def metrics_of(tables: Iterable[Path], names: Iterable[str]) -> dict[str, dict[s
         names: of the weights.
 
     Raises:
-        ValueError: two rows of the same weights and experiment, or one that cannot be read.
+        ValueError: two rows of the same weights and experiment, one of which seeds have diverged, or one that cannot
+            be read.
     """
     found: dict[str, dict[str, dict[str, list[float]]]] = {name: {} for name in names}
     for table in tables:
@@ -45,6 +46,7 @@ def metrics_of(tables: Iterable[Path], names: Iterable[str]) -> dict[str, dict[s
             weights = weights_of(row)
             if weights not in found or not set(COLUMNS) <= set(row.cells) or not row.commands:
                 continue
+            row.check_whole(table)
             experiment = _experiment(row, table.stem)
             if experiment in found[weights]:
                 raise ValueError(f"{table}: {weights} has two rows of {experiment}")
@@ -54,11 +56,11 @@ def metrics_of(tables: Iterable[Path], names: Iterable[str]) -> dict[str, dict[s
 
 def weights_of(row: TableRow) -> str | None:
     """The weights that a row is of; None for a method that has none, or where nothing says which."""
-    if match := _NAMED.match(row.label):
+    if match := _NAMED.match(row.method):
         return match["weights"] if match["sampler"] in OPTIONS else None
-    if row.label in STARTS:
-        return STARTS[row.label]
-    return row.option(*OPTIONS[row.label]) if row.label in OPTIONS else None
+    if row.method in STARTS:
+        return STARTS[row.method]
+    return row.option(*OPTIONS[row.method]) if row.method in OPTIONS else None
 
 
 def _experiment(row: TableRow, stem: str) -> str:

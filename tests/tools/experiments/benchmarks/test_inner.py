@@ -7,7 +7,7 @@ import torch
 from experiments.benchmarks import inner as _benchmark_inner
 from experiments.benchmarks import protocol as _benchmark_protocol
 from experiments.benchmarks import variants as _benchmark_variants
-from experiments.benchmarks.inner import InnerBenchmark, gflop, make_unroll, peer_speed
+from experiments.benchmarks.inner import InnerBenchmark, Processes, gflop, make_unroll, peer_speed
 from experiments.benchmarks.protocol import Protocol, load_data, make_trainer
 from experiments.benchmarks.variants import NETWORK_VARIANTS, make_network, variant_rule, variant_stepping, variants_on
 
@@ -52,12 +52,12 @@ def test_an_unroll_of_the_benchmark_takes_steps():
 
 def test_the_peer_gets_the_configuration_and_its_number_is_read():
     script = "import sys; print('peer', *sys.argv[1:], 'member-steps/s=12.50')"
-    assert peer_speed(f'{sys.executable} -c "{script}"', (4, 1, 28, 128)) == 12.5
-    expected = "--channels 4 --depth 1 --size 28 --batch 128"
+    assert peer_speed(f'{sys.executable} -c "{script}"', 2, (4, 1, 28, 128)) == 12.5
+    expected = "--members 2 --channels 4 --depth 1 --size 28 --batch 128"
     check = f"import sys; assert sys.argv[1:] == '{expected}'.split(); print('member-steps/s=1')"
-    assert peer_speed(f'{sys.executable} -c "{check}"', (4, 1, 28, 128)) == 1
+    assert peer_speed(f'{sys.executable} -c "{check}"', 2, (4, 1, 28, 128)) == 1
     with pytest.raises(SystemExit, match="gave no member-steps/s"):
-        peer_speed(f"{sys.executable} -c pass", (4, 1, 28, 128))
+        peer_speed(f"{sys.executable} -c pass", 2, (4, 1, 28, 128))
     with pytest.raises(SystemExit, match=r"error: network_variants must be of chosen, .* or all, got fast"):
         InnerBenchmark(network_variants=("fast",)).run()
 
@@ -85,9 +85,24 @@ def test_the_whole_benchmark_on_a_tiny_network(monkeypatch, tmp_path, capsys):
     assert float(cells[5].rstrip("×")) == pytest.approx(float(cells[2]) / 10, rel=0.1)
     assert "| autograd, one member at a time |" in text
     assert "torch " + torch.__version__ + ", CPU, 1 processes of 2 members" in text
+    assert "all processes together); the peer is one process\n" in text
     for variant in ("loop: tensors of their own", "static: between fixed buffers"):
         row = next(line for line in text.splitlines() if line.startswith(f"| {variant}"))
         assert float(row.strip("|").split("|")[1]) > 0
+
+
+def test_an_error_in_a_process_is_explained(monkeypatch):
+    monkeypatch.setattr(_benchmark_inner, "Processes", lambda options: pytest.fail("processes were started"))
+    with pytest.raises(ValueError, match="nonsense"):
+        InnerBenchmark(processes=1, feature_set="nonsense").run()
+    monkeypatch.undo()
+    processes = Processes(InnerBenchmark(processes=1, members=1))
+    try:
+        with pytest.raises(SystemExit, match="error: a process of the benchmark ended at what it does not know"):
+            processes.seconds("what it does not know")
+    finally:
+        for process in processes.processes:
+            process.join()
 
 
 def test_the_variants_of_a_device_and_what_they_are(monkeypatch):

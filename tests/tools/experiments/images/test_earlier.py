@@ -4,9 +4,11 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import combine
 import compare
 import pytest
 import torch
+from experiments.images.comparison import Comparison
 from experiments.images.earlier import earlier_settings
 from experiments.images.methods import METHODS, Setting
 from experiments.images.options import parse_compare
@@ -116,4 +118,26 @@ def test_a_longer_comparison_with_the_settings_of_a_shorter_one(tmp_path, capsys
 def test_a_folder_without_a_comparison_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(SystemExit, match=r"settings_of: no results\.json"):
         compare.main([*TINY, *SMALL, "--settings-of", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_comparison_is_not_taken_for_a_finished_one(tmp_path, monkeypatch):
+    report, first = Comparison.report, str(tmp_path / "first")
+
+    def stopped(self, budget):
+        if budget == 40:
+            raise KeyboardInterrupt
+        return report(self, budget)
+
+    monkeypatch.setattr(Comparison, "report", stopped)
+    own = [*TINY, "--sampler", "SGD", "--seeds", "1"]
+    given = ["--given", "SGD:lr=.1,momentum_decay=.1", "--extensions", "0"]
+    with pytest.raises(SystemExit, match="interrupted; finished runs are kept"):
+        compare.main([*own, *given, "--budgets", "20", "40", "--out", first])
+    assert list(numbers(tmp_path / "first")) == ["20"]
+    lacks = r"results\.json is of a comparison that has not ended: it lacks the budgets 40; the command"
+    with pytest.raises(SystemExit, match=f"settings_of: .*{lacks}"):
+        compare.main([*own, "--steps", "40", "--settings-of", first, "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match=f"comparisons: .*{lacks}"):
+        combine.main([first, "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()

@@ -7,9 +7,13 @@ from experiments.common.figures import new_figure
 from experiments.images import compare_figures, report
 from experiments.images.compare_figures import draw
 from experiments.images.compare_report import BudgetReport
+from experiments.images.compare_styles import styles
+from experiments.images.methods import METHODS
 from experiments.images.result import Result
 from experiments.images.settings import Settings
 from PIL import Image
+
+from learned_samplers import plots
 
 STYLE = {"color": "C0", "label": "SGHMC"}
 X = np.array([1.0, 2.0])
@@ -91,3 +95,32 @@ def test_effective_samples_a_second_are_of_chains_alone():
     compare_figures.time_panel(ax, runs, {name: {"color": "C0", "label": name} for name in runs})
     assert [bar.get_width() for bar in ax.patches] == [2.0, 0, 0]
     assert [text.get_text() for text in ax.texts][1] == "DeepEnsemble: no ESS, 2 s"
+
+
+def test_curves_of_runs_that_were_looked_at_differently_often_meet_at_their_steps(tmp_path, monkeypatch):
+    """All runs fall along one line, of which 5 and 20 points were kept."""
+
+    def run(seed, points):
+        curve = [[1000 * (k + 1) / points, 2 - (k + 1) / points, 0.5] for k in range(points)]
+        return Result("SGHMC", 0.05, seed, {}, scores={"nll": 1.0}, num_samples=10, validation_curve=curve)
+
+    drawn = []
+    monkeypatch.setattr(compare_figures, "draw", lambda ax, x, values, style: drawn.append((x, values)))
+    settings = Settings(steps=1000, batch_size=32)
+    made = BudgetReport(1000, tmp_path, settings, 698, runs={"SGHMC": [run(0, 5), run(1, 20)]})
+    compare_figures.validation_figure(tmp_path / "validation.png", made, "title")
+    x, nll = drawn[0]
+    assert x * settings.steps_per_epoch(698) == pytest.approx([200, 400, 600, 800, 1000])
+    assert nll == pytest.approx(np.tile([1.8, 1.6, 1.4, 1.2, 1.0], (2, 1)))
+    # One that began later, ended sooner: where both are.
+    curves = [[[1, 1.0], [2, 2.0], [3, 3.0]], [[1.5, 0.0], [2, 1.0], [2.5, 0.0], [2.8, 0.0]]]
+    np.testing.assert_allclose(compare_figures.at_common_steps(curves), [[[2, 2.0]], [[2, 1.0]]])
+
+
+def test_no_method_is_left_out_of_the_figures(tmp_path):
+    runs = {
+        name: [Result(name, 0.1, 0, {method.network: "x"} if method.network else {}, num_samples=2)]
+        for name, method in METHODS.items()
+    }
+    assert len(METHODS) > len(plots.PALETTE) * len(plots.DASHES)
+    assert set(styles(BudgetReport(100, tmp_path, Settings(), 1000, runs=runs))) == set(METHODS)

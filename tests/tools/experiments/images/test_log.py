@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from experiments.images.log import Log
+from experiments.images.runner import ImageRuns, store_for
+from experiments.images.settings import Settings
 from experiments.images.training import minibatch_run
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -33,3 +35,15 @@ def test_squared_steps_are_those_of_the_optimizer(tmp_path):
     for step, squared, loss in log.movement_curve:
         assert squared == pytest.approx(steps[step - 1], rel=1e-4)
         assert loss == pytest.approx(sum(losses[step - 2 : step]) / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize(("method", "gradients"), [("SGD", 40), ("KineticL2E", 40), ("HMC", 36)])
+def test_gradients_are_counted_where_no_bar_is_shown(tmp_path, method, gradients):
+    """With TQDM_DISABLE=1, that is; a trajectory of two leapfrog steps takes three passes of four minibatches."""
+    settings = Settings(steps=40, limit=320, model="mlp", hidden=(8,), num_samples=2, leapfrog_steps=2, batch_size=64)
+    data = settings.load_data(None)
+    with tqdm(disable=True, total=60) as bar:
+        result = ImageRuns(data, {}, store_for(tmp_path, data)).run(settings, method, 0.001, 0, bar=bar)
+    assert result.diverged is None
+    assert result.gradient_evaluations == gradients
+    assert bar.total == 60 - (40 - gradients), "what was not spent is taken off"

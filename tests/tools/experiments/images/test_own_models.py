@@ -183,6 +183,7 @@ def test_a_network_may_give_the_noise(tmp_path):
         ({"reference": "nowhere.npy"}, "reference='nowhere.npy' holds probabilities, and this is a regression"),
         ({"reference": np.zeros(3)}, "reference must be a path, got ndarray"),
         ({"settings_of": "nowhere"}, "settings_of: no results.json"),
+        ({"data": array_data(table()), "validation": 0.5}, "validation=0.5 cannot be applied"),
         ({"noise": -1.0}, "noise must be greater than 0"),
         ({"data": {"x_train": [[1.0]]}}, "lacks y_train, x_test, y_test"),
         ({"data": {**table(), "z": 1}}, "unknown arrays z"),
@@ -291,11 +292,28 @@ def test_what_a_network_is_when_it_is_new():
     def numpys():
         return np.random.get_state()[1].tolist()  # noqa: NPY002
 
+    def found(make):
+        return own_models.fingerprint_of(make, torch.linspace(-1, 1, 12).view(4, 3))
+
+    class Activated(nn.Linear):
+        def forward(self, x):
+            return self.function(super().forward(x))
+
+    def computing(function):
+        def make():
+            network = Activated(3, 2)
+            network.function = function
+            return network
+
+        return found(make)
+
     numbers = torch.get_rng_state(), numpys(), random.getstate()
-    assert own_models.fingerprint_of(drawn) == own_models.fingerprint_of(drawn)
-    assert own_models.fingerprint_of(drawn) != own_models.fingerprint_of(lambda: drawn(2.0)), "values"
-    assert own_models.fingerprint_of(lambda: nn.Dropout(0.1)) != own_models.fingerprint_of(lambda: nn.Dropout(0.2))
-    assert own_models.fingerprint_of(lambda: Scaled(3, 2)) == own_models.fingerprint_of(lambda: Scaled(3, 2))
+    assert found(drawn) == found(drawn)
+    assert found(drawn) != found(lambda: drawn(2.0)), "values"
+    assert found(lambda: nn.Dropout(0.1)) != found(lambda: nn.Dropout(0.2))
+    assert found(lambda: Scaled(3, 2)) == found(lambda: Scaled(3, 2))
+    assert computing(torch.relu) == computing(torch.relu)
+    assert computing(torch.relu) != computing(torch.tanh), "of equal modules and weights"
     assert torch.equal(torch.get_rng_state(), numbers[0]), "no generator goes on"
     assert (numpys(), random.getstate()) == numbers[1:]
 
