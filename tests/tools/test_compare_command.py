@@ -179,7 +179,7 @@ def test_a_preset_sets_the_defaults_and_options_override_it():
     assert parse_compare(["--temperature", "1", "--exploration-ratio", "0.9"]).settings.temperature == 1
     assert parse_compare(["--temperature", "0.5", "--temperatures"]).settings.temperature == 0.5
     assert parse_compare(["--preset", "cifar10", "--temperatures", "0.1"]).temperatures == (0.1,)
-    # HMC and a chain with cycles tune no burn-in, and a setting that is given may leave it out.
+    # HMC tunes no burn-in, and a setting that is given may leave it out.
     burn_in = ["--burn-in", "0.7", "--burn-ins", "0.5"]
     assert parse_compare([*burn_in, "--sampler", "SGHMC", "HMC"]).settings.burn_in == 0.7
     assert parse_compare([*burn_in, "--sampler", "SGD", "--given", "SGD:lr=.1"]).settings.burn_in == 0.7

@@ -105,7 +105,9 @@ def test_curves_of_runs_that_were_looked_at_differently_often_meet_at_their_step
         return Result("SGHMC", 0.05, seed, {}, scores={"nll": 1.0}, num_samples=10, validation_curve=curve)
 
     drawn = []
-    monkeypatch.setattr(compare_figures, "draw", lambda ax, x, values, style: drawn.append((x, values)))
+    monkeypatch.setattr(
+        compare_figures, "draw", lambda ax, x, values, style: drawn.append((x, values)) or draw(ax, x, values, style)
+    )
     settings = Settings(steps=1000, batch_size=32)
     made = BudgetReport(1000, tmp_path, settings, 698, runs={"SGHMC": [run(0, 5), run(1, 20)]})
     compare_figures.validation_figure(tmp_path / "validation.png", made, "title")

@@ -40,7 +40,7 @@ def test_squared_steps_are_those_of_the_optimizer(tmp_path):
 @pytest.mark.parametrize(("method", "gradients"), [("SGD", 40), ("KineticL2E", 40), ("HMC", 36)])
 def test_gradients_are_counted_where_no_bar_is_shown(tmp_path, method, gradients):
     """With TQDM_DISABLE=1, that is; a trajectory of two leapfrog steps takes three passes of four minibatches."""
-    settings = Settings(steps=40, limit=320, model="mlp", hidden=(8,), num_samples=2, leapfrog_steps=2, batch_size=64)
+    settings = Settings(steps=40, limit=320, model="mlp", hidden=(8,), num_samples=2, leapfrog_steps=2, batch_size=80)
     data = settings.load_data(None)
     with tqdm(disable=True, total=60) as bar:
         result = ImageRuns(data, {}, store_for(tmp_path, data)).run(settings, method, 0.001, 0, bar=bar)
