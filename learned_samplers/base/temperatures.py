@@ -27,14 +27,14 @@ def temperatures_of(group: dict[str, Any], state: Mapping[Tensor, dict[str, Any]
 
 
 def warn_of_several(sampler: Any) -> None:
-    """Warn, once, where a sampler with a law has groups with different temperatures above 0: heat flows between them."""
+    """Warn, once, where groups of a sampler with a law have different temperatures above 0: heat flows between them."""
     groups = sampler.param_groups
     asked = {as_number(group.get("sampling_temperature", group["temperature"])) for group in groups} - {0.0}
     if len(asked) > 1 and not sampler.__dict__.get("_warned_of_temperatures") and sampler.badge != "heuristic":
         sampler._warned_of_temperatures = True
+        values = ", ".join(map(format, sorted(asked)))
         warnings.warn(
-            f"the parameter groups of {type(sampler).__name__} have temperatures {', '.join(map(format, sorted(asked)))}: "
-            "heat flows between them, and the chain has the law of none. One temperature above 0 for all has a law; "
+            f"the parameter groups of {type(sampler).__name__} have temperatures {values}: heat flows between them, and the chain has the law of none. One temperature above 0 for all has a law; "
             "temperature 0 holds a group at its mode",
             stacklevel=5,
         )
