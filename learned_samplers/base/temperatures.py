@@ -34,9 +34,9 @@ def warn_of_several(sampler: Any) -> None:
         sampler._warned_of_temperatures = True
         values = ", ".join(map(format, sorted(asked)))
         warnings.warn(
-            f"the parameter groups of {type(sampler).__name__} have temperatures {values}: heat flows between them, and "
-            "the chain has the law of none. One temperature above 0 for all has a law; temperature 0 holds a group at "
-            "its mode",
+            f"the parameter groups of {type(sampler).__name__} have temperatures {values}: heat flows between them, "
+            "and the chain has the law of none. One temperature above 0 for all has a law; temperature 0 holds a group "
+            "at its mode",
             stacklevel=5,
         )
 

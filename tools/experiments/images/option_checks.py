@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.images.methods import METHODS
 from experiments.images.presets import PRESETS
 from experiments.images.settings import Settings
 from learned_samplers.base.validation import non_negative
-
-if TYPE_CHECKING:
-    from experiments.images.options import CompareOptions
 
 # Settings of which several values are tuned, where there are some.
 _TUNED = ("momentum_decay", "temperature", "exploration_ratio")
@@ -30,7 +27,7 @@ def refuse_changed(options: Any, *names: str, why: str) -> None:
             raise ValueError(f"{name}={value} {why}")
 
 
-def check_values(options: CompareOptions) -> None:
+def check_values(options: Any) -> None:
     """Raise ValueError for the first of the values to be tuned that is out of range, by name."""
     for name in ("momentum_decays", "final_lrs"):
         if not all(0 < share <= 1 for share in getattr(options, name)):
@@ -45,8 +42,11 @@ def check_values(options: CompareOptions) -> None:
             raise ValueError(f"{name} must lie in [0, 1), got {getattr(options, name)}")
 
 
-def check_used(options: CompareOptions) -> None:
+def check_used(options: Any) -> None:
     """Refuse what was changed of a comparison's options and would do nothing.
+
+    Args:
+        options: a `experiments.images.options.CompareOptions`, as for the other functions here.
 
     Raises:
         ValueError: by name, with the option to take.
@@ -69,7 +69,7 @@ def check_used(options: CompareOptions) -> None:
             raise ValueError(f"{name}={value} is not among {name}s={values}, which are tried: take {flag}")
 
 
-def _tried(options: CompareOptions) -> Mapping[str, Sequence[float]]:
+def _tried(options: Any) -> Mapping[str, Sequence[float]]:
     """Of the settings whose single value no run has where several are tried: those that are tried."""
     names = list(_TUNED)
     # A setting that a command names, or another comparison chose, may leave these to the single value.

@@ -11,6 +11,7 @@ from experiments.images.options import CompareOptions, parse_compare
 
 from tests.tools.compare_cases import SMALL, TINY, numbers
 
+GIVEN = SMALL[4:]  # without a balanced choice
 ONE_EACH = ("SGHMC:lr=.1", "SGD:lr=.1")
 
 
@@ -89,7 +90,7 @@ def test_options_that_cannot_be_meant_are_refused(given, others, message):
 def test_a_value_out_of_range_is_refused_before_anything_runs(tmp_path):
     given = ["--given", "SGHMC:lr=.1,burn_in=1", "--sampler", "SGHMC"]
     with pytest.raises(SystemExit, match="burn_in"):
-        compare.main([*TINY, *SMALL, *given, "--out", str(tmp_path / "out")])
+        compare.main([*TINY, *GIVEN, *given, "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 
@@ -97,7 +98,7 @@ def test_what_is_given_is_tried_and_nothing_else(tmp_path):
     sampler = ["--sampler", "SGHMC", "SGD", "--seeds", "2", "--budgets", "20", "40", "--keep", "1"]
     one = ["SGHMC:lr=.05,momentum_decay=.2", "SGD:lr=.1,weight_decay=0"]
     two = ["SGHMC:lr=.02,temperature=1", "SGD:lr=.2,momentum_decay=.5"]
-    compare.main([*TINY, *SMALL, *sampler, "--given", *one, *two, "--out", str(tmp_path / "tuned")])
+    compare.main([*TINY, *GIVEN, *sampler, "--given", *one, *two, "--out", str(tmp_path / "tuned")])
     tuned = numbers(tmp_path / "tuned")
     tried = {
         name: [(each["lr"], len(each["seeds"])) for each in m["tuning"]] for name, m in tuned["20"]["methods"].items()
@@ -107,7 +108,7 @@ def test_what_is_given_is_tried_and_nothing_else(tmp_path):
         "SGD": [(0.1, 1), (0.2, 1)],
     }
     assert all(len(method["tuning"]) == 1 for method in tuned["40"]["methods"].values()), "the best one goes on"
-    compare.main([*TINY, *SMALL, *sampler, "--given", *one, "--out", str(tmp_path / "taken")])
+    compare.main([*TINY, *GIVEN, *sampler, "--given", *one, "--out", str(tmp_path / "taken")])
     taken = numbers(tmp_path / "taken")
     assert [taken[budget]["methods"]["SGHMC"]["momentum_decay"] for budget in ("20", "40")] == [0.2, 0.2]
     assert [taken[budget]["methods"]["SGD"]["tuning"][0]["seeds"] for budget in ("20", "40")] == [[], []]
@@ -119,7 +120,7 @@ def test_one_further_try_is_no_setting_that_is_taken_over():
     plain = parse_compare([*TINY, *SMALL[:-4], "--extensions", "1"])
     assert not plain.nothing_to_tune()
     assert not parse_compare(
-        [*TINY, *SMALL, "--sampler", "SGD", "--given", "SGD:lr=.1", "--extensions", "1"]
+        [*TINY, *GIVEN, "--sampler", "SGD", "--given", "SGD:lr=.1", "--extensions", "1"]
     ).nothing_to_tune()
 
 
