@@ -20,7 +20,7 @@ from learned_samplers.base.master_weights import has_master
 from learned_samplers.base.optional import require
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.classical.mclmc import MCLMC
-from learned_samplers.classical.mclmc_rule import step_length
+from learned_samplers.classical.mclmc_rule import joined, step_length
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
 from learned_samplers.learned.scale_adapted.optimizer import ScaleAdaptedL2E
 
@@ -135,12 +135,11 @@ class DifferentiableMCLMC(DifferentiableSampler):
         params = [group["params"][i] for _, i, group, _ in moved]
         size = sum(p.numel() for p in params)
         states = [self.state[index][i] for index, i, *_ in moved]
-        for state, p in zip(states, params, strict=True):
-            if "direction" not in state:
-                state["direction"] = sampler.noise_like(p.detach())
+        kept = [state.get("direction") for state in states]
+        fresh = [sampler.noise_like(p.detach()) if u is None else p.detach() for u, p in zip(kept, params, strict=True)]
         hyper = sampler.hyper(self.param_groups[0], keep_tensors=True)
         step_size = [step_length(g["lr"], g["num_data"], g["temperature"], size) for _, _, g, _ in moved]
-        noise, before = [sampler.noise_like(p.detach()) for p in params], [state["direction"] for state in states]
+        noise, before = [sampler.noise_like(p.detach()) for p in params], joined(kept, fresh, size)
         after, directions, _ = sampler.rule(
             params, [g for *_, g in moved], noise, before, step_size, size=size, **hyper
         )

@@ -19,6 +19,7 @@ from learned_samplers.classical.mclmc_rule import (
     depart,
     energy_force,
     inner_product,
+    joined,
     mclmc_rule,
     noise_scale,
     normalise,
@@ -195,8 +196,7 @@ class MCLMC(Sampler):
     def _peek(self, members: list[tuple[dict[str, Any], Tensor]], name: str, size: int) -> list[Tensor]:
         """The state tensors, or their initial values, which are stored only once the step has succeeded.
 
-        What joins a chain that moves already begins with its share of the direction, 1/√d a weight, and with the mean
-        noise of the others.
+        What joins a chain that moves already begins with the mean noise of the others.
         """
         kept = [self.state.get(p, {}).get(name) for _, p in members]
         known = [x for x in kept if x is not None]
@@ -206,7 +206,7 @@ class MCLMC(Sampler):
         if not known or len(known) == len(values) or name == "mean_gradient":
             return values
         if name == "direction":
-            return [u / math.sqrt(size) if x is None else u for x, u in zip(kept, values, strict=True)]
+            return joined(kept, values, size)
         mean = sum(x.sum().item() for x in known) / sum(x.numel() for x in known)
         return [v + mean if x is None else v for x, v in zip(kept, values, strict=True)]
 

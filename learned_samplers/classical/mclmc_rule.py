@@ -31,6 +31,15 @@ def normalise(x: Tensors, batch_axes: int = 0) -> list[Tensor]:
     return [a / per_chain(norm, a) for a in x]
 
 
+def joined(kept: Sequence[Tensor | None], fresh: Tensors, size: int) -> list[Tensor]:
+    """The directions that are there, and N(0, I) draws for those that are not, to be normalised together.
+
+    What joins a chain that moves already begins with its share of the direction, 1/√d a weight.
+    """
+    share = 1.0 if all(u is None for u in kept) else 1 / math.sqrt(size)
+    return [share * new if u is None else u for u, new in zip(kept, fresh, strict=True)]
+
+
 def turn(
     direction: Tensors, force: Tensors, time: float, size: int, batch_axes: int = 0
 ) -> tuple[list[Tensor], Tensor]:

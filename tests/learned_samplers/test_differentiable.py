@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
-from learned_samplers import HMC, CyclicalSchedule
+from learned_samplers import HMC, MCLMC, CyclicalSchedule
 from tests.harness import SAMPLERS, STOCHASTIC, closure_for, flat, small_data, small_network
 
 # The root of a covariance is not differentiated through, nor is a step of one length.
@@ -171,3 +171,15 @@ def test_a_parameter_that_the_loss_does_not_reach_is_an_error_or_skipped(name, f
         else:
             with pytest.raises(ValueError, match=r"the loss does not depend on parameter 'idle\.weight'"):
                 twin.step(loss)
+
+
+def test_what_joins_the_twin_of_mclmc_has_its_share_of_the_speed():
+    torch.manual_seed(0)
+    model = nn.ParameterDict({"many": torch.randn(4000), "few": torch.randn(10)})
+    sampler = MCLMC(model.parameters(), 0.01, 1, missing_gradient="skip")
+    with higher.innerloop_ctx(model, sampler) as (network, twin):
+        for step in range(4):
+            before = network["few"].detach().clone()
+            twin.step(0.5 * (network["many"].square().sum() + (network["few"].square().sum() if step else 0)))
+        moved = (network["few"].detach() - before).square().mean().sqrt()
+    assert 0 < moved < 0.3  # 0.1 on average

@@ -120,12 +120,7 @@ class ScaleAdaptedL2E(LearnedSampler):
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],
     ):
-        given = adaptation_steps if settings is None else getattr(settings, "adaptation_steps", adaptation_steps)
-        if given is None and isinstance(settings, ScaleAdaptedL2ESettings | None):
-            raise ValueError(
-                "adaptation_steps must be given: the steps after which the mass is frozen, and samples are taken"
-            )
-        del given
+        _require_steps(adaptation_steps, settings)
         super().__init__(params, arguments(locals()), generator=generator)
 
     @property
@@ -281,3 +276,15 @@ class ScaleAdaptedL2E(LearnedSampler):
 
     def flat_rule(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         return scale_adapted_l2e_rule(*tensors, **hyper)
+
+
+def _require_steps(adaptation_steps: Any, settings: Any) -> None:
+    """Raise ValueError unless one of them says when the mass is frozen; settings of another class are refused later."""
+    if isinstance(settings, ScaleAdaptedL2ESettings):
+        adaptation_steps = settings.adaptation_steps
+    elif settings is not None:
+        return
+    if adaptation_steps is None:
+        raise ValueError(
+            "adaptation_steps must be given: the steps after which the mass is frozen, and samples are taken"
+        )

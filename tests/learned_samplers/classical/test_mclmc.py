@@ -12,7 +12,7 @@ from scipy.integrate import solve_ivp
 
 from learned_samplers import MCLMC
 from learned_samplers.classical import mclmc_rule as rules
-from learned_samplers.classical.mclmc_rule import noise_scale, normalise, turn
+from learned_samplers.classical.mclmc_rule import joined, noise_scale, normalise, turn
 from tests.harness import closure_for, flat, small_network
 from tests.learned_samplers.classical.test_hmc import banana_energy, moments_by_quadrature, run_chains
 
@@ -332,3 +332,11 @@ def test_what_joins_has_its_share_of_the_speed(settings, chains):
         large, small = ((p - old).square().mean().sqrt().item() for p, old in zip((a, b), before, strict=True))
         assert large == pytest.approx(0.1, rel=0.35)  # the preconditioner changes it a little
         assert small < 0.3  # 0.1 on average; it was 3.5 with a direction of as many as its weights
+
+
+def test_what_joins_is_drawn_with_its_share():
+    old, new = unit(1000), torch.randn(10)
+    assert torch.equal(joined([None, None], [old, new], 1010)[1], new)
+    kept, late = joined([old, None], [old, new], 1010)
+    assert kept is old
+    torch.testing.assert_close(late, new / 1010**0.5)
