@@ -212,3 +212,12 @@ def test_what_joins_late_moves_as_far_as_the_others(network, unfrozen, narrow):
 
 def _settings_of(network):
     return L2E([torch.zeros(2, requires_grad=True)], num_data=10, network=network).settings
+
+
+@pytest.mark.parametrize("network", [None, "l2e"])
+def test_a_state_that_does_not_say_its_network_is_refused(network):
+    sampler = L2E([torch.zeros(2, requires_grad=True)], num_data=10, network="l2e")
+    saved = sampler.state_dict()
+    saved["sampler"]["network"] = network
+    with pytest.raises(ValueError, match="does not say which network it is of"):
+        sampler.load_state_dict(saved)

@@ -10,7 +10,7 @@ import torch
 
 from learned_samplers import L2E, PosteriorSamples, ScaleAdaptedL2E
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.l2e.rule import l2e_rule
+from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
 from learned_samplers.learned.network import build_network, layers_of
 from learned_samplers.learned.scale_adapted.rule import (
@@ -274,3 +274,8 @@ def test_the_default_weights_keep_their_law_up_to_the_rate_of_their_card():
     assert default.badge == sampler(lr=0.003).badge == "O(h)"
     assert sampler(lr=0.005).badge == "heuristic"
     assert sampler(network="scale-adapted-l2e-orthogonal-whitened", lr=0.005).badge == "O(h)"
+
+
+def test_settings_of_another_sampler_are_refused_by_their_class():
+    with pytest.raises(TypeError, match=r"settings must be .*ScaleAdaptedL2ESettings"):
+        ScaleAdaptedL2E([torch.ones(3, requires_grad=True)], num_data=10, settings=L2ESettings())
