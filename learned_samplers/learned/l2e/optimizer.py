@@ -27,7 +27,7 @@ PUBLISHED_CODE: dict[str, Any] = {
 
 
 class L2E(TwoPassSampler):
-    """SGHMC with a learned correction, meta-trained so that predictions are good after few steps.
+    """SGHMC with a correction, learned or chosen so that predictions are good after few steps.
 
     Source: Kim, Jung, Kim and Lee, Learning to explore for stochastic gradient MCMC, ICML 2024. The gradient of the
     kinetic energy is learned.
