@@ -89,7 +89,7 @@ ROWS = (
         measures("AUROC photos", *RIVALS, heading="AUROC, CIFAR-10 against patches of photographs:"),
         f"**Not seen**: none is better than chance. {MEASURES_SCALE}",
         f"{FULL} --ood cifar100 svhn tiny_imagenet",
-        "SVHN, CIFAR-100 and Tiny-ImageNet cannot be had here.",
+        "SVHN, CIFAR-100 and Tiny-ImageNet were not at hand.",
     ),
     Row(
         "Table 3",
@@ -103,7 +103,7 @@ ROWS = (
         "A re-creation of the corruptions, 100 test images. Too short for the claim: a member of the ensemble has 200 "
         f"gradients, and HMC is not there. {MEASURES_SCALE}",
         f"{FULL} --corruptions --corruption-images 10000 --corruption-files",
-        "The published files, which `--corruption-files` reads, cannot be had here.",
+        "The published files, which `--corruption-files` reads, were not at hand.",
     ),
     Row(
         "Table 4",

@@ -85,7 +85,7 @@ FIGURES = (
         (),
         "What ships was trained so: docs/meta_training.md",
         PAPER,
-        "EMNIST and BloodMNIST cannot be had here; their loaders are torchvision's and medmnist's. `--dry-run` on a "
+        "EMNIST and BloodMNIST were not at hand; their loaders are torchvision's and medmnist's. `--dry-run` on a "
         "busy core: 102 hours for `paper` (16 member-steps/s), 30 for `full`, by eight tasks drawn at random.",
     ),
     Row("Appendices A, B", "Exploration; BMA against CE", between="Figures 3 to 6."),

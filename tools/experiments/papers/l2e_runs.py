@@ -16,7 +16,7 @@ META = (
     "--horizon 200 200 --evaluate-every 0 --iterations 100"
 )
 PAPER = "python tools/meta_train.py --folder runs/paper --family paper --horizon 3000 3000 --pairs 1 --device cuda"
-GPU = "The full presets want a GPU; CIFAR-100 and Tiny-ImageNet cannot be had here (their loaders are tested)."
+GPU = "The full presets want a GPU; CIFAR-100 and Tiny-ImageNet were not at hand (their loaders are tested)."
 SMALL_CIFAR = "16×16 pixels, a CNN of two convolutions, 5,000 minibatches of 64, six seeds"
 
 

@@ -176,7 +176,7 @@ MT_SGD = (
         (),
         "not run",
         f"{_MULTI} celeba --device cuda",
-        "CelebA's files cannot be had here. `SingleTask` is the paper's baseline; loader and runs are tested on small "
+        "CelebA's files were not at hand. `SingleTask` is the paper's baseline; loader and runs are tested on small "
         "files in its layout.",
     ),
     Row(
