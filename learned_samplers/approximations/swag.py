@@ -45,8 +45,9 @@ class SWAG:
         generator: source of the draws; the default is torch's global generator.
 
     Raises:
-        TypeError, ValueError: an argument that cannot be used, by name and value.
-        FloatingPointError: from the optimizer's ``step``: a weight is not finite. Nothing was collected then.
+        TypeError, ValueError: an argument that cannot be used, by name and value; ValueError also from the optimizer's
+            ``step``: a parameter has joined since, by a new group or as it was unfrozen. Nothing was collected then.
+        FloatingPointError: from the optimizer's ``step``: a weight is not finite. Likewise.
     """
 
     badge = "heuristic"
@@ -68,10 +69,9 @@ class SWAG:
         validation.whole("burn_in", burn_in, least=0)
         validation.whole("thinning", thinning)
         validation.whole("rank", rank, least=2)
-        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._params = {name: p for name, p in model.named_parameters() if id(p) in moved and p.requires_grad}
-        if len(moved - {id(p) for p in model.parameters()}) or not self._params:
-            raise ValueError(f"optimizer must move parameters of model ({type(model).__name__}) and no others")
+        self._model = model
+        self._optimizer: Optimizer | None = optimizer
+        self._params = self._trained(optimizer)
         for name, p in self._params.items():
             validation.parameter(f"parameter {name!r}", p)
         self.burn_in, self.thinning, self.rank, self.generator = burn_in, thinning, rank, generator
@@ -90,6 +90,23 @@ class SWAG:
         """Number of states collected."""
         return self._count
 
+    def _trained(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+        """The parameters that the optimizer trains now; ValueError if there is none, or one of another model."""
+        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        trained = {name: p for name, p in self._model.named_parameters() if id(p) in moved and p.requires_grad}
+        if len(moved - {id(p) for p in self._model.parameters()}) or not trained:
+            raise ValueError(f"optimizer must move parameters of model ({type(self._model).__name__}) and no others")
+        return trained
+
+    def _refuse_joined(self) -> None:
+        assert self._optimizer is not None
+        joined = [name for name in self._trained(self._optimizer) if name not in self._params]
+        if joined:
+            raise ValueError(
+                f"{joined[0]!r} is trained at step {self._steps} but was not when SWAG was made: make it once all "
+                "parameters are with the optimizer and require gradients"
+            )
+
     def _on_step(self, optimizer: Any, args: Any = None, kwargs: Any = None) -> None:
         tensors = [p.detach() for p in self._params.values()]
         if torch.compiler.is_compiling():  # steps are counted here: those that the optimizer knows are of no matter
@@ -106,6 +123,7 @@ class SWAG:
         since = self._steps - self.burn_in
         if since <= 0 or since % self.thinning:
             return
+        self._refuse_joined()
         weights = dict(zip(self._params, tensors, strict=True))
         for name, p in weights.items():
             if not p.isfinite().all():
@@ -155,6 +173,7 @@ class SWAG:
     def detach(self) -> None:
         """Stop collecting; what was collected stays usable. Calling it again does nothing."""
         self._handle.remove()
+        self._optimizer = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -47,7 +48,10 @@ class MeanLoss:
         direction = [part.view_as(p) for part, p in zip(parts, weights, strict=True)]
         total = torch.zeros_like(vector)
         for rows, share in self._chunks():
-            slope = _filled(torch.autograd.grad(self(rows), weights, create_graph=True, allow_unused=True), weights)
+            # Flash attention has no second derivative.
+            with sdpa_kernel(SDPBackend.MATH):
+                mean = self(rows)
+            slope = _filled(torch.autograd.grad(mean, weights, create_graph=True, allow_unused=True), weights)
             along = sum((g * v).sum() for g, v in zip(slope, direction, strict=True))
             product = torch.autograd.grad(along, weights, allow_unused=True)
             total += share * _flat(_filled(product, weights))

@@ -1,9 +1,10 @@
 """Convergence diagnostics: is a chain long enough?
 
 The diagnostics take draws: an array or tensor (chain, draw, ...), an ArviZ ``InferenceData`` as from ``to_arviz``,
-one `PosteriorSamples` or a list of them, one per chain (1,000 evenly spaced coordinates are taken; choose others by
-calling ``to_arviz`` yourself; 10,000 coordinates take seconds). Draws need not be weights: in function space, where
-the symmetries of networks do no harm, they are ``posterior.predict_samples(x)[None]``.
+one `PosteriorSamples` or a list of them, one per chain; one that was merged counts as its chains (1,000 evenly spaced
+coordinates are taken; choose others by calling ``to_arviz`` yourself; 10,000 coordinates take seconds). Draws need not
+be weights: in function space, where the symmetries of networks do no harm, they are
+``posterior.predict_samples(x)[None]``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from scipy.stats import norm, rankdata
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.posterior.arviz_export import import_arviz, to_arviz
+from learned_samplers.posterior.arviz_export import import_arviz
 from learned_samplers.posterior.collection import SampleCollection
 
 MINIMUM_DRAWS = 4
@@ -23,9 +24,9 @@ MINIMUM_DRAWS = 4
 
 def _as_draws(draws: Any) -> np.ndarray:
     if isinstance(draws, SampleCollection):
-        draws = draws.to_arviz()
-    elif isinstance(draws, list | tuple) and draws and all(isinstance(chain, SampleCollection) for chain in draws):
-        draws = to_arviz(draws)
+        draws = [draws]
+    if isinstance(draws, list | tuple) and draws and all(isinstance(one, SampleCollection) for one in draws):
+        draws = draws[0].to_arviz(*draws[1:])
     if hasattr(draws, "posterior"):
         draws = draws.posterior["weights"].values
     if isinstance(draws, Tensor):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -12,13 +14,13 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
+from learned_samplers.diagnostics.class_losses import log_probabilities, mean_loss
+from learned_samplers.metrics.arrays import as_tensor
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.inputs import as_inputs
-from learned_samplers.posterior.names import Caller, normalisation_buffers, tensors_of
-from learned_samplers.posterior.outputs import Reading
-from learned_samplers.posterior.prediction import evaluation_mode
+from learned_samplers.posterior.names import normalisation_buffers
+from learned_samplers.posterior.outputs import Output, Reading
 from learned_samplers.posterior.snapshot import same_values
-from learned_samplers.posterior.storage import chunks
 
 State = Mapping[str, Tensor]
 
@@ -226,57 +228,61 @@ def network_loss(
     *,
     kind: str = "nll",
     batch_size: int = 256,
+    output: Output = "softmax",
+    class_axis: int | None = None,
     select: int | str | None = None,
 ) -> Callable[[dict[str, Tensor]], float]:
     """A loss for :func:`loss_lines`: the mean of the network over (x, labels) as a function of its weights.
 
-    Of a sample's own weights it is that of the sample's prediction.
+    Of a sample's own weights it is that of the sample's prediction. What `SampleCollection.predict` refuses is refused
+    here too, when the loss is first computed.
 
     Args:
         samples: whose network, frozen parameters and buffers are used.
         x: inputs (N, ...), or a tuple of them.
-        labels: (N,) integers.
+        labels: integers, one for each prediction: (N,), or (N, ...) with ``class_axis``.
         kind: "nll" for the negative log-likelihood in nats, "error" for the share of wrong predictions.
         batch_size: examples run at once.
-        select: which entry of the network's output holds the logits, as in `SampleCollection.predict`.
+        output, class_axis, select: how the network's output is read, as in `SampleCollection.predict`. A function gives
+            probabilities, (N, C), or (N,) of class 1 of two. "regression" has no classes.
 
     Raises:
         RuntimeError: there is no sample yet.
         OwnBuffers: a network with running statistics, or samples with different buffers.
-        ValueError: an argument that cannot be used.
+        TypeError, ValueError: an argument that cannot be used.
     """
     validation.one_of("kind", kind, ("nll", "error"))
     validation.whole("batch_size", batch_size)
-    inputs, model, reading = as_inputs(x), samples.model, Reading(select=select)
-    if len(labels) != len(inputs[0]):
-        raise ValueError(f"labels must be as many as the {len(inputs[0])} inputs, got {len(labels)}")
+    reading, model = Reading(output, class_axis, select=select), samples.model
+    if reading.output == "regression":
+        raise ValueError(f"output must say where the classes are for kind={kind!r}, got 'regression', which has none")
+    count, given = len(as_inputs(x)[0]), as_tensor("labels", labels)
+    if given.shape[:1] != (count,):
+        raise ValueError(
+            f"labels must be as many as the {count} inputs, got {len(given) if given.ndim else 'one number'}"
+        )
     if normalisation_buffers(model):
         raise OwnBuffers(
             f"samples: {type(model).__name__} has running statistics, which do not fit weights between two samples"
         )
     samples._require_samples("whose loss could be computed")
-    device = next(model.parameters()).device
-    dtypes = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
-
-    def as_the_models(tensors: State) -> dict[str, Tensor]:
-        return {name: tensor.to(device, dtypes[name]) for name, tensor in tensors.items()}
-
-    fixed = as_the_models({**samples._fixed(), **_shared_buffers(samples)})
-    call = Caller(model)
+    fixed = {**samples._fixed(), **_shared_buffers(samples)}
 
     def evaluate(state: dict[str, Tensor]) -> float:
-        total = 0.0
-        weights = as_the_models(state)
-        with evaluation_mode(model), torch.no_grad():
-            for rows in chunks(len(labels), batch_size):
-                batch = tuple(item[rows.start : rows.stop].to(device) for item in inputs)
-                target = labels[rows.start : rows.stop].to(device)
-                logits = reading.tensor(call({**fixed, **weights}, batch, {}))
-                if kind == "nll":
-                    total += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
-                else:
-                    total += (logits.argmax(1) != target).sum().item()
-        return total / len(labels)
+        parts = samples._runner.predictions(
+            lambda _: state,
+            [0],
+            fixed,
+            x,
+            partial(log_probabilities, reading=reading),
+            reading,
+            batch_size=batch_size,
+            sample_chunk=1,
+            vectorize=False,
+            targets=None,
+        )
+        with closing(parts):
+            return mean_loss(next(parts)[0], given, kind)
 
     return evaluate
 

@@ -43,12 +43,13 @@ class CollectPosterior(TrainerCallback):
     Args:
         checkpoint: folder of the checkpoint that is resumed, where that is not ``checkpoint-<step>`` in the output
             folder.
-        missing: what to do when a run is resumed from a checkpoint without samples: "refuse" or "warn".
+        missing: what to do when a run is resumed from a checkpoint without samples, or begins anew while this callback
+            holds those of another: "refuse" or "warn".
         options: those of `PosteriorSamples`. With ``path`` checkpoints hold the list of the samples alone.
 
     Raises:
-        RuntimeError: as training begins, if the checkpoint has no samples and ``missing`` is "refuse", or if they were
-            kept beside other weights than those that training goes on with.
+        RuntimeError: as training begins, if samples would be lost and ``missing`` is "refuse", or if those of the
+            checkpoint were kept beside other weights than those that training goes on with.
         TypeError, ValueError: an option that cannot be used.
     """
 
@@ -60,15 +61,15 @@ class CollectPosterior(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin, after the weights and the optimizer were restored from a checkpoint."""
-        if self.posterior is not None:
-            self.posterior.detach()
         sampler = unwrapped(kwargs["optimizer"])
         warn_of_clipping(sampler, args.max_grad_norm, "pass max_grad_norm=0.0")
         saved = None
         if state.global_step:
             file = self._folder(args, state) / FILE
             saved = self._read(file, sampler) if file.is_file() else None
-        self.posterior = begin(kwargs["model"], sampler, self.options, saved, state.global_step, self.missing)
+        self.posterior = begin(
+            kwargs["model"], sampler, self.options, saved, state.global_step, self.missing, held=self.posterior
+        )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the samples beside the checkpoint that was just written."""

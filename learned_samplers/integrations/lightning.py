@@ -30,11 +30,12 @@ class CollectPosterior(Callback):
         optimizer: position of the sampler among the module's optimizers.
         network: name of the module's part whose weights are sampled and which predicts, such as "model"; None for the
             module itself, whose ``forward`` then predicts.
-        missing: what to do when a run is resumed from a checkpoint without samples: "refuse" or "warn".
+        missing: what to do when a run is resumed from a checkpoint without samples, or begins anew while this callback
+            holds those of another: "refuse" or "warn".
         options: those of `PosteriorSamples`. With ``path`` checkpoints hold the list of the samples alone.
 
     Raises:
-        RuntimeError: as training begins, if the checkpoint has no samples and ``missing`` is "refuse".
+        RuntimeError: as training begins, if samples would be lost and ``missing`` is "refuse".
         TypeError, ValueError: an option that cannot be used.
     """
 
@@ -60,8 +61,10 @@ class CollectPosterior(Callback):
         sampler = unwrapped(trainer.optimizers[self.optimizer])
         warn_of_clipping(sampler, trainer.gradient_clip_val, "leave gradient_clip_val out")
         state, self._state = self._state, None
-        again = {"why": _SECOND_FIT} if self.posterior is not None else {}
-        self.posterior = begin(model, sampler, self.options, state, trainer.global_step, self.missing, **again)
+        again: dict[str, Any] = {"why": _SECOND_FIT} if self.posterior is not None else {}
+        self.posterior = begin(
+            model, sampler, self.options, state, trainer.global_step, self.missing, held=self.posterior, **again
+        )
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stop collecting at the end of training, or at an error; the samples stay."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from learned_samplers.base import validation
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.posterior.collecting import PosteriorSamples
+from learned_samplers.posterior.resuming import is_on_disk
 
 MISSING = ("refuse", "warn")
 
@@ -24,19 +25,33 @@ def begin(
     steps_done: int,
     missing: str,
     why: str = "its checkpoint holds no posterior samples (was it written without this callback?)",
+    held: PosteriorSamples | None = None,
 ) -> PosteriorSamples:
     """A collector for a training run that begins, or goes on after ``steps_done`` steps with the ``state`` it had.
 
-    ``why`` says, in a message, what is wrong if a run goes on without a state.
+    Args:
+        why: what is wrong, in a message, if a run goes on without a state.
+        held: what the callback has collected before; it stops collecting.
 
     Raises:
-        RuntimeError: the run is resumed, its samples are missing, and ``missing`` is "refuse".
+        RuntimeError: samples would be lost, and ``missing`` is "refuse": the run is resumed without them, or begins
+            anew while ``held`` has some in memory.
     """
+    message = ""
     if steps_done and state is None:
         message = f"training goes on at step {steps_done}, but {why}: those collected so far would be lost"
+    elif state is None and held is not None and len(held) and not is_on_disk(held._store):
+        message = (
+            f"training begins anew, but this callback holds {len(held)} posterior samples of a run before, which would "
+            "be lost: give each run a CollectPosterior of its own, or keep them (samples = collect.posterior) and set "
+            "collect.posterior = None"
+        )
+    if message:
         if missing == "refuse":
             raise RuntimeError(f"{message}; CollectPosterior(..., missing='warn') starts an empty collection")
         warnings.warn(f"{message}; starting an empty collection", stacklevel=3)
+    if held is not None:
+        held.detach()  # here, so that an error before it leaves everything as it was
     posterior = PosteriorSamples(model, optimizer, **options)
     try:
         if state is not None:

@@ -38,7 +38,8 @@ def squared_exponential(length_scale: float = 1.0, standard_deviation: float = 1
     validation.positive("standard_deviation", standard_deviation)
 
     def covariance(x: Tensor, y: Tensor) -> Tensor:
-        distances = torch.cdist(x.flatten(1), y.flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
+        x, y = _wide(x.flatten(1)), _wide(y.flatten(1))
+        distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
         return standard_deviation**2 * torch.exp(-distances.square() / (2 * length_scale**2))
 
     return covariance
@@ -59,13 +60,17 @@ class GaussianProcessPrior:
     def log_density(self, inputs: Tensor, outputs: Tensor) -> Tensor:
         """log p(f(x)) of every particle, (M,), for inputs (n, ...) and outputs (M, n) or (M, n, C).
 
+        In float32 at least, within ``torch.autocast`` too.
+
         Raises:
             ValueError: the shapes do not fit, or the covariance with its jitter is not positive definite.
         """
         values = _channels(inputs, outputs)
-        matrix = self.covariance(inputs, inputs).to(values.dtype)
-        matrix = matrix + self.jitter * torch.eye(len(inputs), dtype=values.dtype, device=values.device)
-        return _gaussian_log_density(values, _cholesky(matrix, "the covariance; try a larger jitter"))
+        # Rounded to 8 bits, 1 + jitter is 1.
+        with torch.autocast(outputs.device.type, enabled=False):
+            matrix = self.covariance(inputs, inputs).to(values.dtype)
+            matrix = matrix + self.jitter * torch.eye(len(inputs), dtype=values.dtype, device=values.device)
+            return _gaussian_log_density(values, _cholesky(matrix, "the covariance; try a larger jitter"))
 
 
 class FittedPrior:
@@ -98,20 +103,28 @@ class FittedPrior:
         self.generator = generator
 
     def log_density(self, inputs: Tensor, outputs: Tensor) -> Tensor:
-        """log p(f(x)) at the chosen inputs, (M,), for inputs (n, ...) and outputs (M, n) or (M, n, C)."""
+        """log p(f(x)) at the chosen inputs, (M,), for inputs (n, ...) and outputs (M, n) or (M, n, C).
+
+        In float32 at least, within ``torch.autocast`` too, the draws included.
+        """
         values = _channels(inputs, outputs)
         device = inputs.device if self.generator is None else self.generator.device
         chosen = torch.randperm(len(inputs), generator=self.generator, device=device)[: self.num_inputs]
         chosen = chosen.to(inputs.device)
-        with torch.no_grad():
-            drawn = self.draws(inputs[chosen], self.num_draws)
-            drawn = (drawn[..., None] if drawn.dim() == 2 else drawn).to(values.dtype).permute(2, 0, 1)
-            mean = drawn.mean(1, keepdim=True)
-            covariance = (drawn - mean).mT @ (drawn - mean) / (self.num_draws - 1)
-            eigenvalues, vectors = torch.linalg.eigh(covariance)
-            floored = (vectors * eigenvalues.clamp_min(self.floor)[..., None, :]) @ vectors.mT
-            factor = _cholesky(floored, "the fitted covariance; try a larger floor")
-        return _gaussian_log_density(values[:, chosen] - mean[:, 0].mT, factor)
+        with torch.autocast(outputs.device.type, enabled=False):
+            mean, factor = self._fit(inputs[chosen], values.dtype)
+            return _gaussian_log_density(values[:, chosen] - mean, factor)
+
+    @torch.no_grad()
+    def _fit(self, inputs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Mean (n, C) and Cholesky factors (C, n, n) of the normal distribution fitted to fresh draws."""
+        drawn = self.draws(inputs, self.num_draws)
+        drawn = (drawn[..., None] if drawn.dim() == 2 else drawn).to(dtype).permute(2, 0, 1)
+        mean = drawn.mean(1, keepdim=True)
+        covariance = (drawn - mean).mT @ (drawn - mean) / (self.num_draws - 1)
+        eigenvalues, vectors = torch.linalg.eigh(covariance)
+        floored = (vectors * eigenvalues.clamp_min(self.floor)[..., None, :]) @ vectors.mT
+        return mean[:, 0].mT, _cholesky(floored, "the fitted covariance; try a larger floor")
 
 
 def network_draws(network: nn.Module, standard_deviation: float, *, generator: torch.Generator | None = None) -> Draws:
@@ -130,6 +143,8 @@ def network_draws(network: nn.Module, standard_deviation: float, *, generator: t
             ).to(p.device)
             for name, p in network.named_parameters()
         }
+        if inputs.is_floating_point():  # what was computed under autocast may be in half precision
+            inputs = inputs.to(torch.promote_types(inputs.dtype, next(iter(parameters.values())).dtype))
         return torch.vmap(lambda p: torch.func.functional_call(network, p, (inputs,)))(parameters)
 
     return draws
@@ -158,13 +173,17 @@ def classification_loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _channels(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Outputs as (M, n, C)."""
+    """Outputs as (M, n, C), in float32 at least."""
     if outputs.dim() not in (2, 3) or outputs.shape[1] != len(inputs):
         raise ValueError(
             f"outputs must have shape (M, n) or (M, n, C) for inputs (n, ...), got {tuple(outputs.shape)} for "
             f"{tuple(inputs.shape)}"
         )
-    return outputs[..., None] if outputs.dim() == 2 else outputs
+    return _wide(outputs[..., None] if outputs.dim() == 2 else outputs)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _cholesky(matrix: Tensor, what: str) -> Tensor:

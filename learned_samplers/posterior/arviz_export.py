@@ -44,7 +44,8 @@ def to_arviz(
     coordinate ``parameter`` says which, as in ``"0.weight[3,1]"``. Group ``sample_stats`` holds ``step`` and ``cycle``.
 
     Args:
-        chains: `SampleCollection`s over the same network with the same number of samples.
+        chains: `SampleCollection`s over the same network with the same number of samples; one that was merged counts
+            as the chains that it was merged from.
         parameters: names of the parameter tensors to take; None for all.
         max_parameters: take so many evenly spaced coordinates of them, since a network has too many to look at;
             None for all.
@@ -52,6 +53,7 @@ def to_arviz(
     Raises:
         ValueError: no chain or no sample, chains that differ in length or parameters, or an unknown name.
     """
+    chains = [one for chain in chains for one in (getattr(chain, "split", list)() or [chain])]
     if not chains or not len(chains[0]):
         raise ValueError(f"chains must hold at least one sample each, got {list(chains)}")
     lengths = [len(chain) for chain in chains]

@@ -21,7 +21,7 @@ from learned_samplers.posterior.folder import FolderStore
 from learned_samplers.posterior.given import validate_policy
 from learned_samplers.posterior.learning_rates import LearningRates
 from learned_samplers.posterior.names import refuse_scripted, tensors_of
-from learned_samplers.posterior.snapshot import Snapshots, sampled_parameters, unwrapped
+from learned_samplers.posterior.snapshot import Snapshots, sampled_parameters, unwrapped, validate_dtype
 from learned_samplers.posterior.storage import ElsewhereStore, Entry, MemoryStore, Progress
 from learned_samplers.posterior.tensor_files import Tensors
 
@@ -50,9 +50,10 @@ class PosteriorSamples(SampleCollection):
 
     **On disk.** With ``path`` every sample goes to the file ``step-<step>.safetensors`` of that folder as it is
     collected, and a line of ``index.jsonl`` names it; each write is whole or absent, and has a checksum. A folder that
-    exists is continued, at its last sample; load the state dict saved beside the sampler's to continue exactly, or
-    call :meth:`restart`. One collector at a time writes to a folder, from construction to :meth:`detach` or the end of
-    the process; another one is refused.
+    exists is continued: load the state dict saved beside the sampler's, or call :meth:`restart` to begin again. Without
+    either a sampler goes on if its ``step_count`` is beyond the last sample's, and any other optimizer is refused at
+    its first step. One collector at a time writes to a folder, from construction to :meth:`detach` or the end of the
+    process; another one is refused.
 
     **Parameters.** Those in the sampler's groups that require a gradient are sampled; a tied parameter is one
     parameter. The model's others are stored once and must not change between samples; with ``store_frozen=False``
@@ -63,7 +64,9 @@ class PosteriorSamples(SampleCollection):
     **Buffers.** ``"refuse"``: the model has no normalisation layer with running statistics, and its buffers, if any,
     are constant: stored once, and a change between samples is an error. ``"snapshot"``: every sample holds a copy of
     all buffers; the running statistics are then those of the trajectory and lag behind the weights. ``"reestimate"``:
-    every sample's running statistics are computed from data by :meth:`reestimate_buffers` before predicting.
+    every sample's running statistics are computed from data by :meth:`reestimate_buffers` before predicting. Layers in
+    evaluation mode at the samples (a frozen backbone) keep theirs, which are stored once; a layer's mode must be the
+    same at all samples.
 
     Args:
         model: the network whose parameters the sampler moves.
@@ -73,7 +76,7 @@ class PosteriorSamples(SampleCollection):
         thinning: steps between two states that are due, ≥ 1.
         max_samples: bound on the number of samples held, ≥ 1; None for no bound.
         dtype: floating-point dtype in which sampled parameters are stored, such as ``torch.bfloat16``; None for each
-            one's own, which buffers have always.
+            one's own, which buffers have always. A weight beyond its largest number is an error.
         device: where samples are stored (or read to, with ``path``).
         path: folder to stream to; None keeps the samples in memory. Of a chain that several processes hold (replicas,
             sharded parameters) the first one writes, and the others count.
@@ -87,7 +90,7 @@ class PosteriorSamples(SampleCollection):
         OSError: from ``sampler.step``, when a sample cannot be written (a full disk, say); the folder and the samples
             held are then as they were, and the run may go on.
         RuntimeError: another collector writes to ``path``; or, from ``sampler.step``, the sampler has gone back to a
-            step already seen.
+            step already seen, or counts no steps where ``path`` holds a chain.
     """
 
     def __init__(
@@ -114,9 +117,8 @@ class PosteriorSamples(SampleCollection):
         validation.whole("thinning", thinning)
         if max_samples is not None:
             validation.whole("max_samples", max_samples)
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise TypeError(f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
-        self.burn_in, self.thinning, self.max_samples, self.dtype = burn_in, thinning, max_samples, dtype
+        self.burn_in, self.thinning, self.max_samples = burn_in, thinning, max_samples
+        self.dtype = validate_dtype(dtype)
         self.device = torch.device(device)
         self.buffers = validate_policy(model, buffers)
         sampled = sampled_parameters(model, sampler)
@@ -140,6 +142,8 @@ class PosteriorSamples(SampleCollection):
         self._has_stepped, self._rates = False, LearningRates()
         self._sampler: Optimizer | None = sampler
         self._counts = not hasattr(sampler, "step_count")
+        # Of an optimizer that counts no steps nobody knows where in the folder's chain it is.
+        self._placed = not (self._counts and self._progress.last_step)
         tensors = tensors_of(model)
         self._varying = {name: tensors[name] for name in self._snapshots.varying_names()}
         self._token, self._key = torch.zeros(1), compiled.register(self._after_compiled_step)
@@ -172,6 +176,9 @@ class PosteriorSamples(SampleCollection):
 
     def _after_step(self, step: int, sampling: bool, cycle: int, given: Tensors | None = None) -> None:
         before = self._progress
+        if not self._placed and isinstance(self._store, FolderStore):
+            place = f"({type(self._sampler).__name__}) counts no steps, so that its place in a chain is not known"
+            raise RuntimeError(resuming.another_chain(place, before.last_step, self._store.folder))
         step = before.last_step + 1 if self._counts else step
         if step <= before.last_step:
             raise RuntimeError(self._gone_back(step))
@@ -193,12 +200,7 @@ class PosteriorSamples(SampleCollection):
     def _gone_back(self, step: int) -> str:
         seen = self._progress.last_step
         if isinstance(self._store, FolderStore) and not self._has_stepped:
-            folder = self._store.folder
-            return (
-                f"the sampler is at step {step}, but {folder} holds a chain up to step {seen}: to continue it, load "
-                "the state dicts of the sampler and of PosteriorSamples from their checkpoint; to begin it again, call "
-                f"restart() on this object, or delete {folder}"
-            )
+            return resuming.another_chain(f"is at step {step}", seen, self._store.folder)
         return (
             f"the sampler is at step {step}, but step {seen} has been seen: when a sampler goes back to a checkpoint, "
             "load the state dict that PosteriorSamples had then as well"
@@ -261,7 +263,7 @@ class PosteriorSamples(SampleCollection):
     def restart(self) -> None:
         """Drop all samples and begin again at step 0, for a chain that died before its first checkpoint."""
         self._store.clear()
-        self._progress, self._reestimated = Progress(), {}
+        self._progress, self._reestimated, self._placed = Progress(), {}, True
         self._snapshots.forget()
 
     def __enter__(self) -> Self:
@@ -301,4 +303,4 @@ class PosteriorSamples(SampleCollection):
         """
         self._progress = resuming.load_state(self._store, state, self._settings, self.device)
         self._snapshots.forget()
-        self._reestimated = {}
+        self._reestimated, self._placed = {}, True

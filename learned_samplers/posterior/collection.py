@@ -15,6 +15,7 @@ from learned_samplers.posterior.arviz_export import to_arviz
 from learned_samplers.posterior.frozen import Fingerprints
 from learned_samplers.posterior.given import drawn_samples, given_samples
 from learned_samplers.posterior.names import refuse_sharded, tensors_of
+from learned_samplers.posterior.prediction import refuse_merged
 from learned_samplers.posterior.predictive import Predictive
 from learned_samplers.posterior.saved import read_collection, save_collection, validate_network
 from learned_samplers.posterior.storage import MergedStore, Part, compare_settings, warn_of_copies
@@ -85,9 +86,11 @@ class SampleCollection(Predictive):
         Raises:
             IndexError, TypeError: no such sample.
             RuntimeError: its normalisation buffers have not been re-estimated (see :meth:`reestimate_buffers`).
-            ValueError: ``model`` is another network, sharded, or has not the frozen weights that the samples need.
+            ValueError: ``model`` is another network, sharded, has not the frozen weights that the samples need, or has
+                merged an adapter that was sampled into its weight, as ``eval()`` does with loralib's layers.
         """
         index = self._position(index)
+        refuse_merged(model, lambda: self.parameter_names)
         refuse_sharded(model)
         validate_network(model, self._store, self._settings, "the samples")
         Fingerprints(model).validate(self._store.frozen, "the samples")
@@ -167,7 +170,8 @@ class SampleCollection(Predictive):
             model: the network whose parameters the draws change.
             sampled_params: called once a draw; gives a context in which the model's parameters are that draw.
             count: number of draws, ≥ 1.
-            buffers: as for `PosteriorSamples`: what to do with running statistics, which the draws do not change.
+            buffers: as for `PosteriorSamples`. Draws do not change running statistics: a network that has them needs
+                "reestimate", and those of all its layers are computed, whatever their mode.
 
         Raises:
             TypeError, ValueError: an argument that cannot be used, by name and value.
@@ -239,5 +243,4 @@ class SampleCollection(Predictive):
         max_parameters: int | None = 1000,
     ) -> Any:
         """The samples for ArviZ, this collection's chains first. See :func:`to_arviz`."""
-        chains = [chain for collection in (self, *other_chains) for chain in (collection.split() or [collection])]
-        return to_arviz(chains, parameters=parameters, max_parameters=max_parameters)
+        return to_arviz([self, *other_chains], parameters=parameters, max_parameters=max_parameters)

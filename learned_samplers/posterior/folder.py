@@ -110,9 +110,11 @@ class FolderStore:
             compare_settings(settings, self.settings, str(self.folder))
         self._require(self.entries)
         # Without samples it is left from a first sample that could not be written.
-        if self.entries and (self.folder / FIXED).is_file():
-            self.fixed, metadata = read_tensors(self.folder / FIXED, self.device)
-            self.frozen = dict(metadata.get("frozen", {}))
+        if self.entries:
+            self.fixed = {}
+            if (self.folder / FIXED).is_file():
+                self.fixed, metadata = read_tensors(self.folder / FIXED, self.device)
+                self.frozen = dict(metadata.get("frozen", {}))
 
     def _read_index(self, path: Path, data: bytes) -> None:
         whole, torn = data[: data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1 :]

@@ -17,6 +17,7 @@ from learned_samplers.posterior.names import (
     plain_names,
     with_plain_names,
 )
+from learned_samplers.posterior.snapshot import same_values
 from learned_samplers.posterior.storage import Entry, MemoryStore
 from learned_samplers.posterior.tensor_files import Tensors, require_finite, require_writable
 
@@ -54,10 +55,8 @@ def given_samples(
         raise ValueError("samples must hold at least one set of weights, got none")
     shapes = {name: list(parameter.shape) for name, parameter in parameters_of(model).items()}
     others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
-    every = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]
-    aliases = set(plain_names(every).values()) - set(shapes) - set(others)
     owners = _owners(model)
-    known = {*shapes, *others, *aliases}
+    known = {*shapes, *others, *owners}
     samples = [with_plain_names(_without_count(sample, known), known) for sample in samples]
     statistics = normalisation_buffers(model)
     store = MemoryStore()
@@ -70,9 +69,9 @@ def given_samples(
                     "the network's parameters and buffers"
                 )
         for name, owner in owners.items():
-            if name in sample and owner in sample and not torch.equal(sample[name], sample[owner].to(sample[name])):
+            if name in sample and owner in sample and not same_values(sample[name], sample[owner].to(sample[name])):
                 raise ValueError(f"samples[{k}]: {name!r} and {owner!r} are one tensor in the model, and differ here")
-        rows[k + 1] = {name: t.detach().clone() for name, t in sample.items() if name not in aliases}
+        rows[k + 1] = {name: t.detach().clone() for name, t in sample.items() if name not in owners}
         expected = {**shapes, **{name: shape for name, shape in others.items() if name in samples[0]}}
         found = {name: list(tensor.shape) for name, tensor in rows[k + 1].items()}
         if found != expected:
@@ -91,10 +90,10 @@ def given_samples(
 
 
 def _owners(model: nn.Module) -> dict[str, str]:
-    """Of each further name of a tied parameter the one that the samples have it under."""
-    named = list(model.named_parameters(remove_duplicate=False))
+    """Of each further name of a tied parameter or buffer the one that the samples have it under."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     plain, first = plain_names([name for name, _ in named]), dict[int, str]()
-    pairs = [(plain[name], first.setdefault(id(parameter), plain[name])) for name, parameter in named]
+    pairs = [(plain[name], first.setdefault(id(tensor), plain[name])) for name, tensor in named]
     return {name: owner for name, owner in pairs if name != owner}
 
 
@@ -113,6 +112,13 @@ def drawn_samples(
     if not callable(sampled_params):
         raise TypeError(f"sampled_params must be a function that gives a context, got {type(sampled_params).__name__}")
     validate_policy(model, buffers)
+    statistics = normalisation_buffers(model)
+    if statistics and buffers == "snapshot":
+        raise ValueError(
+            f"buffers='snapshot' would give every draw the running statistics ({statistics[0]!r}, ...) of the weights "
+            "that the network has now: choose buffers='reestimate' and call reestimate_buffers(data), or, if layers "
+            "were in evaluation mode throughout, give state dicts of the draws to SampleCollection.from_samples"
+        )
     samples = []
     for _ in range(count):
         with torch.no_grad(), sampled_params():

@@ -82,16 +82,22 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {**parameters_of(model), **buffers_of(model)}
 
 
-def normalisation_buffers(model: nn.Module) -> list[str]:
-    """Plain names of the buffers that batch (or instance) normalisation updates in training mode."""
+def normalisation_layers(model: nn.Module) -> list[tuple[Any, list[str]]]:
+    """The batch (or instance) normalisation layers with running statistics, and the plain names of their buffers."""
     # The base class of every BatchNorm, SyncBatchNorm and InstanceNorm of torch.
     base = nn.modules.batchnorm._NormBase
-    names = []
+    layers = []
     plain = _plain(model)
     for prefix, module in model.named_modules():
         if isinstance(module, base) and module.track_running_stats and module.running_mean is not None:
-            names += [plain[f"{prefix}.{name}" if prefix else name] for name, _ in module.named_buffers(recurse=False)]
-    return names
+            own = [plain[f"{prefix}.{name}" if prefix else name] for name, _ in module.named_buffers(recurse=False)]
+            layers.append((module, own))
+    return layers
+
+
+def normalisation_buffers(model: nn.Module) -> list[str]:
+    """Plain names of the buffers that batch (or instance) normalisation updates in training mode."""
+    return [name for _, names in normalisation_layers(model) for name in names]
 
 
 class Caller:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, TypedDict, Unpack
@@ -15,7 +16,7 @@ from learned_samplers.posterior.inputs import Inputs
 from learned_samplers.posterior.names import refuse_scripted
 from learned_samplers.posterior.outputs import Noise, Output, Reading
 from learned_samplers.posterior.prediction import Runner
-from learned_samplers.posterior.reestimation import reestimated_buffers
+from learned_samplers.posterior.reestimation import reestimated_buffers, statistics_to_compute
 from learned_samplers.posterior.storage import Store
 from learned_samplers.posterior.tensor_files import Tensors
 from learned_samplers.posterior.uncertainty import (
@@ -73,7 +74,7 @@ class Predictive:
     def _state(self, index: int) -> Tensors:
         """Parameters and buffers of one sample, for prediction."""
         state = dict(self._store.read(index))
-        if self._settings["buffers"] == "reestimate":
+        if self._settings["buffers"] == "reestimate" and statistics_to_compute(self.model, self._store.fixed or {}):
             entry = self._store.entries[index]
             if (entry.chain, entry.step) not in self._reestimated:
                 raise RuntimeError(
@@ -173,10 +174,10 @@ class Predictive:
     def uncertainty(self, x: Inputs, **options: Unpack[Options]) -> Uncertainty:
         r"""How uncertain each prediction is, and why: the mean, and total = aleatoric + epistemic uncertainty.
 
-        For classes these are entropies in nats, of shape (N,): the entropy H of the averaged prediction, the average of
-        the samples' entropies, and their difference, the mutual information of target and weights. For a regression
-        they are variances, of the shape of the mean: Var y = (1/K) Σ σ_k² + (1/K) Σ (m_k − m)². Without ``noise`` the
-        aleatoric part is 0.
+        For classes these are entropies in nats, of shape (N,), or that of the logits with ``output="binary"``: the
+        entropy H of the averaged prediction, the average of the samples' entropies, and their difference, the mutual
+        information of target and weights. For a regression they are variances, of the shape of the mean:
+        Var y = (1/K) Σ σ_k² + (1/K) Σ (m_k − m)². Without ``noise`` the aleatoric part is 0.
 
         Args:
             x, options: as in :meth:`predict`; ``output`` must not be a function.
@@ -193,6 +194,8 @@ class Predictive:
 
     def draws(self, x: Inputs, *, generator: torch.Generator | None = None, **options: Unpack[Options]) -> Tensor:
         """Draws of targets from the predictive distribution, one for each sample: (K, N) classes or (K, N, ...) reals.
+
+        With ``output="binary"`` the classes 0 and 1 have the shape of the logits: (K, N, 1) if these are (N, 1).
 
         Args:
             x, options: as in :meth:`predict`; a regression needs ``noise``.
@@ -248,7 +251,8 @@ class Predictive:
         """Compute every sample's normalisation statistics from data, for ``buffers="reestimate"``.
 
         Each statistic is its average over the batches, as in ``torch.optim.swa_utils.update_bn``. One pass over
-        ``data`` per sample. Call it again after more samples were collected.
+        ``data`` per sample. Call it again after more samples were collected. Layers that were in evaluation mode while
+        they were keep the statistics that they had.
 
         Args:
             data: inputs (N, ...), a tuple or a dictionary of them, or a loader of inputs or of (input, target) pairs.
@@ -257,10 +261,20 @@ class Predictive:
 
         Raises:
             ValueError: another policy was chosen, or the data hold no batch.
+
+        Warns:
+            UserWarning: all layers were in evaluation mode, so that there is nothing to compute.
         """
         if self._settings["buffers"] != "reestimate":
             raise ValueError(f"reestimate_buffers needs buffers='reestimate', got {self._settings['buffers']!r}")
         validation.whole("batch_size", batch_size)
+        if not statistics_to_compute(self.model, self._fixed()):
+            warnings.warn(
+                "every normalisation layer was in evaluation mode when the samples were collected, and keeps the "
+                "statistics that it had: nothing is re-estimated",
+                stacklevel=2,
+            )
+            return
         states = (self._store.read(index) for index in range(len(self)))
         results = list(reestimated_buffers(self.model, states, self._fixed(), data, batch_size, targets))
         keys = [(entry.chain, entry.step) for entry in self._store.entries]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.posterior.inputs import Repeatable, second_input
-from learned_samplers.posterior.names import network_of, normalisation_buffers, tensors_of
+from learned_samplers.posterior.names import network_of, normalisation_buffers, normalisation_layers, tensors_of
 from learned_samplers.posterior.prediction import refuse_merged
 from learned_samplers.posterior.tensor_files import Tensors
 
@@ -26,15 +26,16 @@ def reestimated_buffers(
     """Yield, for each state, the running statistics of its normalisation layers over ``data``.
 
     As in ``torch.optim.swa_utils.update_bn`` they are plain averages, over the calls of each layer; only the
-    normalisation layers are in training mode, so dropout adds no noise to them. Works on a copy of the model.
+    normalisation layers are in training mode, so dropout adds no noise to them. Those whose statistics are among what
+    is ``fixed`` keep these. Works on a copy of the model.
     """
     work = copy.deepcopy(network_of(model))
-    names = normalisation_buffers(work)
+    names = statistics_to_compute(work, fixed)
     tensors = tensors_of(work)
     device = next(work.parameters()).device
     for module in work.modules():  # not by `eval`, in which some change weights
         module.training = False
-    layers = [m for m in work.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
+    layers = [layer for layer, own in normalisation_layers(work) if own[0] in names]
     for layer in layers:
         layer.training = True
         layer.register_forward_pre_hook(_count_call)
@@ -64,6 +65,11 @@ def reestimated_buffers(
             if not seen:
                 raise ValueError("data holds no batch to re-estimate the buffers from")
             yield {name: tensors[name].clone() for name in names}
+
+
+def statistics_to_compute(model: nn.Module, fixed: Mapping[str, Tensor]) -> list[str]:
+    """Names of the running statistics that each sample needs: of all layers but those that keep fixed ones."""
+    return [name for name in normalisation_buffers(model) if name not in fixed]
 
 
 def _count_call(layer: Any, inputs: Any) -> None:

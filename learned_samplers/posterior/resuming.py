@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,15 @@ from learned_samplers.posterior.tensor_files import require_finite
 def is_on_disk(store: MemoryStore | FolderStore) -> bool:
     """Whether a checkpoint names the samples of this store without holding them."""
     return isinstance(store, FolderStore | ElsewhereStore)
+
+
+def another_chain(place: str, seen: int, folder: Path) -> str:
+    """The error where a sampler, at ``place``, does not go on from step ``seen`` of the chain that a folder holds."""
+    return (
+        f"the sampler {place}, but {folder} holds a chain up to step {seen}: to continue it, load the state dicts of "
+        "the sampler and of PosteriorSamples from their checkpoint; to begin it again, call restart() on this object, "
+        f"or delete {folder}"
+    )
 
 
 def load_state(

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from learned_samplers.base import sharding
 from learned_samplers.posterior.frozen import Fingerprints, mark
-from learned_samplers.posterior.names import buffers_of, normalisation_buffers, parameters_of
+from learned_samplers.posterior.names import buffers_of, normalisation_layers, parameters_of
 from learned_samplers.posterior.storage import Store
-from learned_samplers.posterior.tensor_files import NotFinite, Tensors
+from learned_samplers.posterior.tensor_files import NotFinite, Tensors, is_finite, require_writable
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
@@ -48,6 +48,26 @@ def sampled_parameters(model: nn.Module, sampler: Optimizer) -> dict[str, nn.Par
     if not sampled:
         raise ValueError("sampler: none of its parameters has requires_grad=True, so that there is nothing to sample")
     return sampled
+
+
+def validate_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    """``dtype``, if sampled weights can be kept in it and written to files; TypeError or ValueError otherwise."""
+    if dtype is None:
+        return None
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
+    weights = torch.tensor([-1.0, 0.5])
+    try:
+        kept = weights.to(dtype).float().tolist()
+    except RuntimeError as error:  # types that torch only names
+        kept = [str(error)]
+    if kept != weights.tolist():
+        raise ValueError(
+            f"dtype={dtype} cannot hold weights ({weights.tolist()} becomes {kept}): choose another, such as "
+            "torch.bfloat16"
+        )
+    require_writable("dtype: a sample", torch.empty(0, dtype=dtype))
+    return dtype
 
 
 class Snapshots:
@@ -92,15 +112,23 @@ class Snapshots:
         sample = {name: self.stored(tensors[name], dtypes.get(name)) for name in self.varying_names()}
         for name in self.names:  # a buffer may hold what is not finite, such as a mask of attention
             tensor = sample[name]
-            if tensor.is_floating_point() and not tensor.isfinite().all():
+            if tensor.is_floating_point() and not (is_finite(tensor) and self._in_range(tensors[name], tensor.dtype)):
                 raise NotFinite(f"{name!r} is not finite at step {step} (stored as {tensor.dtype}): not collected")
         return sample
+
+    @staticmethod
+    def _in_range(tensor: Tensor, dtype: torch.dtype) -> bool:
+        """Whether a number beyond a type's largest would have become infinite or NaN; some of eight bits cut it off."""
+        if dtype.itemsize > 1 or tensor.dtype == dtype:
+            return True
+        return not bool((sharding.whole(tensor.detach()).abs() > torch.finfo(dtype).max).any())
 
     def unsampled(self) -> tuple[Tensors, dict[str, Tensor]]:
         """The model's tensors that are stored once, and those that are known by their fingerprints only."""
         varying = set(self.varying_names())
         if self.buffers == "reestimate":
-            varying |= set(normalisation_buffers(self.model))
+            # In evaluation mode a layer's statistics are constants of the network whose weights are sampled.
+            varying |= {name for layer, names in normalisation_layers(self.model) if layer.training for name in names}
         stored: Tensors = {}
         known: dict[str, Tensor] = {}
         for name, parameter in parameters_of(self.model).items():
@@ -121,8 +149,9 @@ class Snapshots:
 
         Buffers are compared; parameters are compared only if they seem to have changed since the last time.
         """
-        stored, known = self.unsampled()
         fixed = store.fixed or {}
+        self._refuse_changed_modes(fixed, step)
+        stored, known = self.unsampled()
         for name, tensor in {**stored, **known}.items():
             current = _mark(tensor)
             is_parameter = isinstance(tensor, nn.Parameter)
@@ -138,6 +167,19 @@ class Snapshots:
                     remedy = f"choose buffers='snapshot' instead of {self.buffers!r}"
                 raise ValueError(f"{name!r} is not sampled but changed since the first sample (step {step}): {remedy}")
             self._marks[name] = current
+
+    def _refuse_changed_modes(self, fixed: Tensors, step: int) -> None:
+        if self.buffers != "reestimate":
+            return
+        modes = ("evaluation", "training")
+        for layer, names in normalisation_layers(self.model):
+            if layer.training == (names[0] in fixed):
+                earlier = "" if layer.training else " (or an earlier version of this package collected it)"
+                raise ValueError(
+                    f"the layer of {names[0]!r} is in {modes[layer.training]} mode at step {step}, but was in "
+                    f"{modes[not layer.training]} mode at the first sample{earlier}, which says whether its statistics "
+                    f"are re-estimated: call .train({not layer.training}) on it, or choose buffers='snapshot'"
+                )
 
     def stored(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
         """A copy on the device of storage, a floating-point tensor in ``dtype`` if that is given."""

@@ -124,6 +124,12 @@ def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, A
     return {name: tensor.to(device) for name, tensor in tensors.items()}, metadata
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite; torch does not answer that for most floating-point types of eight bits."""
+    wide = tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize == 1 else tensor
+    return bool(wide.isfinite().all())
+
+
 def require_finite(source: Path | str, tensors: Mapping[str, Tensor], names: Iterable[str]) -> None:
     """Raise NotFinite if one of these tensors of a file or a sample, all sampled, holds a number that is not finite.
 
@@ -131,7 +137,7 @@ def require_finite(source: Path | str, tensors: Mapping[str, Tensor], names: Ite
     """
     for name in names:
         tensor = tensors.get(name)
-        if tensor is not None and tensor.is_floating_point() and not tensor.isfinite().all():
+        if tensor is not None and tensor.is_floating_point() and not is_finite(tensor):
             raise NotFinite(f"{source}: {name!r} holds numbers that are not finite")
 
 

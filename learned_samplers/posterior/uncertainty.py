@@ -16,7 +16,8 @@ class Uncertainty(NamedTuple):
 
     mean: averaged probabilities, or the mean of a regression, (N, ...); aleatoric: what is left if the weights were
     known, such as noise in the targets; epistemic: the disagreement of the samples, which more data would lessen.
-    For classes the three are entropies in nats, without the axis of the classes; for a regression they are variances.
+    For classes the three are entropies in nats, without the axis of the classes (logits (N, 1) of ``output="binary"``
+    have none); for a regression they are variances.
     """
 
     mean: Tensor

@@ -98,6 +98,20 @@ def test_chainwise_rhat_ignores_where_a_chain_sits():
     np.testing.assert_allclose(diagnostics.chainwise_rhat(np.exp(draws)), diagnostics.chainwise_rhat(draws))
 
 
+def test_merged_chains_in_a_list_are_the_chains_that_they_were():
+    """One after the other as one chain of two halves they disagreed with themselves: a share of 0 instead of 1."""
+    generator = torch.Generator().manual_seed(0)
+    chains = []
+    for place in (0.0, 10.0, 0.0, 10.0):
+        states = [{"weight": torch.randn(1, 1, generator=generator) + place} for _ in range(50)]
+        chains.append(SampleCollection.from_samples(nn.Linear(1, 1, bias=False), states))
+    pairs = [SampleCollection.merge(chains[:2]), SampleCollection.merge(chains[2:])]
+    assert diagnostics.converged_share(chains) == diagnostics.converged_share(pairs) == 1
+    for form in (pairs, [pairs[0], *chains[2:]]):
+        np.testing.assert_array_equal(diagnostics.chainwise_rhat(form), diagnostics.chainwise_rhat(chains))
+        np.testing.assert_array_equal(diagnostics.split_rhat(form), diagnostics.split_rhat(chains))
+
+
 def test_a_coordinate_that_never_moves():
     draws = autoregressive(0.0, draws=100, coordinates=2)
     draws[..., 1] = 3.0
@@ -115,6 +129,9 @@ def test_draws_in_every_form():
     np.testing.assert_array_equal(diagnostics.ess(chains), expected)
     np.testing.assert_array_equal(diagnostics.ess(chains[0].to_arviz(chains[1])), expected)
     np.testing.assert_array_equal(diagnostics.ess(chains[0]), diagnostics.ess(flat[:1].numpy()))
+    merged = SampleCollection.merge(chains)
+    for form in (merged, [merged], (merged,)):
+        np.testing.assert_array_equal(diagnostics.ess(form), expected)
     functions = chains[0].predict_samples(torch.randn(6, 3))[None]
     assert diagnostics.chainwise_rhat(functions).shape == (1, 6, 2)
 

@@ -207,6 +207,36 @@ def test_an_average_of_weights_by_torch_predicts_as_a_collection_of_one():
     assert torch.allclose(samples.predict(x), average(x).softmax(1))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("joins", ["group", "unfrozen"])
+def test_a_parameter_that_joins_later_is_refused_when_a_state_is_due(joins, compiled):
+    """In every draw it had the value of the last step."""
+    model = small_network()
+    model[0].requires_grad_(False)
+    early = model[2].parameters() if joins == "group" else model.parameters()
+    optimizer = torch.optim.SGD(early, lr=0.5)
+    swag = SWAG(model, optimizer, burn_in=2, thinning=2)
+    torch.compiler.reset()
+    step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+    for _ in range(4):
+        closure_for(model, optimizer)()
+        step()
+    assert len(swag) == 1
+    mean = swag.state_dict()["mean"]
+    model[0].requires_grad_(True)
+    if joins == "group":
+        optimizer.add_param_group({"params": model[0].parameters()})
+    closure_for(model, optimizer)()
+    step()  # no state is due
+    closure_for(model, optimizer)()
+    with pytest.raises(ValueError, match=r"'0\.weight' is trained at step 6 but was not when SWAG was made: make it"):
+        step()
+    assert len(swag) == 1
+    assert all(torch.equal(value, mean[name]) for name, value in swag.state_dict()["mean"].items())
+    swag.detach()
+    step()
+
+
 def test_misuse():
     model = small_network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from learned_samplers import BAOA, HMC, PSGLD, SGHMC, SGLD, suggest_lr
 from learned_samplers.checks.curvature import MeanLoss, largest_curvature
@@ -37,6 +38,27 @@ def test_the_curvature_is_the_hessians_largest_eigenvalue(chunk):
     )
     assert found.curvature == pytest.approx(true_curvature(model, x.double(), y), rel=1e-6)
     assert found.residual < 1e-3 * found.curvature
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside, self.last = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(self.inside(x, x, x, need_weights=False)[0].mean(1))
+
+
+def test_attention_has_a_curvature():
+    """The kernel that torch takes for it on a CPU, flash attention, has no second derivative."""
+    torch.manual_seed(0)
+    model, x, y = Attention(), torch.randn(12, 5, 4), torch.arange(12) % 2
+    found = suggest_lr(
+        model, CROSS_ENTROPY, (x, y), lambda p: SGLD(p, 0.1, N), batch_size=6, chunk_size=5, iterations=40
+    )
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = true_curvature(model.double(), x.double(), y)
+    assert found.curvature == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_residual_bounds_the_error():

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from learned_samplers import PosteriorSamples, SampleCollection, diagnostics, metrics
+from tests.learned_samplers.posterior.test_merging_layers import LoRA, collected
 
 X, LABELS = torch.linspace(-1, 1, 40).view(10, 4), torch.arange(10) % 2
 
@@ -86,3 +87,132 @@ def test_buffers_of_each_samples_own_are_refused():
     message = r"samples: the buffer '0\.parametrizations\.weight\.0\._[uv]' differs from sample 0 to sample \d"
     with pytest.raises(ValueError, match=message):
         diagnostics.network_loss(samples, X, LABELS)
+
+
+SCORES = {"nll": metrics.nll, "error": lambda p, y: 1 - metrics.accuracy(p, y)}
+
+
+def rows(probabilities):
+    """Probabilities (N, C, ...) of every place as rows (·, C)."""
+    return probabilities.movedim(1, -1).flatten(0, -2)
+
+
+@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize(
+    ("make", "x", "labels", "options"),
+    [
+        (lambda: nn.Linear(4, 1), X, LABELS, {"output": "binary"}),
+        (lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), X, LABELS, {"output": "binary"}),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), X, LABELS, {"output": lambda p: p}),
+        (lambda: nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), X, LABELS, {"output": lambda p: p}),
+        (lambda: nn.Conv2d(1, 3, 1), X.view(10, 1, 2, 2), torch.arange(40).view(10, 2, 2) % 3, {"class_axis": 1}),
+        (
+            lambda: nn.Conv2d(1, 1, 1),
+            X.view(10, 1, 2, 2),
+            torch.arange(40).view(10, 2, 2) % 2,
+            {"class_axis": 1, "output": "binary"},
+        ),
+    ],
+    ids=["binary", "binary-flat", "softmax-inside", "sigmoid-inside", "pixels", "pixels-binary"],
+)
+def test_an_output_of_another_kind_is_read_as_predict_reads_it(make, x, labels, options, kind):
+    samples = given(members(make))
+    single = [metric if metric.ndim < 3 else rows(metric) for metric in samples.predict_samples(x, **options)]
+    loss = diagnostics.network_loss(samples, x, labels, kind=kind, batch_size=4, **options)
+    expected = [SCORES[kind](p, labels.flatten()) for p in single]
+    assert len(set(expected)) > 1
+    assert [loss(sample) for sample in samples] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda: nn.Linear(4, 1), {}, r"output='softmax' needs logits .* got \(4, 1\).*use output='binary'"),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), {}, "probabilities already.*output=lambda p: p"),
+        (lambda: nn.Unflatten(1, (2, 2)), {}, r"cannot tell which axis of \(4, 2, 2\).*class_axis=1"),
+        (lambda: nn.Linear(4, 2), {"output": lambda p: p}, r"output.*(is negative|is above one|are these logits\?)"),
+    ],
+    ids=["one-logit", "softmax-inside", "more-axes", "logits-for-probabilities"],
+)
+def test_an_output_that_predict_refuses_has_no_loss(make, options, message, kind):
+    samples = given(members(lambda: nn.Sequential(nn.Linear(4, 4), make())))
+    loss = diagnostics.network_loss(samples, X, LABELS, kind=kind, batch_size=4, **options)
+    with pytest.raises(ValueError, match=message):
+        loss(samples[0])
+
+
+def test_a_large_loss_is_not_cut_where_the_probability_is_zero():
+    samples = given(members(lambda: nn.Linear(4, 2), 1))
+    weights = {"weight": torch.zeros(2, 4), "bias": torch.tensor([0.0, 1000.0])}
+    assert diagnostics.network_loss(samples, X, 0 * LABELS)(weights) == 1000
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_weights_without_a_finite_prediction_have_no_loss(kind):
+    samples = given(members(lambda: nn.Linear(4, 2), 2))
+    broken = {**samples[1], "bias": torch.tensor([0.0, float("nan")])}
+    loss = diagnostics.network_loss(samples, X, LABELS, kind=kind)
+    with pytest.raises(ValueError, match="loss must be finite, got nan"):
+        diagnostics.loss_lines([samples[0], broken], loss)
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "message"),
+    [
+        (LABELS.float(), TypeError, r"labels must be integers, got torch\.float32 \(use \.long\(\)\)"),
+        (LABELS[:, None], ValueError, r"labels must have shape \(10,\), one for each prediction; got \(10, 1\)"),
+        (LABELS + 1, ValueError, r"labels must lie in \[0, 2\), got 2"),
+        (LABELS - 100, ValueError, r"labels must lie in \[0, 2\), got -100"),
+    ],
+)
+def test_labels_that_do_not_fit_the_predictions_are_named(labels, error, message):
+    samples = given(members(lambda: nn.Linear(4, 2)))
+    loss = diagnostics.network_loss(samples, X, labels)
+    with pytest.raises(error, match=message):
+        loss(samples[0])
+
+
+def test_arguments_that_cannot_be_used_are_refused_before_the_network_runs():
+    samples = given(members(lambda: nn.Linear(4, 2)))
+    with pytest.raises(ValueError, match="output must say where the classes are for kind='nll', got 'regression'"):
+        diagnostics.network_loss(samples, X, LABELS, output="regression")
+    with pytest.raises(ValueError, match="labels must be as many as the 10 inputs, got one number"):
+        diagnostics.network_loss(samples, X, LABELS[0])
+
+
+class Listed(nn.Module):
+    """Its forward finds the weights in a list, where no sample's can be put."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.weights = [self.layer.weight, self.layer.bias]
+
+    def forward(self, x):
+        return nn.functional.linear(x, *self.weights)
+
+
+def test_a_network_that_takes_no_samples_weights_has_no_loss_of_them():
+    samples = given(members(Listed))
+    loss = diagnostics.network_loss(samples, X, LABELS)
+    with pytest.raises(ValueError, match=r"forward of Listed uses sampled weights, 'layer\.weight' perhaps"):
+        diagnostics.loss_lines(samples, loss)
+
+
+def test_a_merged_adapter_hides_the_samples_of_it():
+    torch.manual_seed(0)
+    model = nn.Sequential(LoRA())
+    samples = collected(model)
+    loss = diagnostics.network_loss(samples, X, LABELS)
+    right = loss(samples[0])
+    assert right == pytest.approx(metrics.nll(samples.predict_samples(X)[0], LABELS), rel=1e-5)
+    model.eval()
+    with pytest.raises(ValueError, match=r"its layer '0' has merged its adapter into its weight \(merged=True\)"):
+        loss(samples[0])
+
+
+def test_arrays_get_the_dtype_of_the_network():
+    samples = given(members(lambda: nn.Linear(4, 2)))
+    ours = diagnostics.network_loss(samples, X.double().numpy(), LABELS.numpy())(samples[0])
+    assert ours == pytest.approx(diagnostics.network_loss(samples, X, LABELS)(samples[0]))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers.posterior import PosteriorSamples, arviz_export, to_arviz
+from learned_samplers.posterior import PosteriorSamples, SampleCollection, arviz_export, to_arviz
 
 
 def collected(steps=6, seed=0, hidden=8, **options):
@@ -21,6 +21,14 @@ def collected(steps=6, seed=0, hidden=8, **options):
         nn.functional.cross_entropy(model(x), torch.arange(20) % 3).backward()
         sampler.step()
     return posterior
+
+
+def test_a_merged_collection_in_a_list_is_its_chains():
+    a, b, c = (collected(seed=seed) for seed in range(3))
+    merged = SampleCollection.merge([a, b])
+    weights = to_arviz([merged, c]).posterior["weights"]
+    assert weights.sizes["chain"] == 3 and weights.sizes["draw"] == 6
+    np.testing.assert_array_equal(weights, a.to_arviz(b, c).posterior["weights"])
 
 
 def test_to_arviz_has_every_coordinate_in_its_place():

@@ -84,3 +84,45 @@ def test_what_is_no_tensor_is_refused_by_name():
     model = ExtraState(4, 3)
     with pytest.raises(TypeError, match=r"samples\[0\]: '_extra_state' is a dict and no tensor: leave it out"):
         SampleCollection.from_samples(model, [model.state_dict()])
+
+
+class Shared(nn.Module):
+    """One normalisation layer under two names, and one mask, with a NaN, that two modules have."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.again = self.norm
+        mask = torch.tensor([1.0, float("nan")])
+        self.register_buffer("mask", mask)
+        self.layer.register_buffer("mask", mask)
+
+    def forward(self, x):
+        return self.again(self.layer(self.norm(x)))
+
+
+def test_a_buffer_under_two_names():
+    torch.manual_seed(0)
+    model, x = Shared(), torch.randn(16, 4)
+    model(x)
+    model.eval()
+    state = model.state_dict()
+    assert {"norm.running_mean", "again.running_mean", "mask", "layer.mask"} <= set(state)
+    samples = SampleCollection.from_samples(model, [state])
+    torch.testing.assert_close(samples.predict(x), model(x).softmax(1).detach())
+    other = {**state, "again.running_mean": state["norm.running_mean"] + 1}
+    with pytest.raises(
+        ValueError, match=r"'again\.running_mean' and 'norm\.running_mean' are one tensor .*differ here"
+    ):
+        SampleCollection.from_samples(model, [other])
+
+
+def test_draws_do_not_get_the_running_statistics_of_other_weights():
+    """Those of the optimizer's last weights; no draw is made for it."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    with pytest.raises(ValueError, match=r"buffers='snapshot' .*\('1\.running_mean', .*choose buffers='reestimate'"):
+        SampleCollection.from_draws(model, lambda: pytest.fail("drawn"), 2, buffers="snapshot")
+    model = nn.Linear(4, 3)
+    model.register_buffer("scale", torch.ones(3))  # a buffer that is no statistic is kept, as before
+    samples = SampleCollection.from_draws(model, contextlib.nullcontext, 2, buffers="snapshot")
+    assert set(samples._store.read(0)) == {"weight", "bias", "scale"}

