@@ -23,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         options = tyro.cli(Options, args=arguments, description=__doc__)
         meta = learned(options)
-    torch.set_num_threads(1)
-    print(write(options, meta, command_line("gaussians", arguments)))
+        torch.set_num_threads(1)
+        print(write(options, meta, command_line("gaussians", arguments)))
 
 
 if __name__ == "__main__":

@@ -47,8 +47,6 @@ def executor_maker(options: ExecutionOptions) -> Callable[[Evaluator], Executor]
         ValueError: there cannot be so many workers.
     """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if options.workers < 1:
-        raise ValueError(f"workers must be at least 1, got {options.workers}")
     if ranks > 1:
         if options.workers > 1:
             raise ValueError(f"workers={options.workers} and {ranks} ranks of torchrun cannot be combined")
@@ -74,6 +72,7 @@ def make_trainer(options: Options) -> Trainer:
     Raises:
         ValueError, FileNotFoundError: options that cannot be trained with; nothing has been then.
     """
+    options.check()
     make_executor = executor_maker(options.execution)
     options.gradient.check(options.rule.sampler, options.rule.linear)
     family, rule, estimator = options.tasks.make(), options.rule.make(), options.gradient.make()
@@ -86,20 +85,23 @@ def make_trainer(options: Options) -> Trainer:
     if options.settings.evaluate_every:
         if isinstance(family, GaussianFamily):
             raise ValueError("evaluate_every must be 0 for family 'gaussians', which has no held-out images")
-        horizon, samples = options.gradient.horizon, options.gradient.samples
+        own = options.gradient
         evaluation = HeldOutEvaluation(
             family,
-            horizon[1],
-            samples=samples,
+            own.horizon[1],
+            samples=own.samples,
             tasks=options.held_out_tasks,
             lrs=sorted(set(options.held_out_lrs or family.lrs)),
             baseline_lrs=BASELINE_LRS,
             stepping=stepping_of(options.execution),
+            burn_in=own.burn_in,
+            cycles=own.cycles,
         )
         try:
             evaluation.check(rule)
         except ValueError as error:
-            raise ValueError(f"evaluation with horizon={horizon}, samples={samples}: {error}") from error
+            chosen = ", ".join(f"{name}={getattr(own, name)}" for name in ("horizon", "samples", "burn_in", "cycles"))
+            raise ValueError(f"evaluation with {chosen}: {error}") from error
     return Trainer(
         family,
         rule,

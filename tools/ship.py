@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import tyro
+from experiments.common.options import at_least, at_least_one, positive
 from experiments.common.output import command_line, explained
 from experiments.meta_training.cards import (
     blend,
@@ -34,6 +35,7 @@ from experiments.meta_training.cards import (
 from experiments.meta_training.law import check_asked, law_of, measured_sampler
 from torch import nn
 
+from learned_samplers.base import validation
 from learned_samplers.learned import weights
 from meta_tasks.training.process import one_core
 
@@ -85,9 +87,11 @@ class Options:
         given = [f"{name}={value}" for name, value in changes.items() if value is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}: one after the other, please")
-        for name, value in (("lr", self.lr), ("law_lr", self.law_lr)):
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive, got {value}")
+        positive(self, "lr", "law_lr")
+        at_least_one(self, "num_data")
+        at_least(2, self, "coordinates")
+        if self.energy is not None:
+            validation.number("energy", self.energy)
         temperatures = self.law_temperatures
         if temperatures is not None and not (temperatures and all(0 < t < math.inf for t in temperatures)):
             raise ValueError(f"law_temperatures must be positive, at least one, got {temperatures}")

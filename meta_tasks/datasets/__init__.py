@@ -21,7 +21,7 @@ from meta_tasks.datasets.corrupted import CORRUPTIONS, find_corrupted, load_corr
 from meta_tasks.datasets.corruptions import corrupt
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.image_data import ImageData, divide_anew, keep_labels, match
-from meta_tasks.datasets.loading import load
+from meta_tasks.datasets.loading import fingerprint_of, load
 from meta_tasks.datasets.multi_task_data import MultiTaskData, scaled
 from meta_tasks.datasets.overlaid import load_overlaid
 from meta_tasks.datasets.registry import check_name, names, out_of_distribution, shape_of
@@ -39,6 +39,7 @@ __all__ = [
     "data_root",
     "divide_anew",
     "find_corrupted",
+    "fingerprint_of",
     "keep_labels",
     "load",
     "load_celeba",

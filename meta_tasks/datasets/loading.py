@@ -1,4 +1,4 @@
-"""`load`: one data set by its name, as tensors."""
+"""`load`: one data set by its name, as tensors; `fingerprint_of`: what tells its files from others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from learned_samplers.base.validation import whole
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.image_data import ImageData, RawSplits, scale_images, stratified_split
 from meta_tasks.datasets.registry import Request, check_name, reader_of
+from meta_tasks.fingerprints import fingerprint
 
-__all__ = ["load"]
+__all__ = ["fingerprint_of", "load"]
 
 _DEFAULT_VALIDATION = 0.1
 
@@ -52,9 +53,7 @@ def load(
     for argument, value in (("size", size), ("limit", limit)):
         if value is not None:
             whole(argument, value)
-    check_name(name)
-    raw = reader_of(name)(Request(name, data_root(root), download, size, grayscale))
-    train, val = _split(raw, validation, seed, name)
+    raw, train, val = _read(name, root, size, grayscale, validation, seed, download)
     if limit is not None:
         if limit > len(train[1]):
             raise ValueError(f"limit={limit} exceeds the {len(train[1])} training images of {name}")
@@ -65,6 +64,33 @@ def load(
         return scale_images(split[0], raw.maximum, size, grayscale), split[1]
 
     return ImageData(name, raw.num_classes, *finish(train), *finish(val), *finish(raw.test))
+
+
+def fingerprint_of(
+    name: str, root: str | os.PathLike[str] | None = None, *, size: int | None = None, grayscale: bool = False
+) -> str:
+    """What changes with any pixel or label of a data set's three splits, and is the same on every machine.
+
+    It is of the pixels as the files hold them: the last bits of resized ones depend on the processor. Arguments and
+    errors are those of `load`; the size matters only for readers whose images depend on it.
+    """
+    raw, train, val = _read(name, root, size, grayscale)
+    return f"{raw.num_classes}/{raw.maximum:g}/{fingerprint([*train, *val, *raw.test])}"
+
+
+def _read(
+    name: str,
+    root: str | os.PathLike[str] | None,
+    size: int | None,
+    grayscale: bool,
+    validation: float | int | None = None,
+    seed: int = 0,
+    download: bool = True,
+) -> tuple[RawSplits, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """What the reader gives, and its training and validation images and labels."""
+    check_name(name)
+    raw = reader_of(name)(Request(name, data_root(root), download, size, grayscale))
+    return raw, *_split(raw, validation, seed, name)
 
 
 def _split(

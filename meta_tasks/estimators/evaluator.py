@@ -83,14 +83,9 @@ class Evaluator:
         """The unroll of a job, at its first step."""
         task = self.family.task(self.seed, *job.task)
         seeds = [derive_seed(self.seed, *pair, "unroll") for pair in job.pairs]
-        length = job.schedule.cycle_length
-        if length is None:
-            rule = self.rule.for_run(job.schedule.steps, self.seed, *job.task)
-        else:
-            rule = self.rule.in_cycles(length, job.schedule.burn_in)
         return Unroll(
             task,
-            rule,
+            job.schedule.rule_for(self.rule, self.seed, *job.task),
             objective_named(self.objective),
             job.schedule,
             seeds,

@@ -9,6 +9,7 @@ import torch
 
 from learned_samplers.base import validation
 from meta_tasks.random_streams import log_uniform
+from meta_tasks.rules.base import SamplerRule
 
 __all__ = ["Horizon", "Schedule"]
 
@@ -78,6 +79,19 @@ class Schedule:
         if self.cycle_length is not None:
             step = (step - 1) % self.cycle_length + 1
         return step > self.burn_in and (step - self.burn_in) % self.thinning == 0
+
+    def rule_for(self, rule: SamplerRule, *keys: int | str) -> SamplerRule:
+        """The rule for a run on this schedule, told its steps, or beginning anew in each of its cycles.
+
+        Args:
+            keys: fix what the rule draws for the run, see `SamplerRule.for_run`.
+
+        Raises:
+            ValueError: there are cycles, and the rule has none.
+        """
+        if self.cycle_length is None:
+            return rule.for_run(self.steps, *keys)
+        return rule.in_cycles(self.cycle_length, self.burn_in)
 
     @property
     def num_samples(self) -> int:

@@ -101,7 +101,7 @@ class SamplerRule:
             ValueError: it is no rule that can.
         """
         if not self.begins_anew:
-            raise ValueError(f"the rule {self.name!r} has no cycles")
+            raise ValueError(f"{self.name} has no cycles, L2E and ScaleAdaptedL2E have")
         other = copy.copy(self)
         other.restart_every, other.capturable = length, False
         return other

@@ -16,7 +16,7 @@ from meta_tasks.fingerprints import data_fingerprint
 from meta_tasks.random_streams import generator, log_uniform
 from meta_tasks.tasks.task import ImageTask, Task, TaskConfig
 
-__all__ = ["Architecture", "ImageTaskFamily", "TaskFamily"]
+__all__ = ["Architecture", "ImageTaskFamily", "TaskFamily", "upgraded_fingerprints"]
 
 _T = TypeVar("_T")
 Architecture = tuple[str, Mapping[str, Any]]
@@ -46,7 +46,7 @@ class TaskFamily(Protocol):
         """Plain values that name the family in checkpoints and weight cards."""
 
     def data_fingerprints(self) -> dict[str, str]:
-        """Of each data set by name what changes with any of its numbers; {} without data."""
+        """Of each data set by name what changes with any of its numbers, on every machine alike; {} without data."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class ImageTaskFamily:
             height, width = (height, width) if size is None else (size, size)
             x, y = torch.rand(max(images, 2000), channels, height, width), torch.arange(max(images, 2000)) % classes
             parts = (x[:images], y[:images], *(x[:2000], y[:2000]) * 2)
-            self._loaded[name, size] = ImageData(name, classes, *parts).to(self.device)
+            self._loaded[name, size] = ImageData(f"stand-in for {name}", classes, *parts).to(self.device)
 
     def specification(self) -> dict[str, Any]:
         hidden = {"_loaded", "root", "device"}  # where the data lies and what runs it change nothing
@@ -178,12 +178,20 @@ class ImageTaskFamily:
         return {key: _plain(getattr(self, key)) for key in self.__dataclass_fields__ if key not in hidden}
 
     def data_fingerprints(self) -> dict[str, str]:
-        """Of each data set by name; of one size, which the files and it alone determine. Nothing stays in memory."""
+        """Of what the files of each data set hold, by its name; of what `stand_in` made, where it did."""
         size, found = self.sizes[0], {}
         for name in dict.fromkeys(self.dataset_names):
             known = self._loaded.get((name, size))
-            found[name] = data_fingerprint(self._read(name, size) if known is None else known)
+            found[name] = (
+                datasets.fingerprint_of(name, self.root, size=size, grayscale=self.grayscale)
+                if known is None or known.name == name
+                else data_fingerprint(known)
+            )
         return found
+
+    def scaled_fingerprints(self) -> dict[str, str]:
+        """Those that earlier versions took, of the pixels at the first size: they also differ between processors."""
+        return {name: data_fingerprint(self._read(name, self.sizes[0])) for name in dict.fromkeys(self.dataset_names)}
 
     def _data(self, dataset: str, size: int | None) -> ImageData:
         key = (dataset, size)
@@ -205,6 +213,21 @@ class ImageTaskFamily:
     def _num_data(self, num_data: int, stream: torch.Generator) -> int | None:
         chosen, count = torch.rand((), generator=stream), round(log_uniform(*self.small_data, stream))
         return min(count, num_data) if chosen < self.small_data_share else None
+
+
+def upgraded_fingerprints(family: TaskFamily, saved: Mapping[str, str]) -> dict[str, str]:
+    """Fingerprints of data that an earlier version may have kept, each as `data_fingerprints` has it, if it is equal.
+
+    One that is not gets words beside it that say what else may have changed it.
+    """
+    early = [name for name, value in saved.items() if "/" not in value]
+    if not early or not isinstance(family, ImageTaskFamily):
+        return dict(saved)
+    before, now, found = family.scaled_fingerprints(), family.data_fingerprints(), dict(saved)
+    for name in early:
+        said = "of an earlier version, and other on another kind of processor: go on once on the machine it is of"
+        found[name] = now[name] if saved[name] == before.get(name) else f"{saved[name]} ({said})"
+    return found
 
 
 def _choose(choices: tuple[_T, ...], stream: torch.Generator) -> _T:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from meta_tasks.inner_loop.schedule import Schedule
+from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
 from meta_tasks.random_streams import derive_seed
@@ -23,6 +23,7 @@ from meta_tasks.training.checkpoint import differences
 __all__ = ["HeldOutEvaluation", "Score"]
 
 _EXPLORATION = 0.8
+_BURN_IN = 0.5
 _SPLIT = "val"
 
 
@@ -49,13 +50,15 @@ class HeldOutEvaluation:
     Args:
         family: to draw the tasks from.
         steps: gradients each run takes.
-        samples: states collected, in the second half of the run, or for the cyclical sampler at the end of cycles.
+        samples: states collected, after the burn-in; by the cyclical baseline at the end of its own cycles.
         tasks: number of tasks.
         chains: runs of each, with other seeds.
         lrs: the grid.
         baseline_lrs: that of the hand-designed samplers; by default the same.
         seed: of tasks and runs; the same through a whole meta-training.
         stepping: of the unrolls, see `meta_tasks.inner_loop.unroll.Unroll`.
+        burn_in, cycles: of the sampler's runs, as of `meta_tasks.inner_loop.schedule.Horizon`: what it is trained with.
+            The baselines keep theirs: the second half of one run, and the cyclical one its cycles.
 
     Raises:
         ValueError: an argument is out of range.
@@ -73,11 +76,16 @@ class HeldOutEvaluation:
         baseline_lrs: Sequence[float] | None = None,
         seed: int = 0,
         stepping: str = "loop",
+        burn_in: float = _BURN_IN,
+        cycles: int = 1,
     ) -> None:
         if tasks < 1 or chains < 1 or not lrs:
             raise ValueError(f"evaluation needs tasks, chains and lrs, got {tasks}, {chains} and {tuple(lrs)}")
         self.family, self.steps, self.samples, self.lrs = family, steps, samples, tuple(lrs)
         self.baseline_lrs = self.lrs if baseline_lrs is None else tuple(baseline_lrs)
+        validation.fraction("burn_in", burn_in, open_right=True)
+        validation.whole("cycles", cycles)
+        self.burn_in, self.cycles = burn_in, cycles
         for name in ("lrs", "baseline_lrs"):
             for lr in getattr(self, name):
                 validation.positive(name, lr)
@@ -92,12 +100,20 @@ class HeldOutEvaluation:
         """Raise now the errors that `record` would raise in mid-run.
 
         Raises:
-            ValueError: the gradients do not pay for the states of the rule or of a baseline.
+            ValueError: the gradients do not pay for the states of the rule or of a baseline, or the rule has no cycles
+                and is to run in several.
         """
-        self._schedule(rule)
+        self._schedule(rule).rule_for(rule, "held-out")
         self._cyclical()
 
     def _schedule(self, rule: SamplerRule) -> Schedule:
+        """Of the sampler that is trained."""
+        if (self.burn_in, self.cycles) == (_BURN_IN, 1):
+            return self._second_half(rule)
+        steps = steps_for(rule, self.steps)
+        return Horizon(steps, steps, self.samples, self.burn_in, self.cycles).schedule_of(steps)
+
+    def _second_half(self, rule: SamplerRule) -> Schedule:
         steps = steps_for(rule, self.steps)
         if steps // 2 < self.samples:
             raise ValueError(
@@ -121,20 +137,29 @@ class HeldOutEvaluation:
         """
         from tqdm import tqdm
 
-        own = self.specification()
-        if "baselines" in scores and (other := differences(scores.get("specification", {}), own)):
-            before = {key: scores.pop(key) for key in list(scores) if key != "earlier"}
-            scores.setdefault("earlier", []).append(before)
-            tqdm.write(f"the scores so far are of other held-out tasks: {other}")
+        self.set_aside(scores)
         if "baselines" not in scores:
             tqdm.write("scoring the hand-designed samplers on held-out tasks, once")
             scores["baselines"] = {name: asdict(each) for name, each in self.baselines().items()}
-            scores["specification"] = own
+            scores["specification"] = self.specification()
         score = self.score(rule, weights)
         scores.setdefault("sampler", []).append({"iteration": iteration, **asdict(score)})
         others = ", ".join(f"{name} {each['nll']:.4f}" for name, each in scores["baselines"].items())
         tqdm.write(f"iteration {iteration}: held-out NLL {score.nll:.4f} ({others})")
         return score
+
+    def set_aside(self, scores: dict[str, Any]) -> None:
+        """Put scores of other held-out tasks or runs, with which these cannot be compared, into "earlier"; says so.
+
+        Args:
+            scores: as of `record`.
+        """
+        from tqdm import tqdm
+
+        if "baselines" in scores and (other := differences(scores.get("specification", {}), self.specification())):
+            before = {key: scores.pop(key) for key in list(scores) if key != "earlier"}
+            scores.setdefault("earlier", []).append(before)
+            tqdm.write(f"the scores so far are of other held-out tasks, and the best is sought anew: {other}")
 
     def score(
         self,
@@ -145,15 +170,20 @@ class HeldOutEvaluation:
     ) -> Score:
         """The score of a sampler with meta-parameters (n,), over its own grid of learning rates or another.
 
+        Args:
+            schedule: of a sampler that has its own cycles, or none; by default that of the one that is trained.
+
         Raises:
             ValueError: the gradients do not pay for the states.
         """
         lrs = self.lrs if lrs is None else lrs
-        schedule = schedule or self._schedule(rule)
+        own = self._schedule(rule) if schedule is None else schedule
         weights = torch.zeros(0) if weights is None else weights
         best, failed = [], 0
         for number, config in enumerate(self.configs):
-            runs = [self._run(rule, weights, schedule, number, replace(config, lr=lr)) for lr in lrs]
+            keys = ("held-out", self.seed, number)
+            of_run = own.rule_for(rule, *keys) if schedule is None else rule.for_run(own.steps, *keys)
+            runs = [self._run(of_run, weights, own, number, replace(config, lr=lr)) for lr in lrs]
             failed += sum(int(nll.isnan().sum()) for nll, _ in runs)
             best.append(min(self._mean(*run) for run in runs))
         nll, error = torch.tensor(best).mean(0).tolist()
@@ -164,7 +194,6 @@ class HeldOutEvaluation:
     ) -> tuple[Tensor, Tensor]:
         task = self.family.make(config, "held-out", self.seed, number)
         seeds = [derive_seed("held-out", self.seed, number, chain) for chain in range(self.chains)]
-        rule = rule.for_run(schedule.steps, "held-out", self.seed, number)
         unroll = Unroll(task, rule, BMALoss, schedule, seeds, members_per_group=1, stepping=self.stepping)
         unroll.advance(weights.expand(self.chains, -1))
         objective = unroll.objective
@@ -185,15 +214,16 @@ class HeldOutEvaluation:
         schedule, lrs = self._cyclical(), self.baseline_lrs
         assert schedule.cycle_length is not None
         cyclical = CyclicalRule(schedule.cycle_length, _EXPLORATION)
-        return {
-            "SGHMC": self.score(SGHMCRule(), lrs=lrs),
-            "PSGLD": self.score(PSGLDRule(), lrs=lrs),
-            "CyclicalSGMCMC": self.score(cyclical, schedule=schedule, lrs=lrs),
-        }
+        plain = {"SGHMC": SGHMCRule(), "PSGLD": PSGLDRule()}
+        scores = {name: self.score(rule, schedule=self._second_half(rule), lrs=lrs) for name, rule in plain.items()}
+        return {**scores, "CyclicalSGMCMC": self.score(cyclical, schedule=schedule, lrs=lrs)}
 
     def specification(self) -> dict[str, Any]:
         """Plain values that fix the scores, for checkpoints."""
+        # Left out where they say nothing: scores from before there was the choice stand.
+        runs = {} if (self.burn_in, self.cycles) == (_BURN_IN, 1) else {"burn_in": self.burn_in, "cycles": self.cycles}
         return {
+            **runs,
             "steps": self.steps,
             "samples": self.samples,
             "tasks": len(self.configs),

@@ -1,7 +1,8 @@
-"""TensorBoard logs of a meta-training run."""
+"""TensorBoard logs of a meta-training run, and what it is warned of."""
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from learned_samplers.base.optional import require
 from meta_tasks.training.evaluation import Score
 from meta_tasks.training.iteration import Iteration
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "ZeroGradients"]
 
 
 class Monitor:
@@ -74,3 +75,23 @@ class Monitor:
     def close(self) -> None:
         """Write what is buffered, and close the log."""
         self._writer.close()
+
+
+class ZeroGradients:
+    """Warns once where the meta-gradient is exactly 0 for several iterations in a row: nothing is learned then."""
+
+    LIMIT = 3
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def see(self, done: Iteration) -> None:
+        """Count an iteration."""
+        self._in_a_row = self._in_a_row + 1 if done.gradient_norm == 0 else 0
+        if self._in_a_row == self.LIMIT:
+            warnings.warn(
+                f"the meta-gradient was exactly 0 in {self.LIMIT} iterations in a row ({done.failed} runs failed in "
+                "the last): nothing is learned where all fail, where every output of the sampler is clipped, or where "
+                "none has an effect, as with alpha_scale=0 and beta_scale=0",
+                stacklevel=3,
+            )

@@ -37,18 +37,20 @@ class EarlyStopping:
         """Take the weights that the last of the scores is of, if its NLL is lower than that of those kept.
 
         Args:
-            scores: see `HeldOutEvaluation.record`.
+            scores: see `HeldOutEvaluation.record`. Where the score of the weights kept is none of them, it is of other
+                held-out tasks, and the last ones are taken whatever it was.
             weights: copied.
         """
         last = scores["sampler"][-1]
-        if self.score is None or last["nll"] < self.score["nll"]:
+        if self.score is None or self.score not in scores["sampler"] or last["nll"] < self.score["nll"]:
             self.score, self.weights = last, weights.detach().clone()
 
     def over(self, scores: Mapping[str, Any]) -> bool:
-        """Whether ``patience`` evaluations have passed since that of the weights kept."""
-        if not self.patience or self.score is None:
+        """Whether ``patience`` evaluations have passed since that of the weights kept, on the same held-out tasks."""
+        own = scores.get("sampler", [])
+        if not self.patience or self.score is None or self.score not in own:
             return False
-        return sum(each["iteration"] > self.score["iteration"] for each in scores["sampler"]) >= self.patience
+        return sum(each["iteration"] > self.score["iteration"] for each in own) >= self.patience
 
     def card(self) -> dict[str, Any]:
         """For the weight card, which of the iterations the weights are of; nothing with patience 0."""

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
+from learned_samplers.base import validation
 from meta_tasks.estimators import Estimator, Evaluator, Job
 from meta_tasks.rules.base import SamplerRule
-from meta_tasks.tasks.family import TaskFamily
+from meta_tasks.tasks.family import TaskFamily, upgraded_fingerprints
 from meta_tasks.training.checkpoint import Checkpoints, check_same
 from meta_tasks.training.evaluation import HeldOutEvaluation, Score
 from meta_tasks.training.iteration import Iteration
-from meta_tasks.training.monitoring import Monitor
+from meta_tasks.training.monitoring import Monitor, ZeroGradients
 from meta_tasks.training.process import of_first_rank, stop_signals
 from meta_tasks.training.settings import TrainerSettings
 from meta_tasks.training.stopping import EarlyStopping
@@ -79,6 +80,7 @@ class Trainer:
             raise ValueError(f"patience={settings.patience} counts evaluations on held-out tasks, and there are none")
         # Whether weights and unrolls are those of one and the same iteration, and which iteration was saved last.
         self._whole, self._saved_at = True, 0
+        self._zeros = ZeroGradients()
         if evaluation is not None and settings.evaluate_every:
             evaluation.check(rule)
         checkpoints = Checkpoints(folder, settings.keep_checkpoints) if folder is not None else None
@@ -139,12 +141,17 @@ class Trainer:
         Where an iteration fails, those before it are saved, if nothing that they need was lost with it; the error says.
 
         Args:
-            minutes: bound on the time of this call; the iteration that is running is finished.
+            minutes: bound on the time of this call; the iteration that is running is finished. 0: nothing is begun.
             progress: whether to show a progress bar.
 
         Returns:
             "finished", "time is up", "interrupted", or where patience ran out, that.
+
+        Raises:
+            ValueError: a time that is negative or not finite.
         """
+        if minutes is not None:
+            validation.non_negative("minutes", minutes)
         from meta_tasks.progress import progress as progress_bar  # tqdm comes when a bar is shown
 
         bar = progress_bar(total=self.settings.iterations, initial=self.iteration, disable=not progress, unit="it")
@@ -157,6 +164,9 @@ class Trainer:
 
     def _iterate(self, minutes: float | None, stopped: Callable[[], bool], bar: Any) -> str:
         started = saved = time.monotonic()
+        to_come = self.settings.evaluate_every and self.iteration < self.settings.iterations
+        if self.evaluation is not None and self.main and to_come:
+            self.evaluation.set_aside(self.scores)  # lest scores on other held-out tasks end the run
         while self.iteration < self.settings.iterations:
             now = time.monotonic()
             # The clocks and signals of several ranks differ; all do what the first one decides.
@@ -164,7 +174,7 @@ class Trainer:
                 (
                     self.stopping.over(self.scores),
                     stopped(),
-                    minutes is not None and now - started > 60 * minutes,
+                    minutes is not None and now - started >= 60 * minutes,
                     self.iteration > self._saved_at and now - saved > 60 * self.settings.checkpoint_minutes,
                 )
             )
@@ -222,6 +232,8 @@ class Trainer:
         self._whole = True
         if self.monitor is not None:
             self.monitor.iteration(done)
+        if self.main:
+            self._zeros.see(done)
         return done
 
     def _look(self) -> None:
@@ -292,7 +304,7 @@ class Trainer:
         theirs = {**theirs, "estimator": self.estimator.upgraded(theirs["estimator"])}
         check_same(theirs, self.specification(), folder)
         if "data" in saved and self.checkpoints is not None:  # checkpoints of before do not say it
-            check_same({"data": saved["data"]}, {"data": self._data}, folder)
+            check_same({"data": upgraded_fingerprints(self.family, saved["data"])}, {"data": self._data}, folder)
         with torch.no_grad():
             self.weights.copy_(saved["weights"])
             self.averaged.copy_(saved["averaged"])

@@ -71,6 +71,11 @@ def test_presets(monkeypatch):
     [
         (["--contexts", "0"], "contexts must be at least 1, got 0"),
         (["--sghmc-lr", "-1"], "sghmc_lr must be positive, got -1.0"),
+        (["--momentum-decay", "nan"], "momentum_decay must be finite, got nan"),
+        (["--momentum-decay", "0"], "momentum_decay must lie in (0, 1], got 0.0"),
+        (["--measurement-noise", "nan"], "measurement_noise must not be negative, got nan"),
+        (["--measurement-points", "-1"], "measurement_points must be at least 0, got -1"),
+        (["--fsvgd-lr", "inf"], "fsvgd_lr must be finite, got inf"),
         (["--hidden", "0"], "hidden must hold positive widths, got (0,)"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
         (["--method", "Uniform", "uniform"], "method must hold names, each once"),

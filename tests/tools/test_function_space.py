@@ -117,3 +117,18 @@ def test_sine(tmp_path, capsys):
     assert "seed 1, FSVGDFitted" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="trajectories must be at least 10"):
         main(["sine", "--trajectories", "9", "--out", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sine", "--particles", "1"], "particles must be at least 2, got 1"),
+        (["sine", "--lr", "nan"], "lr must be positive, got nan"),
+        (["uci", "--minutes", "nan"], "minutes must not be negative, got nan"),
+    ],
+)
+def test_numbers_that_end_in_none_are_refused_before_anything_runs(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        main([*arguments, "--out", str(tmp_path / "out")])
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "out").exists()

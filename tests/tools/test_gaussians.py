@@ -77,6 +77,8 @@ def test_exact_draws_have_the_divergence_of_a_finite_number_of_them():
     ("arguments", "message"),
     [
         (["--chains", "10"], "chains must exceed dimension=10, got 10"),
+        (["--noise", "nan"], "noise must not be negative, got nan"),
+        (["--noise", "-1"], "noise must not be negative, got -1.0"),
         (["--tasks", "0"], "tasks must be at least 1, got 0"),
         ([], "has no lr and no momentum_decay in its card's defaults"),
         (["--network", "l2e"], "is of L2E, not of MetaSGMCMC"),
@@ -89,6 +91,26 @@ def test_refused(arguments, message, learned_weights, tmp_path, capsys):
     said = f"{refusal.value} {capsys.readouterr().err}"
     assert message in " ".join(said.replace("│", " ").split())
     assert not (tmp_path / "new").exists()
+
+
+def test_an_error_of_the_runs_is_one_line(tmp_path, monkeypatch):
+    def write(*arguments):
+        raise OSError(28, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr("gaussians.write", write)
+    with pytest.raises(SystemExit, match=r"^error: .*No space left on device"):
+        main(["--network", "meta-sgmcmc-toy", *SMALL, "--out", str(tmp_path / "new")])
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "Meta-SGMCMC"])
+def test_early_states_are_not_the_last_ones(name):
+    """A tenth of the steps: those that the curve has there, whether or not a rule moves them in place."""
+    settings, task = runs.Options("meta-sgmcmc-toy", dimension=2, steps=40, chains=200), runs.tilted(0.5)
+    sampler = runs.learned(settings) if name == "Meta-SGMCMC" else runs.Sampler(name, runs.SGHMCRule(), 0.1, 0.1)
+    with torch.no_grad():
+        curve, early = runs.run(sampler, task, settings, 0)
+    assert task.divergence(early) == curve[3]
+    assert curve[3] != curve[-1]
 
 
 def test_the_baselines_reach_the_posterior_and_a_hot_one_does_not():

@@ -194,7 +194,7 @@ def test_ctrl_c_saves_and_exits(tmp_path):
             "decay_time does not belong to this form of L2E, form='paper'",
         ),
         (["--form", "paper", "--reference-data", "9"], "reference_data does not belong to this form of L2E"),
-        (["--form", "paper", "--fused"], "form must be 'residual' for the fused rule, got 'paper'"),
+        (["--form", "paper", "--fused", "--device", "cuda"], "form must be 'residual' for the fused rule, got 'paper'"),
         (
             ["--sampler", "KineticL2E", "--start-weights", "a.safetensors"],
             "start_weights=a.safetensors does not belong to KineticL2E",
@@ -255,7 +255,7 @@ def test_ctrl_c_saves_and_exits(tmp_path):
         (["--workers", "-2"], "workers must be at least 1, got -2"),
         (
             ["--horizon", "20", "20", "--samples", "10", "--evaluate-every", "1"],
-            r"evaluation with horizon=\(20, 20\), samples=10: a sampling phase of 1 steps",
+            r"evaluation with horizon=\(20, 20\), samples=10, burn_in=0.5, cycles=1: a sampling phase of 1 steps",
         ),
     ],
 )
@@ -275,7 +275,8 @@ def test_pictures_of_the_network_are_drawn_as_often_as_asked_for(tmp_path, monke
 
 
 @pytest.mark.skipif(not triton_installed(), reason="--fused needs Triton")
-def test_how_steps_are_taken_reaches_the_unrolls_and_not_the_specification(tmp_path):
+def test_how_steps_are_taken_reaches_the_unrolls_and_not_the_specification(tmp_path, monkeypatch):
+    monkeypatch.setattr(meta_train.Options, "check", lambda options: None)  # which would ask for a GPU
     plain = meta_train.make_trainer(options(tmp_path / "a", more=["--samples", "2"]))
     changed = ["--samples", "2", "--no-capture", "--fused", "--evaluate-every", "9"]
     other = meta_train.make_trainer(options(tmp_path / "b", more=changed))

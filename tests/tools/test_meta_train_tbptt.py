@@ -91,7 +91,8 @@ def test_two_chains_with_scaled_inputs_on_images_of_some_labels(tmp_path):
         "1",
     ]
     image += ["--lrs", "0.05", "--momentum-decays", "0.2", "--samples", "8", "--burn-in", "0", "--iterations", "6"]
-    meta_train.main(options(tmp_path, *image))
+    with pytest.warns(UserWarning, match="exactly 0 in 3 iterations in a row"):  # the first step goes too far here
+        meta_train.main(options(tmp_path, *image))
     saved = last(tmp_path)
     assert saved["history"]["gradient_norm"][1] > 0
     assert saved["history"]["failed"] == [0.0] * 6

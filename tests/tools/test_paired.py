@@ -99,6 +99,21 @@ def test_what_is_known_is_not_run_again(networks, tmp_path, monkeypatch):
     assert len(calls) == 8  # other tasks
 
 
+def test_losses_under_the_fingerprints_of_earlier_versions_are_not_run_again(networks, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.ImageTaskFamily, "data_fingerprints", runs.ImageTaskFamily.scaled_fingerprints)
+        paired.main(options(networks, tmp_path))
+    calls = []
+    monkeypatch.setattr(runs, "loss_of", lambda *each: calls.append(each) or 1.0)
+    paired.main(options(networks, tmp_path))
+    assert not calls
+    kept = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
+    assert [each["loss"] for each in kept[:6]] == [each["loss"] for each in kept[6:]], "kept under those of now too"
+    monkeypatch.setattr(runs.ImageTaskFamily, "scaled_fingerprints", lambda self: {"digits": "none"})
+    paired.main(options(networks, tmp_path))
+    assert not calls
+
+
 def test_losses_on_other_data_or_of_another_torch_are_not_taken_over(networks, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(runs, "loss_of", lambda *each: calls.append(each) or 1.0)
@@ -183,7 +198,8 @@ def test_a_network_whose_step_takes_two_gradients_takes_half_as_many_steps(learn
     assert gradients == [20] * 4
     assert found.max() < 1e9
     lines = [tuple(json.loads(line)["key"]) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
-    tasks = runs.digest_of(runs.family_named("digits"))
+    family = runs.family_named("digits")
+    tasks = runs.digest_of(family, family.data_fingerprints())
     assert runs.key_of(plain, 1, 20, chosen, tasks) == (plain.key, "digits", 0, 1, 20, 2, None, tasks) in lines
     runs.run(chosen)
     assert gradients == [20] * 4  # all are known

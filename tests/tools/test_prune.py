@@ -9,6 +9,7 @@ import torch
 import pretrained
 from learned_samplers.learned import weights
 from learned_samplers.learned.network import apply_network, layers_of
+from meta_tasks.tasks import family_named
 
 RULE = ["--linear", "--normalise-output", "True", "--direction-share", "1", "--start-feature", "average_0.9_to_rms"]
 RULE += ["--feature-set", "orthogonal_whitened", "--beta-scale", "10", "--friction-scale", "0"]
@@ -47,6 +48,20 @@ def test_losses_of_other_settings_are_not_mixed_in(tmp_path):
     run(tmp_path, "--num-tasks", "2")
     with pytest.raises(SystemExit, match=r"folder: the losses in .* are of other settings; choose another folder"):
         run(tmp_path, "--num-tasks", "3", "--seed", "1")
+
+
+def test_losses_that_say_the_data_as_earlier_versions_did_go_on(tmp_path):
+    two = run(tmp_path, "--num-tasks", "2")
+    path = tmp_path / "losses.json"
+    content = json.loads(path.read_text())
+    now, earlier = content["settings"]["data"], family_named("digits").scaled_fingerprints()
+    assert now != earlier
+    path.write_text(json.dumps({**content, "settings": {**content["settings"], "data": earlier}}))
+    assert run(tmp_path, "--num-tasks", "3")[:2] == two
+    assert json.loads(path.read_text())["settings"]["data"] == now
+    path.write_text(json.dumps({**content, "settings": {**content["settings"], "data": {"digits": "0" * 16}}}))
+    with pytest.raises(SystemExit, match="are of other settings"):
+        run(tmp_path, "--num-tasks", "3")
 
 
 def test_what_cannot_be_pruned_is_named(tmp_path, capsys):

@@ -302,11 +302,24 @@ def test_a_share_of_no_line_is_refused(tmp_path, capsys):
     assert "share=0.3 is a position on the line to --toward, which is not given" in said
 
 
-@pytest.mark.parametrize("lr", ["0", "-1"])
-def test_a_learning_rate_that_is_none_is_not_replaced(tmp_path, capsys, lr):
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--lr", "0", "lr must be positive, got 0"),
+        ("--lr", "-1", "lr must be positive, got -1"),
+        ("--law-lr", "inf", "law_lr must be finite, got inf"),
+        ("--coordinates", "0", "coordinates must be at least 2, got 0"),
+        ("--num-data", "0", "num_data must be at least 1, got 0"),
+        ("--energy", "nan", "energy must be finite, got nan"),
+    ],
+)
+def test_numbers_that_nothing_is_measured_with_are_refused_before_a_file_is_read(
+    tmp_path, capsys, option, value, message
+):
     with pytest.raises(SystemExit):
-        ship.main([str(tmp_path / "any.safetensors"), "new", "--lr", lr])
-    assert f"lr must be positive, got {lr}" in " ".join(capsys.readouterr().err.split())
+        ship.main([str(tmp_path / "any.safetensors"), "new", option, value, "--out", str(tmp_path / "out")])
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_not_finite_becomes_none():

@@ -27,7 +27,7 @@ def test_a_merged_collection_in_a_list_is_its_chains():
     a, b, c = (collected(seed=seed) for seed in range(3))
     merged = SampleCollection.merge([a, b])
     weights = to_arviz([merged, c]).posterior["weights"]
-    assert weights.sizes["chain"] == 3 and weights.sizes["draw"] == 6
+    assert (weights.sizes["chain"], weights.sizes["draw"]) == (3, 6)
     np.testing.assert_array_equal(weights, a.to_arviz(b, c).posterior["weights"])
 
 

@@ -7,12 +7,13 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from meta_tasks.estimators import AntitheticES
-from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.rules.classical import LearnableSGD, SGHMCRule
 from meta_tasks.rules.learned import KineticRule, L2ERule
 from meta_tasks.tasks import family_named
 from meta_tasks.tasks.task import ImageTask
 from meta_tasks.training import Trainer, TrainerSettings
+from meta_tasks.training import evaluation as module
 from meta_tasks.training.evaluation import HeldOutEvaluation
 
 
@@ -161,7 +162,9 @@ def test_baselines_are_those_of_the_held_out_tasks_that_the_sampler_is_scored_on
 
     other = HeldOutEvaluation(evaluation.family, 40, samples=4, tasks=2, lrs=(0.05, 0.2))
     resumed = run(tmp_path, other, iterations=3, evaluate_every=1).scores
-    assert "the scores so far are of other held-out tasks: tasks is 1 there and 2 here\n" in capsys.readouterr().out
+    assert (
+        "of other held-out tasks, and the best is sought anew: tasks is 1 there and 2 here\n" in capsys.readouterr().out
+    )
     assert resumed["baselines"] == {name: asdict(score) for name, score in other.baselines().items()}
     assert resumed["baselines"] != scores["baselines"]
     assert resumed["specification"] == other.specification()
@@ -169,6 +172,41 @@ def test_baselines_are_those_of_the_held_out_tasks_that_the_sampler_is_scored_on
     (earlier,) = resumed["earlier"]
     assert earlier["baselines"] == scores["baselines"]
     assert [score["iteration"] for score in earlier["sampler"]] == [0, 1, 2]
+
+
+def runs_of(evaluation, rule, monkeypatch):
+    """The schedules and rules that a sampler's runs and the baselines' have on held-out tasks."""
+    seen, whole = [], module.Unroll
+
+    def unroll(task, rule, objective, schedule, *others, **keywords):
+        seen.append((schedule, rule))
+        return whole(task, rule, objective, schedule, *others, **keywords)
+
+    monkeypatch.setattr(module, "Unroll", unroll)
+    evaluation.score(rule, rule.initial_weights(0))
+    own = seen[:]
+    evaluation.baselines()
+    return own, [schedule for schedule, _ in seen[len(own) :]]
+
+
+def test_held_out_tasks_are_run_as_the_sampler_is_trained(monkeypatch):
+    family, rule = family_named("digits"), L2ERule("residual", "lean", (4,))
+    small = dict(samples=4, tasks=1, chains=1, lrs=(0.1,))
+    plain = HeldOutEvaluation(family, 80, **small)
+    in_cycles = HeldOutEvaluation(family, 80, burn_in=0.8, cycles=2, **small)
+    late = HeldOutEvaluation(family, 80, burn_in=0.9, **small)
+    ((schedule, of_run),), theirs = runs_of(in_cycles, rule, monkeypatch)
+    trained = Horizon(80, 80, 4, 0.8, 2).schedule_of(80)
+    assert schedule == trained
+    assert (of_run.restart_every, of_run.settings.total_steps) == (40, 40)
+    assert [each for each, _ in runs_of(late, rule, monkeypatch)[0]] == [Horizon(80, 80, 4, 0.9).schedule_of(80)]
+    own, baselines = runs_of(plain, rule, monkeypatch)
+    assert [each for each, _ in own] == [Schedule.ending(80, 40, 4)]
+    assert theirs == baselines, "the baselines are run as they were"
+    assert in_cycles.specification() == {**plain.specification(), "burn_in": 0.8, "cycles": 2}
+    assert "burn_in" not in plain.specification(), "or the scores of checkpoints from before would be of another kind"
+    with pytest.raises(ValueError, match="KineticL2E has no cycles"):
+        in_cycles.check(KineticRule())
 
 
 def test_baselines_of_a_checkpoint_that_says_not_what_they_are_of_are_scored_anew(evaluation):

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from experiments.common.methods import Method, by_name
-from experiments.common.options import at_least_one, positive
+from experiments.common.options import at_least, at_least_one, not_negative, positive
 from learned_samplers import FSVGD, SGHMC
+from learned_samplers.base import validation
 from learned_samplers.particles import FittedPrior, measurement_set
 from meta_tasks.networks import batched_mlp
 
@@ -57,7 +58,10 @@ class Budget:
         at_least_one(self, "contexts", "members", "interval", "steps", "batch_size", "initial_pulls")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"hidden must hold positive widths, got {self.hidden}")
+        at_least(0, self, "measurement_points")
         positive(self, "fsvgd_lr", "bootstrap_lr", "sghmc_lr")
+        not_negative(self, "measurement_noise")
+        validation.fraction("momentum_decay", self.momentum_decay, open_left=True)
 
 
 class History:

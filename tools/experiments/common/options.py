@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,17 +78,26 @@ def at_least(least: int, options: Any, *names: str) -> None:
 
 
 def positive(options: Any, *names: str) -> None:
-    """Raise ValueError for the first of these attributes that is not above 0."""
+    """Raise ValueError for the first of these attributes that is not above 0, or not finite; None is left alone."""
     for name in names:
-        if not getattr(options, name) > 0:
-            raise ValueError(f"{name} must be positive, got {getattr(options, name)}")
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+        _finite(name, value)
 
 
 def not_negative(options: Any, *names: str) -> None:
-    """Raise ValueError for the first of these attributes that is below 0 or no number."""
+    """Raise ValueError for the first of these attributes that is below 0, or not finite; None is left alone."""
     for name in names:
-        if not getattr(options, name) >= 0:
-            raise ValueError(f"{name} must not be negative, got {getattr(options, name)}")
+        value = getattr(options, name)
+        if value is not None and not value >= 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
+        _finite(name, value)
+
+
+def _finite(name: str, value: float | None) -> None:
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
 
 
 def share_below_one(options: Any, *names: str) -> None:

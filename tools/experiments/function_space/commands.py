@@ -12,7 +12,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from experiments.common.methods import one_of
-from experiments.common.options import DataOptions, OutputOptions, RunOptions, at_least_one
+from experiments.common.options import (
+    DataOptions,
+    OutputOptions,
+    RunOptions,
+    at_least,
+    at_least_one,
+    not_negative,
+    positive,
+)
 from experiments.common.run_store import RunStore
 from experiments.common.tables import markdown
 from experiments.function_space.image_commands import CIFAR10, MNIST, Attack, AttackCIFAR10, attack, mnist
@@ -63,6 +71,7 @@ class UCI(DataOptions, OutputOptions):
 
     def __post_init__(self) -> None:
         at_least_one(self, "splits", "at_once", "steps", "particles", "hmc_trajectories", "threads")
+        not_negative(self, "minutes")
 
     def protocol(self) -> Protocol:
         chosen = dict(UCI_PRESETS[self.preset])
@@ -114,7 +123,9 @@ class Sine(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(self, "steps", "particles", "trajectories", "burn_in")
+        at_least_one(self, "steps", "trajectories", "burn_in")
+        at_least(2, self, "particles")  # whose standard deviation is compared
+        positive(self, "lr")
 
 
 def sine(options: Sine, command: str) -> None:

@@ -34,6 +34,7 @@ def cost_table(options: Options, stepping: str, *, iterations: int = ITERATIONS,
     Raises:
         ValueError: options that cannot be trained with, or a data set whose shape is not known.
     """
+    options.check()
     options.gradient.check(options.rule.sampler, options.rule.linear)
     family, rule, estimator = options.tasks.make(), options.rule.make(), options.gradient.make()
     device = options.tasks.device
@@ -64,18 +65,24 @@ def cost_table(options: Options, stepping: str, *, iterations: int = ITERATIONS,
         per_iteration *= mean_horizon(estimator.horizon) / steps
     total = per_iteration * settings.iterations
     speed = counted / seconds
-    workers = options.execution.workers
+    workers, jobs = options.execution.workers, len(estimator.jobs(settings.seed, 0))
+    rounds = math.ceil(jobs / workers)  # of an iteration: it ends with the last of its jobs
     row = {
         "device": f"{device_name(device)}{f', {workers} processes' if workers > 1 else ''}",
         "iterations": f"{settings.iterations:,}",
         "member-steps an iteration": f"{per_iteration:,.0f}",
         "member-steps in all": f"{total:.3g}",
         "member-steps/s of one process": f"{speed:.3g}",
-        "hours": f"{total / speed / workers / 3600:.3g}",
+        "hours": f"{total / speed * rounds / jobs / 3600:.3g}",
     }
+    idle = ""
+    if jobs < workers * rounds:
+        last = jobs - workers * (rounds - 1)
+        when = "" if rounds == 1 else f" in the last of {rounds} rounds"
+        idle = f"; an iteration has {jobs} jobs: of {workers} processes {workers - last} have nothing to do{when}"
     return (
         f"{markdown([row])}\n\nspeed of {iterations} iterations on tasks of family {family.name!r} with random images; "
-        f"hours if every process has a core of its own and evaluations on held-out tasks are left out"
+        f"hours if every process has a core of its own and evaluations on held-out tasks are left out{idle}"
     )
 
 

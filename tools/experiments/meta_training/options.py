@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from experiments.common.options import at_least_one
 from experiments.meta_training.sampler_options import SamplerOptions, check_positive
+from learned_samplers.base import validation
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping, TruncatedBackpropagation
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.tasks import GaussianFamily, ImageTaskFamily, family_named
@@ -124,11 +126,12 @@ class EstimatorOptions:
     horizon: tuple[int, int] = (400, 400)
     # States collected in an inner loop.
     samples: int = 10
-    # Share of the inner loop (of each cycle) before the first collected state; noise-reuse ES, whose every window
-    # collects states, has none.
+    # Share of the inner loop (of each cycle) before the first collected state, in training and on held-out tasks;
+    # noise-reuse ES, whose every window collects states, has none in training.
     burn_in: float = 0.5
     # Cycles of an inner loop (ScaleAdaptedL2E, and L2E that is to explore for it, by whole inner loops): each explores
     # anew from where the last one ended, and the states of all of them are averaged, which rewards different modes.
+    # Held-out tasks are run in as many.
     cycles: int = 1
     # Steps of a window of noise-reuse ES; with truncated back-propagation, the steps that gradients flow through.
     window: int = 50
@@ -218,3 +221,15 @@ class Options:
     progress: bool = True
     # Time a few iterations on random images, say what the meta-training will cost here, and stop.
     dry_run: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError for what no group of options can tell alone, such as kernels for a GPU on a CPU."""
+        if self.minutes is not None:
+            validation.non_negative("minutes", self.minutes)
+        at_least_one(self.execution, "workers")
+        device = self.tasks.device
+        for name, value in (("fused", self.rule.fused), ("capture", self.execution.capture)):
+            if value and not device.startswith("cuda"):
+                raise ValueError(
+                    f"{name}=True is for a CUDA device, got device={device!r}: add --device cuda, or leave --{name} out"
+                )

@@ -204,9 +204,9 @@ def table(names: Sequence[str], losses: np.ndarray) -> str:
     return markdown(rows)
 
 
-def digest_of(family: ImageTaskFamily) -> str:
-    """Changes with what the tasks are drawn from, their data, and torch's version."""
-    made_of = [family.specification(), family.data_fingerprints(), torch.__version__]
+def digest_of(family: ImageTaskFamily, data: dict[str, str]) -> str:
+    """Changes with what the tasks are drawn from, the fingerprints of their data, and torch's version."""
+    made_of = [family.specification(), data, torch.__version__]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -232,7 +232,10 @@ def run(options: Options) -> dict[int, np.ndarray]:
     for entry in entries:
         for gradients in options.steps:
             schedule_of(entry, gradients, options.samples)  # refuses what cannot be run, before anything is
-    store, tasks = Losses(options.out / "losses.jsonl"), digest_of(family)
+    store, tasks = Losses(options.out / "losses.jsonl"), digest_of(family, family.data_fingerprints())
+    # Losses that an earlier version kept stand under its fingerprints of the data; from now on under these, too.
+    others = any(key[-1] != tasks for key in store.known)
+    earlier = digest_of(family, family.scaled_fingerprints()) if others else tasks
     found = {gradients: np.full((len(entries), options.tasks), math.nan) for gradients in options.steps}
     total = sum(options.steps) * len(entries) * options.tasks
     with tqdm(total=total, unit="grad", smoothing=0.05) as bar:
@@ -240,6 +243,9 @@ def run(options: Options) -> dict[int, np.ndarray]:
             for gradients in options.steps:
                 for i, entry in enumerate(entries):
                     key = key_of(entry, number, gradients, options, tasks)
+                    before = key_of(entry, number, gradients, options, earlier)
+                    if key not in store.known and before in store.known:
+                        store.add(key, store.known[before])
                     if key not in store.known:
                         store.add(key, loss_of(entry, family, number, gradients, options))
                     found[gradients][i, number] = store.known[key]

@@ -19,6 +19,7 @@ from learned_samplers.base.files import write_atomically
 from learned_samplers.learned import weights
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.linear import L2ELinearRule
+from meta_tasks.tasks.family import upgraded_fingerprints
 from meta_tasks.training.pruning import Candidate, compared, losses_on_fresh_tasks, sparsest
 
 
@@ -67,7 +68,8 @@ def losses(options: Options, rule: L2ELinearRule, choices: torch.Tensor) -> torc
     path, kept = options.folder / "losses.json", []
     if path.exists():
         before = json.loads(path.read_text())
-        if before["settings"] != settings:
+        theirs = {**before["settings"], "data": upgraded_fingerprints(family, before["settings"].get("data", {}))}
+        if theirs != settings:
             raise ValueError(f"folder: the losses in {path} are of other settings; choose another folder")
         kept = before["losses"][: options.num_tasks]
     found = torch.tensor([[float("nan") if x is None else x for x in row] for row in kept], dtype=torch.float64)

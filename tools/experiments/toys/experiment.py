@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.common.options import RunOptions, at_least_one
+from experiments.common.options import RunOptions, at_least_one, not_negative, positive
 from experiments.common.output import counted, settings_of, write_outputs
 from experiments.common.run_store import RunStore
 from experiments.common.tables import markdown, spread
@@ -54,6 +54,8 @@ class ToyOptions(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(self, "steps", "particles")
+        positive(self, "lr")
+        not_negative(self, "temperature")
 
 
 @dataclass(frozen=True)

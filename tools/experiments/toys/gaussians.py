@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from experiments.common.figures import new_figure
-from experiments.common.options import at_least_one
+from experiments.common.options import at_least_one, not_negative
 from experiments.common.output import settings_of, write_outputs
 from experiments.common.tables import markdown
 from learned_samplers.learned import weights
@@ -48,6 +48,7 @@ class Options:
 
     def __post_init__(self) -> None:
         at_least_one(self, "dimension", "steps", "tasks")
+        not_negative(self, "noise")
         if self.chains <= self.dimension:
             raise ValueError(f"chains must exceed dimension={self.dimension}, got {self.chains}")
 
@@ -71,7 +72,7 @@ def run(sampler: Sampler, task: GaussianTask, options: Options, label: int) -> t
     parameter = torch.stack([task.initial(derive_seed("start", label, chain)) for chain in range(count)])
     state = sampler.rule.initial_state(parameter, task.segments)
     own = torch.zeros(1, 0) if sampler.weights is None else sampler.weights
-    prepared, curve, early = sampler.rule.prepare(own), [], parameter
+    prepared, curve, early = sampler.rule.prepare(own), [], parameter.clone()
     for step in range(options.steps):
         indices = torch.randint(int(hyper.num_data), (count, 1), generator=stream)
         loss, gradient = task.loss_and_gradient(parameter, indices)
@@ -79,7 +80,7 @@ def run(sampler: Sampler, task: GaussianTask, options: Options, label: int) -> t
         at = MemberStep(parameter, gradient, noise, state, task.segments, hyper, step, loss)
         parameter, state = sampler.rule.update(prepared, at)
         if step + 1 == max(1, options.steps // 10):
-            early = parameter
+            early = parameter.clone()  # rules may move it in place
         curve.append(task.divergence(parameter) if bool(parameter.isfinite().all()) else float("inf"))
     return curve, early
 

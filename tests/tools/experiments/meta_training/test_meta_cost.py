@@ -49,9 +49,29 @@ def test_member_steps_are_those_of_the_estimator(tmp_path, monkeypatch, more, ex
     table = cells(cost.cost_table(options(tmp_path, *more, "--iterations", "50"), "loop", iterations=2, steps=4))
     assert table["member-steps an iteration"] == str(expected)
     assert float(table["member-steps in all"]) == pytest.approx(50 * expected, rel=0.01)
-    hours = 50 * expected / float(table["member-steps/s of one process"]) / 3600
-    assert float(table["hours"]) == pytest.approx(hours, rel=0.02)  # three digits are shown of each
+    assert float(table["hours"]) == pytest.approx(hours_of(table), rel=0.02)  # three digits are shown of each
     assert not (tmp_path / "run").exists()
+
+
+def hours_of(table):
+    """Of one process."""
+    return float(table["member-steps in all"]) / float(table["member-steps/s of one process"]) / 3600
+
+
+@pytest.mark.parametrize(
+    ("pairs", "workers", "share", "idle"),
+    [
+        (2, 16, 1 / 2, "an iteration has 2 jobs: of 16 processes 14 have nothing to do"),
+        (5, 2, 3 / 5, "an iteration has 5 jobs: of 2 processes 1 have nothing to do in the last of 3 rounds"),
+        (4, 2, 1 / 2, None),
+    ],
+)
+def test_hours_are_those_of_processes_that_have_something_to_do(tmp_path, pairs, workers, share, idle):
+    more = ["--pairs", str(pairs), "--workers", str(workers), "--horizon", "100", "100", "--iterations", "5000"]
+    text = cost.cost_table(options(tmp_path, *more), "loop", iterations=2, steps=4)
+    table = cells(text)
+    assert float(table["hours"]) == pytest.approx(share * hours_of(table), rel=0.03)
+    assert text.endswith(f"left out; {idle}" if idle else "left out")
 
 
 def test_the_command_needs_no_files_and_writes_none(tmp_path, monkeypatch, capsys):
