@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,7 +71,7 @@ class SWAG:
         validation.whole("thinning", thinning)
         validation.whole("rank", rank, least=2)
         self._model = model
-        self._optimizer: Optimizer | None = optimizer
+        self._optimizer: Callable[[], Optimizer | None] = weakref.ref(optimizer)  # not kept alive, with its state
         self._params = self._trained(optimizer)
         for name, p in self._params.items():
             validation.parameter(f"parameter {name!r}", p)
@@ -99,8 +100,9 @@ class SWAG:
         return trained
 
     def _refuse_joined(self) -> None:
-        assert self._optimizer is not None
-        joined = [name for name in self._trained(self._optimizer) if name not in self._params]
+        optimizer = self._optimizer()
+        assert optimizer is not None  # it takes the step
+        joined = [name for name in self._trained(optimizer) if name not in self._params]
         if joined:
             raise ValueError(
                 f"{joined[0]!r} is trained at step {self._steps} but was not when SWAG was made: make it once all "
@@ -173,7 +175,6 @@ class SWAG:
     def detach(self) -> None:
         """Stop collecting; what was collected stays usable. Calling it again does nothing."""
         self._handle.remove()
-        self._optimizer = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(

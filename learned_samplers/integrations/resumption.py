@@ -43,8 +43,8 @@ def begin(
     elif state is None and held is not None and len(held) and not is_on_disk(held._store):
         message = (
             f"training begins anew, but this callback holds {len(held)} posterior samples of a run before, which would "
-            "be lost: give each run a CollectPosterior of its own, or keep them (samples = collect.posterior) and set "
-            "collect.posterior = None"
+            "be lost: give each run a CollectPosterior of its own, or keep them (samples = collect.posterior; "
+            "samples.detach()) and set collect.posterior = None"
         )
     if message:
         if missing == "refuse":
@@ -54,6 +54,11 @@ def begin(
         held.detach()  # here, so that an error before it leaves everything as it was
     posterior = PosteriorSamples(model, optimizer, **options)
     try:
+        if message and len(posterior):
+            raise RuntimeError(
+                f"{message}, and path={str(options['path'])!r} holds {len(posterior)} of them: choose another path, or "
+                "delete that folder to start an empty collection"
+            )
         if state is not None:
             posterior.load_state_dict(state)
     except BaseException:

@@ -144,7 +144,7 @@ def network_draws(network: nn.Module, standard_deviation: float, *, generator: t
             for name, p in network.named_parameters()
         }
         if inputs.is_floating_point():  # what was computed under autocast may be in half precision
-            inputs = inputs.to(torch.promote_types(inputs.dtype, next(iter(parameters.values())).dtype))
+            inputs = inputs.to(next(iter(parameters.values())).dtype)
         return torch.vmap(lambda p: torch.func.functional_call(network, p, (inputs,)))(parameters)
 
     return draws

@@ -170,11 +170,15 @@ class SampleCollection(Predictive):
             model: the network whose parameters the draws change.
             sampled_params: called once a draw; gives a context in which the model's parameters are that draw.
             count: number of draws, ≥ 1.
-            buffers: as for `PosteriorSamples`. Draws do not change running statistics: a network that has them needs
-                "reestimate", and those of all its layers are computed, whatever their mode.
+            buffers: as for `PosteriorSamples`. Draws do not change running statistics. A network that has them needs
+                "reestimate", and those of all its layers are computed, whatever their mode; or "snapshot", if its
+                layers were in evaluation mode throughout training, and all draws have those of the network.
 
         Raises:
             TypeError, ValueError: an argument that cannot be used, by name and value.
+
+        Warns:
+            UserWarning: "snapshot", and the network has running statistics.
         """
         return SampleCollection(model, *drawn_samples(model, sampled_params, count, buffers))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -114,10 +115,11 @@ def drawn_samples(
     validate_policy(model, buffers)
     statistics = normalisation_buffers(model)
     if statistics and buffers == "snapshot":
-        raise ValueError(
-            f"buffers='snapshot' would give every draw the running statistics ({statistics[0]!r}, ...) of the weights "
-            "that the network has now: choose buffers='reestimate' and call reestimate_buffers(data), or, if layers "
-            "were in evaluation mode throughout, give state dicts of the draws to SampleCollection.from_samples"
+        warnings.warn(
+            f"buffers='snapshot' gives every draw the running statistics ({statistics[0]!r}, ...) that the network has "
+            "now: right if its normalisation layers were in evaluation mode throughout training; else choose "
+            "buffers='reestimate' and call reestimate_buffers(data)",
+            stacklevel=3,
         )
     samples = []
     for _ in range(count):

@@ -160,7 +160,12 @@ class Snapshots:
             if name in fixed:
                 same = same_values(fixed[name], sharding.whole(tensor.detach()).to(self.device))
             else:
-                same = store.frozen.get(name) == self._fingerprints.of(name, tensor)
+                if name not in store.frozen:
+                    raise ValueError(
+                        f"nothing is stored of {name!r}, which is not sampled (step {step}): fixed.safetensors of the "
+                        "collection's folder is missing, or the network has become another one"
+                    )
+                same = store.frozen[name] == self._fingerprints.of(name, tensor)
             if not same:
                 remedy = "give it to the sampler or leave it alone"
                 if not is_parameter:
@@ -178,7 +183,8 @@ class Snapshots:
                 raise ValueError(
                     f"the layer of {names[0]!r} is in {modes[layer.training]} mode at step {step}, but was in "
                     f"{modes[not layer.training]} mode at the first sample{earlier}, which says whether its statistics "
-                    f"are re-estimated: call .train({not layer.training}) on it, or choose buffers='snapshot'"
+                    f"are re-estimated: call .train({not layer.training}) on it if that mode was meant; else begin a "
+                    "collection anew"
                 )
 
     def stored(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -156,7 +156,10 @@ class HeldOutEvaluation:
         """
         from tqdm import tqdm
 
-        if "baselines" in scores and (other := differences(scores.get("specification", {}), self.specification())):
+        saved = scores.get("specification", {})
+        if saved and "burn_in" not in saved and saved == self._before_the_choice():
+            self.burn_in, self.cycles = _BURN_IN, 1  # a run of an earlier version goes on as it was evaluated
+        if "baselines" in scores and (other := differences(saved, self.specification())):
             before = {key: scores.pop(key) for key in list(scores) if key != "earlier"}
             scores.setdefault("earlier", []).append(before)
             tqdm.write(f"the scores so far are of other held-out tasks, and the best is sought anew: {other}")
@@ -222,8 +225,11 @@ class HeldOutEvaluation:
         """Plain values that fix the scores, for checkpoints."""
         # Left out where they say nothing: scores from before there was the choice stand.
         runs = {} if (self.burn_in, self.cycles) == (_BURN_IN, 1) else {"burn_in": self.burn_in, "cycles": self.cycles}
+        return {**runs, **self._before_the_choice()}
+
+    def _before_the_choice(self) -> dict[str, Any]:
+        """What an earlier version wrote, which evaluated the second half of one run whatever was trained."""
         return {
-            **runs,
             "steps": self.steps,
             "samples": self.samples,
             "tasks": len(self.configs),

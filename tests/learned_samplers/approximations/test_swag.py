@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import weakref
 
 import pytest
 import torch
@@ -311,3 +313,14 @@ def test_a_state_that_cannot_be_is_refused_and_nothing_has_changed(change, messa
     assert len(swag) == 4
     assert torch.equal(swag.state_dict()["generator"], before["generator"])
     assert torch.equal(swag.state_dict()["variance"]["theta"], before["variance"]["theta"])
+
+
+def test_swag_does_not_keep_the_optimizer_alive():
+    """Its state may be twice as large as the weights."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    swag = SWAG(model, optimizer)
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert (gone(), len(swag)) == (None, 0)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import SGHMC
+from learned_samplers import SGHMC, SampleCollection
+from learned_samplers.integrations.resumption import begin
 
 X, Y = torch.linspace(-1, 1, 128).view(32, 4), torch.arange(32) % 3
 LOST = r"training begins anew, but this callback holds 5 posterior samples .*collect\.posterior = None"
@@ -129,3 +130,17 @@ def test_samples_in_a_folder_are_not_joined_by_a_new_samplers(tmp_path):
     run.train()
     with pytest.raises(RuntimeError, match=r"holds a chain up to step 10"):
         run.train()
+
+
+def test_an_empty_collection_is_not_begun_in_a_folder_with_samples(tmp_path):
+    path = tmp_path / "samples"
+    run = HuggingFace(thinning=2, path=path)
+    run.train()
+    run.collect.posterior.detach()
+    model, sampler = network()
+    with (
+        pytest.warns(UserWarning, match="starting an empty collection"),
+        pytest.raises(RuntimeError, match=r"path='.*samples' holds 5 of them: choose another path"),
+    ):
+        begin(model, sampler, {"path": path, "thinning": 2}, None, 10, "warn")
+    assert len(SampleCollection.load(path, model)) == 5

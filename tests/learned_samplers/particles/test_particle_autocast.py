@@ -175,3 +175,11 @@ def test_a_step_with_a_prior_within_autocast(name):
             sampler.step(closure)
         after.append(p.detach().clone())
     assert torch.equal(*after)
+
+
+def test_draws_of_a_network_in_half_precision_take_wider_inputs():
+    network = nn.Linear(3, 2).to(torch.bfloat16)
+    draws = network_draws(network, 1.0)
+    with autocast(torch.bfloat16):
+        assert draws(torch.randn(5, 3), 4).shape == (4, 5, 2)
+    assert network_draws(nn.Linear(3, 2), 1.0)(torch.randn(5, 3, dtype=torch.float64), 4).dtype == torch.float32

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from learned_samplers import PosteriorSamples, SampleCollection
+from learned_samplers.diagnostics import loss_lines, network_loss
 
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
 X, Y = torch.linspace(-1, 1, 80).view(20, 4), torch.arange(20) % 3
@@ -71,3 +72,9 @@ def test_types_that_hold_no_weights_are_refused_before_the_burn_in(name):
         pytest.skip(f"this torch has no {name}")
     with pytest.raises(ValueError, match=rf"dtype=torch\.{name} cannot hold weights \(\[-1\.0, 0\.5\] becomes"):
         collect(getattr(torch, name), steps=0)
+
+
+def test_losses_between_samples_of_eight_bits():
+    posterior = collect(torch.float8_e5m2)[2]
+    loss = network_loss(posterior, X, Y)
+    assert torch.isfinite(torch.as_tensor(loss_lines(posterior, loss).losses)).all()

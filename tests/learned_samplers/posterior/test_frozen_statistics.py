@@ -112,7 +112,7 @@ def test_a_layer_whose_mode_changes_is_refused_by_name(tmp_path, first, now, reo
     train(model, sampler, 1)  # not due
     message = (
         rf"the layer of '1\.running_mean' is in {now} mode at step 6, but was in {first} mode at the first sample.*"
-        rf"call \.train\({first == 'training'}\) on it, or choose buffers='snapshot'"
+        rf"call \.train\({first == 'training'}\) on it if that mode was meant"
     )
     with pytest.raises(ValueError, match=message):
         train(model, sampler, 1)
@@ -145,3 +145,14 @@ def test_samples_of_before_are_re_estimated_in_all_layers(tmp_path):
     held.save(tmp_path / "old.safetensors")
     loaded = SampleCollection.load(tmp_path / "old.safetensors", build(live=True, seed=1))
     torch.testing.assert_close(loaded.predict(X), held.predict(X))
+
+
+def test_a_folder_without_what_is_stored_once_says_so(tmp_path):
+    model = build(live=False)
+    sampler, posterior = collect(model, path=tmp_path / "run")
+    posterior.detach()
+    (tmp_path / "run/fixed.safetensors").unlink()
+    model[1].train()  # else its statistics are missed first
+    PosteriorSamples(model, sampler, thinning=2, buffers="reestimate", path=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"nothing is stored of '0\.weight'.*fixed\.safetensors .*is missing"):
+        train(model, sampler, 2)

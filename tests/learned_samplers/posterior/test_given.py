@@ -117,11 +117,12 @@ def test_a_buffer_under_two_names():
         SampleCollection.from_samples(model, [other])
 
 
-def test_draws_do_not_get_the_running_statistics_of_other_weights():
-    """Those of the optimizer's last weights; no draw is made for it."""
+def test_draws_are_told_whose_running_statistics_they_get():
+    """Those of the optimizer's last weights, which are right for layers that were frozen."""
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    with pytest.raises(ValueError, match=r"buffers='snapshot' .*\('1\.running_mean', .*choose buffers='reestimate'"):
-        SampleCollection.from_draws(model, lambda: pytest.fail("drawn"), 2, buffers="snapshot")
+    with pytest.warns(UserWarning, match=r"\('1\.running_mean', .*right if its .* evaluation mode .*'reestimate'"):
+        kept = SampleCollection.from_draws(model, contextlib.nullcontext, 2, buffers="snapshot")
+    assert "1.running_mean" in kept._store.read(0)
     model = nn.Linear(4, 3)
     model.register_buffer("scale", torch.ones(3))  # a buffer that is no statistic is kept, as before
     samples = SampleCollection.from_draws(model, contextlib.nullcontext, 2, buffers="snapshot")

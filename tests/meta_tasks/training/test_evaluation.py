@@ -242,3 +242,18 @@ def test_a_curve_of_failed_members_alone_is_drawn_without_a_warning(tmp_path, mo
     made.run()
     made.close()
     assert "inner_loop/curves" in logged(tmp_path).Tags()["images"]
+
+
+def test_a_run_of_an_earlier_version_goes_on_as_it_was_evaluated(capsys):
+    family, small = family_named("digits"), dict(samples=4, tasks=1, chains=1, lrs=(0.1,))
+    before = HeldOutEvaluation(family, 80, **small)
+    scores = {"baselines": {}, "specification": before.specification(), "sampler": []}
+    now = HeldOutEvaluation(family, 80, burn_in=0.8, cycles=2, **small)
+    now.set_aside(scores)
+    assert now.specification() == before.specification()
+    assert "earlier" not in scores
+    assert capsys.readouterr().out == ""
+    other = HeldOutEvaluation(family, 120, burn_in=0.8, **small)
+    other.set_aside(scores)
+    assert other.burn_in == 0.8
+    assert "earlier" in scores
