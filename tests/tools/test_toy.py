@@ -58,6 +58,19 @@ def test_four_ways_over_a_posterior_of_two_weights(tmp_path, capsys):
     assert "the posterior" in capsys.readouterr().out
 
 
+def test_a_walk_too_short_for_two_kept_states_is_refused_and_a_cycle_without_samples_shows_none(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["posterior", "--steps", "210", "--out", str(tmp_path)])
+    assert "steps must leave two states after a burn-in of 200" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    # Its second cycle has not come to its samples.
+    main(["posterior", "--steps", "300", "--out", str(tmp_path)])
+    table = capsys.readouterr().out
+    row = next(line for line in table.splitlines() if "CyclicalSGMCMC" in line)
+    assert [cell.strip() for cell in row.strip("|").split("|")[1:]] == ["0", "–", "–"]
+    assert "nan" not in table
+
+
 def test_the_energy_of_the_two_weights_is_that_of_the_mixture():
     """Against torch's own mixture, and the same when the weights are exchanged."""
     weights = torch.tensor([0.3, -1.1])

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from experiments.common.figures import new_figure
-from experiments.common.options import at_least_one
 from experiments.common.output import settings_of, write_outputs
 from experiments.common.tables import markdown
 from learned_samplers import L2E, SGHMC, CyclicalSGMCMC
@@ -22,6 +21,11 @@ NUM_DATA, SEPARATION, PRIOR_PRECISION, BATCH = 40, 1.25, 0.05, 8
 #: Steps before the first kept state, and between two of them.
 BURN_IN, THINNING = 200, 6
 _EXTENT = 4.0
+
+
+def is_kept(step: int) -> bool:
+    """Whether the state after this step, counted from 0, is one of the samples."""
+    return step >= BURN_IN and step % THINNING == 0
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,9 @@ class Posterior:
     out: Path = Path("runs/toy_posterior")
 
     def __post_init__(self) -> None:
-        at_least_one(self, "steps")
+        kept = sum(is_kept(step) for step in range(self.steps))
+        if kept < 2:  # of which a spread can be computed
+            raise ValueError(f"steps must leave two states after a burn-in of {BURN_IN}, got {self.steps}: {kept} kept")
 
 
 def data() -> Tensor:
@@ -78,7 +84,7 @@ def walk(make: Callable[[list[Tensor]], Any], steps: int, seed: int) -> tuple[Te
         loss(weights, x[torch.randint(NUM_DATA, (BATCH,))]).backward()
         optimizer.step()
         states.append(weights.detach().clone())
-        kept.append(step >= BURN_IN and step % THINNING == 0 and getattr(optimizer, "is_sampling", True))
+        kept.append(is_kept(step) and getattr(optimizer, "is_sampling", True))
     return torch.stack(states), torch.tensor(kept)
 
 
@@ -128,7 +134,9 @@ def draw(options: Posterior, command: str) -> None:
         # Both modes folded into one: the law does not tell the weights apart.
         spread = float((-between.abs()).std()) if len(between) > 1 else float("nan")
         numbers[name] = {"states": int(kept.sum()), "share": share, "spread": spread}
-        rows.append((name, str(int(kept.sum())), f"{share:.2f}", f"{spread:.2f}"))
+        # A cyclical sampler may not have come to its first samples.
+        shown = ("–" if math.isnan(value) else f"{value:.2f}" for value in (share, spread))
+        rows.append((name, str(int(kept.sum())), *shown))
     rows.append(("the posterior", "", "0.50", f"{exact_spread():.2f}"))
     columns = ("method", "states kept", "in the upper mode", "standard deviation of w₁ − w₂ within a mode")
     text = markdown([dict(zip(columns, row, strict=True)) for row in rows])
