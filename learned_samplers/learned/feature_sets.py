@@ -35,9 +35,14 @@ class FeatureSet:
     whole: str | None = None
     #: d of the average that it is made of.
     whole_decay: float = 0.9
+    #: Whether it becomes short where the gradients are small beside the prior's pull, see
+    #: `learned_samplers.learned.whole_matrices.damping`.
+    damped: bool = False
 
     def __post_init__(self) -> None:
         if self.whole is None:
+            if self.damped:
+                raise ValueError("damped=True is for a row of whole matrices, got whole=None")
             return
         if self.whole not in WHOLE:
             raise ValueError(f"whole must be None or one of {', '.join(map(repr, WHOLE))}, got {self.whole!r}")
@@ -55,7 +60,8 @@ class FeatureSet:
             return ()
         ratios = (f"average_{d:g}_to_rms" for d in self.ratio_decays)
         logs = (f"log_rms_{d:g}" for d in self.second_moment_decays)
-        whole = () if self.whole is None else (f"{self.whole}_{self.whole_decay:g}",)
+        damped = "damped_" if self.damped else ""
+        whole = () if self.whole is None else (f"{damped}{self.whole}_{self.whole_decay:g}",)
         return ("gradient_to_rms", *ratios, *logs, *whole)
 
     @property
@@ -109,6 +115,13 @@ FEATURE_SETS: dict[str, FeatureSet] = {
         FeatureSet("whitened", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, whole="whitened"),
         FeatureSet(
             "orthogonal_whitened", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, whole="orthogonal_whitened"
+        ),
+        FeatureSet(
+            "damped_orthogonal_whitened",
+            (*_RUN_CONTEXT, "is_matrix"),
+            _SECOND_MOMENT_DECAYS,
+            whole="orthogonal_whitened",
+            damped=True,
         ),
         FeatureSet("lean", _RUN_CONTEXT, (0.99,), (0.9, 0.99, 0.999), ratio_decays=(0.9, 0.99, 0.999)),
     )

@@ -16,7 +16,7 @@ from learned_samplers.base.operations import scalar_log10
 from learned_samplers.base.segments import Segments, constant
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.narrow import narrow_update_
-from learned_samplers.learned.whole_matrices import whole_direction
+from learned_samplers.learned.whole_matrices import prior_decay, whole_direction
 
 #: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
 FLOOR = 1e-5
@@ -41,6 +41,7 @@ def features(
     num_data: Any = None,
     step: Any = 0,
     total_steps: int | None = None,
+    prior_precision: Any = None,
     whitening: Tensor | None = None,
 ) -> Tensor:
     """The features of every coordinate, (..., F, d).
@@ -61,24 +62,27 @@ def features(
       (`learned_samplers.learned.orthogonal`), with "is_matrix" as the last of the context: 0 for biases and the like.
     - "whitened": the same with `learned_samplers.learned.whitening` in the place of the orthogonal factor.
     - "orthogonal_whitened": with the orthogonal factor of that.
+    - "damped_orthogonal_whitened": with that factor times ‖m‖/√(‖m‖² + ‖λθ/N‖²), m the average that it is made of: it
+      becomes short where the gradients are small beside the prior's pull.
     - "lean": what four running averages can give, m at d = .9, .99 and .999 and v at .99: the three m and g over √v̂,
       the logarithm at .99, and the context of "adaptive_run".
 
     Args:
-        parameter, momentum, gradient: (..., d), the gradient of the mean minibatch loss.
+        parameter, momentum, gradient: (..., d), θ less the prior's mean, the gradient of the mean minibatch loss.
         averages: (..., K, d), already updated with ``gradient`` (`update_averages`).
         segments: the tensors in the flat axis; for "matrix" and the sets that whiten with their shapes.
         feature_set: a set, or its name.
         lr, num_data, step: learning rate, N, and updates done before this one; the paper's set uses none of them.
         total_steps: length of the run, or None where it is not known.
+        prior_precision: λ, of a set that is damped.
         whitening: (..., w), the covariances, already updated with ``gradient`` (`update_whitening`), of sets that
             whiten.
 
     Raises:
-        ValueError: there is no feature set of that name, or it needs shapes that ``segments`` do not have.
+        ValueError: there is no feature set of that name, or it needs shapes that ``segments`` do not have, or λ.
     """
     named = feature_set_named(feature_set)
-    run = dict(lr=lr, num_data=num_data, step=step, total_steps=total_steps)
+    run = dict(lr=lr, num_data=num_data, step=step, total_steps=total_steps, prior_precision=prior_precision)
     scale = TensorScales(parameter, gradient, averages, segments, named, **run, whitening=whitening)
     return scale.with_momentum(momentum).window(0, segments.total)
 
@@ -181,6 +185,7 @@ class TensorScales:
         num_data: Any,
         step: Any,
         total_steps: int | None = None,
+        prior_precision: Any = None,
         whitening: Tensor | None = None,
         exact: Tensor | None = None,
     ):
@@ -199,7 +204,8 @@ class TensorScales:
         self.whole: Tensor | None = None
         if named.whole is not None:
             average = averages[..., named.whole_average, :] if exact is None else exact
-            self.whole = whole_direction(named, average, gradient, segments, whitening)
+            decay = prior_decay(named, prior_precision, num_data)
+            self.whole = whole_direction(named, average, gradient, segments, whitening, parameter, decay)
         if named.second_moment_decays:
             self.mean_seconds = segments.mean(averages[..., k:, :], gradient.dtype)
 

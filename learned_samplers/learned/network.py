@@ -278,6 +278,7 @@ def network_at(
     lr: Any,
     num_data: Any,
     step: Any,
+    prior_precision: Any = None,
     whitening: Tensor | None = None,
     normalised: Any = None,
     in_place: bool = False,
@@ -291,7 +292,7 @@ def network_at(
     named = feature_set_named(settings.feature_set)
     exact = unrounded(named, averages, gradient)
     averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
-    at = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps)
+    at = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps, prior_precision=prior_precision)
     kept: tuple[Tensor, ...] = (averages,)
     if named.whitens:
         whitening = update_whitening(whitening, gradient, segments, step, in_place=in_place)

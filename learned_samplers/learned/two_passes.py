@@ -23,8 +23,8 @@ _PIECE_ON_GPU = 1 << 22
 class TwoPasses:
     """r ← kick(θ, r; network(θ, r)), then θ ← move(θ, r; network(θ, r)); both act coordinate by coordinate."""
 
-    #: (phi, parameter, gradient, averages, segments; settings, lr, num_data, step, whitening, in_place) ↦ the network
-    #: at the state, and the updated averages (and whitening).
+    #: (phi, parameter, gradient, averages, segments; settings, lr, num_data, step, prior_precision, whitening,
+    #: in_place) ↦ the network at the state, and the updated averages (and whitening).
     network: Callable[..., tuple[NetworkOnChain, tuple[Tensor, ...]]]
     #: (parameter, gradient, noise, momentum, *outputs; settings and the hyperparameters) ↦ the new momentum.
     kick: Callable[..., Tensor]
@@ -55,7 +55,8 @@ class TwoPasses:
         The buffers are flat, with any leading axes.
         """
         at = dict(settings=settings, lr=lr, num_data=num_data, step=step)
-        network, kept = self.network(phi, parameter, gradient, averages, segments, whitening=whitening, **at)
+        known = dict(whitening=whitening, prior_precision=hyper["prior_precision"])
+        network, kept = self.network(phi, parameter, gradient, averages, segments, **known, **at)
         momentum = self.kick(parameter, gradient, noise, momentum, *network(momentum), **at, **hyper)
         (output,) = network(momentum, heads=(self.second,))
         return self.move(parameter, momentum, output, **at, **hyper), momentum, *kept
@@ -83,8 +84,8 @@ class TwoPasses:
         """
         at = dict(settings=settings, lr=lr, num_data=num_data, step=step)
         segments = segments or Segments((len(parameter),))
-        changed = dict(whitening=whitening, in_place=True)
-        network, _ = self.network(phi, parameter, gradient, averages, segments, **at, **changed)
+        known = dict(whitening=whitening, prior_precision=hyper["prior_precision"], in_place=True)
+        network, _ = self.network(phi, parameter, gradient, averages, segments, **at, **known)
         size = _PIECE_ON_CPU if parameter.device.type == "cpu" else _PIECE_ON_GPU
         for part, outputs in network.in_pieces(momentum, size):
             drawn = None if noise is None else noise[part]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.learned import orthogonal, whitening
 from learned_samplers.learned.feature_sets import FeatureSet
 
+# In `damping`: 1 without a pull, whatever the gradient, and differentiable where both are zero.
+_TINY = 1e-30
 # Above this many operations a step on a CPU, some .2 to .4 s of a core, users are told.
 _MANY_OPERATIONS = 2e10
 
@@ -31,21 +34,69 @@ def unrounded(named: FeatureSet, averages: Tensor, gradient: Tensor) -> Tensor |
     return averaged(averages[..., named.whole_average, :], gradient, named.whole_decay)
 
 
-def whole_rows(named: FeatureSet, ahead: Sequence[Tensor], states: Sequence[Tensor] | None) -> list[Tensor]:
-    """Of each matrix (..., rows, columns), the average looked ahead of, what the feature set makes of it."""
+def damping(ahead: Tensor, parameter: Tensor, decay: Any) -> Tensor:
+    """‖m‖/√(‖m‖² + ‖w·θ‖²) of each matrix, (..., 1, 1): near 1, or small where m is small beside the prior's pull.
+
+    A direction is as long for a small gradient as for a large one. Where few data are fitted, what is left of the
+    likelihood's gradient is below the prior's, and a chain that went on at the same pace would only memorise.
+
+    Args:
+        ahead: m, an average of gradients of the mean loss, (..., rows, columns), not corrected for its start at zero.
+        parameter: θ less the prior's mean, as many numbers.
+        decay: w = λ/N, by which θ is pulled.
+    """
+    sides = (-2, -1)
+    mean_square = ahead.square().mean(sides, keepdim=True)
+    pull = parameter.reshape(ahead.shape).square().mean(sides, keepdim=True) * (decay * decay)
+    return ((mean_square + _TINY) / (mean_square + pull + _TINY)).sqrt()
+
+
+def prior_decay(named: FeatureSet, prior_precision: Any, num_data: Any) -> Any:
+    """λ/N where the feature set is damped, else None.
+
+    Raises:
+        ValueError: a damped one is not told λ or N.
+    """
+    if not named.damped:
+        return None
+    if prior_precision is None or num_data is None:
+        raise ValueError(f"prior_precision and num_data must be given for feature_set={named.name!r}, got None")
+    return prior_precision / num_data
+
+
+def whole_rows(
+    named: FeatureSet,
+    ahead: Sequence[Tensor],
+    states: Sequence[Tensor] | None,
+    parameters: Sequence[Tensor],
+    decay: Any = None,
+) -> list[Tensor]:
+    """Of each matrix (..., rows, columns), the average looked ahead of, what the feature set makes of it.
+
+    ``parameters`` and ``decay``, that of `prior_decay`, are for `damping`.
+    """
+    factors = [damping(m, p, decay) for m, p in zip(ahead, parameters, strict=True)] if named.damped else []
     if named.whitens:
         assert states is not None
         ahead = whitening.whitened(ahead, states, normalise=named.whole == "whitened")
-    return list(ahead) if named.whole == "whitened" else orthogonal.orthogonal(ahead)
+    rows = list(ahead) if named.whole == "whitened" else orthogonal.orthogonal(ahead)
+    return [row * factor for row, factor in zip(rows, factors, strict=True)] if factors else rows
 
 
 def whole_direction(
-    named: FeatureSet, average: Tensor, gradient: Tensor, segments: Segments, covariances: Tensor | None
+    named: FeatureSet,
+    average: Tensor,
+    gradient: Tensor,
+    segments: Segments,
+    covariances: Tensor | None,
+    parameter: Tensor,
+    decay: Any = None,
 ) -> Tensor:
     """The row that a feature set has of whole matrices, (..., d): root mean square about 1 over each tensor.
 
     A tensor of shape (n, ...) is taken as a matrix with n rows, one without a second axis as a single row, and the row
-    is `orthogonal` or `whitened` of d·m + (1−d)·g, which looks a step ahead, or the one of the other.
+    is `orthogonal` or `whitened` of d·m + (1−d)·g, which looks a step ahead, or the one of the other; of a set that is
+    damped times `damping`.
 
     Args:
         named: the feature set, with d = ``whole_decay``.
@@ -53,13 +104,16 @@ def whole_direction(
         gradient: (..., d).
         segments: the tensors in the flat axis, with their shapes.
         covariances: (..., w), already updated with the gradient, of a set that whitens.
+        parameter: (..., d), less the prior's mean.
+        decay: λ/N, that of `prior_decay`.
 
     Raises:
         ValueError: ``segments`` do not know the shapes.
     """
     ahead = segments.as_matrices(averaged(average, gradient, named.whole_decay))
     states = None if covariances is None else whitening.flat_states(covariances, segments)
-    flat = [matrix.flatten(-2) for matrix in whole_rows(named, ahead, states)]
+    rows = whole_rows(named, ahead, states, segments.as_matrices(parameter), decay)
+    flat = [matrix.flatten(-2) for matrix in rows]
     return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 

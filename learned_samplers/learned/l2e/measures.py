@@ -57,6 +57,7 @@ def assumption_violation(
     momentum_decay: Any = 0.0,
     step: Any = 0,
     settings: L2ESettings,
+    prior_precision: Any = None,
     **_: Any,
 ) -> AssumptionViolation:
     """By how much (α, β) fail to be the gradient of one kinetic energy g(θ, r), coordinate by coordinate.
@@ -70,10 +71,10 @@ def assumption_violation(
     Args:
         parameter, gradient, momentum, averages, whitening: the state before a step, see
             `learned_samplers.learned.l2e.rule`.
-        phi, segments, lr, num_data, momentum_decay, step, settings: as for the rules; their further arguments are
-            ignored.
+        phi, segments, lr, num_data, momentum_decay, step, settings, prior_precision: as for the rules; their further
+            arguments are ignored.
     """
-    run = dict(settings=settings, lr=lr, num_data=num_data, step=step)
+    run = dict(settings=settings, lr=lr, num_data=num_data, step=step, prior_precision=prior_precision)
     network, _kept = l2e_network(phi, parameter, gradient, averages, segments, whitening=whitening, **run)
     network(momentum)
     pull = torch.func.vjp(network.held, parameter, momentum)[1]
@@ -114,8 +115,8 @@ def term_contributions(
     lr, num_data, momentum_decay = at["lr"], at["num_data"], at["momentum_decay"]
     before = parameter, gradient, None, momentum, averages, whitening
     _, moved, *_ = l2e_rule(*before, settings=settings, step=step, **at)
-    run = dict(settings=settings, lr=lr, num_data=num_data, step=step, whitening=whitening)
-    network, _ = l2e_network(at["phi"], parameter, gradient, averages, at["segments"], **run)
+    run = dict(settings=settings, lr=lr, num_data=num_data, step=step, prior_precision=at["prior_precision"])
+    network, _ = l2e_network(at["phi"], parameter, gradient, averages, at["segments"], whitening=whitening, **run)
     alpha, beta = network(momentum)
     beta_scale = velocity_scale(settings, num_data)
     step_size = scalar_sqrt(lr / num_data)
@@ -212,7 +213,8 @@ def output_grids(
     named = feature_set_named(feature_set)
     # Features 1 and 2 are θ and r.
     with_gradient = [0, *range(3, 3 + len(named.average_decays))]
-    with_gradient += [i for i, name in enumerate(named.names) if "_to_rms" in name or name.startswith(WHOLE)]
+    ratios, whole = ("_to_rms" in name for name in named.names), (name.removeprefix("damped_") for name in named.names)
+    with_gradient += [i for i, (r, w) in enumerate(zip(ratios, whole, strict=True)) if r or w.startswith(WHOLE)]
     axis = torch.linspace(-extent, extent, points)
     rows, columns = torch.meshgrid(axis, axis, indexing="ij")
     grids: dict[str, list[Tensor]] = {"alpha": [], "beta": []}

@@ -65,13 +65,13 @@ class L2E(TwoPassSampler):
         num_data: N, the number of training points.
         network: name of shipped weights, path of a weight file, an ``nn.Module`` of ``nn.Linear`` layers with ReLU
             between them, or None for fresh weights (last layer zero in the residual form). "default" is the shipped
-            "l2e-gated" where ``num_data`` is at least 10,000, below it "l2e-orthogonal-whitened",
-            the same direction without a gate; "l2e-paper" with ``form="paper"``. Sharded parameters need network="l2e".
+            "l2e-gated" where ``num_data`` is at least 10,000, below it "l2e-damped", the same direction without a gate,
+            short where the data are fitted; "l2e-paper" with ``form="paper"``. Sharded parameters need network="l2e".
         form: "residual" or "paper"; by default the card's, else "residual".
         feature_set: name of the features the network sees (`learned_samplers.learned.feature_sets.FEATURE_SETS`); by
-            default the card's, else "paper". "whitened" and "orthogonal_whitened" keep two matrices of (inputs ×
-            kernel)² numbers for each weight matrix (in blocks of 512 inputs), decompose one of them every ten steps,
-            and are not differentiable.
+            default the card's, else "paper". "whitened" and those with "orthogonal_whitened" keep two matrices of
+            (inputs × kernel)² numbers for each weight matrix (in blocks of 512 inputs), decompose one of them every ten
+            steps, and are not differentiable.
         momentum_decay: a in (0, 1]; by default the card's, else 0.1.
         alpha_scale, beta_scale: s_α and s_β; by default the card's, else 0.1 and 1 (residual) or 10⁻³ (paper).
         friction_scale: a further factor on β in the friction alone; by default the card's, else 1. With 0 the friction

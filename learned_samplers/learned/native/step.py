@@ -31,7 +31,7 @@ from learned_samplers.learned.native.structures import fits, settings_of
 from learned_samplers.learned.network import Phi
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
 from learned_samplers.learned.whitening import update_whitening, update_whitening_
-from learned_samplers.learned.whole_matrices import averaged, whole_direction, whole_rows
+from learned_samplers.learned.whole_matrices import averaged, prior_decay, whole_direction, whole_rows
 
 __all__ = ["can_step", "step_flat_", "step_tensors_"]
 
@@ -92,7 +92,7 @@ def step_tensors_(
         if row:
             pieces[:, column] = addresses(row)
     pieces[:, 5] = pieces[:, 6] = lengths_of(parameters)
-    given = _given(plain[1], plain[4], whitening, settings, hyper["step"])
+    given = _given(plain[0], plain[1], plain[4], whitening, settings, hyper)
     if given:
         pieces[:, 8] = addresses(given)
         pieces[:, 9] = [min(matrix.shape) > 1 for matrix in given]
@@ -146,7 +146,8 @@ def step_flat_(
         if named.whitens:
             whitening = update_whitening(whitening, gradient, segments, int(hyper["step"]), in_place=True)
         average = averaged(averages[..., named.whole_average, :], gradient, named.whole_decay)
-        given = whole_direction(named, average, gradient, segments, whitening)
+        decay = prior_decay(named, hyper["prior_precision"], hyper["num_data"])
+        given = whole_direction(named, average, gradient, segments, whitening, parameter, decay)
         pieces[:, 8] = given.data_ptr() + pieces[:, 0]
         pieces[:, 9] = np.tile([min(sides) > 1 for sides in segments.matrices], members)
     buffers = (parameter, gradient, noise, momentum, averages)
@@ -194,11 +195,12 @@ def _run(
 
 
 def _given(
+    parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
     averages: Sequence[Tensor],
     whitening: Sequence[Tensor] | None,
     settings: L2ESettings | PreconditionedSettings,
-    step: float,
+    hyper: dict[str, float],
 ) -> list[Tensor]:
     """The row of features that the compiled code does not make, as contiguous matrices; none where it makes all."""
     named = feature_set_named(settings.feature_set)
@@ -208,13 +210,14 @@ def _given(
     if named.whitens:
         assert whitening is not None
         slopes = [gradient.view(sides) for gradient, sides in zip(gradients, matrices, strict=True)]
-        update_whitening_(whitening, slopes, int(step))
+        update_whitening_(whitening, slopes, int(hyper["step"]))
     ahead = [
         # In one expression, so that the average between them does not last.
         averaged(averaged(kept[row], gradient, d), gradient, d).view(sides)
         for gradient, kept, sides in zip(gradients, averages, matrices, strict=True)
     ]
-    return [matrix.contiguous() for matrix in whole_rows(named, ahead, whitening)]
+    decay = prior_decay(named, hyper["prior_precision"], hyper["num_data"])
+    return [matrix.contiguous() for matrix in whole_rows(named, ahead, whitening, parameters, decay)]
 
 
 def _normalises(settings: L2ESettings | PreconditionedSettings) -> bool:

@@ -146,6 +146,7 @@ def unsettled_root(
         num_data=num_data,
         step=step,
         total_steps=settings.exploration.total_steps,
+        prior_precision=hyper["prior_precision"],
         whitening=whitening,
     ).with_momentum(torch.zeros_like(parameter))
     (mu,) = raw_outputs(phi, scales, slice(settings.outputs - 1, settings.outputs))

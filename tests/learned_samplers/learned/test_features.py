@@ -14,6 +14,9 @@ LENGTHS = (12, 1, 30, 7)
 SHAPES = ((3, 4), (1,), (5, 3, 2), (7,))
 SEGMENTS = Segments(LENGTHS, SHAPES)
 LR, NUM_DATA, STEP, TOTAL_STEPS = 0.3, 400.0, 4, 50
+#: So that the prior's pull is about as large as the gradients, in most tensors.
+PRECISION = 200.0
+AT = dict(lr=LR, num_data=NUM_DATA, prior_precision=PRECISION)
 
 
 def own_averages(averages, name):
@@ -103,6 +106,9 @@ def rows_of(state, tensor, name):
         return constant(0.25 * math.log(rms(m[d]) / (1 - d**t) / rms(g)))
     if name.startswith("time"):
         return constant(t / (t + float(name.split("_")[1])))
+    if name.startswith("damped"):
+        pull, of = rms(PRECISION / NUM_DATA * theta), rms(0.9 * m[0.9] + 0.1 * g)
+        return rows_of(state, tensor, name.removeprefix("damped_")) * of / math.hypot(of, pull)
     if name.startswith("orthogonal_whitened"):
         ahead = whitened_by_its_covariance(0.9 * m[0.9] + 0.1 * g, tensor, state["whitening"])
         return root_long_side_times_factor(ahead, SHAPES[tensor])
@@ -129,9 +135,7 @@ def rows_of(state, tensor, name):
 def test_every_row_is_what_its_name_says(state, name):
     named = FEATURE_SETS[name]
     own = {**state, "averages": own_averages(state["averages"], name)}
-    x = features(
-        **own, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP, total_steps=TOTAL_STEPS
-    )
+    x = features(**own, segments=SEGMENTS, feature_set=name, **AT, step=STEP, total_steps=TOTAL_STEPS)
     assert x.shape == (named.size, SEGMENTS.total)
     assert len(set(named.names)) == named.size
     for i, row in enumerate(named.names):
@@ -156,7 +160,7 @@ def test_leading_axes_and_windows_give_the_same_features(state, name):
     stretch = 1 + torch.rand(2, 3, 1, generator=generator, dtype=torch.float64)
     batch = {key: value * stretch for key, value in state.items() if key != "averages"}
     batch["averages"] = own_averages(state["averages"], name) * stretch.unsqueeze(-2)
-    context = dict(lr=LR, num_data=NUM_DATA, step=STEP)
+    context = dict(**AT, step=STEP)
     x = features(**batch, segments=SEGMENTS, feature_set=name, **context)
     one = features(**{k: v[1, 2] for k, v in batch.items()}, segments=SEGMENTS, feature_set=name, **context)
     torch.testing.assert_close(x[1, 2], one, rtol=1e-12, atol=1e-12)
@@ -172,6 +176,29 @@ def test_leading_axes_and_windows_give_the_same_features(state, name):
     for width in (1, 5, 13, 49):
         pieces = [scales.window(a, min(a + width, SEGMENTS.total)) for a in range(0, SEGMENTS.total, width)]
         torch.testing.assert_close(torch.cat(pieces, -1), x, rtol=1e-12, atol=1e-12)
+
+
+DAMPED = "damped_orthogonal_whitened"
+
+
+def test_a_damped_direction_ends_where_the_gradients_do_and_is_whole_without_a_prior(state):
+    own = {**state, "averages": own_averages(state["averages"], DAMPED)}
+    row = FEATURE_SETS[DAMPED].names.index(f"{DAMPED}_0.9")
+
+    def direction(factor=1.0, name=DAMPED, **changed):
+        averages = own["averages"].clone()
+        averages[:6] *= factor
+        scaled = {**own, "averages": averages, "gradient": factor * own["gradient"]}
+        return features(**scaled, segments=SEGMENTS, feature_set=name, **{**AT, "step": STEP, **changed})[row]
+
+    undamped = direction(name="orthogonal_whitened")
+    assert torch.equal(direction(prior_precision=0.0), undamped)
+    torch.testing.assert_close(direction(1e6), undamped, rtol=1e-6, atol=1e-6)
+    # Of small gradients it is as long as they are; the direction without a damping would be as long as ever.
+    torch.testing.assert_close(direction(1e-4), direction(1e-3) / 10, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(direction(1e-4, name="orthogonal_whitened"), undamped, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match="prior_precision and num_data must be given for feature_set='damped_"):
+        direction(prior_precision=None)
 
 
 def test_normalisation_hides_the_scale_and_the_logarithms_give_it_back(state):
@@ -203,7 +230,7 @@ def test_extreme_and_dead_tensors_give_finite_features_and_gradients(name, scale
     averages = update_averages(torch.zeros(FEATURE_SETS[name].num_averages, SEGMENTS.total), g, name)
     inputs = [x.requires_grad_() for x in (theta, r, g, averages.detach())]
     kept = whitening_of([g.detach()])
-    x = features(*inputs, SEGMENTS, name, lr=LR, num_data=NUM_DATA, step=0, whitening=kept)
+    x = features(*inputs, SEGMENTS, name, **AT, step=0, whitening=kept)
     assert x.isfinite().all()
     assert x.abs().max() < 40
     for gradient in torch.autograd.grad(x.sum(), inputs):
@@ -214,9 +241,9 @@ def test_extreme_and_dead_tensors_give_finite_features_and_gradients(name, scale
 def test_lr_and_step_may_be_tensors(state, name):
     """So that a captured or compiled step need not be made anew at every step."""
     own = {**state, "averages": own_averages(state["averages"], name)}
-    numbers = features(**own, segments=SEGMENTS, feature_set=name, lr=LR, num_data=NUM_DATA, step=STEP)
+    numbers = features(**own, segments=SEGMENTS, feature_set=name, **AT, step=STEP)
     tensors = dict(lr=torch.tensor(LR, dtype=torch.float64), step=torch.tensor(STEP))
-    same = features(**own, segments=SEGMENTS, feature_set=name, num_data=NUM_DATA, **tensors)
+    same = features(**own, segments=SEGMENTS, feature_set=name, **{**AT, **tensors})
     torch.testing.assert_close(same, numbers, rtol=1e-12, atol=1e-12)
 
 
@@ -252,7 +279,7 @@ def test_segments_need_coordinates(lengths):
 
 
 def test_unknown_feature_set_is_named():
-    with pytest.raises(ValueError, match=r"one of 'paper', .*'orthogonal_whitened', 'lean', got 'rich'"):
+    with pytest.raises(ValueError, match=r"one of 'paper', .*'damped_orthogonal_whitened', 'lean', got 'rich'"):
         feature_set_named("rich")
     assert feature_set_named(FeatureSet("paper")).size == 9
 

@@ -77,7 +77,7 @@ def test_dead_and_rank_one_matrices_are_finite():
 def test_the_direction_looks_a_step_ahead():
     segments = Segments.of([torch.empty(3, 2, 2), torch.empty(4), torch.empty(())])
     m, g = matrix(1, 17, 4)[0], matrix(1, 17, 5)[0]
-    found = whole_direction(FEATURE_SETS["matrix"], m, g, segments, None)
+    found = whole_direction(FEATURE_SETS["matrix"], m, g, segments, None, g)
     ahead = 0.9 * m + 0.1 * g
     (first,) = orthogonal([ahead[:12].view(3, 4)])
     torch.testing.assert_close(found[:12], first.flatten())
@@ -87,7 +87,7 @@ def test_the_direction_looks_a_step_ahead():
 
 def test_shapes_are_needed_and_must_fit():
     with pytest.raises(ValueError, match=r"shapes of the tensors must be known here: Segments\(lengths, shapes\)"):
-        whole_direction(FEATURE_SETS["matrix"], torch.ones(4), torch.ones(4), Segments((4,)), None)
+        whole_direction(FEATURE_SETS["matrix"], *[torch.ones(4)] * 2, Segments((4,)), None, torch.ones(4))
     with pytest.raises(ValueError, match=r"shapes of Segments must have the lengths \(4,\), got \(\(2, 3\),\)"):
         Segments((4,), ((2, 3),))
 

@@ -167,7 +167,7 @@ def test_the_length_of_the_run_changes_the_chain():
         (
             dict(total_steps=10),
             ValueError,
-            r"total_steps is for .*'adaptive_run', 'matrix', 'whitened', 'orthogonal_whitened', 'lean'\), got 10",
+            r"total_steps is for .*'adaptive_run', 'matrix', .*, 'damped_orthogonal_whitened', 'lean'\), got 10",
         ),
         (
             dict(averages_dtype="float16"),

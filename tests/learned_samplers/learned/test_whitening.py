@@ -103,7 +103,7 @@ def test_what_is_no_matrix_has_no_state_and_is_divided_by_its_root_mean_square()
     assert state_lengths(segments) == (0, 0, 0, 8)
     m, g = matrix(1, 18, 1)[0], matrix(1, 18, 2)[0]
     kept = update_whitening(torch.zeros(8, dtype=torch.float64), g, segments, 0)
-    found = whole_direction(WHITENED, m, g, segments, kept)[:12]
+    found = whole_direction(WHITENED, m, g, segments, kept, g)[:12]
     ahead = (0.9 * m + 0.1 * g)[:12]
     for piece, original in zip(found.split((5, 1, 6)), ahead.split((5, 1, 6)), strict=True):
         torch.testing.assert_close(piece, original / original.square().mean().sqrt())
@@ -124,7 +124,7 @@ def test_members_and_matrices_of_one_shape_do_not_touch_each_other():
     gradient = matrix(2, 30, 3)
     zeros = torch.zeros(2, sum(state_lengths(segments)), dtype=torch.float64)
     together = update_whitening(zeros, gradient, segments, 0)
-    direction = whole_direction(WHITENED, gradient, gradient, segments, together)
+    direction = whole_direction(WHITENED, gradient, gradient, segments, together, gradient)
     for member in range(2):
         alone = update_whitening(zeros[member], gradient[member], segments, 0)
         torch.testing.assert_close(together[member], alone)
@@ -132,7 +132,7 @@ def test_members_and_matrices_of_one_shape_do_not_touch_each_other():
             gradient[member].split(segments.lengths), flat_states(alone, segments), segments.matrices, strict=True
         ):
             torch.testing.assert_close(state, states_after([piece.view(shape)]))
-        found = whole_direction(WHITENED, gradient[member], gradient[member], segments, alone)
+        found = whole_direction(WHITENED, *[gradient[member]] * 2, segments, alone, gradient[member])
         torch.testing.assert_close(direction[member], found)
     assert not zeros.any()
 
@@ -308,7 +308,7 @@ def test_the_orthogonal_factor_of_whitened_momentum_has_equal_singular_values():
         update_whitening_([state], [matrix(6, 4, step)], step)
     spread = {}
     for name in SETS:
-        (found,) = whole_rows(FEATURE_SETS[name], [gradient], [state])
+        (found,) = whole_rows(FEATURE_SETS[name], [gradient], [state], [gradient])
         values = torch.linalg.svdvals(found)
         spread[name] = float(values.max() / values.min())
         assert found.square().mean().sqrt() == pytest.approx(1, abs=0.2)

@@ -69,7 +69,7 @@ class Replay(nn.Module):
         "l2e-paper",
         "l2e-adaptive",
         "l2e-whitened",
-        "l2e-orthogonal_whitened",
+        "l2e-damped_orthogonal_whitened",
         "kinetic",
         "scale-adapted",
         "scale-adapted-whitened",

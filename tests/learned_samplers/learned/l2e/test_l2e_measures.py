@@ -67,7 +67,8 @@ def test_the_derivatives_are_finite_differences_at_fixed_scales(form, feature_se
     s, phi = state(feature_set=feature_set), weights(feature_set)
     found = assumption_violation(**s, **HYPER, **MORE, phi=phi, form=form, feature_set=feature_set, step=3)
     averages = update_averages(s["averages"], s["gradient"], feature_set)
-    named, at = FEATURE_SETS[feature_set], dict(lr=0.2, num_data=80.0, step=3)
+    own = MORE["prior_precision"]
+    named, at = FEATURE_SETS[feature_set], dict(lr=0.2, num_data=80.0, step=3, prior_precision=own)
     if named.whitens:
         at["whitening"] = update_whitening(s["whitening"], s["gradient"], SEGMENTS, 3)
     scales = TensorScales(s["parameter"], s["gradient"], averages, SEGMENTS, named, **at)

@@ -57,7 +57,7 @@ def test_every_kind_of_network(hidden):
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize("leading", [(1,), (5,), (2, 3)], ids=str)
-@pytest.mark.parametrize("feature_set", ["lean", "matrix", "whitened", "orthogonal_whitened"])
+@pytest.mark.parametrize("feature_set", ["lean", "matrix", "whitened", "damped_orthogonal_whitened"])
 def test_members_with_shared_and_with_own_weights(leading, own, feature_set):
     members = torch.Size(leading).numel()
     phi = networks(feature_set, (8, 8), members if own else None)
@@ -267,6 +267,7 @@ def test_averages_in_bfloat16(form, lengths):
         ("residual", "matrix"),
         ("residual", "whitened"),
         ("residual", "orthogonal_whitened"),
+        ("residual", "damped_orthogonal_whitened"),
         ("preconditioner", "matrix"),
     ],
 )
