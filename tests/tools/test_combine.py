@@ -11,7 +11,7 @@ import torch
 from tests.tools.compare_cases import SMALL, TINY, cells, numbers
 
 # What the table calls L2E with its default weights.
-NAMED = "L2E [l2e-orthogonal-whitened]"
+NAMED = "L2E [l2e-damped]"
 
 
 @pytest.fixture(scope="module")

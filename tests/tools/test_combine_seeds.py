@@ -112,4 +112,4 @@ def test_what_one_comparison_lost_and_another_has_is_not_lost(parts, tmp_path):
     del more["budgets"]["40"]["methods"]["SGD"]
     (tmp_path / "more.json").write_text(json.dumps(more))
     combine.main([str(tmp_path / "lost.json"), str(tmp_path / "more.json"), "--out", str(tmp_path / "out")])
-    assert numbers(tmp_path / "out")["40"]["lost"] == {"L2E [l2e-orthogonal-whitened]": "it diverged, too"}
+    assert numbers(tmp_path / "out")["40"]["lost"] == {"L2E [l2e-damped]": "it diverged, too"}

@@ -100,7 +100,7 @@ def test_convergence_is_that_of_the_chain_layer_by_layer(measured):
         share = np.mean([each[name] for each in both])
         assert methods["SGHMC"]["layers"][name] == pytest.approx(share)
     header = table[table.index("| cR̂ < 1.1 of the layer") :].splitlines()[0]
-    assert [cell.strip() for cell in header.split("|")[2:-1]] == ["L2E [l2e-orthogonal-whitened]", "SGHMC"]
+    assert [cell.strip() for cell in header.split("|")[2:-1]] == ["L2E [l2e-damped]", "SGHMC"]
 
 
 def test_the_plane_holds_the_errors_of_its_samples(measured):

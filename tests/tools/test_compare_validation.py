@@ -31,7 +31,7 @@ def test_tuning_alone_looks_at_no_test_image_and_the_command_goes_on(tmp_path, m
     assert len(list(tmp_path.glob("steps_*/samples/*"))) == 4  # of the chosen settings alone
     best = min(record["validation_nll"] for record in records)
     assert f" {best:.4f} |" in text
-    assert "l2e-orthogonal-whitened" in text
+    assert "l2e-damped" in text
     assert not (tmp_path / "results.json").exists()
 
     ran, run = [], ImageRuns._train

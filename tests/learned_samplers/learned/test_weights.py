@@ -145,15 +145,15 @@ def test_shipped_weights_go_by_name(file, tmp_path, monkeypatch):
 
 def test_the_default_network_is_the_shipped_one_of_the_form(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "SHIPPED", tmp_path)
-    weights.save(tmp_path / "l2e-orthogonal-whitened.safetensors", make_network(seed=1), make_card())
+    weights.save(tmp_path / "l2e-damped.safetensors", make_network(seed=1), make_card())
     weights.save(tmp_path / "l2e-gated.safetensors", make_network(seed=4), make_card())
     scales = {"alpha_scale": 1e-3, "beta_scale": 1e-3, "friction": "algorithm2"}
     weights.save(tmp_path / "l2e-paper.safetensors", make_network(seed=2), make_card(form="paper", scales=scales))
     kinetic = make_card(sampler="KineticL2E", form="kinetic", feature_set="kinetic", scales={})
     weights.save(tmp_path / "kinetic-l2e.safetensors", make_network(2, 1, seed=3), kinetic)
     for make, name in [
-        (lambda p: L2E(p, num_data=10), "l2e-orthogonal-whitened"),
-        (lambda p: L2E(p, num_data=9_999), "l2e-orthogonal-whitened"),
+        (lambda p: L2E(p, num_data=10), "l2e-damped"),
+        (lambda p: L2E(p, num_data=9_999), "l2e-damped"),
         (lambda p: L2E(p, num_data=10_000.0), "l2e-gated"),
         (lambda p: L2E([{"params": p, "num_data": 10}], num_data=50_000), "l2e-gated"),
         (lambda p: L2E(p, num_data=50_000, form="paper"), "l2e-paper"),

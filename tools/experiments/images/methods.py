@@ -91,8 +91,9 @@ _WHEN = ("burn_in", "final_lr")
 _COLD_CHAIN = (*_COLD, *_WHEN)
 _COLD_CHAIN_MOMENTUM = (*_COLD_MOMENTUM, *_WHEN)
 
-# The weights that L2E had before take Adam's steps, not those of whole matrices.
-_EARLIER_L2E = (("l2e", 0.005), ("l2e-first", 0.005))
+# Those that are damped where the data are fitted are for few of them; the weights that L2E had before take Adam's
+# steps, not those of whole matrices.
+_LRS_OF_L2E = (("l2e-damped", 5e-4), ("l2e", 0.005), ("l2e-first", 0.005))
 
 #: In the order in which they are offered; a learned sampler that is cyclical or of the paper's form says so.
 METHODS: dict[str, ImageMethod] = by_name(
@@ -127,13 +128,13 @@ METHODS: dict[str, ImageMethod] = by_name(
     ImageMethod("L2EMatrixStart", builders.l2e_matrix_start, 0.002, tunes=_COLD_CHAIN),
     ImageMethod("L2EWhitenedStart", builders.l2e_whitened_start, 0.002, tunes=_COLD_CHAIN),
     ImageMethod("L2EOrthogonalWhitenedStart", builders.l2e_orthogonal_whitened_start, 0.002, tunes=_COLD_CHAIN),
-    ImageMethod("L2E", builders.l2e, 0.002, tunes=_COLD_CHAIN, network="l2e_network", lr_of=_EARLIER_L2E),
+    ImageMethod("L2E", builders.l2e, 0.002, tunes=_COLD_CHAIN, network="l2e_network", lr_of=_LRS_OF_L2E),
     ImageMethod(
         *("CyclicalL2E", builders.l2e, 0.002),
         tunes=(*_COLD, "exploration_ratio"),
         network="l2e_network",
         cyclical=True,
-        lr_of=_EARLIER_L2E,
+        lr_of=_LRS_OF_L2E,
     ),
     ImageMethod(
         "ScaleAdaptedL2E", builders.scale_adapted_l2e, 0.001, tunes=_COLD_CHAIN, network="scale_adapted_l2e_network"

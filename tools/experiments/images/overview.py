@@ -73,7 +73,7 @@ ROWS = (
         ours=True,
     ),
     Row(
-        '`L2E(network="l2e-orthogonal-whitened")`: without the gate, the default with few data',
+        '`L2E(network="l2e-orthogonal-whitened")`: the direction alone, without the gate',
         "–",
         ("L2EOrthogonalWhitenedStart", "L2E [l2e-orthogonal-whitened]"),
         "L2E, without the gate",

@@ -255,3 +255,26 @@ def test_empty_and_scalar_parameters_are_fine():
     sampler.step()
     assert all(p.isfinite().all() for p in params)
     assert (params[1] != 1).all()
+
+
+@pytest.mark.parametrize("prior_mean", ["initial", None])
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_the_damping_measures_the_way_from_the_priors_mean(prior_mean, native, monkeypatch):
+    """Where the weights are at it nothing pulls, and the default with few data is the direction alone."""
+    monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", native)
+    moved = {}
+    for name in ("default", "l2e-orthogonal-whitened"):
+        generator = torch.Generator().manual_seed(1)
+        weight, bias = (torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 6), (5,)))
+        before = [p.detach().clone() for p in (weight, bias)]
+        group = {"params": [weight, bias], "prior_mean": prior_mean}
+        sampler = L2E([group], 0.001, num_data=50, network=name, temperature=0.0, prior_precision=1.0)
+        for p in (weight, bias):
+            p.grad = 0.005 * torch.randn(p.shape, generator=generator)
+        sampler.step()
+        moved[name] = [p.detach() - start for p, start in zip((weight, bias), before, strict=True)]
+    for damped, undamped in zip(*moved.values(), strict=True):
+        if prior_mean == "initial":
+            assert torch.equal(damped, undamped)
+        else:  # a pull of 1/50 beside gradients of 1/200, of which the average has a tenth
+            assert damped.norm() < 0.2 * undamped.norm()

@@ -34,7 +34,7 @@ def one_after_the_other(tmp_path_factory):
 def test_chains_of_the_default_weights_know_them_by_name(tmp_path):
     sample.main([*SMALL, "--sampler", "L2E", "--out", str(tmp_path)])
     table = (tmp_path / "table.md").read_text()
-    assert "| L2E [l2e-orthogonal-whitened] |" in table
+    assert "| L2E [l2e-damped] |" in table
 
 
 def files(out):

@@ -64,7 +64,7 @@ def test_the_best_settings_come_first_and_decays_stay_decays(tmp_path):
         (
             {"method": "L2E", "l2e_network": "l2e"},
             "L2E",
-            "L2E had l2e_network='l2e' in .*, here it has 'l2e-orthogonal-whitened'",
+            "L2E had l2e_network='l2e' in .*, here it has 'l2e-damped'",
         ),
         ({"num_data": 0}, "SGD", "does not say its number of data; run its command once more"),
     ],
