@@ -213,8 +213,9 @@ def output_grids(
     named = feature_set_named(feature_set)
     # Features 1 and 2 are θ and r.
     with_gradient = [0, *range(3, 3 + len(named.average_decays))]
-    ratios, whole = ("_to_rms" in name for name in named.names), (name.removeprefix("damped_") for name in named.names)
-    with_gradient += [i for i, (r, w) in enumerate(zip(ratios, whole, strict=True)) if r or w.startswith(WHOLE)]
+    for i, name in enumerate(named.names):
+        if "_to_rms" in name or name.removeprefix("damped_").startswith(WHOLE):
+            with_gradient.append(i)
     axis = torch.linspace(-extent, extent, points)
     rows, columns = torch.meshgrid(axis, axis, indexing="ij")
     grids: dict[str, list[Tensor]] = {"alpha": [], "beta": []}

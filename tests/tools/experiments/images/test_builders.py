@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from experiments.images import builders
+from experiments.images.methods import METHODS
 from experiments.images.settings import Settings
 
 from learned_samplers import L2E, ScaleAdaptedL2E
@@ -68,6 +69,13 @@ def test_the_start_that_tables_measure_is_the_one_that_ships():
         assert (weight - begun).abs().max() > 1e-3
         ends.append(weight.detach())
     assert torch.equal(*ends)
+
+
+def test_with_few_data_l2e_runs_at_the_rate_that_its_card_recommends():
+    """As the page of the demo says."""
+    settings = Settings().with_weights(GATED_FROM - 1)
+    own = L2E([torch.nn.Parameter(torch.zeros(2, 3))], num_data=GATED_FROM - 1)
+    assert METHODS["L2E"].rate(settings) == own.card["defaults"]["lr"]
 
 
 def test_comparisons_run_the_default_weights_of_both_learned_samplers():
