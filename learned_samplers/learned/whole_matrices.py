@@ -35,20 +35,26 @@ def unrounded(named: FeatureSet, averages: Tensor, gradient: Tensor) -> Tensor |
 
 
 def damping(ahead: Tensor, parameter: Tensor, decay: Any) -> Tensor:
-    """‖m‖/√(‖m‖² + ‖w·θ‖²) of each matrix, (..., 1, 1): near 1, or small where m is small beside the prior's pull.
+    """‖m‖/√(‖m‖² + ‖w·θ‖²): near 1, or small where m is small beside the prior's pull.
 
     A direction is as long for a small gradient as for a large one. Where few data are fitted, what is left of the
     likelihood's gradient is below the prior's, and a chain that went on at the same pace would only memorise.
 
     Args:
-        ahead: m, an average of gradients of the mean loss, (..., rows, columns), not corrected for its start at zero.
-        parameter: θ less the prior's mean, as many numbers.
+        ahead: ‖m‖², m an average of gradients of the mean loss, not corrected for its start at zero.
+        parameter: ‖θ‖², of θ less the prior's mean, over as many numbers.
         decay: w = λ/N, by which θ is pulled.
     """
-    sides = (-2, -1)
-    mean_square = ahead.square().mean(sides, keepdim=True)
-    pull = parameter.reshape(ahead.shape).square().mean(sides, keepdim=True) * (decay * decay)
-    return ((mean_square + _TINY) / (mean_square + pull + _TINY)).sqrt()
+    return ((ahead + _TINY) / (ahead + parameter * (decay * decay) + _TINY)).sqrt()
+
+
+def _dampings(ahead: Sequence[Tensor], parameters: Sequence[Tensor], decay: Any) -> Sequence[Tensor]:
+    """`damping` of each matrix (..., rows, columns), in shapes that multiply it."""
+    if ahead[0].dim() == 2:  # all tensors together: one by one it takes a tenth of a step
+        m, theta = (torch.stack(list(torch._foreach_norm(list(x)))).square() for x in (ahead, parameters))
+        return damping(m, theta, decay).unbind()
+    sizes = ([each.square().sum((-2, -1), keepdim=True) for each in x] for x in (ahead, parameters))
+    return [damping(*pair, decay) for pair in zip(*sizes, strict=True)]
 
 
 def prior_decay(named: FeatureSet, prior_precision: Any, num_data: Any) -> Any:
@@ -75,7 +81,7 @@ def whole_rows(
 
     ``parameters`` and ``decay``, that of `prior_decay`, are for `damping`.
     """
-    factors = [damping(m, p, decay) for m, p in zip(ahead, parameters, strict=True)] if named.damped else []
+    factors = _dampings(ahead, parameters, decay) if named.damped and ahead else ()
     if named.whitens:
         assert states is not None
         ahead = whitening.whitened(ahead, states, normalise=named.whole == "whitened")
