@@ -54,7 +54,7 @@ def _dampings(ahead: Sequence[Tensor], parameters: Sequence[Tensor], decay: Any)
         m, theta = (torch.stack(list(torch._foreach_norm(list(x)))).square() for x in (ahead, parameters))
         return damping(m, theta, decay).unbind()
     sizes = ([each.square().sum((-2, -1), keepdim=True) for each in x] for x in (ahead, parameters))
-    return [damping(*pair, decay) for pair in zip(*sizes, strict=True)]
+    return [damping(each, theta, decay) for each, theta in zip(*sizes, strict=True)]
 
 
 def prior_decay(named: FeatureSet, prior_precision: Any, num_data: Any) -> Any:
