@@ -42,7 +42,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("meta_tasks.estimators",),
     ("meta_tasks.training",),
     ("meta_tasks",),
-    ("experiments.common",),
+    ("experiments.harness",),
     ("experiments",),
     ("tools",),
 ]

@@ -20,7 +20,7 @@ import torch
 from experiments.bandits.experiment import Runs
 from experiments.bandits.options import parse
 from experiments.bandits.report import report
-from experiments.common.output import command_line, explained, tensorboard_hint
+from experiments.harness.output import command_line, explained, tensorboard_hint
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

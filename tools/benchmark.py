@@ -24,8 +24,8 @@ from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
 from experiments.benchmarks.particles import ParticleBenchmark, benchmark_particles
 from experiments.benchmarks.step import StepBenchmark, benchmark_steps
 from experiments.benchmarks.update import UpdateBenchmark, benchmark_update
-from experiments.common.options import Action, parse_command
-from experiments.common.output import command_line, explained
+from experiments.harness.options import Action, parse_command
+from experiments.harness.output import command_line, explained
 
 COMMANDS: dict[str, tuple[type, Action]] = {
     "step": (StepBenchmark, benchmark_steps),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from experiments.common.output import command_line, explained, write_outputs
+from experiments.harness.output import command_line, explained, write_outputs
 from experiments.images.combined import combined, read, sources
 from experiments.images.compare_notes import NOTES, OTHER_CODE
 from experiments.images.compare_report import tables

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.common.output import command_line, explained, tensorboard_hint
+from experiments.harness.output import command_line, explained, tensorboard_hint
 from experiments.images.compare_figures import draw_all
 from experiments.images.compare_report import BudgetReport, content, tables, write_results
 from experiments.images.compare_validation import validation_tables, write_validation

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from experiments.common.output import explained
+from experiments.harness.output import explained
 from matplotlib.figure import Figure
 
 from learned_samplers.learned import weights

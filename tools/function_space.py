@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from experiments.common.options import parse_command
-from experiments.common.output import command_line, explained
 from experiments.function_space.commands import COMMANDS
+from experiments.harness.options import parse_command
+from experiments.harness.output import command_line, explained
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

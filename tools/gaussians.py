@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 import tyro
-from experiments.common.output import command_line, explained
+from experiments.harness.output import command_line, explained
 from experiments.toys.gaussians import Options, learned, write
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import tyro
-from experiments.common.output import explained
+from experiments.harness.output import explained
 from experiments.meta_training.array_pickle import as_array, load
 from torch import nn
 

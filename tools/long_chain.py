@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 import tyro
-from experiments.common.output import explained
+from experiments.harness.output import explained
 from experiments.images.settings import Settings
 from experiments.meta_training.long_chain import Options, chain, table
 

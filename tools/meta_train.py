@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 import tyro
-from experiments.common.output import command_line, explained, terminated_as_exit
+from experiments.harness.output import command_line, explained, terminated_as_exit
 from experiments.meta_training.cards import commit, reproducing, without_infinities
 from experiments.meta_training.checks import check_sampler, check_tasks
 from experiments.meta_training.cost import cost_table

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.common.devices import prepare_torch
-from experiments.common.output import command_line, explained, tensorboard_hint
+from experiments.harness.devices import prepare_torch
+from experiments.harness.output import command_line, explained, tensorboard_hint
 from experiments.multi_task.comparison import Comparison
 from experiments.multi_task.cost import cost_table
 from experiments.multi_task.options import parse

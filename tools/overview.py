@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from experiments.common.output import explained
+from experiments.harness.output import explained
 from experiments.images.overview import figure, markdown, put_into, scores, temperatures
 
 from learned_samplers.base.files import write_atomically

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tyro
-from experiments.common.output import explained
+from experiments.harness.output import explained
 from experiments.meta_training.paired import Options, run, table
 
 from meta_tasks.training.process import one_core

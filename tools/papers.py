@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from experiments.common.output import explained
+from experiments.harness.output import explained
 from experiments.papers import l2e, others
 from experiments.papers.rows import Row, table
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tyro
-from experiments.common.output import command_line, explained
+from experiments.harness.output import command_line, explained
 from experiments.meta_training.pruned import Options, run
 
 from meta_tasks.training.process import one_core

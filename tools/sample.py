@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 
 import tyro
-from experiments.common.output import command_line, counted, explained, tensorboard_hint, write_outputs
-from experiments.common.tables import markdown
+from experiments.harness.output import command_line, counted, explained, tensorboard_hint, write_outputs
+from experiments.harness.tables import markdown
 from experiments.images.chains import Chains, processes
 from experiments.images.compare_places import place_of, places_line
 from experiments.images.report import content, figure, label, rows

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 import tyro
-from experiments.common.options import at_least, at_least_one, positive
-from experiments.common.output import command_line, explained
+from experiments.harness.options import at_least, at_least_one, positive
+from experiments.harness.output import command_line, explained
 from experiments.meta_training.cards import (
     blend,
     carried_over,

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.common.options import parse_command
-from experiments.common.output import command_line, explained
+from experiments.harness.options import parse_command
+from experiments.harness.output import command_line, explained
 from experiments.toys.bias import Bias
 from experiments.toys.bias import draw as draw_bias
 from experiments.toys.experiment import ZDT3, Mixtures, compare

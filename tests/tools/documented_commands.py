@@ -13,8 +13,8 @@ import papers
 import regression
 import tyro
 from experiments.bandits import options as bandits
-from experiments.common.options import parse_command
 from experiments.function_space.commands import COMMANDS
+from experiments.harness.options import parse_command
 from experiments.images.options import parse_compare
 from experiments.images.sample_options import SampleOptions
 from experiments.meta_training.options import Options as MetaOptions

@@ -7,7 +7,7 @@ import compare
 import numpy as np
 import pytest
 import torch
-from experiments.common.run_store import RunStore
+from experiments.harness.run_store import RunStore
 from experiments.images.comparison import Comparison
 from experiments.images.measures import modes
 from experiments.images.options import parse_compare

@@ -4,7 +4,7 @@ import compare
 import numpy as np
 import pytest
 import torch
-from experiments.common.run_store import RunStore
+from experiments.harness.run_store import RunStore
 from experiments.images.compare_corruptions import CorruptedImages, PublishedImages
 from experiments.images.options import parse_compare
 from experiments.images.runner import ImageRuns

@@ -6,8 +6,8 @@ import compare
 import numpy as np
 import pytest
 import torch
-from experiments.common.run_store import RunStore
-from experiments.common.tuning import Tuning
+from experiments.harness.run_store import RunStore
+from experiments.harness.tuning import Tuning
 from experiments.images.compare_landscapes import best_by_rate
 from experiments.images.methods import METHODS, Setting
 from experiments.images.options import parse_compare

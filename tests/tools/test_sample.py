@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sample
 import torch
-from experiments.common.tables import spread
+from experiments.harness.tables import spread
 from experiments.images.methods import METHODS
 from safetensors.torch import load_file
 

@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from experiments.bandits.options import SCALES, WHEELS, BanditOptions
 from experiments.bandits.posteriors import METHODS, Budget, History, Posterior
 from experiments.bandits.problems import Bandit, mushroom, read_mushrooms, wheel
-from experiments.common.run_store import RunStore, fingerprint
+from experiments.harness.run_store import RunStore, fingerprint
 from meta_tasks.progress import progress
 
 POINTS = 200  # of a regret curve that are kept

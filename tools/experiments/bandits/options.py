@@ -10,9 +10,9 @@ from typing import Annotated
 import tyro
 
 from experiments.bandits.posteriors import METHODS, Budget
-from experiments.common import options as common
-from experiments.common.methods import one_of
-from experiments.common.options import DataOptions, RunOptions, each_once
+from experiments.harness import options as common
+from experiments.harness.methods import one_of
+from experiments.harness.options import DataOptions, RunOptions, each_once
 
 #: The wheel's radii δ by the problem's name.
 WHEELS = {f"wheel_{delta}": delta for delta in (0.5, 0.7, 0.9, 0.95, 0.99)}

@@ -11,8 +11,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from experiments.common.methods import Method, by_name
-from experiments.common.options import at_least, at_least_one, not_negative, positive
+from experiments.harness.methods import Method, by_name
+from experiments.harness.options import at_least, at_least_one, not_negative, positive
 from learned_samplers import FSVGD, SGHMC
 from learned_samplers.base import validation
 from learned_samplers.particles import FittedPrior, measurement_set

@@ -10,9 +10,9 @@ import torch
 
 from experiments.bandits.options import PUBLISHED, SCALES, WHEELS, BanditOptions
 from experiments.bandits.posteriors import METHODS
-from experiments.common.figures import grid_lines, new_figure
-from experiments.common.output import counted, write_outputs
-from experiments.common.tables import markdown, spread
+from experiments.harness.figures import grid_lines, new_figure
+from experiments.harness.output import counted, write_outputs
+from experiments.harness.tables import markdown, spread
 
 Runs = dict[str, dict[str, list[dict[str, Any]]]]  # problem → method → its runs, one a seed
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from experiments.benchmarks.timing import interleaved, lower_decile, write_table
-from experiments.common import compiling
-from experiments.common.compiling import LEAST_CHANNELS
-from experiments.common.options import at_least, at_least_one
-from experiments.common.tables import markdown
+from experiments.harness import compiling
+from experiments.harness.compiling import LEAST_CHANNELS
+from experiments.harness.options import at_least, at_least_one
+from experiments.harness.tables import markdown
 from meta_tasks.networks import architectures
 
 

@@ -27,7 +27,7 @@ from experiments.benchmarks.variants import (
     variant_stepping,
     variants_on,
 )
-from experiments.common.devices import device_name, synchronize
+from experiments.harness.devices import device_name, synchronize
 from meta_tasks.datasets import ImageData
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll

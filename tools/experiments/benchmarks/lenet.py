@@ -12,8 +12,8 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from experiments.benchmarks.timing import interleaved, lower_decile, write_table
-from experiments.common.options import at_least, at_least_one
-from experiments.common.tables import markdown
+from experiments.harness.options import at_least, at_least_one
+from experiments.harness.tables import markdown
 from experiments.multi_task.networks import LeNet
 
 TASKS = 2

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.benchmarks.timing import interleaved, seconds, write_table
-from experiments.common.options import at_least, at_least_one, positive
+from experiments.harness.options import at_least, at_least_one, positive
 from learned_samplers import MGDA, MOOSVGD, MTSGD
 
 NUM_DATA = 120_000

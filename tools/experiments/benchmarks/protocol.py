@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from experiments.benchmarks.variants import variant_rule, variant_stepping
-from experiments.common.devices import device_name, synchronize
+from experiments.harness.devices import device_name, synchronize
 from meta_tasks.estimators import AntitheticES, Evaluator
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.tasks import ImageTaskFamily, family_named

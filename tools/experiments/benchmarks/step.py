@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from experiments.benchmarks.contestants import COMPILED, NUM_DATA, SAMPLERS, lean_l2e, step_of, uncompiled
 from experiments.benchmarks.timing import interleaved, lower_decile, write_table
-from experiments.common.options import at_least, at_least_one
+from experiments.harness.options import at_least, at_least_one
 from learned_samplers import L2E, SGHMC, KineticL2E, MetaSGMCMC
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
 from learned_samplers.learned.whitening import ROOT_EVERY

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from experiments.common.devices import synchronize
+from experiments.harness.devices import synchronize
 from learned_samplers.base.files import write_atomically
 from meta_tasks.progress import progress
 

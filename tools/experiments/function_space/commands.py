@@ -11,18 +11,6 @@ from typing import Annotated, Any, Literal
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from experiments.common.methods import one_of
-from experiments.common.options import (
-    DataOptions,
-    OutputOptions,
-    RunOptions,
-    at_least,
-    at_least_one,
-    not_negative,
-    positive,
-)
-from experiments.common.run_store import RunStore
-from experiments.common.tables import markdown
 from experiments.function_space.image_commands import CIFAR10, MNIST, Attack, AttackCIFAR10, attack, mnist
 from experiments.function_space.report import sine_rows, write
 from experiments.function_space.sine import METHODS as SINE_METHODS
@@ -31,6 +19,18 @@ from experiments.function_space.sine import figure as sine_figure
 from experiments.function_space.uci import METHODS, Protocol
 from experiments.function_space.uci_data import NAMES, load
 from experiments.function_space.uci_runs import Comparison, OutOfTime, compare, tables
+from experiments.harness.methods import one_of
+from experiments.harness.options import (
+    DataOptions,
+    OutputOptions,
+    RunOptions,
+    at_least,
+    at_least_one,
+    not_negative,
+    positive,
+)
+from experiments.harness.run_store import RunStore
+from experiments.harness.tables import markdown
 
 #: "paper": 500 epochs in minibatches of 100 below 1,000 training rows, 3,000 in minibatches of 1,000 above. "cpu":
 #: 2,000 steps in minibatches of 100 for every set.

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from experiments.common.methods import one_of
-from experiments.common.options import DataOptions, RunOptions, at_least_one
-from experiments.common.run_store import RunStore
-from experiments.common.tables import markdown
 from experiments.function_space.attacks import robust_accuracy, share_without_gradient
 from experiments.function_space.image_ensembles import METHODS as IMAGE_METHODS
 from experiments.function_space.image_ensembles import Classifiers, ImageProtocol, ImageRuns
 from experiments.function_space.report import accuracy_figure, attack_tables, error_rows, write
+from experiments.harness.methods import one_of
+from experiments.harness.options import DataOptions, RunOptions, at_least_one
+from experiments.harness.run_store import RunStore
+from experiments.harness.tables import markdown
 from meta_tasks.datasets import load as load_images
 
 #: Nothing that we have of the paper gives the networks or epochs of its 1.21 %, or of its attack on CIFAR-10.

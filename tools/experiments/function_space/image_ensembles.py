@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from experiments.common.run_store import RunStore, data_fingerprint
-from experiments.common.tuning import Choice, tune
 from experiments.function_space.stacked_mlp import StackedMLP
 from experiments.function_space.stacked_resnet import StackedResNet
+from experiments.harness.run_store import RunStore, data_fingerprint
+from experiments.harness.tuning import Choice, tune
 from learned_samplers import FSVGD, SVGD, LinearScalarisation, metrics
 from learned_samplers.particles import FittedPrior, GaussianProcessPrior, classification_loss, measurement_set
 from learned_samplers.particles.measurement import Covariance

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from experiments.common.figures import grid_lines, new_figure
-from experiments.common.output import settings_of, write_outputs
-from experiments.common.tables import markdown, spread
 from experiments.function_space.sine import REGIONS
+from experiments.harness.figures import grid_lines, new_figure
+from experiments.harness.output import settings_of, write_outputs
+from experiments.harness.tables import markdown, spread
 
 Results = Mapping[str, Mapping[str, Any]]
 

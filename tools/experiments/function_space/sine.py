@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.common.figures import new_figure
 from experiments.function_space.image_ensembles import infinite_width
 from experiments.function_space.stacked_mlp import StackedMLP
+from experiments.harness.figures import new_figure
 from learned_samplers import FSVGD, HMC, SVGD, LinearScalarisation, diagnostics
 from learned_samplers.particles import FittedPrior, GaussianProcessPrior, measurement_set
 

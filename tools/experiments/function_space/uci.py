@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from experiments.common.methods import Method, by_name
 from experiments.function_space.stacked_mlp import SeparateGroups, StackedMLP
 from experiments.function_space.uci_data import Standardised
+from experiments.harness.methods import Method, by_name
 from learned_samplers import FSVGD, HMC, SGHMC, SVGD, LinearScalarisation
 from learned_samplers.metrics.regression import mixture_log_density
 from learned_samplers.particles import RBF, FittedPrior, measurement_set, regression_loss

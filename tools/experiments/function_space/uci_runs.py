@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from experiments.common.run_store import RunStore, fingerprint
-from experiments.common.tables import markdown, with_error
-from experiments.common.tuning import Choice, Tuning, next_by_ratio, tune
 from experiments.function_space.uci import HMC_LIMIT, METHODS, Protocol, fit, scores
 from experiments.function_space.uci_data import RegressionData, standardise, validation_folds
+from experiments.harness.run_store import RunStore, fingerprint
+from experiments.harness.tables import markdown, with_error
+from experiments.harness.tuning import Choice, Tuning, next_by_ratio, tune
 
 #: Times that the learning rates are extended where the best lies at their edge.
 EXTENSIONS = 2

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from experiments.common.tables import finished, spread
+from experiments.harness.tables import finished, spread
 from experiments.images.likelihood import likelihood_of
 from experiments.images.result import Result, new_result
 from experiments.images.runner import ImageRuns, store_for

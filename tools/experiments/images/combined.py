@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.common.tables import plain
+from experiments.harness.tables import plain
 from experiments.images.compare_corruptions import images_of
 from experiments.images.compare_statistics import paired
 from experiments.images.compare_verdict import verdict

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.common.figures import grid_lines, new_figure
-from experiments.common.tables import finished, markdown, spread
+from experiments.harness.figures import grid_lines, new_figure
+from experiments.harness.tables import finished, markdown, spread
 from learned_samplers import metrics
 from learned_samplers.posterior.collecting import SampleCollection
 from meta_tasks.datasets import ArrayData, ImageData, TokenData, load_corrupted

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.figures import grid_lines, new_figure
-from experiments.common.tables import finished
+from experiments.harness.figures import grid_lines, new_figure
+from experiments.harness.tables import finished
 from experiments.images.compare_corruptions import corruption_figure
 from experiments.images.compare_landscapes import plane_figure, step_size_figure
 from experiments.images.compare_report import BudgetReport, measured

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.figures import grid_lines, new_figure
-from experiments.common.tuning import Tuning
+from experiments.harness.figures import grid_lines, new_figure
+from experiments.harness.tuning import Tuning
 from experiments.images.compare_report import BudgetReport
 from experiments.images.compare_styles import styles
 from experiments.images.methods import Setting

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from experiments.common.devices import device_name
-from experiments.common.output import counted
+from experiments.harness.devices import device_name
+from experiments.harness.output import counted
 from experiments.images.result import Result
 
 #: A device's name, and torch's threads on it; None in the runs of before these were noted.

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from experiments.common.output import write_outputs
-from experiments.common.run_store import fingerprint
-from experiments.common.tables import finished, markdown, mean_and_std, rectangular, spread
-from experiments.common.tuning import Tuning
+from experiments.harness.output import write_outputs
+from experiments.harness.run_store import fingerprint
+from experiments.harness.tables import finished, markdown, mean_and_std, rectangular, spread
+from experiments.harness.tuning import Tuning
 from experiments.images.compare_corruptions import corruption_numbers, corruption_tables
 from experiments.images.compare_notes import NOTES, OTHER_CODE
 from experiments.images.compare_places import places_line

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from experiments.common.tables import failed_of, finished, mean_and_std, spread
+from experiments.harness.tables import failed_of, finished, mean_and_std, spread
 from experiments.images.result import Result
 from experiments.images.runner import predictions
 from learned_samplers import metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from experiments.common.tables import finished
+from experiments.harness.tables import finished
 from experiments.images.compare_report import BudgetReport
 from experiments.images.report import label
 from learned_samplers import plots

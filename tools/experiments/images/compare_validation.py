@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from experiments.common.tables import failed_of, markdown, rectangular, spread
-from experiments.common.tuning import Tuning
+from experiments.harness.tables import failed_of, markdown, rectangular, spread
+from experiments.harness.tuning import Tuning
 from experiments.images.comparison import Comparison, losers
 from experiments.images.methods import METHODS, Setting
 from experiments.images.result import Result

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.common.tables import finished
+from experiments.harness.tables import finished
 from experiments.images.compare_statistics import image_error, paired
 from experiments.images.methods import METHODS
 from experiments.images.result import Result

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.common.tables import finished
-from experiments.common.tuning import Tuning, score_text, tune
+from experiments.harness.tables import finished
+from experiments.harness.tuning import Tuning, score_text, tune
 from experiments.images.compare_corruptions import NONE, CorruptedImages, PublishedImages
 from experiments.images.compare_places import check_equal_time
 from experiments.images.compare_report import BudgetReport

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from experiments.common.devices import synchronize
-from experiments.common.tables import markdown
+from experiments.harness.devices import synchronize
+from experiments.harness.tables import markdown
 from experiments.images.likelihood import likelihood_of
 from experiments.images.log import Log
 from experiments.images.methods import METHODS, ImageMethod

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from experiments.common.devices import prepare_torch
+from experiments.harness.devices import prepare_torch
 from experiments.images.compare_report import BudgetReport, content, tables, write_results
 from experiments.images.compare_validation import validation_tables, write_validation
 from experiments.images.comparison import Comparison

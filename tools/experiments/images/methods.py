@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from experiments.common.methods import Method, by_name
-from experiments.common.tuning import Choice, Tuning, next_of_series, rates_around
+from experiments.harness.methods import Method, by_name
+from experiments.harness.tuning import Choice, Tuning, next_of_series, rates_around
 from experiments.images import builders
 from learned_samplers import CyclicalSchedule, CyclicalSGMCMC, ScaleAdaptedL2E
 from learned_samplers.learned import weights

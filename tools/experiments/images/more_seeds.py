@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common.tables import failed_of, plain
+from experiments.harness.tables import failed_of, plain
 from experiments.images.methods import SHORT_NAMES
 
 #: Numbers of a comparison that are lists of one value a seed.

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Self
 import torch
 import tyro
 
-from experiments.common.devices import prepare_torch
-from experiments.common.methods import one_of
-from experiments.common.options import (
+from experiments.harness.devices import prepare_torch
+from experiments.harness.methods import one_of
+from experiments.harness.options import (
     DataOptions,
     DeviceOptions,
     RunOptions,

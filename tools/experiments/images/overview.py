@@ -9,8 +9,8 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
-from experiments.common.figures import new_figure
-from experiments.common.read_tables import TableRow, read_rows
+from experiments.harness.figures import new_figure
+from experiments.harness.read_tables import TableRow, read_rows
 
 #: How README's table begins; it ends at the next empty line.
 BEGIN = "| NLL | law |"

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.common.run_store import fingerprint
+from experiments.harness.run_store import fingerprint
 
 Factory = Callable[..., nn.Module]
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from experiments.common.run_store import RunStore
+from experiments.harness.run_store import RunStore
 from experiments.images.effective_size import median_ess
 from experiments.images.likelihood import Regression
 from experiments.images.result import Result

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from experiments.common.figures import new_figure
-from experiments.common.tables import finished, mean_and_std, spread, with_failures
-from experiments.common.tuning import Choice, Tuning
+from experiments.harness.figures import new_figure
+from experiments.harness.tables import finished, mean_and_std, spread, with_failures
+from experiments.harness.tuning import Choice, Tuning
 from experiments.images.methods import METHODS
 from experiments.images.result import Result, score_columns
 from experiments.images.runner import predictions

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from experiments.common.devices import device_name, synchronize
-from experiments.common.run_store import RunStore, data_fingerprint
+from experiments.harness.devices import device_name, synchronize
+from experiments.harness.run_store import RunStore, data_fingerprint
 from experiments.images.gaussians import MINIBATCH_RUNS
 from experiments.images.likelihood import likelihood_of
 from experiments.images.log import VALIDATIONS, Diverged, Log

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from experiments.common.devices import prepare_torch
-from experiments.common.options import at_least_one, each_once
+from experiments.harness.devices import prepare_torch
+from experiments.harness.options import at_least_one, each_once
 from experiments.images.methods import METHODS
 from experiments.images.option_checks import refuse_changed
 from experiments.images.options import ImageOptions, MethodName

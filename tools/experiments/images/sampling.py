@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.common.tuning import Choice, Tuning, score_text, tune
+from experiments.harness.tuning import Choice, Tuning, score_text, tune
 from experiments.images.result import Result
 from experiments.images.runner import ImageRuns, store_for
 from experiments.images.sample_options import SampleOptions

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from experiments.common.run_store import RunStore
+from experiments.harness.run_store import RunStore
 from experiments.images.effective_size import median_ess
 from experiments.images.likelihood import Likelihood, Regression
 from experiments.images.regression import moments, score_regression, validation_nll

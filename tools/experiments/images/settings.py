@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from experiments.common.options import at_least_one, not_negative, share_below_one
+from experiments.harness.options import at_least_one, not_negative, share_below_one
 from experiments.images.own_models import is_own
 from learned_samplers.base.validation import non_negative, one_of, positive
 from learned_samplers.learned.default_weights import l2e_weights

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.common import compiling
+from experiments.harness import compiling
 from experiments.images import own_models
 from experiments.images.likelihood import Likelihood, likelihood_of, outputs_of
 from experiments.images.log import LOGS, VALIDATIONS, Log

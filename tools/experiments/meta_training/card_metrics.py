@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from experiments.common.read_tables import TableRow, read_rows
+from experiments.harness.read_tables import TableRow, read_rows
 
 #: The option that names a learned sampler's weights, by what tables call the sampler, and the weights without it, where
 #: they have always been the same.

@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from experiments.common.devices import device_name, synchronize
-from experiments.common.tables import markdown
+from experiments.harness.devices import device_name, synchronize
+from experiments.harness.tables import markdown
 from experiments.meta_training.options import Options
 from meta_tasks.estimators import AntitheticES
 from meta_tasks.inner_loop.schedule import Horizon

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from experiments.common.options import at_least_one
-from experiments.common.tables import markdown
+from experiments.harness.options import at_least_one
+from experiments.harness.tables import markdown
 from experiments.images.likelihood import Classification, evaluate
 from experiments.images.minibatches import batches
 from experiments.images.settings import Settings

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from experiments.common.options import at_least_one
+from experiments.harness.options import at_least_one
 from experiments.meta_training.sampler_options import SamplerOptions, check_positive
 from learned_samplers.base import validation
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping, TruncatedBackpropagation

@@ -17,7 +17,7 @@ import tyro
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from experiments.common.tables import markdown
+from experiments.harness.tables import markdown
 from experiments.meta_training.cards import blend, check_same_rule
 from learned_samplers.learned import weights
 from learned_samplers.learned.network import flatten, layers_of

@@ -6,8 +6,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from experiments.common.run_store import RunStore
-from experiments.common.tuning import Tuning, score_text, tune
+from experiments.harness.run_store import RunStore
+from experiments.harness.tuning import Tuning, score_text, tune
 from experiments.multi_task.options import Choice, TaskOptions
 from experiments.multi_task.runner import Result, run, store_for
 from meta_tasks.datasets import MultiTaskData

@@ -10,8 +10,8 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from experiments.common.devices import device_name
-from experiments.common.tables import markdown
+from experiments.harness.devices import device_name
+from experiments.harness.tables import markdown
 from experiments.multi_task.comparison import planned_epochs
 from experiments.multi_task.methods import METHODS
 from experiments.multi_task.networks import build

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from experiments.common.methods import Method, by_name
-from experiments.common.options import at_least_one, not_negative, share_below_one
+from experiments.harness.methods import Method, by_name
+from experiments.harness.options import at_least_one, not_negative, share_below_one
 from learned_samplers import MGDA, MOOSVGD, MTSGD, LinearScalarisation, ParetoMTL
 from learned_samplers.particles.base import ParticleSampler
 from meta_tasks.datasets import celeba

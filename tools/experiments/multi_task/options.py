@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from experiments.common import options as common
-from experiments.common.methods import one_of
-from experiments.common.options import DataOptions, DeviceOptions, RunOptions, at_least_one, each_once, not_negative
-from experiments.common.tuning import Choice as Rate
-from experiments.common.tuning import rates_around
+from experiments.harness import options as common
+from experiments.harness.methods import one_of
+from experiments.harness.options import DataOptions, DeviceOptions, RunOptions, at_least_one, each_once, not_negative
+from experiments.harness.tuning import Choice as Rate
+from experiments.harness.tuning import rates_around
 from experiments.multi_task.methods import ENERGIES, METHODS, Settings
 from meta_tasks.datasets import MultiTaskData, load_celeba, load_overlaid
 

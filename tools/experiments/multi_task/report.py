@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.figures import grid_lines, new_figure
-from experiments.common.output import counted, write_outputs
-from experiments.common.tables import finished, markdown, mean_and_std, spread, with_failures
-from experiments.common.tuning import Tuning
+from experiments.harness.figures import grid_lines, new_figure
+from experiments.harness.output import counted, write_outputs
+from experiments.harness.tables import finished, markdown, mean_and_std, spread, with_failures
+from experiments.harness.tuning import Tuning
 from experiments.multi_task.methods import ENERGIES, METHODS
 from experiments.multi_task.options import Choice, TaskOptions
 from experiments.multi_task.runner import Result

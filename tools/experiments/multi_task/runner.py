@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
 
-from experiments.common.devices import synchronize
-from experiments.common.run_store import RunStore, data_fingerprint
+from experiments.harness.devices import synchronize
+from experiments.harness.run_store import RunStore, data_fingerprint
 from experiments.multi_task.methods import METHODS, Settings, make_sampler, uses_features
 from experiments.multi_task.networks import ParticleNetwork, build
 from learned_samplers import metrics

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import learned_samplers as ls
-from experiments.common.figures import new_figure
-from experiments.common.options import at_least_one
-from experiments.common.output import settings_of, write_outputs
-from experiments.common.tables import markdown
+from experiments.harness.figures import new_figure
+from experiments.harness.options import at_least_one
+from experiments.harness.output import settings_of, write_outputs
+from experiments.harness.tables import markdown
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.simulation import Simulation
 from learned_samplers.classical.adapted import diagonal_mass_rule

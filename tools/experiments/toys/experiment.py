@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.common.options import RunOptions, at_least_one, not_negative, positive
-from experiments.common.output import counted, settings_of, write_outputs
-from experiments.common.run_store import RunStore
-from experiments.common.tables import markdown, spread
+from experiments.harness.options import RunOptions, at_least_one, not_negative, positive
+from experiments.harness.output import counted, settings_of, write_outputs
+from experiments.harness.run_store import RunStore
+from experiments.harness.tables import markdown, spread
 from experiments.toys.figures import panels_figure, rows_figure
 from experiments.toys.methods import METHODS, ON_A_FRONT, Maker
 from experiments.toys.problems import (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.common.figures import grid_lines, new_figure
+from experiments.harness.figures import grid_lines, new_figure
 from experiments.toys.problems import mixture_energies, zdt3_front
 
 #: Step → particles in the plane, (M, 2).

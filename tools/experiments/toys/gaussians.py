@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments.common.figures import new_figure
-from experiments.common.options import at_least_one, not_negative
-from experiments.common.output import settings_of, write_outputs
-from experiments.common.tables import markdown
+from experiments.harness.figures import new_figure
+from experiments.harness.options import at_least_one, not_negative
+from experiments.harness.output import settings_of, write_outputs
+from experiments.harness.tables import markdown
 from learned_samplers.learned import weights
 from learned_samplers.learned.network import flatten, layers_of
 from learned_samplers.plots import PALETTE

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from experiments.common.figures import new_figure
-from experiments.common.options import at_least, at_least_one, not_negative, positive
-from experiments.common.output import settings_of
+from experiments.harness.figures import new_figure
+from experiments.harness.options import at_least, at_least_one, not_negative, positive
+from experiments.harness.output import settings_of
 from learned_samplers import HMC, L2E, SGHMC, PosteriorSamples
 from learned_samplers.base.files import write_atomically
 from learned_samplers.posterior.collecting import SampleCollection

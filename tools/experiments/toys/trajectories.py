@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.common.figures import new_figure
-from experiments.common.output import settings_of, write_outputs
-from experiments.common.tables import markdown
+from experiments.harness.figures import new_figure
+from experiments.harness.output import settings_of, write_outputs
+from experiments.harness.tables import markdown
 from learned_samplers import L2E, SGHMC, CyclicalSGMCMC
 from learned_samplers.plots import PALETTE
 

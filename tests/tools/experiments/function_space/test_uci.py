@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from experiments.common.tuning import Choice, Tuning
 from experiments.function_space.uci import METHODS, Fit, Networks, Protocol, fit, prior_by_group, scores
 from experiments.function_space.uci_data import RegressionData, load, standardise
 from experiments.function_space.uci_runs import Comparison, Run, compare, tables
+from experiments.harness.tuning import Choice, Tuning
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from learned_samplers.particles import FittedPrior

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from experiments.common.figures import new_figure
+from experiments.harness.figures import new_figure
 from experiments.images import compare_figures, report
 from experiments.images.compare_figures import draw
 from experiments.images.compare_report import BudgetReport

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from experiments.common.tuning import Tuning
+from experiments.harness.tuning import Tuning
 from experiments.images.compare_report import measured
 from experiments.images.compare_statistics import collapsed, image_error, losses, paired, robustness
 from experiments.images.log import Log

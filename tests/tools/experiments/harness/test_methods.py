@@ -8,8 +8,8 @@ from typing import Annotated
 import pytest
 import tyro
 from experiments.bandits.posteriors import METHODS as BANDIT_METHODS
-from experiments.common.methods import one_of
 from experiments.function_space.uci import METHODS as REGRESSION_METHODS
+from experiments.harness.methods import one_of
 from experiments.images.methods import METHODS as IMAGE_METHODS
 from experiments.multi_task.methods import METHODS as TASK_METHODS
 

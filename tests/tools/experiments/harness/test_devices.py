@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from experiments.common.devices import keep_freed_memory
+from experiments.harness.devices import keep_freed_memory
 
 _FAULTS = """
 import resource, sys, torch
-from experiments.common.devices import keep_freed_memory
+from experiments.harness.devices import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
 def step():

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.common.tables import plain
+from experiments.harness.tables import plain
 
 _COMMAND = re.compile(r"^(?:- (?P<labels>[^`]*): )?`(?:for [^`]*do )?(?P<command>python tools/compare\.py [^`]*)`?\s*$")
 _BUDGET = re.compile(r"^#+ (\d+) gradients$")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
-from experiments.common.tables import finished, markdown, mean_and_std, spread, with_error, with_failures
+from experiments.harness.tables import finished, markdown, mean_and_std, spread, with_error, with_failures
 
 
 def test_table_cells():

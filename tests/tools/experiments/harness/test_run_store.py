@@ -12,7 +12,7 @@ import sys
 
 import pytest
 import torch
-from experiments.common.run_store import RunStore, fingerprint
+from experiments.harness.run_store import RunStore, fingerprint
 
 from learned_samplers.base.locks import LOCK
 
@@ -44,7 +44,7 @@ def test_another_torch_makes_it_again(tmp_path, monkeypatch):
 
 def test_runs_of_other_code_are_read_and_that_is_said_once(tmp_path, monkeypatch, capsys):
     def code(digest):
-        monkeypatch.setattr("experiments.common.run_store.code_fingerprint", lambda *folders: digest)
+        monkeypatch.setattr("experiments.harness.run_store.code_fingerprint", lambda *folders: digest)
 
     code("before")
     for name in ("one", "two"):
@@ -146,8 +146,8 @@ def test_a_store_below_another_has_its_data(tmp_path):
 WRITER = """
 import sys, time
 from pathlib import Path
-from experiments.common.output import explained
-from experiments.common.run_store import RunStore
+from experiments.harness.output import explained
+from experiments.harness.run_store import RunStore
 
 def make():
     print("made", flush=True)
@@ -220,7 +220,7 @@ def test_the_ranks_of_one_launch_are_one_owner(tmp_path):
     first.begin("one")
     record = (tmp_path / LOCK).read_text()
     code = (
-        "import sys; from experiments.common.run_store import RunStore, Path; RunStore(Path(sys.argv[1])).begin('two')"
+        "import sys; from experiments.harness.run_store import RunStore, Path; RunStore(Path(sys.argv[1])).begin('two')"
     )
     for rank, refused in (("1", False), ("0", True)):
         command = [sys.executable, "-c", code, str(tmp_path)]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import pytest
-from experiments.common.tuning import (
+from experiments.harness.tuning import (
     Choice,
     mean_score,
     nearest,

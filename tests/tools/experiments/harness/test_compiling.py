@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from experiments.common.compiling import bears_channels_last, compiled
+from experiments.harness.compiling import bears_channels_last, compiled
 from torch import nn
 
 from meta_tasks.networks import architectures
