@@ -6,10 +6,8 @@ import shlex
 from pathlib import Path
 
 import benchmark
-import contours
 import gaussians
 import overview
-import papers
 import regression
 import tyro
 from experiments.bandits import options as bandits
@@ -56,10 +54,8 @@ PARSERS = {
     "benchmark": lambda arguments: parse_command(benchmark.COMMANDS, arguments, None),
     "regression": lambda arguments: tyro.cli(regression.Options, args=arguments),
     "gaussians": lambda arguments: tyro.cli(gaussians.Options, args=arguments),
-    "contours": lambda arguments: tyro.cli(contours.Options, args=arguments),
     "meta_train": check_meta_train,
     "overview": lambda arguments: tyro.cli(overview.Options, args=arguments),
-    "papers": lambda arguments: tyro.cli(papers.Options, args=arguments),
 }
 
 
