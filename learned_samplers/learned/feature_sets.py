@@ -36,7 +36,7 @@ class FeatureSet:
     #: d of the average that it is made of.
     whole_decay: float = 0.9
     #: Whether it becomes short where the gradients are small beside the prior's pull, see
-    #: `learned_samplers.learned.whole_matrices.damping`.
+    #: `learned_samplers.base.matrices.attenuation`.
     damped: bool = False
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class FeatureSet:
 
     @property
     def whitens(self) -> bool:
-        """Whether the rule keeps a covariance of each matrix, see `learned_samplers.learned.whitening`."""
+        """Whether the rule keeps a covariance of each matrix, see `learned_samplers.base.whitening`."""
         return self.whole in ("whitened", "orthogonal_whitened")
 
     @property

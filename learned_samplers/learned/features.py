@@ -59,8 +59,8 @@ def features(
     - "adaptive_run": also t/(t+τ) at τ = 10,000, and after the rest (t − 1)/``total_steps`` held to 1 ("progress", the
       share of the run that is over) and 1 ("has_total"), or 0 and 0 where the length of the run is not known.
     - "matrix": "adaptive_run" and, as the last adaptive row, the orthogonal factor of the momentum of each whole matrix
-      (`learned_samplers.learned.orthogonal`), with "is_matrix" as the last of the context: 0 for biases and the like.
-    - "whitened": the same with `learned_samplers.learned.whitening` in the place of the orthogonal factor.
+      (`learned_samplers.base.matrices`), with "is_matrix" as the last of the context: 0 for biases and the like.
+    - "whitened": the same with `learned_samplers.base.whitening` in the place of the orthogonal factor.
     - "orthogonal_whitened": with the orthogonal factor of that.
     - "damped_orthogonal_whitened": with that factor times ‖m‖/√(‖m‖² + ‖λθ/N‖²), m the average that it is made of: it
       becomes short where the gradients are small beside the prior's pull.

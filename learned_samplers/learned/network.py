@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.whitening import update_whitening
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.features import FLOOR, TensorScales, update_averages
-from learned_samplers.learned.whitening import update_whitening
 from learned_samplers.learned.whole_matrices import unrounded
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).

@@ -15,6 +15,8 @@ from learned_samplers.base.master_weights import working_dtype
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import GroupInputs
+from learned_samplers.base.whitening import RootSteps, initial_whitening
+from learned_samplers.base.whitening import state_shape as whitening_shape
 from learned_samplers.learned.badge import HEURISTIC, badge_of
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.flat_buffers import gather, scatter, together
@@ -22,8 +24,6 @@ from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
 from learned_samplers.learned.network_check import check_forward
 from learned_samplers.learned.settings import LearnedSettings, differences
 from learned_samplers.learned.weights import resolve
-from learned_samplers.learned.whitening import RootSteps, initial_whitening
-from learned_samplers.learned.whitening import state_shape as whitening_shape
 from learned_samplers.learned.whole_matrices import warn_if_slow
 
 #: The learned samplers by the name of their class, which is their name in cards and on the command line too. A subclass

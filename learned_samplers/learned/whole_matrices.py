@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from learned_samplers.base import matrices, whitening
+from learned_samplers.base.matrices import attenuations, averaged, orthogonal
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned import orthogonal, whitening
 from learned_samplers.learned.feature_sets import FeatureSet
-
-# In `damping`: 1 without a pull, whatever the gradient, and differentiable where both are zero.
-_TINY = 1e-30
-# Above this many operations a step on a CPU, some .2 to .4 s of a core, users are told.
-_MANY_OPERATIONS = 2e10
-
-
-def averaged(average: Tensor, gradient: Tensor, decay: float) -> Tensor:
-    """d·m + (1−d)·g in the gradient's precision: the average after this gradient, or of that one a step ahead of it."""
-    return torch.lerp(average.to(gradient.dtype), gradient, 1 - decay)
 
 
 def unrounded(named: FeatureSet, averages: Tensor, gradient: Tensor) -> Tensor | None:
@@ -32,29 +22,6 @@ def unrounded(named: FeatureSet, averages: Tensor, gradient: Tensor) -> Tensor |
     if named.whole is None or averages.dtype == gradient.dtype:
         return None
     return averaged(averages[..., named.whole_average, :], gradient, named.whole_decay)
-
-
-def damping(ahead: Tensor, parameter: Tensor, decay: Any) -> Tensor:
-    """‖m‖/√(‖m‖² + ‖w·θ‖²): near 1, or small where m is small beside the prior's pull.
-
-    A direction is as long for a small gradient as for a large one. Where few data are fitted, what is left of the
-    likelihood's gradient is below the prior's, and a chain that went on at the same pace would only memorise.
-
-    Args:
-        ahead: ‖m‖², m an average of gradients of the mean loss, not corrected for its start at zero.
-        parameter: ‖θ‖², of θ less the prior's mean, over as many numbers.
-        decay: w = λ/N, by which θ is pulled.
-    """
-    return ((ahead + _TINY) / (ahead + parameter * (decay * decay) + _TINY)).sqrt()
-
-
-def _dampings(ahead: Sequence[Tensor], parameters: Sequence[Tensor], decay: Any) -> Sequence[Tensor]:
-    """`damping` of each matrix (..., rows, columns), in shapes that multiply it."""
-    if ahead[0].dim() == 2:  # all tensors together: one by one it takes a tenth of a step
-        m, theta = (torch.stack(list(torch._foreach_norm(list(x)))).square() for x in (ahead, parameters))
-        return damping(m, theta, decay).unbind()
-    sizes = ([each.square().sum((-2, -1), keepdim=True) for each in x] for x in (ahead, parameters))
-    return [damping(each, theta, decay) for each, theta in zip(*sizes, strict=True)]
 
 
 def prior_decay(named: FeatureSet, prior_precision: Any, num_data: Any) -> Any:
@@ -79,13 +46,13 @@ def whole_rows(
 ) -> list[Tensor]:
     """Of each matrix (..., rows, columns), the average looked ahead of, what the feature set makes of it.
 
-    ``parameters`` and ``decay``, that of `prior_decay`, are for `damping`.
+    ``parameters`` and ``decay``, that of `prior_decay`, are for `attenuation`.
     """
-    factors = _dampings(ahead, parameters, decay) if named.damped and ahead else ()
+    factors = attenuations(ahead, parameters, decay) if named.damped and ahead else ()
     if named.whitens:
         assert states is not None
         ahead = whitening.whitened(ahead, states, normalise=named.whole == "whitened")
-    rows = list(ahead) if named.whole == "whitened" else orthogonal.orthogonal(ahead)
+    rows = list(ahead) if named.whole == "whitened" else orthogonal(ahead)
     return [row * factor for row, factor in zip(rows, factors, strict=True)] if factors else rows
 
 
@@ -102,7 +69,7 @@ def whole_direction(
 
     A tensor of shape (n, ...) is taken as a matrix with n rows, one without a second axis as a single row, and the row
     is `orthogonal` or `whitened` of d·m + (1−d)·g, which looks a step ahead, or the one of the other; of a set that is
-    damped times `damping`.
+    damped times `attenuation`.
 
     Args:
         named: the feature set, with d = ``whole_decay``.
@@ -125,18 +92,11 @@ def whole_direction(
 
 def warn_if_slow(params: Sequence[Tensor], name: str, named: FeatureSet) -> None:
     """Say so where the row of whole matrices takes long at every step; on CPUs alone."""
-    here = [p for p in params if p.device.type == "cpu" and p.numel()]
-    if named.whole is None or not here:
-        return
-    segments = Segments.of(here)
-    what = "momentum whitened" if named.whitens else "orthogonal factor"
-    needed = whitening.operations(segments) if named.whitens else 0.0
-    needed += orthogonal.operations(segments) if named.whole != "whitened" else 0.0
-    if needed > _MANY_OPERATIONS:
-        largest = max(segments.matrices, key=min)
-        warnings.warn(
-            f"{name}'s network sees each matrix's {what}, {needed / 1e9:.0f} billion operations a step here "
-            f"(the largest is {largest[0]}×{largest[1]}): slow on a CPU. Weights without it: network='l2e' of L2E, "
-            "'scale-adapted-l2e' of ScaleAdaptedL2E",
-            stacklevel=5,
+    if named.whole is not None:
+        matrices.warn_if_slow(
+            params,
+            f"{name}'s network sees",
+            "Weights without it: network='l2e' of L2E, 'scale-adapted-l2e' of ScaleAdaptedL2E",
+            whitens=named.whitens,
+            makes_orthogonal=named.whole != "whitened",
         )

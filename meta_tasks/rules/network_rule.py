@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.validation import fraction
+from learned_samplers.base.whitening import state_lengths
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_flat_
@@ -20,7 +21,6 @@ from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of,
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
 from learned_samplers.learned.scale_adapted.rule import ScaleAdaptedL2ESettings
 from learned_samplers.learned.settings import LearnedSettings
-from learned_samplers.learned.whitening import state_lengths
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import SamplerRule, State, arguments_of
 from meta_tasks.rules.start import FeatureStart, Start, WeightStart

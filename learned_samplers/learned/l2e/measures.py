@@ -15,10 +15,10 @@ from torch import Tensor
 
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.whitening import state_lengths
 from learned_samplers.learned.feature_sets import WHOLE, FeatureSet, feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_network, l2e_rule, velocity_scale
 from learned_samplers.learned.network import Phi, RuleArguments, apply_network
-from learned_samplers.learned.whitening import state_lengths
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,7 @@ def l2e_rule(
             None at temperature 0.
         averages: (..., `FeatureSet.num_averages`, d), zeros at the start.
         whitening: (..., w), zeros at the start, of a feature set that `FeatureSet.whitens`, where w is the sum of
-            `learned_samplers.learned.whitening.state_lengths`.
+            `learned_samplers.base.whitening.state_lengths`.
         settings: with s_α = ``alpha_scale`` and s_β = ``beta_scale``, in the residual form in units of the momentum,
             whose equilibrium scale is √T;
 

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learned_samplers.base.matrices import averaged
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.whitening import update_whitening, update_whitening_
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.narrow import STEP
@@ -30,8 +32,7 @@ from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.native.structures import fits, settings_of
 from learned_samplers.learned.network import Phi
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
-from learned_samplers.learned.whitening import update_whitening, update_whitening_
-from learned_samplers.learned.whole_matrices import averaged, prior_decay, whole_direction, whole_rows
+from learned_samplers.learned.whole_matrices import prior_decay, whole_direction, whole_rows
 
 __all__ = ["can_step", "step_flat_", "step_tensors_"]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.whitening import flat_states, state_lengths, update_whitening
 from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, feature_set_named
 from learned_samplers.learned.features import TensorScales, features, update_averages
-from learned_samplers.learned.whitening import flat_states, state_lengths, update_whitening
 
 LENGTHS = (12, 1, 30, 7)
 SHAPES = ((3, 4), (1,), (5, 3, 2), (7,))

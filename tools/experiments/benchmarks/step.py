@@ -16,8 +16,8 @@ from experiments.benchmarks.contestants import COMPILED, NUM_DATA, SAMPLERS, lea
 from experiments.benchmarks.timing import interleaved, lower_decile, write_table
 from experiments.harness.options import at_least, at_least_one
 from learned_samplers import L2E, SGHMC, KineticL2E, MetaSGMCMC
+from learned_samplers.base.whitening import ROOT_EVERY
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
-from learned_samplers.learned.whitening import ROOT_EVERY
 from meta_tasks.networks import architectures
 
 # Sides of images up to which a training step is short enough for all rounds.

@@ -22,7 +22,7 @@ from experiments.images.minibatches import minibatches
 from experiments.images.options import CompareOptions
 from experiments.images.settings import Settings
 from experiments.images.training import build_network, minibatch_run, parameter_groups
-from learned_samplers.learned.whitening import AT_FIRST, ROOT_EVERY
+from learned_samplers.base.whitening import AT_FIRST, ROOT_EVERY
 from meta_tasks.datasets import ImageData, TokenData, keep_labels, shape_of
 from meta_tasks.datasets.token_data import SPECIAL
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.whitening import state_lengths, update_whitening
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.features import TensorScales, update_averages
 from learned_samplers.learned.l2e.measures import assumption_violation, output_grids, term_contributions, term_effects
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.network import NetworkOnChain, build_network, layers_of
-from learned_samplers.learned.whitening import state_lengths, update_whitening
 from meta_tasks.rules.learned import L2ERule
 from tests.learned_samplers.learned.flat_keywords import keywords
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.whitening import state_lengths
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import network as network_code
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.features import features
 from learned_samplers.learned.l2e.rule import L2ESettings, decayed, l2e_rule
 from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
-from learned_samplers.learned.whitening import state_lengths
 from tests.learned_samplers.learned.flat_keywords import keywords
 
 l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")

@@ -3,12 +3,12 @@
 import torch
 
 from learned_samplers.base.segments import Segments
+from learned_samplers.base.whitening import state_lengths, update_whitening
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
-from learned_samplers.learned.whitening import state_lengths, update_whitening
 
 RULES = {"residual": l2e_rule, "paper": l2e_rule, "preconditioner": l2e_precond_rule}
 HYPER = dict(lr=0.02, num_data=3000.0, temperature=0.7, prior_precision=4.0, momentum_decay=0.1, step=6)

@@ -6,7 +6,7 @@ from experiments.benchmarks import step
 from experiments.benchmarks.contestants import SAMPLERS, step_of
 from experiments.benchmarks.step import StepBenchmark, contestants, resnet_steps, training_steps
 
-from learned_samplers.learned import whitening
+from learned_samplers.base import whitening
 
 
 def test_every_training_step_moves_a_network_of_its_own():

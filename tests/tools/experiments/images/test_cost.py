@@ -8,7 +8,7 @@ from experiments.images import cost
 from experiments.images.methods import METHODS
 from experiments.images.settings import Settings
 
-from learned_samplers.learned import whitening
+from learned_samplers.base import whitening
 from meta_tasks.datasets import ImageData
 
 SETTINGS = Settings(model="mlp", hidden=(4,), batch_size=8, steps=100)

@@ -5,7 +5,7 @@ import torch
 from experiments.images.muon import Muon, Shampoo
 from torch import nn
 
-from learned_samplers.learned.orthogonal import orthogonal
+from learned_samplers.base.matrices import orthogonal
 
 
 def test_two_steps_by_hand():

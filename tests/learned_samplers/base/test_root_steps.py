@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learned_samplers import L2E
-from learned_samplers.learned import whitening
+from learned_samplers.base import whitening
 from tests.harness import same
 
 

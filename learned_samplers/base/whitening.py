@@ -1,4 +1,4 @@
-"""The direction of a whole matrix by the covariance of its inputs, which L2E's network may see: momentum, whitened."""
+"""The covariance of a matrix's inputs and its inverse root, by which momentum is whitened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AT_FIRST = 10
 #: Columns that have a covariance together: of more, R is in equal blocks along the diagonal.
 WIDEST_BLOCK = 512
 # Of its Frobenius norm: what is added to R, so that no direction is blown up by noise.
-_DAMPING = 1e-4
+_RIDGE = 1e-4
 _TINY, _FLOOR = 1e-30, 1e-20
 
 
@@ -127,7 +127,7 @@ def update_whitening(
     if torch.is_grad_enabled() and (whitening.requires_grad or gradient.requires_grad):
         raise ValueError(
             "the root of a covariance is not differentiated through: take weights of a feature set that does not "
-            "whiten, such as network='l2e' of L2E, 'scale-adapted-l2e' of ScaleAdaptedL2E"
+            "whiten, such as network='l2e' of L2E"
         )
     whitening = whitening if in_place else whitening.clone()
     update_whitening_(flat_states(whitening, segments), segments.as_matrices(gradient), step)
@@ -214,10 +214,10 @@ def _inverse_root(covariance: Tensor) -> Tensor:
     finite = covariance.to(torch.promote_types(covariance.dtype, torch.float32)).nan_to_num(0.0, 0.0, 0.0)
     size = torch.linalg.matrix_norm(finite, keepdim=True).clamp(min=_TINY)
     eye = torch.eye(finite.shape[-1], dtype=finite.dtype, device=finite.device)
-    # Damped first: with inputs that are always zero the decomposition may not converge in single precision.
-    damped = torch.addcdiv(_DAMPING * eye, finite, size)
+    # The ridge first: with inputs that are always zero the decomposition may not converge in single precision.
+    ridged = torch.addcdiv(_RIDGE * eye, finite, size)
     try:
-        values, vectors = torch.linalg.eigh(damped)
+        values, vectors = torch.linalg.eigh(ridged)
     except torch.linalg.LinAlgError:
-        values, vectors = (x.to(finite) for x in torch.linalg.eigh(damped.double()))
-    return ((vectors * values.clamp(min=_DAMPING).rsqrt().unsqueeze(-2)) @ vectors.mT).to(covariance.dtype)
+        values, vectors = (x.to(finite) for x in torch.linalg.eigh(ridged.double()))
+    return ((vectors * values.clamp(min=_RIDGE).rsqrt().unsqueeze(-2)) @ vectors.mT).to(covariance.dtype)

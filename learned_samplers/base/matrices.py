@@ -1,14 +1,21 @@
-"""The direction of steepest descent of whole matrices, which L2E's network may see: momentum made orthogonal."""
+"""The direction in which a matrix of weights moves: momentum, whitened and made orthogonal, and how long it is.
+
+A matrix M (momentum of a layer, a row an output) becomes `orthogonal` of M·(R + 10⁻⁴·‖R‖)^(−1/2), with R the covariance
+of its inputs (`learned_samplers.base.whitening`), times the `attenuation`. Leading axes are members of a batch.
+"""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from learned_samplers.base import whitening
 from learned_samplers.base.segments import Segments
 
 # p(x) = a·x + b·x³ + c·x⁵, five times over, brings every singular value in (0.003, 1] to between .68 and 1.2: fast and
@@ -16,6 +23,38 @@ from learned_samplers.base.segments import Segments
 _POLYNOMIAL = (3.4445, -4.7750, 2.0315)
 _TIMES = 5
 _FLOOR = 1e-20
+# In `attenuation`: 1 without a pull, whatever the gradient, and differentiable where both are zero.
+_TINY = 1e-30
+# Above this many operations a step on a CPU, some .2 to .4 s of a core, users are told.
+_MANY_OPERATIONS = 2e10
+
+
+def averaged(average: Tensor, gradient: Tensor, decay: float) -> Tensor:
+    """d·m + (1−d)·g in the gradient's precision: the average after this gradient, or of that one a step ahead of it."""
+    return torch.lerp(average.to(gradient.dtype), gradient, 1 - decay)
+
+
+def attenuation(ahead: Tensor, parameter: Tensor, decay: Any) -> Tensor:
+    """‖m‖/√(‖m‖² + ‖w·θ‖²): near 1, or small where m is small beside the prior's pull.
+
+    A direction is as long for a small gradient as for a large one. Where few data are fitted, what is left of the
+    likelihood's gradient is below the prior's, and a chain that went on at the same pace would only memorise.
+
+    Args:
+        ahead: ‖m‖², m an average of gradients of the mean loss, not corrected for its start at zero.
+        parameter: ‖θ‖², of θ less the prior's mean, over as many numbers.
+        decay: w = λ/N, by which θ is pulled.
+    """
+    return ((ahead + _TINY) / (ahead + parameter * (decay * decay) + _TINY)).sqrt()
+
+
+def attenuations(ahead: Sequence[Tensor], parameters: Sequence[Tensor], decay: Any) -> Sequence[Tensor]:
+    """`attenuation` of each matrix (..., rows, columns), in shapes that multiply it."""
+    if ahead[0].dim() == 2:  # all tensors together: one by one it takes a tenth of a step
+        m, theta = (torch.stack(list(torch._foreach_norm(list(x)))).square() for x in (ahead, parameters))
+        return attenuation(m, theta, decay).unbind()
+    sizes = ([each.square().sum((-2, -1), keepdim=True) for each in x] for x in (ahead, parameters))
+    return [attenuation(each, theta, decay) for each, theta in zip(*sizes, strict=True)]
 
 
 def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
@@ -46,6 +85,29 @@ def operations(segments: Segments) -> float:
         elif short > 1:
             total += _TIMES * (4 * short**2 * long + 2 * short**3)
     return total
+
+
+def warn_if_slow(
+    params: Sequence[Tensor], sees: str, instead: str, *, whitens: bool = True, makes_orthogonal: bool = True
+) -> None:
+    """Say so where the directions of these matrices take long at every step; on CPUs alone.
+
+    ``sees`` begins the sentence ("… each matrix's momentum whitened"), ``instead`` ends it.
+    """
+    here = [p for p in params if p.device.type == "cpu" and p.numel()]
+    if not here:
+        return
+    segments = Segments.of(here)
+    what = "momentum whitened" if whitens else "orthogonal factor"
+    needed = whitening.operations(segments) if whitens else 0.0
+    needed += operations(segments) if makes_orthogonal else 0.0
+    if needed > _MANY_OPERATIONS:
+        largest = max(segments.matrices, key=min)
+        warnings.warn(
+            f"{sees} each matrix's {what}, {needed / 1e9:.0f} billion operations a step here "
+            f"(the largest is {largest[0]}×{largest[1]}): slow on a CPU. {instead}",
+            stacklevel=6,
+        )
 
 
 def _newton_schulz(x: Tensor) -> Tensor:
