@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import learned_samplers
 from learned_samplers import (
     HMC,
-    IVON,
     L2E,
     MCLMC,
     PSGLD,
@@ -21,13 +20,14 @@ from learned_samplers import (
     EntropyMCMC,
     KineticL2E,
     MetaSGMCMC,
-    PrecondL2E,
     Sampler,
     ScaleAdaptedL2E,
     ScaleAdaptedSGHMC,
 )
+from learned_samplers.approximations import IVON
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
 from learned_samplers.learned.network import build_network
+from learned_samplers.learned.preconditioned import PrecondL2E
 from learned_samplers.learned.sampler import LearnedSampler
 from learned_samplers.particles.base import ParticleSampler
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import learned_samplers
 import pretrained
-from learned_samplers.learned.sampler import LearnedSampler
 
 FIGURES = Path(__file__).parents[1] / "docs/figures/bias"
 #: What x is, where it is more than lr·k/N.
@@ -35,7 +33,7 @@ def text(name: str) -> str:
     Raises:
         ValueError: a sampler that is not learned has no figure.
     """
-    return learned(name) if issubclass(getattr(learned_samplers, name), LearnedSampler) else drawn(name)
+    return learned(name) if name in _LIKE else drawn(name)
 
 
 def learned(name: str) -> str:

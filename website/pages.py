@@ -19,7 +19,7 @@ from types import FunctionType, ModuleType
 
 import learned_samplers
 import pretrained
-from learned_samplers.learned.sampler import LearnedSampler
+from learned_samplers.learned.sampler import REGISTRY, LearnedSampler
 from website import bias
 
 ROOT = Path(__file__).parents[1]
@@ -29,16 +29,13 @@ FILES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changel
 REFERENCE: dict[str, tuple[str, tuple[str, ...]]] = {
     "samplers": ("Samplers", ("learned_samplers",)),
     "posterior": ("Posterior samples", ("learned_samplers.posterior", "learned_samplers.posterior.uncertainty")),
-    "checks": ("Checks", ("learned_samplers.checks.check", "learned_samplers.checks.step_size")),
+    "checks": ("Checks", ("learned_samplers.checks",)),
     "conventions": ("Conventions", ("learned_samplers.conventions",)),
     "metrics": ("Metrics", ("learned_samplers.metrics",)),
     "diagnostics": ("Diagnostics", ("learned_samplers.diagnostics",)),
     "plots": ("Plots", ("learned_samplers.plots",)),
     "particles": ("Particles", ("learned_samplers.particles",)),
-    "approximations": (
-        "Approximations",
-        tuple(f"learned_samplers.approximations.{name}" for name in ("ivon", "swag", "laplace")),
-    ),
+    "approximations": ("Approximations", ("learned_samplers.approximations",)),
     "weights": ("Weights and cards", ("pretrained", "learned_samplers.learned.weights")),
 }
 _ROOMS = ("datasets", "networks", "tasks", "objectives", "inner_loop", "estimators", "training")
@@ -60,17 +57,22 @@ _CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
 def sampler_names() -> list[str]:
-    """The samplers that have a page: all exported ones that make a chain, in the order of docs/which_sampler.md."""
+    """The samplers that have a page: all that make a chain, in the order of docs/which_sampler.md."""
     order = list(_rows())
-    found = [
-        name
-        for name in learned_samplers.__all__
-        if inspect.isclass(each := getattr(learned_samplers, name))
+    return sorted(samplers(), key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def samplers() -> dict[str, type[learned_samplers.Sampler]]:
+    """The exported samplers that make a chain, and each learned one of the package, by name."""
+    exported = [getattr(learned_samplers, name) for name in learned_samplers.__all__]
+    return {
+        each.__name__: each
+        for each in [*exported, *REGISTRY.values()]
+        if inspect.isclass(each)
         and issubclass(each, learned_samplers.Sampler)
         and each is not learned_samplers.Sampler
-        and not each.__module__.startswith(("learned_samplers.particles", "learned_samplers.approximations"))
-    ]
-    return sorted(found, key=lambda name: (order.index(name) if name in order else len(order), name))
+        and each.__module__.startswith(("learned_samplers.classical.", "learned_samplers.learned."))
+    }
 
 
 def sampler_page(name: str) -> str:
@@ -86,7 +88,7 @@ def sampler_page(name: str) -> str:
             raise ValueError(f"{name} has no {what} in docs/which_sampler.md")
     if not re.search(r"temperature\s+(above\s+)?0", paragraphs[name]):
         raise ValueError(f"{name}'s paragraph in docs/which_sampler.md does not say what it is at temperature 0")
-    sampler = getattr(learned_samplers, name)
+    sampler = samplers()[name]
     facts = [*rows[name].items(), ("paper", source(sampler))]
     parts = [
         f"# {name}",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from learned_samplers.base import validation
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.checks.step_size import suggest_lr
+from learned_samplers.checks import suggest_lr
 from learned_samplers.classical.sgld import SGLD
 
 Loss = Callable[[Tensor, Tensor], Tensor]

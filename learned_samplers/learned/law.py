@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.operations import as_number
-from learned_samplers.checks.check import check_sampler
+from learned_samplers.checks import check_sampler
 from learned_samplers.learned.badge import EARNING
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.flat_buffers import gather

@@ -105,7 +105,7 @@ class L2ERule(CoordinateRule):
 
 
 class PrecondL2ERule(CoordinateRule):
-    """`learned_samplers.PrecondL2E`; arguments are those of `L2ERule`, without a form."""
+    """`learned_samplers.learned.preconditioned.PrecondL2E`; arguments are those of `L2ERule`, without a form."""
 
     name = "PrecondL2E"
     output_names = ("log Q", "log D")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from learned_samplers import SGHMC, SGLD, convert
-from learned_samplers.conventions import PARAMETRISATIONS, prior_precision
+from learned_samplers import SGHMC, SGLD
+from learned_samplers.conventions import PARAMETRISATIONS, convert, prior_precision
 
 positive = st.floats(1e-6, 1e3)
 

@@ -27,7 +27,7 @@ _SETS = tuple(name for name, each in FEATURE_SETS.items() if not each.whitens)
 
 @dataclass(frozen=True, kw_only=True)
 class PreconditionedSettings(LearnedSettings):
-    """The settings of `learned_samplers.PrecondL2E`, where each is explained."""
+    """The settings of `learned_samplers.learned.preconditioned.PrecondL2E`, where each is explained."""
 
     sampler: ClassVar[str] = "PrecondL2E"
 

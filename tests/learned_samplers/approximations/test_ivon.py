@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import IVON, PosteriorSamples, SampleCollection
+from learned_samplers import PosteriorSamples, SampleCollection
+from learned_samplers.approximations import IVON
 from learned_samplers.approximations.ivon import ivon_rule
 from tests.harness import closure_for, flat, small_data, small_network
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learned_samplers import IVON
+from learned_samplers.approximations import IVON
 from tests.harness import closure_for, flat, small_network
 
 N = 64

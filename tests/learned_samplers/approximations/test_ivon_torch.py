@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learned_samplers import IVON
+from learned_samplers.approximations import IVON
 from tests.harness import closure_for, flat, small_data, small_network
 
 

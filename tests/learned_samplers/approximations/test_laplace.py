@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from learned_samplers.approximations.laplace import laplace_samples
+from learned_samplers.approximations import laplace_samples
 from tests.harness import closure_for, small_data, small_network
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from learned_samplers import SGHMC, SWAG, SampleCollection
+from learned_samplers import SGHMC, SampleCollection
+from learned_samplers.approximations import SWAG
 from tests.harness import closure_for, flat, small_data, small_network
 
 

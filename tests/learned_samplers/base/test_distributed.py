@@ -14,7 +14,8 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 _PREAMBLE = """
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from learned_samplers import HMC, IVON, SGHMC, SGLD, PosteriorSamples, SampleCollection
+from learned_samplers import HMC, SGHMC, SGLD, PosteriorSamples, SampleCollection
+from learned_samplers.approximations import IVON
 from learned_samplers.particles import SVGD
 
 def new_model():

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from learned_samplers import IVON, MCLMC, SGHMC, CyclicalSGMCMC, check_sampler, suggest_lr
+from learned_samplers import MCLMC, SGHMC, CyclicalSGMCMC, check_sampler, suggest_lr
+from learned_samplers.approximations import IVON
 from learned_samplers.checks.linear import ScriptedNoise, read_linear_step
 from tests.harness import small_data, small_network
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import pretrained
-from learned_samplers import L2E, KineticL2E, MetaSGMCMC, PrecondL2E, ScaleAdaptedL2E
+from learned_samplers import L2E, KineticL2E, MetaSGMCMC, ScaleAdaptedL2E
 from learned_samplers.learned import weights
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import build_network
+from learned_samplers.learned.preconditioned import PrecondL2E
 from tests.learned_samplers.learned.test_weights import make_card, make_network, rewrite_card
 
 

@@ -9,9 +9,10 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 import torch
 
-from learned_samplers import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
+from learned_samplers import L2E, KineticL2E, MetaSGMCMC
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings
+from learned_samplers.learned.preconditioned import PrecondL2E
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
 from learned_samplers.learned.sampler import REGISTRY
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learned_samplers import L2E, PrecondL2E
+from learned_samplers import L2E
 from learned_samplers.learned import two_passes
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE, native_library
 from learned_samplers.learned.network import layers_of
+from learned_samplers.learned.preconditioned import PrecondL2E
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
 from meta_tasks.rules.learned import L2ERule
 

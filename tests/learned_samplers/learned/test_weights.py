@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import pretrained
-from learned_samplers import L2E, KineticL2E, PrecondL2E
+from learned_samplers import L2E, KineticL2E
 from learned_samplers.learned import cards, weights
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES
 from learned_samplers.learned.network import build_network
+from learned_samplers.learned.preconditioned import PrecondL2E
 
 
 def make_card(**changes):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import L2E, PrecondL2E, ScaleAdaptedL2E
+from learned_samplers import L2E, ScaleAdaptedL2E
 from learned_samplers.base import whitening
 from learned_samplers.base.matrices import orthogonal
 from learned_samplers.base.segments import Segments
@@ -22,6 +22,7 @@ from learned_samplers.base.whitening import (
 )
 from learned_samplers.learned.feature_sets import FEATURE_SETS, FeatureSet
 from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.preconditioned import PrecondL2E
 from learned_samplers.learned.whole_matrices import whole_direction, whole_rows
 
 D = whitening.COVARIANCE_DECAY

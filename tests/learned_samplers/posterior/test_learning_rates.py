@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import IVON, SGLD, CyclicalSchedule, PosteriorSamples
+from learned_samplers import SGLD, CyclicalSchedule, PosteriorSamples
+from learned_samplers.approximations import IVON
 
 
 def step(model, sampler):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from learned_samplers import (
     BAOA,
-    IVON,
     L2E,
     MCLMC,
     PSGLD,
@@ -23,13 +22,14 @@ from learned_samplers import (
     EntropyMCMC,
     KineticL2E,
     MetaSGMCMC,
-    PrecondL2E,
     Sampler,
     ScaleAdaptedL2E,
     ScaleAdaptedSGHMC,
 )
+from learned_samplers.approximations import IVON
 from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
+from learned_samplers.learned.preconditioned import PrecondL2E
 
 NUM_DATA = 50_000
 LR = 1e-9

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from experiments.benchmarks.contestants import COMPILED, SAMPLERS, step_of, uncompiled
 from experiments.benchmarks.timing import write_table
-from learned_samplers import MGDA, MOOSVGD, MTSGD, SVGD
+from learned_samplers import MOOSVGD, MTSGD, SVGD
+from learned_samplers.particles import MGDA
 from learned_samplers.particles.base import ParticleSampler
 
 #: Name in the table → the sampler and its number of targets K.

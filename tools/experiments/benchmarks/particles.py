@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from experiments.benchmarks.timing import interleaved, seconds, write_table
 from experiments.harness.options import at_least, at_least_one, positive
-from learned_samplers import MGDA, MOOSVGD, MTSGD
+from learned_samplers import MOOSVGD, MTSGD
+from learned_samplers.particles import MGDA
 
 NUM_DATA = 120_000
 

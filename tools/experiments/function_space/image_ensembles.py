@@ -17,8 +17,14 @@ from experiments.function_space.stacked_mlp import StackedMLP
 from experiments.function_space.stacked_resnet import StackedResNet
 from experiments.harness.run_store import RunStore, data_fingerprint
 from experiments.harness.tuning import Choice, tune
-from learned_samplers import FSVGD, SVGD, LinearScalarisation, metrics
-from learned_samplers.particles import FittedPrior, GaussianProcessPrior, classification_loss, measurement_set
+from learned_samplers import FSVGD, SVGD, metrics
+from learned_samplers.particles import (
+    FittedPrior,
+    GaussianProcessPrior,
+    LinearScalarisation,
+    classification_loss,
+    measurement_set,
+)
 from learned_samplers.particles.measurement import Covariance
 from meta_tasks.datasets import ImageData
 from meta_tasks.progress import progress

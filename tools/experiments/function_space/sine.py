@@ -14,8 +14,8 @@ from torch import Tensor
 from experiments.function_space.image_ensembles import infinite_width
 from experiments.function_space.stacked_mlp import StackedMLP
 from experiments.harness.figures import new_figure
-from learned_samplers import FSVGD, HMC, SVGD, LinearScalarisation, diagnostics
-from learned_samplers.particles import FittedPrior, GaussianProcessPrior, measurement_set
+from learned_samplers import FSVGD, HMC, SVGD, diagnostics
+from learned_samplers.particles import FittedPrior, GaussianProcessPrior, LinearScalarisation, measurement_set
 
 RANGES = ((-4.0, -1.0), (1.0, 4.0))
 GRID = (-6.0, 6.0)

@@ -14,9 +14,9 @@ from torch import Tensor
 from experiments.function_space.stacked_mlp import SeparateGroups, StackedMLP
 from experiments.function_space.uci_data import Standardised
 from experiments.harness.methods import Method, by_name
-from learned_samplers import FSVGD, HMC, SGHMC, SVGD, LinearScalarisation
+from learned_samplers import FSVGD, HMC, SGHMC, SVGD
 from learned_samplers.metrics.regression import mixture_log_density
-from learned_samplers.particles import RBF, FittedPrior, measurement_set, regression_loss
+from learned_samplers.particles import RBF, FittedPrior, LinearScalarisation, measurement_set, regression_loss
 from meta_tasks.progress import progress
 
 #: HMC takes gradients over all rows: for sets with fewer than this many in all.

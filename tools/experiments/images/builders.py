@@ -15,7 +15,6 @@ from experiments.images.muon import Muon, Shampoo
 from learned_samplers import (
     BAOA,
     HMC,
-    IVON,
     L2E,
     MCLMC,
     PSGLD,
@@ -30,6 +29,7 @@ from learned_samplers import (
     ScaleAdaptedL2E,
     ScaleAdaptedSGHMC,
 )
+from learned_samplers.approximations import IVON
 from learned_samplers.learned import weights
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.l2e.rule import L2ESettings

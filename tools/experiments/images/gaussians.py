@@ -20,7 +20,7 @@ from experiments.images.training import (
     point_runs,
     sampler_run,
 )
-from learned_samplers import SWAG, laplace_samples
+from learned_samplers.approximations import SWAG, laplace_samples
 from learned_samplers.base.optional import require
 from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from experiments.harness.methods import Method, by_name
 from experiments.harness.options import at_least_one, not_negative, share_below_one
-from learned_samplers import MGDA, MOOSVGD, MTSGD, LinearScalarisation, ParetoMTL
+from learned_samplers import MOOSVGD, MTSGD
+from learned_samplers.particles import MGDA, LinearScalarisation, ParetoMTL
 from learned_samplers.particles.base import ParticleSampler
 from meta_tasks.datasets import celeba
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from learned_samplers import MGDA, MOOSVGD, MTSGD, LinearScalarisation, ParetoMTL
-from learned_samplers.particles import RBF
+from learned_samplers import MOOSVGD, MTSGD
+from learned_samplers.particles import MGDA, RBF, LinearScalarisation, ParetoMTL
 from learned_samplers.particles.base import ParticleSampler
 
 Maker = Callable[..., ParticleSampler]

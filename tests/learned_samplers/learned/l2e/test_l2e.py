@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
-from learned_samplers import L2E, SGHMC, KineticL2E, PrecondL2E
+from learned_samplers import L2E, SGHMC, KineticL2E
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.optimizer import PUBLISHED_CODE
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.network import layers_of
+from learned_samplers.learned.preconditioned import PrecondL2E
 from tests.harness import flat, small_data, small_network
 from tests.learned_samplers.learned.flat_keywords import keywords
 from tests.learned_samplers.learned.l2e.l2e_cases import chain, network

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import L2E, KineticL2E, PrecondL2E
+from learned_samplers import L2E, KineticL2E
+from learned_samplers.learned.preconditioned import PrecondL2E
 from tests.harness import closure_for, flat, small_network
 from tests.learned_samplers.learned.l2e.l2e_cases import network
 

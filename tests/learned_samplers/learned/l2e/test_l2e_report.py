@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from learned_samplers import L2E, SGHMC, PrecondL2E, check_sampler
+from learned_samplers import L2E, SGHMC, check_sampler
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e.measures import assumption_violation, term_contributions, term_effects
 from learned_samplers.learned.l2e.report import flat_states
 from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
 from learned_samplers.learned.law import gaussian_law, l2e_law
 from learned_samplers.learned.network import build_network
+from learned_samplers.learned.preconditioned import PrecondL2E
 from tests.harness import closure_for, small_network
 from tests.learned_samplers.learned.flat_keywords import keywords
 

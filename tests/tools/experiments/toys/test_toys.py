@@ -22,7 +22,7 @@ from experiments.toys.problems import (
 )
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from learned_samplers import MGDA
+from learned_samplers.particles import MGDA
 
 
 def test_mixtures_are_the_papers():
