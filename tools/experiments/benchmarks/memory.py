@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from experiments.benchmarks.contestants import COMPILED, SAMPLERS, step_of, uncompiled
+from experiments.benchmarks.samplers import COMPILED, SAMPLERS, step_of, uncompiled
 from experiments.benchmarks.timing import write_table
+from experiments.harness.tables import markdown
 from learned_samplers import MOOSVGD, MTSGD, SVGD
-from learned_samplers.particles import MGDA
 from learned_samplers.particles.base import ParticleSampler
 
 #: Name in the table → the sampler and its number of targets K.
@@ -24,14 +24,10 @@ PARTICLE_SAMPLERS: dict[str, tuple[Callable[..., ParticleSampler], int]] = {
     "SVGD": (SVGD, 1),
     "MT-SGD": (MTSGD, 2),
     "MOO-SVGD": (MOOSVGD, 2),
-    "MGDA": (MGDA, 2),
 }
-
-# Tensors that the weights of a sampler are in, besides one.
-_COLUMNS = 200
-_TENSORS = 200
-# Of glibc's mallopt.
-_M_MMAP_THRESHOLD = -3
+_TENSORS = 200  # that the weights of a sampler are in, besides one
+_COLUMNS = 200  # of each
+_M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class MemoryBenchmark:
 
     def __post_init__(self) -> None:
         for name in ("particles", "parameters"):
-            if getattr(self, name) and min(getattr(self, name)) < 1:
+            if min(getattr(self, name), default=1) < 1:
                 raise ValueError(f"{name} must hold positive integers, got {getattr(self, name)}")
         if self.weights and self.weights < _TENSORS:
             raise ValueError(f"weights must be 0 or at least {_TENSORS}, got {self.weights}")
@@ -69,17 +65,13 @@ def extra_bytes(name: str, particles: int, parameters: int) -> int:
         loss = x.square().sum(1)
         return loss if targets == 1 else torch.stack([loss * (k + 1) for k in range(targets)])
 
-    before = peak_bytes()
+    before = memory("VmHWM")
     sampler.step(closure)
-    return peak_bytes() - before
+    return memory("VmHWM") - before
 
 
-def peak_bytes() -> int:
-    """This process's peak of resident memory. (That of `resource.getrusage` begins with the parent's.)"""
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int:
+def memory(name: str) -> int:
+    """Bytes of this process: VmHWM is its peak of resident memory (`resource.getrusage` begins with the parent's)."""
     status = Path("/proc/self/status").read_text()
     return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{name}:"))
 
@@ -101,10 +93,10 @@ def step_bytes(name: str, weights: int, tensors: int, compiled: bool) -> tuple[f
     step()
     kept = [x.untyped_storage() for x in tree_leaves(list(sampler.state.values())) if isinstance(x, Tensor)]
     state = {storage.data_ptr(): storage.nbytes() for storage in kept}
-    before = _status("VmRSS")
+    before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     step()
-    return sum(state.values()) / size, max(peak_bytes() - before, 0) / size
+    return sum(state.values()) / size, max(memory("VmHWM") - before, 0) / size
 
 
 def in_its_own_process(measure: Callable[..., Any], *arguments: Any) -> Any:
@@ -116,36 +108,28 @@ def in_its_own_process(measure: Callable[..., Any], *arguments: Any) -> Any:
 def benchmark_memory(options: MemoryBenchmark, command: str = "python tools/benchmark.py memory") -> None:
     tables = []
     if options.weights:
-        tables.append(_sampler_table(options.weights))
-    if options.particles and options.parameters:
-        tables.append(_particle_table(options))
+        cases = [(name, compiled) for name in SAMPLERS for compiled in (True, False) if compiled or name in COMPILED]
+        tables.append(markdown([_sampler_row(*case, options.weights) for case in cases]))
+    if rows := [_particle_row(m, d) for d in options.parameters for m in options.particles]:
+        tables.append(markdown(rows))
     write_table(options.out, command, "\n\n".join([f"torch {torch.__version__}", *tables]))
 
 
-def _sampler_table(weights: int) -> str:
+def _sampler_row(name: str, compiled: bool, weights: int) -> dict[str, str]:
     """State, and peak of a step above it, as bytes a weight and as multiples of the weights."""
-    lines = [
-        f"| {weights:,} weights | state, bytes a weight | peak of a step above it, {_TENSORS} tensors | one tensor |",
-        "|---|---:|---:|---:|",
-    ]
-    for name in SAMPLERS:
-        for compiled in (True, False) if name in COMPILED else (True,):
-            layouts = [in_its_own_process(step_bytes, name, weights, n, compiled) for n in (_TENSORS, 1)]
-            state = layouts[0][0]
-            cells = [f"{state:.1f} ({state / 4:.1f}×)", *(f"{peak / 4:.2f}×" for _, peak in layouts)]
-            title = name if compiled else f"{name}, without compiled code"
-            lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    layouts = [in_its_own_process(step_bytes, name, weights, n, compiled) for n in (_TENSORS, 1)]
+    state = layouts[0][0]
+    return {
+        f"{weights:,} weights": name if compiled else f"{name}, without compiled code",
+        "state, bytes a weight": f"{state:.1f} ({state / 4:.1f}×)",
+        f"peak of a step above it, {_TENSORS} tensors": f"{layouts[0][1] / 4:.2f}×",
+        "one tensor": f"{layouts[1][1] / 4:.2f}×",
+    }
 
 
-def _particle_table(options: MemoryBenchmark) -> str:
-    names = " | ".join(PARTICLE_SAMPLERS)
-    lines = [f"| MB beside the particles (× of M·d) | {names} |", "|---|" + "---:|" * len(PARTICLE_SAMPLERS)]
-    for parameters in options.parameters:
-        for particles in options.particles:
-            cells = []
-            for name in PARTICLE_SAMPLERS:
-                used = in_its_own_process(extra_bytes, name, particles, parameters)
-                cells.append(f"{used / 1e6:,.0f} ({used / (4 * particles * parameters):.1f}×)")
-            lines.append(f"| M={particles}, d={parameters:,} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def _particle_row(particles: int, parameters: int) -> dict[str, str]:
+    row = {"MB beside the particles (× of M·d)": f"M={particles}, d={parameters:,}"}
+    for name in PARTICLE_SAMPLERS:
+        used = in_its_own_process(extra_bytes, name, particles, parameters)
+        row[name] = f"{used / 1e6:,.0f} ({used / (4 * particles * parameters):.1f}×)"
+    return row

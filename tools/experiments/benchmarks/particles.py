@@ -8,23 +8,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.benchmarks.timing import interleaved, seconds, write_table
-from experiments.harness.options import at_least, at_least_one, positive
+from experiments.benchmarks.timing import Step, TimingOptions, interleaved, write_table
+from experiments.harness.options import positive
 from learned_samplers import MOOSVGD, MTSGD
 from learned_samplers.particles import MGDA
 
 NUM_DATA = 120_000
+BACKWARD = "backward passes alone"
 
 
 @dataclass(frozen=True)
-class ParticleBenchmark:
+class ParticleBenchmark(TimingOptions):
     """Time per step for M particles and K tasks: a shared trunk, a linear head a task, images of 28×28."""
 
     # Networks.
@@ -35,30 +35,17 @@ class ParticleBenchmark:
     tasks: tuple[int, ...] = (2, 10, 40)
     # Images in a minibatch.
     batch_size: int = 256
-    # Rounds: in each, every contestant takes one timed step in turn. The best of each is what counts.
+    # Rounds. The best of each is what counts.
     rounds: int = 10
-    # CPU threads; by default torch's own choice.
-    threads: int | None = None
-    # What is timed: time on the clock, or processor time of all threads together, which other programs disturb less.
-    clock: Literal["wall", "processor"] = "wall"
-    # Leave out combinations whose backward passes alone take longer than this many seconds.
-    most_seconds: float = 5.0
     # Leave out combinations whose trunk gradients, of all tasks together, have more than this many million numbers.
     most_millions: float = 50.0
-    # Device, such as cpu or cuda.
-    device: str = "cpu"
-    # File for the Markdown table, besides the terminal.
-    out: Path | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("particles", "tasks"):
-            if not getattr(self, name) or min(getattr(self, name)) < 1:
+            if min(getattr(self, name), default=0) < 1:
                 raise ValueError(f"{name} must hold positive integers, got {getattr(self, name)}")
-        at_least_one(self, "threads")
-        at_least(2, self, "rounds")
-        if self.clock == "processor" and self.device != "cpu":
-            raise ValueError(f"clock='processor' does not see what device={self.device!r} does")
-        positive(self, "most_seconds", "most_millions")
+        positive(self, "most_millions")
 
 
 def trunk(name: str) -> nn.Module:
@@ -138,10 +125,10 @@ class Problem:
                     p.add_(p.grad, alpha=-1e-12)
 
 
-def contestants(name: str, particles: int, tasks: int, options: ParticleBenchmark) -> dict[str, Callable[[], object]]:
+def contestants(name: str, particles: int, tasks: int, options: ParticleBenchmark) -> dict[str, Step]:
     """Name → one step. The learning rate is so small that nothing moves."""
     problem = Problem(name, particles, tasks, options)
-    steps: dict[str, Callable[[], object]] = {"backward passes alone": problem.backward_passes}
+    steps: dict[str, Step] = {BACKWARD: problem.backward_passes}
     for title, cls in (("MT-SGD", MTSGD), ("MOO-SVGD", MOOSVGD), ("MGDA", MGDA)):
         sampler = cls(problem.groups(), 1e-12, NUM_DATA)
         steps[title] = lambda sampler=sampler: sampler.step(problem.losses)  # type: ignore[misc]
@@ -163,54 +150,22 @@ def torchjd_mgda() -> tuple[Callable[..., None], Callable[..., Any], Any] | None
     return mtl_backward, jac_to_grad, Aggregator()
 
 
-def milliseconds(steps: dict[str, Callable[[], object]], options: ParticleBenchmark, title: str) -> dict[str, float]:
-    """Milliseconds of each step, the best of interleaved rounds after one that is not counted."""
-    times = interleaved(steps, options.rounds, title, warm_up=1, device=options.device, clock=options.clock)
-    return {name: min(values) for name, values in times.items()}
-
-
-def left_out(name: str, particles: int, tasks: int, options: ParticleBenchmark) -> str | None:
-    """Why a combination is not measured, or None."""
-    size = sum(p.numel() for p in trunk(name).parameters())
-    millions = size * particles * tasks / 1e6
-    if millions > options.most_millions:
-        return f"{millions:.3g} million numbers in the gradients"
-    problem = Problem(name, particles, tasks, options)
-    problem.losses()  # the first call of all is slower
-    taken = seconds(problem.backward_passes, options.device, options.clock)
-    if taken > options.most_seconds:
-        return f"{taken:.1f} s for the backward passes alone"
-    return None
-
-
 def benchmark_particles(options: ParticleBenchmark, command: str = "python tools/benchmark.py particles") -> None:
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
+    head = f"{options.prepare()}, of which the best counts"
     lines: list[str] = []
     missing: list[str] = []
     for name in options.network:
-        for particles in options.particles:
-            for tasks in options.tasks:
-                title = f"{name}, M={particles}, K={tasks}"
-                if (reason := left_out(name, particles, tasks, options)) is not None:
-                    missing.append(f"{title} ({reason})")
-                    continue
-                times = milliseconds(contestants(name, particles, tasks, options), options, title)
-                base = times["backward passes alone"]
-                if not lines:
-                    lines = [f"| ms per step (× of the first) | {' | '.join(times)} |", "|---|" + "---:|" * len(times)]
-                cells = [f"{value:.1f} ({value / base:.2f}×)" for value in times.values()]
-                lines.append(f"| {title} | " + " | ".join(cells) + " |")
-                if options.out is not None:  # a long table is worth having when it is interrupted
-                    options.out.write_text("\n".join(lines) + "\n")
-    head = (
-        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, best of {options.rounds} "
-        f"rounds by the {'processor' if options.clock == 'processor' else 'wall'} clock"
-    )
-    table = "\n".join(lines)
-    if missing:
-        table += f"\n\nLeft out: {'; '.join(missing)}."
-    if torchjd_mgda() is None:
-        table += "\n\n(TorchJD is not installed: pip install torchjd)"
-    write_table(options.out, command, f"{head}\n\n{table}")
+        size = sum(p.numel() for p in trunk(name).parameters())
+        for particles, tasks in [(m, k) for m in options.particles for k in options.tasks]:
+            title = f"{name}, M={particles}, K={tasks}"
+            if (millions := size * particles * tasks / 1e6) > options.most_millions:
+                missing.append(f"{title} ({millions:.3g} million numbers in the gradients)")
+                continue
+            times = interleaved(contestants(name, particles, tasks, options), options, title, warm_up=1)
+            best = {contestant: min(values) for contestant, values in times.items()}
+            if not lines:
+                lines = [f"| ms per step (× of the first) | {' | '.join(best)} |", "|---|" + "---:|" * len(best)]
+            cells = [f"{value:.1f} ({value / best[BACKWARD]:.2f}×)" for value in best.values()]
+            lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    left_out = f"\n\nLeft out: {'; '.join(missing)}." if missing else ""
+    write_table(options.out, command, f"{head}\n\n" + "\n".join(lines) + left_out)

@@ -1,4 +1,4 @@
-"""The samplers of the benchmarks of a step: how each is made, and a step of it on gradients that are there."""
+"""The samplers of the benchmarks: how each is made, and a step of it on gradients that are there."""
 
 from __future__ import annotations
 
@@ -23,23 +23,13 @@ from learned_samplers import (
     KineticL2E,
     MetaSGMCMC,
     Sampler,
-    ScaleAdaptedL2E,
     ScaleAdaptedSGHMC,
 )
 from learned_samplers.approximations import IVON
-from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
-from learned_samplers.learned.preconditioned import PrecondL2E
 
 NUM_DATA = 50_000
 LR = 1e-9
-EXPLORING = 10**9  # steps of adaptation, more than anything here takes
-
-
-def lean_l2e(params: Any, lr: float, num_data: float, **options: Any) -> L2E:
-    """L2E with an untrained network of the feature set "lean", two layers of 8, with settings of docs/candidates."""
-    settings = L2ESettings(feature_set="lean", gated=True, friction_scale=0.0, **options)
-    return L2E(params, lr, num_data, network=settings.fresh_network((8, 8)), settings=settings)
 
 
 #: Name in the tables → the sampler of some parameters. (Masses are frozen before they are timed.)
@@ -57,12 +47,7 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "IVON": lambda params: IVON(params, 1e-3, NUM_DATA),
     "L2E": lambda params: L2E(params, LR, NUM_DATA),
     "L2E, network l2e": lambda params: L2E(params, LR, NUM_DATA, network="l2e"),
-    "L2E, lean": lambda params: lean_l2e(params, LR, NUM_DATA),
-    "L2E, lean, averages in bfloat16": lambda params: lean_l2e(params, LR, NUM_DATA, averages_dtype="bfloat16"),
     "KineticL2E without the Hessian": lambda params: KineticL2E(params, LR, NUM_DATA, hessian="none"),
-    "ScaleAdaptedL2E": lambda params: ScaleAdaptedL2E(params, LR, NUM_DATA, adaptation_steps=2),
-    "ScaleAdaptedL2E, exploring": lambda params: ScaleAdaptedL2E(params, LR, NUM_DATA, adaptation_steps=EXPLORING),
-    "PrecondL2E": lambda params: PrecondL2E(params, LR, NUM_DATA),
     "MetaSGMCMC": lambda params: MetaSGMCMC(params, LR, NUM_DATA),
     "MetaSGMCMC, finite differences": lambda params: MetaSGMCMC(params, LR, NUM_DATA, correction="finite_difference"),
 }
@@ -70,10 +55,7 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
 COMPILED = (
     "L2E",
     "L2E, network l2e",
-    "L2E, lean",
-    "L2E, lean, averages in bfloat16",
     "KineticL2E without the Hessian",
-    "PrecondL2E",
     "MetaSGMCMC",
 )
 

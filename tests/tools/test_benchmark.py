@@ -1,0 +1,254 @@
+"""tools/benchmark.py: every contestant does the work that its row names, and the tables say what was measured."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+import benchmark
+import pytest
+import torch
+from experiments.benchmarks import inner, memory, particles, step, timing
+from experiments.benchmarks.samplers import SAMPLERS, step_of
+
+from learned_samplers.base import whitening
+from learned_samplers.learned.native.library import native_library
+from learned_samplers.particles.multi_gradient import mgda_weights
+
+SMALL = particles.ParticleBenchmark(particles=(3,), tasks=(2,), batch_size=4, rounds=2)
+
+
+# ---------------------------------------------------------------- timing
+
+
+@pytest.mark.parametrize("times", [[10.0, 20.0], [10.0, 11.0, 20.0], [10.0, 11.0, 12.0, 13.0, 14.0]])
+def test_no_percentile_lies_below_every_measurement(times):
+    assert times[0] < timing.lower_decile(times) < times[1]
+
+
+def test_a_table_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    timing.write_table(tmp_path / "table.md", "python x", "a table")
+
+    def full(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="the disk is full"):
+        timing.write_table(tmp_path / "table.md", "python x", "another")
+    assert (tmp_path / "table.md").read_text() == "`python x`: a table\n"
+
+
+@pytest.mark.parametrize("clock", ["wall", "processor"])
+def test_the_rounds_count_and_the_warm_up_does_not(clock, monkeypatch):
+    """With clocks of our own: steps of 9, 3 and 5 s by the one that is asked for; the other one stands still."""
+    durations, now = iter([9.0, 3.0, 5.0]), {"wall": 0.0, "processor": 0.0}
+    monkeypatch.setattr("time.perf_counter", lambda: now["wall"])
+    monkeypatch.setattr("time.process_time", lambda: now["processor"])
+
+    def one():
+        now[clock] += next(durations)
+
+    options = timing.TimingOptions(clock=clock, rounds=2)
+    assert timing.interleaved({"one": one}, options, "title", warm_up=1) == {"one": [3000.0, 5000.0]}
+
+
+# ---------------------------------------------------------------- step
+
+
+def test_every_training_step_moves_a_network_of_its_own():
+    torch.manual_seed(0)
+    steps = step.mlp_steps("cpu", num_images=600)
+    losses = {name: [take().item() for _ in range(3)] for name, take in steps.items()}
+    assert all(0.5 < loss < 5 for values in losses.values() for loss in values)
+    assert len({loss for values in losses.values() for loss in values}) == 3 * len(steps)
+    for name, take in step.resnet_steps(8, "cpu", batch=4).items():
+        assert 1 < take().item() < 5, name
+
+
+def test_every_contestant_moves_its_parameters():
+    """Adam and its kind, and every sampler; the draws alone move nothing."""
+    made = []
+
+    def make():
+        # At zero no move, however short, is lost to rounding.
+        params = [torch.nn.Parameter(torch.zeros(7, 3)), torch.nn.Parameter(torch.zeros(5))]
+        for p in params:
+            p.grad = torch.randn_like(p)
+        made.append((params, [p.detach().clone() for p in params]))
+        return params
+
+    steps = step.contestants(make, step.StepBenchmark(uncompiled=True))
+    for take in steps.values():
+        for _ in range(50):
+            take()
+    moved = [any(not torch.equal(p, q) for p, q in zip(*each, strict=True)) for each in made]
+    assert {"L2E", "L2E, without compiled code", "MCLMC", "IVON", "torch Adam"} <= set(steps)
+    # (The draws move nothing, and the posteriors package has its parameters in a state of its own.)
+    assert sum(not each for each in moved) <= 2 + ("ivon-opt IVON" not in steps)
+
+
+def test_what_is_done_now_and_then_is_counted(monkeypatch):
+    taken = {"SGHMC": 0, "L2E": 0, "L2E, without compiled code": 0}
+    steps = {name: lambda name=name: taken.update({name: taken[name] + 1}) for name in taken}
+    monkeypatch.setattr(step, "interleaved", lambda given, *_, **__: {n: [f() or 20.0] * 4 for n, f in given.items()})
+    found = step.milliseconds(steps, 4, step.StepBenchmark(), "title")
+    assert taken == {"SGHMC": 1, "L2E": 10, "L2E, without compiled code": 10}
+    assert found == {"SGHMC": 20.0, "L2E": 2.0, "L2E, without compiled code": 2.0}
+
+
+def test_what_decomposes_covariances_now_and_then_is_timed_over_a_whole_period(monkeypatch):
+    """Of every sampler in the table: a share of its steps that is left out would make it look fast."""
+    made = []
+    root = whitening._inverse_root
+    monkeypatch.setattr(whitening, "_inverse_root", lambda covariance: made.append(1) or root(covariance))
+    whitens = set()
+    for name, make in SAMPLERS.items():
+        p = torch.nn.Parameter(torch.zeros(4, 3))
+        p.grad = torch.ones(4, 3)
+        take = step_of(make([p]))
+        for _ in range(whitening.AT_FIRST + 1):
+            take()
+        made.clear()
+        for _ in range(whitening.ROOT_EVERY):
+            take()
+        if made:
+            whitens.add(name)
+    assert whitens == set(step.PERIODS)
+
+
+def test_the_step_command_times_what_was_chosen(tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "resnet_steps", lambda size, device: {"SGHMC": lambda: None})
+    out = tmp_path / "steps.md"
+    chosen = ["--samplers", "SGHMC", "MetaSGMCMC", "--rounds", "2", "--long-rounds", "0", "--out", str(out)]
+    threads = torch.get_num_threads()
+    benchmark.main(["step", *chosen, "--uncompiled"])
+    assert torch.get_num_threads() == threads
+    rows = [line.split("|")[1].strip() for line in out.read_text().split("\n\n")[1].splitlines()[2:]]
+    torchs = ["torch SGD(momentum)", "torch Adam", "randn_like of every parameter"]
+    assert rows == [*torchs, "SGHMC", "MetaSGMCMC", "MetaSGMCMC, without compiled code"]
+    assert "16×16" in out.read_text()
+    assert not {"10 million", "32×32"} & set(out.read_text())
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_a_step_needs_some_times_the_particles():
+    """40 MB of particles: more than gradient and direction, and far below all pairs' differences, 1.6 GB."""
+    assert 80e6 < memory.in_its_own_process(memory.extra_bytes, "SVGD", 40, 250_000) < 800e6
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("name", "most"), [("L2E", 3.5), ("L2E, network l2e", 1.5)])
+def test_a_step_of_l2e_on_one_huge_tensor_needs_little_beside_its_state(name, most, compiled):
+    """In weights; the noise alone is one, the default's look ahead and factor two more."""
+    if compiled and native_library() is None:
+        pytest.skip("the compiled update is not there")
+    state, peak = memory.in_its_own_process(memory.step_bytes, name, 4_000_000, 1, compiled)
+    assert state == 4 * 9
+    assert 4 * 0.9 < peak < 4 * most
+
+
+def test_the_memory_tables(tmp_path, monkeypatch):
+    def measured(what, name, *numbers):
+        return (12.0, 6.0) if what is memory.step_bytes else 8 * numbers[0] * numbers[1]
+
+    monkeypatch.setattr(memory, "in_its_own_process", measured)
+    options = ["--particles", "5", "50", "--parameters", "1000000"]
+    benchmark.main(["memory", *options, "--out", str(tmp_path / "memory.md")])
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in (tmp_path / "memory.md").read_text().splitlines()]
+    assert ["L2E, without compiled code", "12.0 (3.0×)", "1.50×", "1.50×"] in rows
+    assert ["M=50, d=1,000,000", *["400 (2.0×)"] * 3] in rows
+
+
+# ---------------------------------------------------------------- inner loop
+
+
+def test_an_unroll_of_the_benchmark_takes_steps():
+    for row in inner.ROWS:
+        run, weights = inner.make_unroll((4, 1, 8, 16), row, inner.InnerBenchmark(members=4))
+        before = run.parameter.clone()
+        run.advance(weights, 2)
+        assert len(before) == 4
+        assert not torch.equal(run.parameter, before)
+        assert run.parameter.isfinite().all()
+
+
+def test_the_inner_command_and_its_peer(monkeypatch, tmp_path):
+    monkeypatch.setattr(inner, "CONFIGURATIONS", ((4, 1, 8, 16),))
+    peer = "import sys; assert sys.argv[1:] == '--members 2 --channels 4 --depth 1 --size 8 --batch 16'.split();"
+    peer = f"{sys.executable} -c \"{peer} print('member-steps/s=12.50')\""
+    few = ["--processes", "2", "--steps", "2", "--rounds", "1", "--members", "2"]
+    benchmark.main(["inner", *few, "--peer", peer, "--out", str(tmp_path / "t.md")])
+    rows = [line.split("|")[1:3] for line in (tmp_path / "t.md").read_text().splitlines() if line.startswith("| ")]
+    found = {name.strip(): value.strip() for name, value in rows}
+    assert set(found) == {"member-steps/s (channels, depth, size, batch)", *inner.ROWS, "peer, one process"}
+    assert found["peer, one process"] == "12"
+    assert all(float(found[row].replace(",", "")) > 0 for row in inner.ROWS)
+
+
+@pytest.mark.parametrize("peer", ["-c pass", "-c 'import sys; sys.exit(1)'"])
+def test_a_peer_without_a_number_is_an_error(peer):
+    with pytest.raises(ValueError, match="peer="):
+        inner.peer_speed(f"{sys.executable} {peer}", 2, (4, 1, 28, 128))
+
+
+# ---------------------------------------------------------------- particles
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet"])
+def test_losses_are_those_of_every_network_by_itself(name):
+    problem = particles.Problem(name, 3, 2, SMALL)
+    losses = torch.stack(problem.losses())
+    for m in range(3):
+        torch.testing.assert_close(torch.stack(problem.particle(m)[3]), losses[:, m])
+    if name == "lenet":  # the paper's size
+        tensors = [*problem.trunk.values(), *problem.heads, *problem.bias]
+        assert sum(p[0].numel() for p in tensors) == 22_350
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet"])
+def test_every_particle_contestant_runs(name):
+    steps = particles.contestants(name, 3, 2, SMALL)
+    assert next(iter(steps)) == particles.BACKWARD
+    for take in steps.values():
+        take()
+
+
+def test_torchjd_gets_every_particle():
+    """With a stand-in of its two functions: they see the losses and parameters of one particle after the other."""
+    problem, seen = particles.Problem("mlp", 3, 2, SMALL), []
+
+    def mtl_backward(losses, features, tasks_params, shared_params):
+        wanted = [*shared_params, *(p for head in tasks_params for p in head)]
+        for p, grad in zip(wanted, torch.autograd.grad(sum(losses), wanted), strict=True):
+            p.grad = grad
+        seen.append([loss.item() for loss in losses])
+
+    problem.torchjd_loop(mtl_backward, lambda params, aggregator: None, None)
+    assert torch.tensor(seen).T.tolist() == pytest.approx(torch.stack(problem.losses()).detach().numpy())
+
+
+def test_torchjd_weighs_as_mgda_does():
+    """Where TorchJD is installed: its weights on the trunk's gradients of one particle are ours, to its tolerance."""
+    if (peer := particles.torchjd_mgda()) is None:
+        pytest.skip("torchjd is not installed")
+    mtl_backward, jac_to_grad, aggregator = peer
+    problem = particles.Problem("mlp", 1, 2, SMALL)
+    own, hidden, heads, losses = problem.particle(0)
+    mtl_backward(losses, features=hidden, tasks_params=heads, shared_params=own.values())
+    gradients = torch.stack([torch.cat([p.jac[k].flatten() for p in own.values()]) for k in range(2)])
+    jac_to_grad(own.values(), aggregator)
+    theirs = torch.cat([p.grad.flatten() for p in own.values()])
+    ours = mgda_weights(gradients[:, None])[0] @ gradients
+    torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-5)
+
+
+def test_what_is_too_large_is_left_out_and_named(tmp_path):
+    options = replace(SMALL, network=("mlp",), particles=(2, 3), tasks=(1,), most_millions=0.2, out=tmp_path / "t.md")
+    particles.benchmark_particles(options)
+    text = (tmp_path / "t.md").read_text()
+    assert "| mlp, M=2, K=1 |" in text
+    assert "| mlp, M=3, K=1 |" not in text
+    assert "Left out: mlp, M=3, K=1" in text

@@ -1,0 +1,35 @@
+"""What the tools refuse, before anything runs: each row names the argument that the message must contain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from experiments.benchmarks.inner import InnerBenchmark
+from experiments.benchmarks.memory import MemoryBenchmark
+from experiments.benchmarks.particles import ParticleBenchmark
+from experiments.benchmarks.step import StepBenchmark
+
+ROWS = [
+    (StepBenchmark, {"clock": "processor", "device": "cuda"}, "clock"),
+    (StepBenchmark, {"rounds": 1}, "rounds"),
+    (StepBenchmark, {"long_rounds": 1}, "long_rounds"),
+    (StepBenchmark, {"long_rounds": -2}, "long_rounds"),
+    (StepBenchmark, {"threads": 0}, "threads"),
+    (StepBenchmark, {"sizes": (16, 0)}, "sizes"),
+    (StepBenchmark, {"samplers": ("SGHCM",)}, "samplers"),
+    (MemoryBenchmark, {"particles": (-1,)}, "particles"),
+    (MemoryBenchmark, {"parameters": (0,)}, "parameters"),
+    (MemoryBenchmark, {"weights": 100}, "weights"),
+    (InnerBenchmark, {"processes": 0}, "processes"),
+    (InnerBenchmark, {"device": "cuda"}, "device"),
+    (ParticleBenchmark, {"most_millions": -1.0}, "most_millions"),
+    (ParticleBenchmark, {"particles": ()}, "particles"),
+    (ParticleBenchmark, {"tasks": (0,)}, "tasks"),
+]
+
+
+@pytest.mark.parametrize(("options", "wrong", "named"), ROWS)
+def test_bad_options_are_named(options, wrong, named, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises((ValueError, TypeError, FileNotFoundError), match=named):
+        options(**wrong)
