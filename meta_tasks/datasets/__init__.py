@@ -15,17 +15,15 @@ LEARNED_SAMPLERS_DATA, else in ~/.cache/learned_samplers. torchvision and medmni
 scikit-learn and Pillow are imported when a data set needs them.
 """
 
-from meta_tasks.datasets.array_data import ArrayData, array_data
+from meta_tasks.datasets.arrays import ArrayData, array_data
 from meta_tasks.datasets.celeba import load_celeba
-from meta_tasks.datasets.corrupted import CORRUPTIONS, find_corrupted, load_corrupted
+from meta_tasks.datasets.cifar_c import CORRUPTIONS, find_corrupted, load_corrupted
 from meta_tasks.datasets.corruptions import corrupt
 from meta_tasks.datasets.files import data_root
-from meta_tasks.datasets.image_data import ImageData, divide_anew, keep_labels, match
-from meta_tasks.datasets.loading import fingerprint_of, load
-from meta_tasks.datasets.multi_task_data import MultiTaskData, scaled
+from meta_tasks.datasets.images import ImageData, MultiTaskData, divide_anew, keep_labels, match, scaled
+from meta_tasks.datasets.loading import check_name, fingerprint_of, load, names, out_of_distribution, shape_of
 from meta_tasks.datasets.overlaid import load_overlaid
-from meta_tasks.datasets.registry import check_name, names, out_of_distribution, shape_of
-from meta_tasks.datasets.token_data import TokenData, load_text, mask_of, pad, text_names
+from meta_tasks.datasets.texts import TokenData, load_text, mask_of, pad, text_names
 
 __all__ = [
     "CORRUPTIONS",

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.validation import whole
-from meta_tasks.datasets.files import data_root, fetch, find
-from meta_tasks.datasets.image_data import resize
-from meta_tasks.datasets.image_files import MOST_BYTES, decoded
-from meta_tasks.datasets.multi_task_data import MultiTaskData
+from meta_tasks.datasets.files import MOST_BYTES, data_root, decoded, fetch, find
+from meta_tasks.datasets.images import MultiTaskData, resize
 
 #: The first ten attributes of the list, the tasks of the MT-SGD paper.
 FIRST_TEN = (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learned_samplers.base.optional import require
 from meta_tasks.datasets.files import fetch, find, read_npz
-from meta_tasks.datasets.image_data import RawSplits
+from meta_tasks.datasets.images import RawSplits
 
 #: A network has an output for each class: larger labels are something else than classes.
 MOST_CLASSES = 2**16

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from learned_samplers.base.validation import one_of, whole
 from meta_tasks.datasets.files import data_root
-from meta_tasks.datasets.image_data import CHUNK, RawSplits, resize
-from meta_tasks.datasets.multi_task_data import MultiTaskData
+from meta_tasks.datasets.images import CHUNK, MultiTaskData, RawSplits, resize
 from meta_tasks.datasets.torchvision_sets import read_idx_family
 
 #: Name → what lies in the top-left corner, and what in the bottom-right one.

@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from meta_tasks.datasets.files import fetch
-from meta_tasks.datasets.image_data import RawSplits
-from meta_tasks.datasets.image_files import MOST_BYTES, decoded
+from meta_tasks.datasets.files import MOST_BYTES, decoded, fetch
+from meta_tasks.datasets.images import RawSplits
 from meta_tasks.datasets.npz import MOST_CLASSES
 
 __all__ = ["read_tiny_imagenet"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learned_samplers.base.optional import require
 from meta_tasks.datasets.files import fetch, find, find_idx, read_idx
-from meta_tasks.datasets.image_data import RawSplits
+from meta_tasks.datasets.images import RawSplits
 from meta_tasks.datasets.npz import read_splits
 
 # The split of the 50,000 CIFAR training images that L2E and the HMC reference of Izmailov et al. (2021) train on.

@@ -8,13 +8,8 @@ An `Estimator` lists the work of an iteration (`jobs`), names the `Evaluator` th
 makes a gradient of the results (`estimate`). `Shaping` says how evolution strategies weigh losses of different tasks.
 """
 
-from meta_tasks.estimators.base import Estimator
-from meta_tasks.estimators.evaluator import Evaluator
-from meta_tasks.estimators.evolution import AntitheticES, EvolutionStrategies
-from meta_tasks.estimators.jobs import Episodes, Job, JobResult
-from meta_tasks.estimators.noise_reuse import NoiseReuseES
-from meta_tasks.estimators.perturbations import antithetic_members, perturbation
-from meta_tasks.estimators.shaping import Shaping
+from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult, antithetic_members, perturbation
+from meta_tasks.estimators.evolution import AntitheticES, EvolutionStrategies, NoiseReuseES, Shaping
 from meta_tasks.estimators.truncated import ChainEvaluator, TruncatedBackpropagation
 
 __all__ = [

@@ -1,19 +1,220 @@
-"""`Estimator`: the base class of all estimators of the meta-gradient."""
+"""`Estimator`, the work that it hands out (`Job`), what runs that (`Evaluator`) and gives back (`JobResult`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from meta_tasks.estimators.evaluator import Evaluator
-from meta_tasks.estimators.jobs import Job, JobResult
-from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.inner_loop.schedule import Horizon, Schedule
+from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.objectives import objective_named
+from meta_tasks.random_streams import derive_seed, generator
 from meta_tasks.rules.base import SamplerRule
 from meta_tasks.tasks.family import TaskFamily
 
-__all__ = ["Estimator"]
+__all__ = ["Episodes", "Estimator", "Evaluator", "Job", "JobResult", "antithetic_members", "perturbation"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A unit of work for one process: pairs of samplers on one task, over some steps of their inner loop.
+
+    Args:
+        task: keys that draw the task, after the seed.
+        pairs: for each pair its name, an episode and a number, which draws its perturbation and random numbers.
+        schedule: of the whole inner loop.
+        steps: how many of its steps to take now.
+        slot: number of the unroll that is kept between iterations and continued; None for one that runs once.
+        start: whether the slot's unroll begins with this job.
+        skip: steps to take before those, without reading a loss.
+    """
+
+    task: tuple[int | str, ...]
+    pairs: tuple[tuple[int, int], ...]
+    schedule: Schedule
+    steps: int
+    slot: int | None = None
+    start: bool = True
+    skip: int = 0
+
+
+@dataclass
+class JobResult:
+    """What a job found: losses for the estimator, and numbers for the log.
+
+    Attributes:
+        losses: meta-losses, (pairs, 2) at φ + η and φ − η, or (1, 1) at φ itself; only finite ones count.
+        kind: of the task, under which the log files the losses.
+        failed: number of members that became non-finite.
+        member_steps: steps taken, times members.
+        seconds: of computing.
+        scales: root mean square of each of the learned network's outputs, mean over the members, by name.
+        curve: mean minibatch loss of the members along the inner loop.
+        gradient: meta-gradient (n,), of a job that computes one itself.
+    """
+
+    losses: Tensor
+    kind: str
+    failed: int
+    member_steps: int
+    seconds: float
+    scales: dict[str, float] = field(default_factory=dict)
+    curve: list[float] = field(default_factory=list)
+    gradient: Tensor | None = None
+
+    def tensors(self, convert: Callable[[Any], Any]) -> JobResult:
+        """Convert every tensor, to or from the form that is sent between processes."""
+        gradient = None if self.gradient is None else convert(self.gradient)
+        return replace(self, losses=convert(self.losses), gradient=gradient)
+
+
+def check_one_cycle(horizon: Horizon) -> None:
+    """Raise ValueError if the horizon has cycles, which windows would cut."""
+    if horizon.cycles > 1:
+        raise ValueError(f"cycles={horizon.cycles} need an estimator of whole inner loops, antithetic ES")
+
+
+class Episodes:
+    """Cuts inner loops ("episodes") into windows of W steps; a slot runs one window an iteration, episode by episode.
+
+    Slots start out of step, so that an iteration sees all parts of an episode.
+
+    Args:
+        horizon: of an episode, rounded up to whole windows.
+        window: W.
+        slots: how many.
+        schedule: (steps of the episode) → its schedule.
+    """
+
+    def __init__(self, horizon: Horizon, window: int, slots: int, schedule: Callable[[int], Schedule]) -> None:
+        self.horizon, self.window, self.slots, self.schedule = horizon, window, slots, schedule
+        self._place: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def job(self, seed: int, iteration: int, slot: int, names_in_slot: int) -> Job:
+        """The job of ``slot`` in an iteration, with so many names of perturbations, (episode, number) each."""
+        # The place in the sequence of episodes follows from the iteration alone; `_place` only saves counting again.
+        episode, first = self._place.get((seed, slot), (0, 0))
+        if iteration < first:
+            episode, first = 0, 0
+        done = iteration - first
+        while True:
+            schedule = self._drawn(seed, slot, episode)
+            windows = schedule.steps // self.window
+            skipped = slot * windows // self.slots if episode == 0 else 0
+            if done < windows - skipped:
+                break
+            done -= windows - skipped
+            episode += 1
+        self._place[seed, slot] = (episode, iteration - done)
+        names = tuple((episode, slot * names_in_slot + i) for i in range(names_in_slot))
+        skip = skipped * self.window if done == 0 else 0
+        return Job(("episode", episode, slot), names, schedule, self.window, slot, done == 0, skip)
+
+    def _drawn(self, seed: int, slot: int, episode: int) -> Schedule:
+        drawn = self.horizon.schedule(generator(seed, "episode", episode, slot, "horizon"))
+        return self.schedule(-(-drawn.steps // self.window) * self.window)
+
+
+def perturbation(seed: int, pair: tuple[int, int], sigma: float, size: int, learned: int | None = None) -> Tensor:
+    """η ~ N(0, σ²I) of a pair, (size,); zero but for its last ``learned`` components if that is a number."""
+    held = 0 if learned is None else size - learned
+    drawn = sigma * torch.randn(size - held, generator=generator(seed, *pair, "perturbation"))
+    return torch.nn.functional.pad(drawn, (held, 0))
+
+
+def antithetic_members(
+    weights: Tensor, seed: int, pairs: Sequence[tuple[int, int]], sigma: float, learned: int | None = None
+) -> Tensor:
+    """φ + η and φ − η of each pair in turn, (2·pairs, n)."""
+    steps = [perturbation(seed, pair, sigma, len(weights), learned) for pair in pairs]
+    return torch.stack([member for step in steps for member in (weights + step, weights - step)])
+
+
+@dataclass
+class Evaluator:
+    """Runs jobs and returns their losses; picklable, so that every worker process has one.
+
+    Args:
+        family, rule: of the meta-training.
+        objective: name of the meta-objective.
+        sigma: of the estimator.
+        seed: of the run.
+        curve_points: points of the inner training curves.
+        stepping: of the unrolls, see `meta_tasks.inner_loop.Unroll`; changes the losses by rounding at most.
+        learned: of the estimator.
+    """
+
+    family: TaskFamily
+    rule: SamplerRule
+    objective: str
+    sigma: float
+    seed: int
+    curve_points: int = 20
+    stepping: str = "loop"
+    learned: int | None = None
+    slots: dict[int, Unroll] = field(default_factory=dict)
+
+    def run(self, job: Job, weights: Tensor) -> JobResult:
+        """Evaluate one job at meta-parameters (n,)."""
+        started = time.perf_counter()
+        members = antithetic_members(weights, self.seed, job.pairs, self.sigma, self.learned)
+        unroll = self._unroll(job)
+        failed_before = sum(step >= 0 for step in unroll.failed_at)
+        unroll.advance(members, job.skip)
+        unroll.advance(members, job.steps)
+        if job.slot is not None and unroll.finished:
+            del self.slots[job.slot]
+        scales = {name: value.nanmean().item() for name, value in unroll.output_scales.items()}
+        return JobResult(
+            unroll.losses().view(-1, 2),
+            unroll.task.kind,
+            sum(step >= 0 for step in unroll.failed_at) - failed_before,
+            len(unroll.parameter) * (job.skip + job.steps),
+            time.perf_counter() - started,
+            scales,
+            unroll.curves().nanmean(0).tolist(),
+        )
+
+    def _unroll(self, job: Job) -> Unroll:
+        if job.slot is not None and not job.start:
+            if job.slot not in self.slots:
+                raise ValueError(f"slot {job.slot} has no unroll to continue; its state was not restored")
+            return self.slots[job.slot]
+        unroll = self.make(job)
+        if job.slot is not None:
+            self.slots[job.slot] = unroll
+        return unroll
+
+    def make(self, job: Job) -> Unroll:
+        """The unroll of a job, at its first step."""
+        task = self.family.task(self.seed, *job.task)
+        seeds = [derive_seed(self.seed, *pair, "unroll") for pair in job.pairs]
+        return Unroll(
+            task,
+            job.schedule.rule_for(self.rule, self.seed, *job.task),
+            objective_named(self.objective),
+            job.schedule,
+            seeds,
+            curve_every=max(1, job.schedule.steps // self.curve_points),
+            stepping=self.stepping,
+        )
+
+    def state_dict(self) -> dict[int, Any]:
+        """The kept unrolls, by slot."""
+        return {slot: unroll.state_dict() for slot, unroll in self.slots.items()}
+
+    def load_state_dict(self, state: dict[int, Any], jobs: Sequence[Job]) -> None:
+        """Restore kept unrolls for the jobs that continue them."""
+        self.slots = {}
+        for job in jobs:
+            if job.slot is not None and not job.start and job.slot in state:
+                self.slots[job.slot] = self.make(job)
+                self.slots[job.slot].load_state_dict(state[job.slot])
 
 
 class Estimator:

@@ -1,26 +1,68 @@
-"""Evolution strategies: the gradient of a meta-loss from loss values alone."""
+"""Evolution strategies: the gradient of a meta-loss from loss values alone, of whole inner loops or their windows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from meta_tasks.estimators.base import Estimator
-from meta_tasks.estimators.evaluator import Evaluator
-from meta_tasks.estimators.jobs import Job, JobResult
-from meta_tasks.estimators.perturbations import perturbation
-from meta_tasks.estimators.shaping import Shaping
-from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult, check_one_cycle, perturbation
+from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.objectives import objective_named
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import SamplerRule
 from meta_tasks.tasks.family import TaskFamily
 
-__all__ = ["AntitheticES", "EvolutionStrategies"]
+__all__ = ["AntitheticES", "EvolutionStrategies", "NoiseReuseES", "Shaping"]
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """Transforms the loss differences L₊ − L₋ of the pairs before they weight the perturbations.
+
+    Args:
+        kind: "none"; "mean" divides each difference by the pair's mean loss, so that hard tasks do not drown easy
+            ones; "clip" cuts it to [−limit, limit]; "sign" keeps its sign; "rank" takes the difference of the centred
+            ranks, in [−½, ½], that the losses have among all of this step. Only "none" leaves the estimator unbiased.
+        limit: bound on the size of the shaped difference; needed for "clip", allowed for "none" and "mean".
+
+    Raises:
+        ValueError: an unknown kind, or a limit that is not positive, missing, or without effect.
+    """
+
+    kind: str = "mean"
+    limit: float | None = None
+
+    def __post_init__(self) -> None:
+        validation.one_of("shaping", self.kind, ("none", "mean", "clip", "sign", "rank"))
+        if self.limit is not None:
+            validation.positive("limit of the shaping", self.limit)
+        if (self.kind == "clip") != (self.limit is not None) and self.kind not in ("none", "mean"):
+            raise ValueError(f"limit={self.limit} does not go with shaping {self.kind!r}")
+
+    def __call__(self, losses: Tensor) -> Tensor:
+        """Shaped differences (pairs,) of finite losses (pairs, 2)."""
+        difference = losses[:, 0] - losses[:, 1]
+        if self.kind == "mean":
+            difference = difference / losses.mean(1).clamp_min(1e-8)
+        elif self.kind == "sign":
+            difference = difference.sign()
+        elif self.kind == "rank":
+            difference = _centred_ranks(losses)
+        return difference if self.limit is None else difference.clamp(-self.limit, self.limit)
+
+
+def _centred_ranks(losses: Tensor) -> Tensor:
+    flat = losses.flatten()
+    # Equal losses share the mean of their ranks, so that an ineffective perturbation counts nothing.
+    below = (flat[:, None] > flat[None, :]).to(flat).sum(1)
+    below += 0.5 * ((flat[:, None] == flat[None, :]).to(flat).sum(1) - 1)
+    ranks = (below / max(len(flat) - 1, 1) - 0.5).view_as(losses)
+    return ranks[:, 0] - ranks[:, 1]
 
 
 class EvolutionStrategies(Estimator):
@@ -142,3 +184,68 @@ class AntitheticES(EvolutionStrategies):
             Job((iteration, first), self._names(iteration, first), schedule, schedule.steps)
             for first in range(0, self.pairs, self.pairs_per_task)
         ]
+
+
+class NoiseReuseES(EvolutionStrategies):
+    """Noise-reuse evolution strategies (Li et al., "Variance-Reduced Gradient Estimation via Noise-Reuse in Online
+    Evolution Strategies", NeurIPS 2023) with a running meta-loss.
+
+    Each slot (a task with its pairs) keeps its unrolls and its perturbation for a whole episode, the inner loop; an
+    iteration advances every slot by a window of W steps and reads the meta-loss of all states collected so far in the
+    episode. With φ held fixed, the mean of a pair's estimates over an episode is the antithetic ES estimate of the mean
+    over windows of the running loss, and an update costs W steps instead of a whole inner loop. Slots start out of
+    step, so that an iteration sees all parts of an episode.
+
+    Args:
+        window: W, steps in an iteration.
+        sigma, pairs, horizon, pairs_per_task, shaping, learned: as for every estimator; ``horizon`` is the episode's,
+            rounded up to whole windows, its burn-in not used.
+
+    Raises:
+        ValueError: the window is longer than the shortest episode, or shorter than the thinning, so that some windows
+            would collect nothing.
+    """
+
+    name = "noise_reuse_es"
+
+    def __init__(
+        self,
+        sigma: float,
+        pairs: int,
+        horizon: Horizon,
+        window: int,
+        *,
+        pairs_per_task: int = 1,
+        shaping: Shaping | None = None,
+        learned: int | None = None,
+    ) -> None:
+        horizon = replace(horizon, burn_in=0.0)
+        super().__init__(sigma, pairs, horizon, pairs_per_task=pairs_per_task, shaping=shaping, learned=learned)
+        check_one_cycle(horizon)
+        if window < 1 or window > horizon.shortest:
+            raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
+        if horizon.longest // horizon.samples > window:
+            raise ValueError(
+                f"window={window} is shorter than the thinning of {horizon.longest // horizon.samples} steps of the "
+                f"longest horizon ({horizon.longest} steps, {horizon.samples} samples): a window would collect nothing"
+            )
+        self.window = window
+        # States count from the start: the running loss exists in every window. Thinning as the horizon has it.
+        self._episodes = Episodes(
+            horizon,
+            window,
+            pairs // pairs_per_task,
+            lambda steps: Schedule(steps, 0, min(window, max(1, steps // horizon.samples))),
+        )
+
+    def specification(self) -> dict[str, Any]:
+        return {**super().specification(), "window": self.window}
+
+    def upgraded(self, saved: dict[str, Any]) -> dict[str, Any]:
+        # Checkpoints of before have a burn-in, which was not used then either.
+        horizon = saved.get("horizon", {})
+        return {**saved, "horizon": {**horizon, "burn_in": 0.0}} if "burn_in" in horizon else saved
+
+    def jobs(self, seed: int, iteration: int) -> list[Job]:
+        slots = range(self.pairs // self.pairs_per_task)
+        return [self._episodes.job(seed, iteration, slot, self.pairs_per_task) for slot in slots]

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from meta_tasks.estimators.base import Estimator
-from meta_tasks.estimators.evaluator import Evaluator
-from meta_tasks.estimators.jobs import Episodes, Job, JobResult, check_one_cycle
+from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult, check_one_cycle
 from meta_tasks.inner_loop.chains import ChainUnroll
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.objectives import SteinKL, objective_named

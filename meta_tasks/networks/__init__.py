@@ -7,12 +7,11 @@
 - `batched_mlp(layers, inputs)` is the forward pass of many multilayer perceptrons, for autograd.
 """
 
-from meta_tasks.networks.architectures import build, describe, names
-from meta_tasks.networks.batched import BatchedModule, batched_network_for
-from meta_tasks.networks.batched_base import BatchedNetwork
-from meta_tasks.networks.batched_convolution import BatchedConvolution
-from meta_tasks.networks.batched_mlp import BatchedMLP, batched_mlp
-from meta_tasks.networks.batched_residual import BatchedResidual
+from meta_tasks.networks.architectures import batched_network_for, build, describe, names
+from meta_tasks.networks.batched import BatchedModule, BatchedNetwork
+from meta_tasks.networks.convolution import BatchedConvolution
+from meta_tasks.networks.mlp import BatchedMLP, batched_mlp
+from meta_tasks.networks.residual import BatchedResidual
 from meta_tasks.networks.text import build_text, text_networks
 
 __all__ = [

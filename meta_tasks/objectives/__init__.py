@@ -12,8 +12,7 @@ into `OBJECTIVES`.
 from learned_samplers.base import validation
 from meta_tasks.objectives.base import Objective
 from meta_tasks.objectives.predictive import BMALoss, CELoss
-from meta_tasks.objectives.stein import stein_score
-from meta_tasks.objectives.stein_kl import SteinKL
+from meta_tasks.objectives.stein import SteinKL, stein_score
 
 __all__ = ["OBJECTIVES", "BMALoss", "CELoss", "Objective", "SteinKL", "objective_named", "stein_score"]
 

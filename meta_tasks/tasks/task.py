@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.segments import Segments
-from meta_tasks.datasets.labels import renumber
+from meta_tasks.datasets.images import renumber
 from meta_tasks.networks import BatchedNetwork, batched_network_for
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import Hyperparameters

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from meta_tasks.datasets import CORRUPTIONS, load_corrupted
-from meta_tasks.datasets.corrupted import EXTRA_CORRUPTIONS
+from meta_tasks.datasets.cifar_c import EXTRA_CORRUPTIONS
 
 COUNT = 7
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meta_tasks import datasets
-from meta_tasks.datasets import corruption_rules as rules
+from meta_tasks.datasets import corruptions as rules
 from meta_tasks.datasets.corruptions import CHUNK, RECREATED, corrupt
 
 #: Parameters with which a corruption leaves the images alone.

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from meta_tasks import datasets
 from meta_tasks.datasets import ImageData, load, match
-from meta_tasks.datasets.image_data import RawSplits
-from meta_tasks.datasets.registry import READERS
+from meta_tasks.datasets.images import RawSplits
+from meta_tasks.datasets.loading import READERS
 
 SPLITS = ("train", "val", "test")
 

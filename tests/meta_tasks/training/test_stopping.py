@@ -5,8 +5,7 @@ import torch
 
 from meta_tasks.tasks import family_named
 from meta_tasks.training import Trainer, TrainerSettings
-from meta_tasks.training.evaluation import HeldOutEvaluation, Score
-from meta_tasks.training.stopping import EarlyStopping
+from meta_tasks.training.evaluation import EarlyStopping, HeldOutEvaluation, Score
 from tests.meta_tasks.training.test_trainer import LearnableSGD, QuadraticFamily, es
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from meta_tasks.estimators import AntitheticES
-from meta_tasks.estimators.evaluator import Evaluator
+from meta_tasks.estimators.base import Evaluator
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.training import SerialExecutor, Trainer, TrainerSettings, workers

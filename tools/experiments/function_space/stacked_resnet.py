@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from experiments.function_space.stacked_network import StackedNetwork
-from meta_tasks.networks.batched import batched_network_for
+from meta_tasks.networks import batched_network_for
 
 #: Of a normalisation's gain (about one) and shift (about zero), and of biases, in units of w.
 SMALL = 0.1

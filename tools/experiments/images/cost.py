@@ -24,7 +24,7 @@ from experiments.images.settings import Settings
 from experiments.images.training import build_network, minibatch_run, parameter_groups
 from learned_samplers.base.whitening import AT_FIRST, ROOT_EVERY
 from meta_tasks.datasets import ImageData, TokenData, keep_labels, shape_of
-from meta_tasks.datasets.token_data import SPECIAL
+from meta_tasks.datasets.texts import SPECIAL
 
 STEPS = 3  # of which the first, which allocates, is not timed
 # Of a sampler that whitens: those in which it makes its roots at every step are not timed, and then a whole period is.

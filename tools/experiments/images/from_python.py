@@ -20,7 +20,7 @@ from experiments.images.own_models import register
 from experiments.images.settings import GIVEN, Settings
 from learned_samplers.base.validation import one_of
 from meta_tasks.datasets import ImageData, array_data
-from meta_tasks.datasets.array_data import arrays_in
+from meta_tasks.datasets.arrays import arrays_in
 from meta_tasks.progress import progress
 
 _PATHS = ("reference", "settings_of")  # options that may be given as text
@@ -69,7 +69,7 @@ def compare(
         model: a function that returns a fresh network, of nothing or of ``input_shape`` and ``outputs``; or the name
             of one, as ``--model`` takes it.
         data: arrays or tensors ``x_train``, ``y_train``, ``x_test``, ``y_test`` (and ``x_val``, ``y_val``) by name, as
-            `meta_tasks.datasets.array_data` explains; an npz file of them; or an `ImageData`.
+            `meta_tasks.datasets.arrays` explains; an npz file of them; or an `ImageData`.
         samplers: names of methods, as ``--sampler`` takes them.
         out: folder of the runs; a second call goes on from there. By default one under ``runs/``.
         options: every other option of ``tools/compare.py`` but presets and those of files, with underscores:

@@ -12,7 +12,7 @@ from experiments.images.own_models import is_own
 from learned_samplers.base.validation import non_negative, one_of, positive
 from learned_samplers.learned.default_weights import l2e_weights
 from meta_tasks import datasets
-from meta_tasks.datasets.array_data import arrays_in
+from meta_tasks.datasets.arrays import arrays_in
 from meta_tasks.networks import text_networks
 
 MODELS = ("mlp", "cnn", "lenet", "gong_cnn", "resnet20_frn", "resnet", "vit", *text_networks())

@@ -12,7 +12,7 @@ from experiments.images.settings import Settings
 from experiments.images.training import build_network
 
 from meta_tasks.datasets import ImageData, TokenData
-from meta_tasks.datasets.token_data import SPECIAL
+from meta_tasks.datasets.texts import SPECIAL
 
 # Training examples once the validation ones are held out; shape and classes.
 SOURCES = {

@@ -1,4 +1,4 @@
-"""`ImageData`, what `load` returns; `RawSplits`, what a reader returns; and operations on images."""
+"""Images and their labels as tensors: `ImageData`, `MultiTaskData`, what readers return, and operations on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from learned_samplers.base.optional import require
-from meta_tasks.datasets.labels import renumber
+
+__all__ = ["renumber"]
+
 
 SPLITS = ("train", "val", "test")
 CHUNK = 8192  # images converted at a time, which bounds the memory of the intermediate float copies
@@ -152,7 +154,7 @@ def keep_labels(data: ImageData, labels: Sequence[int]) -> ImageData:
     """The images of these classes alone, renumbered in the order of ``labels``.
 
     Raises:
-        ValueError: as `meta_tasks.datasets.labels.renumber`.
+        ValueError: as `meta_tasks.datasets.images.renumber`.
     """
     splits: dict[str, Any] = {}
     for split in SPLITS:
@@ -192,3 +194,50 @@ def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> tuple[T
     except ValueError as error:
         raise ValueError(f"{argument}={count} does not split {len(y)} images by class: {error}") from error
     return torch.from_numpy(chosen), torch.from_numpy(rest)
+
+
+def renumber(x: Tensor, y: Tensor, classes: Sequence[int], num_classes: int, name: str) -> tuple[Tensor, Tensor]:
+    """The images x (n, ...) whose labels y (n,) are among ``classes``, with their places there as labels.
+
+    Raises:
+        ValueError: fewer than two classes, one of them twice, or one that the data set ``name`` has not.
+    """
+    if len(classes) < 2 or len(set(classes)) < len(classes) or not set(classes) <= set(range(num_classes)):
+        raise ValueError(
+            f"classes must be two or more different labels of {name} in [0, {num_classes}), got {tuple(classes)}"
+        )
+    new = torch.full((num_classes,), -1, device=y.device)
+    new[list(classes)] = torch.arange(len(classes), device=y.device)
+    kept = new[y] >= 0
+    return x[kept], new[y[kept]]
+
+
+@dataclass(frozen=True, eq=False)
+class MultiTaskData(ImageSplits):
+    """Images and K labels of each, as tensors; K is the number of tasks.
+
+    `train_x`, `val_x`, `test_x` are uint8 of shape (n, C, H, W), which is a quarter of their size as numbers: `scaled`
+    makes float32 in [0, 1] of a minibatch. `train_y`, `val_y`, `test_y` are int64 of shape (n, K) in [0, num_classes).
+
+    Raises:
+        TypeError: a tensor has another dtype.
+        ValueError: a tensor has another shape, or a label is outside [0, num_classes).
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    num_classes: int
+    train_x: Tensor
+    train_y: Tensor
+    val_x: Tensor
+    val_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    def __post_init__(self) -> None:
+        self._validate(torch.uint8, (len(self.tasks),))
+
+
+def scaled(x: Tensor) -> Tensor:
+    """Pixels 0 to 255 as float32 in [0, 1]."""
+    return x.float() / 255

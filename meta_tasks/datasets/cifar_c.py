@@ -13,9 +13,10 @@ import torch
 
 from learned_samplers.base import validation
 from meta_tasks.datasets.files import data_root, fetch, find, read_npy
-from meta_tasks.datasets.image_data import ImageData, scale_images
+from meta_tasks.datasets.images import ImageData, scale_images
 
 __all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES", "find_corrupted", "load_corrupted"]
+
 
 #: The fifteen corruptions of the benchmark, by kind: noise, blur, weather, digital.
 CORRUPTIONS = (

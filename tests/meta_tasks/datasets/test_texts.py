@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from meta_tasks.datasets import imdb, load_text, mask_of, pad
-from meta_tasks.datasets.imdb import words_of
+from meta_tasks.datasets import load_text, mask_of, pad, texts
+from meta_tasks.datasets.texts import words_of
 from tests.meta_tasks.datasets.imdb_archive import write_archive, write_folder
 
 
@@ -112,7 +112,7 @@ def test_a_review_far_too_long_is_refused_before_it_is_read(tmp_path):
 @pytest.mark.parametrize("name", ["train/unsup/1_0.txt", "large.bin"])
 def test_an_archive_that_unpacks_to_far_too_much_is_refused_midway(tmp_path, monkeypatch, name):
     path = write_archive(tmp_path, {name: bytes(3_000_000)})
-    monkeypatch.setattr(imdb, "most_unpacked", lambda _: 1_000_000)
+    monkeypatch.setattr(texts, "most_unpacked", lambda _: 1_000_000)
     assert path.stat().st_size < 20_000
     with pytest.raises(ValueError, match="unpacks to more than 1000000 bytes"):
         load_text("imdb", tmp_path)
@@ -124,7 +124,7 @@ def test_a_header_that_claims_a_giant_extension_reads_no_further_than_the_bound(
     with gzip.open(tmp_path / "aclImdb_v1.tar.gz", "wb") as file:
         file.write(member.tobuf(tarfile.GNU_FORMAT))
         file.write(bytes(3_000_000))
-    monkeypatch.setattr(imdb, "most_unpacked", lambda _: 1_000_000)
+    monkeypatch.setattr(texts, "most_unpacked", lambda _: 1_000_000)
     with pytest.raises(ValueError, match="unpacks to more than 1000000 bytes"):
         load_text("imdb", tmp_path)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meta_tasks.datasets.files import read_npz
-from meta_tasks.datasets.image_data import SPLITS, ImageData, stratified_split
+from meta_tasks.datasets.images import SPLITS, ImageData, stratified_split
 
 #: The arrays of a data set; those of validation may be absent.
 KEYS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")

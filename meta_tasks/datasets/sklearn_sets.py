@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.optional import require
-from meta_tasks.datasets.image_data import RawSplits, resize, stratified_split, to_grayscale
+from meta_tasks.datasets.images import RawSplits, resize, stratified_split, to_grayscale
 
 DIGITS_TEST = 899  # images of the fixed test split: the half that scikit-learn's own examples test on, but stratified
 PHOTO_PATCHES = 2000

@@ -1,15 +1,35 @@
-"""Many multilayer perceptrons at once: `batched_mlp`, for autograd, and `BatchedMLP`, with its gradient by hand."""
+"""Multilayer perceptrons: `mlp`, and many of one kind at once: `batched_mlp`, for autograd, and `BatchedMLP`."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from meta_tasks.networks.batched_base import BatchedNetwork, cross_entropy, linear, linear_gradients
+from learned_samplers.base import validation
+from meta_tasks.networks.batched import BatchedNetwork, cross_entropy, linear, linear_gradients
+from meta_tasks.networks.building import ACTIVATIONS, InputShape, is_count
 
-__all__ = ["BatchedMLP", "batched_mlp"]
+__all__ = ["BatchedMLP", "batched_mlp", "mlp"]
+
+
+def mlp(
+    input_shape: InputShape, num_classes: int, *, hidden: Sequence[int] = (100, 100), activation: str = "relu"
+) -> nn.Module:
+    """Fully connected network on the flattened image: `hidden` widths of the hidden layers, `activation` between them
+    (relu, tanh, sigmoid, silu, gelu). Any image size."""
+    if isinstance(hidden, int | str) or not all(is_count(width) for width in hidden):
+        raise ValueError(f"hidden must be a sequence of positive integers, got {hidden!r}")
+    validation.one_of("activation", activation, ACTIVATIONS)
+    channels, height, width = input_shape
+    layers: list[nn.Module] = [nn.Flatten()]
+    widths = [channels * height * width, *hidden]
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
+
 
 _aten = torch.ops.aten
 
