@@ -17,7 +17,6 @@ from experiments.meta_training.cards import reproducing
 from learned_samplers import L2E
 from learned_samplers.learned import weights
 from meta_tasks.rules.learned import L2ERule
-from meta_tasks.rules.triton_l2e import FusedL2ERule, triton_installed
 from meta_tasks.training.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -140,9 +139,9 @@ def test_the_card_has_the_command_that_gives_its_weights_again(tmp_path, monkeyp
     ("command", "iterations", "expected"),
     [
         (
-            "python a.py --minutes 7 --folder 'a b' --iterations 3000 --fused",
+            "python a.py --minutes 7 --folder 'a b' --iterations 3000 --plain",
             19,
-            "--folder 'a b' --fused --iterations 19",
+            "--folder 'a b' --plain --iterations 19",
         ),
         ("python a.py --iterations=3 --minutes=2 --seed 1", 5, "--seed 1 --iterations 5"),
         ("python a.py --minutes 7", 0, "--minutes 0"),  # --iterations 0 is refused
@@ -194,7 +193,6 @@ def test_ctrl_c_saves_and_exits(tmp_path):
             "decay_time does not belong to this form of L2E, form='paper'",
         ),
         (["--form", "paper", "--reference-data", "9"], "reference_data does not belong to this form of L2E"),
-        (["--form", "paper", "--fused", "--device", "cuda"], "form must be 'residual' for the fused rule, got 'paper'"),
         (
             ["--sampler", "KineticL2E", "--start-weights", "a.safetensors"],
             "start_weights=a.safetensors does not belong to KineticL2E",
@@ -274,23 +272,6 @@ def test_pictures_of_the_network_are_drawn_as_often_as_asked_for(tmp_path, monke
     assert len(drawn) == {0: 0, 1: 3, 2: 2}[every]  # also before the first iteration
 
 
-@pytest.mark.skipif(not triton_installed(), reason="--fused needs Triton")
-def test_how_steps_are_taken_reaches_the_unrolls_and_not_the_specification(tmp_path, monkeypatch):
-    monkeypatch.setattr(meta_train.Options, "check", lambda options: None)  # which would ask for a GPU
-    plain = meta_train.make_trainer(options(tmp_path / "a", more=["--samples", "2"]))
-    changed = ["--samples", "2", "--no-capture", "--fused", "--evaluate-every", "9"]
-    other = meta_train.make_trainer(options(tmp_path / "b", more=changed))
-    assert type(other.rule) is FusedL2ERule
-    assert type(plain.rule) is L2ERule
-    assert plain.executor.evaluator.stepping in ("auto", "loop")
-    assert other.executor.evaluator.make(other._jobs()[0]).stepping == "loop"
-    assert other.evaluation.stepping == "loop"
-    assert other.specification() == plain.specification()
-    other.executor.evaluator.stepping = "static"
-    assert other.executor.evaluator.make(other._jobs()[0]).stepping == "static"
-    assert torch.equal(other.step().results[0].losses, plain.step().results[0].losses)
-
-
 def test_another_architecture_in_the_folder_is_refused(tmp_path):
     meta_train.main(options(tmp_path, more=["--iterations", "1"]))
     with pytest.raises(SystemExit, match=r"are of another run: .*sampler\.hidden is \[32, 32\] there and \[16\] here"):
@@ -307,3 +288,15 @@ def test_a_sampler_that_fails_on_every_held_out_task_still_gets_its_weights_and_
     first = card["metrics"]["held_out"]["sampler"][0]
     assert first["nll"] is None
     assert (tmp_path / "weights.safetensors").exists()
+
+
+def test_how_steps_are_taken_reaches_the_unrolls_and_not_the_specification(tmp_path):
+    plain = meta_train.make_trainer(options(tmp_path / "a", more=["--samples", "2"]))
+    other = meta_train.make_trainer(options(tmp_path / "b", more=["--samples", "2", "--no-capture", "--evaluate-every", "9"]))
+    assert plain.executor.evaluator.stepping in ("auto", "loop")
+    assert other.executor.evaluator.make(other._jobs()[0]).stepping == "loop"
+    assert other.evaluation.stepping == "loop"
+    assert other.specification() == plain.specification()
+    other.executor.evaluator.stepping = "static"
+    assert other.executor.evaluator.make(other._jobs()[0]).stepping == "static"
+    assert torch.equal(other.step().results[0].losses, plain.step().results[0].losses)

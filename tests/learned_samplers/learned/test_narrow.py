@@ -66,7 +66,7 @@ def test_they_cannot_be_differentiated_through():
         update_averages(averages, torch.ones(3, requires_grad=True), "lean")
 
 
-@pytest.mark.parametrize("network", ["l2e-matrix", "l2e-orthogonal-whitened"])
+@pytest.mark.parametrize("network", ["l2e-gated", "l2e-sparse"])
 def test_compiled_and_pure_steps_see_one_average_of_whole_matrices(network, monkeypatch):
     found = []
     for native in ("0", "1"):

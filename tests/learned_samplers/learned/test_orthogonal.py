@@ -75,7 +75,7 @@ def test_compiled_code_and_torch_walk_the_same_way_with_the_shipped_weights(adap
         if adapted:
             sampler = ScaleAdaptedL2E(params, adaptation_steps=4, network="scale-adapted-l2e-matrix", **own)
         else:
-            sampler = L2E(params, network="l2e-matrix", total_steps=10, **own)
+            sampler = L2E(params, network="l2e-gated", total_steps=10, **own)
         for step in range(6):
             for i, p in enumerate(params):
                 drawn = matrix(1, p.numel(), 7 * step + i).view(p.shape)
@@ -90,7 +90,7 @@ def test_narrow_averages_give_nearly_the_same_direction():
     ends = []
     for dtype in ("float32", "bfloat16"):
         p = nn.Parameter(matrix(12, 9).float())
-        sampler = L2E([p], lr=1e-3, num_data=100, network="l2e-matrix", temperature=0.0, averages_dtype=dtype)
+        sampler = L2E([p], lr=1e-3, num_data=100, network="l2e-gated", temperature=0.0, averages_dtype=dtype)
         for step in range(4):
             p.grad = matrix(12, 9, 20 + step).float()
             sampler.step()
@@ -99,7 +99,7 @@ def test_narrow_averages_give_nearly_the_same_direction():
 
 
 def test_sharded_parameters_are_refused_with_a_reason():
-    sampler = L2E([nn.Parameter(torch.ones(3, 2))], num_data=10, network="l2e-matrix")
+    sampler = L2E([nn.Parameter(torch.ones(3, 2))], num_data=10, network="l2e-gated")
     assert (
         sampler.not_sharded
         == "feature set 'matrix' sees whole matrices (take other weights, such as network='l2e' of L2E)"
@@ -108,10 +108,10 @@ def test_sharded_parameters_are_refused_with_a_reason():
 
 def test_matrices_that_take_long_at_every_step_are_spoken_of_before_the_first():
     small, large = (nn.Parameter(torch.zeros(side, side)) for side in (800, 900))
-    L2E([small], num_data=10, network="l2e-matrix")
+    L2E([small], num_data=10, network="l2e-gated")
     message = r"^L2E's network sees .*, 22 billion operations a step here \(the largest is 900×900\): slow on a CPU"
     with pytest.warns(UserWarning, match=message) as caught:
-        L2E([large], num_data=10, network="l2e-matrix")
+        L2E([large], num_data=10, network="l2e-gated")
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match=r"^ScaleAdaptedL2E's .*, 37 billion .* 'scale-adapted-l2e' of ScaleAdapted"):
         ScaleAdaptedL2E([small, large], num_data=10, adaptation_steps=5, network="scale-adapted-l2e-matrix")

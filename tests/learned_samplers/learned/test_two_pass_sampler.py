@@ -184,7 +184,7 @@ def test_bad_settings_are_named(given, error, message):
 
 
 @pytest.mark.parametrize("narrow", [None, "bfloat16"])
-@pytest.mark.parametrize("network", ["l2e", "small-l2e"])
+@pytest.mark.parametrize("network", ["l2e"])
 @pytest.mark.parametrize("unfrozen", [False, True])
 def test_what_joins_late_moves_as_far_as_the_others(network, unfrozen, narrow):
     torch.manual_seed(0)

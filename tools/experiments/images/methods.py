@@ -93,7 +93,7 @@ _COLD_CHAIN_MOMENTUM = (*_COLD_MOMENTUM, *_WHEN)
 
 # Those that are damped where the data are fitted are for few of them; the weights that L2E had before take Adam's
 # steps, not those of whole matrices.
-_LRS_OF_L2E = (("l2e-damped", 5e-4), ("l2e", 0.005), ("l2e-first", 0.005))
+_LRS_OF_L2E = (("l2e-damped", 5e-4), ("l2e", 0.005))
 
 #: In the order in which they are offered; a learned sampler that is cyclical or of the paper's form says so.
 METHODS: dict[str, ImageMethod] = by_name(

@@ -111,7 +111,7 @@ PRESETS: dict[str, tuple[Settings, tuple[int, ...]]] = {
     "mnist_nt": (Settings(**_META_MNIST), _META_BUDGETS),
     "mnist_nt_af": (Settings(**_META_MNIST, activation="sigmoid"), _META_BUDGETS),
     "mnist_nt_data": (
-        Settings(**_META_MNIST | {"labels": (5, 6, 7, 8, 9), "meta_sgmcmc_network": "meta-sgmcmc-mnist-0-4"}),
+        Settings(**_META_MNIST | {"labels": (5, 6, 7, 8, 9), "meta_sgmcmc_network": "meta-sgmcmc-mnist"}),
         _META_BUDGETS,
     ),
     "imdb": (

@@ -16,7 +16,6 @@ from learned_samplers.learned.sampler import REGISTRY
 from meta_tasks.rules.gate import L2EGateRule
 from meta_tasks.rules.learned import LEARNED_RULES, NetworkRule
 from meta_tasks.rules.linear import L2ELinearRule
-from meta_tasks.rules.triton_l2e import FusedL2ERule
 
 
 def check_positive(name: str, values: Sequence[float], most: float = math.inf) -> None:
@@ -88,9 +87,6 @@ class SamplerOptions:
     # L2E and PrecondL2E with a feature set that sees the progress of the run ("lean", "adaptive_run", "matrix"): share
     # of the tasks in which the network is told the number of steps.
     tell_horizon: float | None = None
-    # L2E on a CUDA device only: compute its update (residual form, two hidden layers) by fused kernels. They need
-    # Triton and change results by rounding. Experimental: they have not run on a GPU yet.
-    fused: bool = False
 
     def make(self) -> NetworkRule:
         """The rule.
@@ -102,7 +98,7 @@ class SamplerOptions:
         if self.start_feature is not None and self.start_weights is not None and not self.linear:
             raise ValueError(f"start_feature={self.start_feature} and start_weights={self.start_weights}: choose one")
         only = {
-            "L2E": ("start_feature", "start_gain", "start_weights", "tell_horizon", "fused", "gate_of", "linear"),
+            "L2E": ("start_feature", "start_gain", "start_weights", "tell_horizon", "gate_of", "linear"),
             "PrecondL2E": ("start_weights", "tell_horizon"),
             "ScaleAdaptedL2E": ("start_feature", "start_gain", "start_weights"),
         }
@@ -122,8 +118,8 @@ class SamplerOptions:
         if self.linear:
             return self._make_linear(given)
         if self.gate_of is not None:
-            return self._make_gate({**given, "hidden": self.hidden, "fused": self.fused or None})
-        rule = FusedL2ERule if self.fused else LEARNED_RULES[self.sampler]
+            return self._make_gate({**given, "hidden": self.hidden})
+        rule = LEARNED_RULES[self.sampler]
         settings = REGISTRY[self.sampler].settings_class.given(**given)
         start: dict[str, Any] = {} if self.tell_horizon is None else {"tell_horizon": self.tell_horizon}
         if self.start_weights is not None:
@@ -133,8 +129,7 @@ class SamplerOptions:
         return rule(hidden=self.hidden, settings=settings, **start)
 
     def _make_linear(self, given: dict[str, Any]) -> NetworkRule:
-        others = {"hidden": self.hidden, "gate_of": self.gate_of}
-        for name, value in {**others, "fused": self.fused or None}.items():
+        for name, value in {"hidden": self.hidden, "gate_of": self.gate_of}.items():
             if value is not None:
                 raise ValueError(f"{name}={value} cannot be given beside linear")
         if self.start_feature is None:

@@ -264,7 +264,7 @@ def test_the_damping_measures_the_way_from_the_priors_mean(prior_mean, native, m
     """Where the weights are at it nothing pulls, and the default with few data is the direction alone."""
     monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", native)
     moved = {}
-    for name in ("default", "l2e-orthogonal-whitened"):
+    for name in ("default", "l2e-sparse"):
         generator = torch.Generator().manual_seed(1)
         weight, bias = (torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 6), (5,)))
         before = [p.detach().clone() for p in (weight, bias)]

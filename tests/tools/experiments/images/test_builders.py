@@ -52,25 +52,6 @@ def test_the_scale_adapted_one_explores_for_all_of_burn_in(learned_weights):
         builders.scale_adapted_l2e(groups(), settings, 0.01, 100, 3)
 
 
-def test_the_start_that_tables_measure_is_the_one_that_ships():
-    settings = Settings(dataset="digits", temperature=0.1, prior_precision=20.0)
-    common = dict(num_data=1000, temperature=0.1, prior_precision=20.0)
-    ends = []
-    for make in (
-        lambda params: builders.l2e_orthogonal_whitened_start([{"params": params}], settings, 0.001, 1000, 100),
-        lambda params: L2E(params, 0.001, network="l2e-orthogonal-whitened", **common),
-    ):
-        torch.manual_seed(0)
-        weight = torch.randn(5, 6, requires_grad=True)
-        begun, sampler = weight.detach().clone(), make([weight])
-        for _ in range(5):
-            weight.grad = torch.randn(5, 6) + weight.detach()
-            sampler.step()
-        assert (weight - begun).abs().max() > 1e-3
-        ends.append(weight.detach())
-    assert torch.equal(*ends)
-
-
 def test_with_few_data_l2e_runs_at_the_rate_that_its_card_recommends():
     """As the page of the demo says."""
     settings = Settings().with_weights(GATED_FROM - 1)

@@ -20,7 +20,6 @@ def options(folder, *more):
             ["--capture"],
             "capture=True is for a CUDA device, got device='cpu': add --device cuda, or leave --capture out",
         ),
-        (["--fused"], "fused=True is for a CUDA device, got device='cpu': add --device cuda, or leave --fused out"),
         (["--workers", "0"], "workers must be at least 1, got 0"),
     ],
 )
