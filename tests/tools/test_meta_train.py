@@ -294,8 +294,6 @@ def test_how_steps_are_taken_reaches_the_unrolls_and_not_the_specification(tmp_p
     plain = meta_train.make_trainer(options(tmp_path / "a", more=["--samples", "2"]))
     more = ["--samples", "2", "--no-capture", "--evaluate-every", "9"]
     other = meta_train.make_trainer(options(tmp_path / "b", more=more))
-        options(tmp_path / "b", more=["--samples", "2", "--no-capture", "--evaluate-every", "9"])
-    )
     assert plain.executor.evaluator.stepping in ("auto", "loop")
     assert other.executor.evaluator.make(other._jobs()[0]).stepping == "loop"
     assert other.evaluation.stepping == "loop"
