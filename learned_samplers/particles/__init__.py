@@ -1,8 +1,8 @@
 """Particle samplers: Stein variational methods for one target and for several, with their baselines."""
 
+from learned_samplers.particles.baselines import MGDA, LinearScalarisation, ParetoMTL
 from learned_samplers.particles.fsvgd import FSVGD
-from learned_samplers.particles.kernels import IMQ, RBF, Linear
-from learned_samplers.particles.measurement import (
+from learned_samplers.particles.function_space import (
     FittedPrior,
     GaussianProcessPrior,
     classification_loss,
@@ -11,12 +11,11 @@ from learned_samplers.particles.measurement import (
     regression_loss,
     squared_exponential,
 )
-from learned_samplers.particles.mgda import MGDA, LinearScalarisation
+from learned_samplers.particles.kernels import IMQ, RBF, Linear
 from learned_samplers.particles.moo_svgd import MOOSVGD
-from learned_samplers.particles.pareto_mtl import ParetoMTL
 from learned_samplers.particles.prediction import particle_samples
-from learned_samplers.particles.simplex_qp import min_norm_weights
 from learned_samplers.particles.svgd import MTSGD, SVGD
+from learned_samplers.particles.target_weights import min_norm_weights
 
 __all__ = [
     "FSVGD",

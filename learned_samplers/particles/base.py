@@ -6,7 +6,7 @@ A subclass states its directions (`ParticleSampler._trunk`, `ParticleSampler._he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -16,19 +16,18 @@ from learned_samplers.base import distributed, validation
 from learned_samplers.base.operations import as_number, without_autocast
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.particles import base_optimizer as base_optimizers
-from learned_samplers.particles.axes import validate_axes
 from learned_samplers.particles.base_optimizer import BaseOptimizer
-from learned_samplers.particles.gradients import all_finite, gather, task_gradients, validate_losses, validate_names
+from learned_samplers.particles.gradients import all_finite, flat_buffers, task_gradients, validate_losses
 
 
-class Part(NamedTuple):
-    """One role's parameters as a flat buffer: the shared trunk, or the head of one task."""
+class Role(NamedTuple):
+    """The parameters of one role, the shared trunk or the head of one task, as flat buffers."""
 
     #: (M, d), the particles.
     points: Tensor
     #: (K, M, d) for the trunk, (1, M, d) for a head: ∇U of every target, prior included.
     gradients: Tensor
-    #: The parts' prior precision λ as numbers that broadcast to the points, (d,), or None where it is zero everywhere.
+    #: The prior precision λ of each coordinate, (d,), or None where it is zero everywhere.
     prior: Tensor | None
     #: (K, M), the losses as the closure returned them.
     losses: Tensor
@@ -40,6 +39,9 @@ class Part(NamedTuple):
     features: Tensor | None
     #: The parameters, in the buffer's order.
     params: list[Tensor]
+
+    def __str__(self) -> str:
+        return "shared parameters" if self.task is None else f"parameters of task {self.task}"
 
     @property
     def loss_gradients(self) -> Tensor:
@@ -67,8 +69,8 @@ class ParticleSampler(Sampler):
     takes_prior_mean = False
     #: Whether the closure returns (K, M) losses of K targets; one target has (M,).
     several_targets: ClassVar[bool] = True
-    #: Attributes that a copy keeps, beside those of the base class.
-    _kept: ClassVar[tuple[str, ...]] = ("base_optimizer", "weights")
+    #: The settings of a class beside those of its groups: a copy keeps them, and a saved state names them.
+    settings: ClassVar[tuple[str, ...]] = ()
 
     #: The optimizer that takes the direction, or None.
     base_optimizer: torch.optim.Optimizer | None = None
@@ -88,19 +90,18 @@ class ParticleSampler(Sampler):
         if base_optimizer is not None and not callable(base_optimizer):
             raise TypeError(
                 "base_optimizer must make an optimizer from a list of parameter groups, such as torch.optim.Adam, got "
-                f"{base_optimizer!r} of type {type(base_optimizer).__name__}"
+                f"{base_optimizer!r}"
             )
         super().__init__(params, {"task": None, "shared": None, **defaults}, generator=generator)
         if base_optimizer is not None:
-            self.base_optimizer = base_optimizers.made(base_optimizer, self.param_groups)
+            self.base_optimizer = base_optimizers.make(base_optimizer, self.param_groups)
 
     # ---------------------------------------------------------------- arguments
 
     def _validate(self, group: dict[str, Any]) -> None:
-        validation.non_negative("lr", group["lr"])
+        for name in ("lr", "temperature", "prior_precision"):
+            validation.non_negative(name, group[name])
         validation.number_of_data(group["num_data"])
-        validation.non_negative("temperature", group["temperature"])
-        validation.non_negative("prior_precision", group["prior_precision"])
         validation.one_of("shared", group["shared"], (None, True, False))
         task, shared = group["task"], group["shared"]
         if task is not None:
@@ -122,7 +123,8 @@ class ParticleSampler(Sampler):
         if isinstance(param_group, dict) and "params" in param_group and not isinstance(param_group["params"], set):
             params = param_group["params"]
             listed = [params] if isinstance(params, Tensor) else list(params)
-            validate_axes(listed, next((p for group in self.param_groups for p in group["params"]), None))
+            named = [entry if isinstance(entry, tuple) else (f"params[{i}]", entry) for i, entry in enumerate(listed)]
+            _validate_parameters(named, next((p for group in self.param_groups for p in group["params"]), None))
             param_group = {**param_group, "params": listed}
         super().add_param_group(param_group)
         if self.base_optimizer is not None:
@@ -162,32 +164,30 @@ class ParticleSampler(Sampler):
             raise ValueError(f"{type(self).__name__}.step needs a closure that returns the losses, got None")
         with torch.enable_grad():
             result = closure()
+        self._new_weights = None
         with without_autocast(self.param_groups):  # the closure alone is the user's
             with torch.enable_grad():
-                parts = self._parts(result)
-            self._move(self._moves(parts))
-        self._end(parts)
+                roles = self._roles(result)
+            self._move(self._moves(roles))
+        self._end()
         return _detached(result)
 
-    def _moves(self, parts: list[Part]) -> dict[Tensor, Tensor]:
+    def _moves(self, roles: list[Role]) -> dict[Tensor, Tensor]:
         """φ of every parameter, all of them finite."""
         moves: dict[Tensor, Tensor] = {}
-        self._begin(parts)
-        for part in parts:
-            direction = self._trunk(part) if part.task is None else self._head(part)
+        for role in roles:
+            direction = self._trunk(role) if role.task is None else self._head(role)
             if not all_finite(direction):
-                raise FloatingPointError(f"the direction of the {_role(part)} is not finite; nothing was changed")
-            pieces = direction.split([p[0].numel() for p in part.params], dim=1)
-            for p, piece in zip(part.params, pieces, strict=True):
-                moves[p] = piece.view_as(p)
+                raise FloatingPointError(f"the direction of the {role} is not finite; nothing was changed")
+            pieces = direction.split([p[0].numel() for p in role.params], dim=1)
+            moves |= {p: piece.view_as(p) for p, piece in zip(role.params, pieces, strict=True)}
         return moves
 
     def _refuse_replicas(self) -> None:
         """Before the first step: gradients are taken by ``torch.autograd.grad``, which no wrapper averages."""
         if self.step_count or not distributed.in_process_group():
             return
-        params = [p for group in self.param_groups for p in group["params"]]
-        if distributed.are_replicas("auto", params):
+        if distributed.are_replicas("auto", [p for group in self.param_groups for p in group["params"]]):
             raise ValueError(
                 f"{type(self).__name__} cannot move the parameters of a DistributedDataParallel module: it does not "
                 "average their gradients, and the processes' particles would drift apart"
@@ -195,65 +195,58 @@ class ParticleSampler(Sampler):
 
     def _validate_groups(self) -> None:
         self._validate_changed()
-        first = self.param_groups[0]
         for group in self.param_groups:
-            for name in ("num_data", "temperature"):
-                if as_number(group[name]) != as_number(first[name]):
-                    raise ValueError(
-                        f"{name} must be the same in every parameter group, got {first[name]} and {group[name]}"
-                    )
+            validation.same_in_all_groups(self, group, ("num_data", "temperature"))
 
-    def _parts(self, result: Any) -> list[Part]:
+    def _roles(self, result: Any) -> list[Role]:
+        """The trunk and the heads with their gradients, from what the closure returned."""
         losses, features = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-        count = self.num_particles
-        losses = validate_losses(losses, count, several=self.several_targets)
-        tasks = sorted({group["task"] for group in self.param_groups if group["task"] is not None})
-        validate_names(tasks, len(losses), any(group["task"] is None for group in self.param_groups))
-        trunk, heads = self._named(None), {task: self._named(task) for task in tasks}
+        losses = validate_losses(losses, self.num_particles, several=self.several_targets)
+        tasks = self._tasks(len(losses))
+        trunk, heads = self._named("task", None), {task: self._named("task", task) for task in tasks}
         if not trunk and not any(heads.values()):
             raise ValueError("every parameter is frozen: none has requires_grad=True")
         shared, own = task_gradients(losses, trunk, heads, keep_graph=features is not None)
-        common = {
-            "losses": torch.stack([loss.detach() for loss in losses]),
-            "num_data": as_number(self.param_groups[0]["num_data"]),
-            "temperature": as_number(self.param_groups[0]["temperature"]),
-            "features": features,
-        }
-        roles = [(None, trunk, shared)] if trunk else []
-        roles += [(task, named, own[task]) for task, named in heads.items() if named]
+        first = self.param_groups[0]
+        num_data, temperature = as_number(first["num_data"]), as_number(first["temperature"])
+        stacked = torch.stack([loss.detach() for loss in losses])
         priors = {p: as_number(g["prior_precision"]) for g in self.param_groups for p in g["params"]}
-        parts = []
-        for task, named, gradients in roles:
-            params = [p for _, p in named]
-            points, buffer, prior = gather(params, gradients, common["num_data"], [priors[p] for p in params])
-            parts.append(Part(points, buffer, prior, task=task, params=params, **common))
-        return parts
+        roles = []
+        for task, named, gradients in [(None, trunk, shared), *((k, heads[k], own.get(k, [])) for k in heads)]:
+            if params := [p for _, p in named]:
+                buffers = flat_buffers(params, gradients, num_data, [priors[p] for p in params])
+                roles.append(Role(*buffers, stacked, num_data, temperature, task, features, params))
+        return roles
 
-    def _named(self, task: int | None) -> list[tuple[str, Tensor]]:
-        """Names and parameters of a task's head, or of the shared part (None), without those that are frozen."""
+    def _tasks(self, targets: int) -> list[int]:
+        """The tasks that have heads; ValueError unless they fit the number of losses."""
+        tasks = {group["task"] for group in self.param_groups}
+        if None not in tasks:
+            raise ValueError("there is no group of shared parameters: every parameter group names a task")
+        found = sorted(tasks - {None})
+        if found and found != list(range(targets)):
+            raise ValueError(
+                f"{targets} losses need a group for each of the tasks 0 to {targets - 1}, got groups for {found}"
+            )
+        return found
+
+    def _named(self, key: str, value: Any) -> list[tuple[str, Tensor]]:
+        """Names and parameters of the groups that have that value, without those that are frozen."""
         return [
             (self.name_of(group, i), p)
             for group in self.param_groups
-            if group["task"] == task
+            if group[key] == value
             for i, p in enumerate(group["params"])
             if p.requires_grad
         ]
 
-    def _begin(self, parts: list[Part]) -> None:
-        """Called before the directions of a step are computed; changes nothing that a state dict holds."""
-        self._new_weights = None
-
-    def _trunk(self, part: Part) -> Tensor:
+    def _trunk(self, role: Role) -> Tensor:
         """φ of the shared parameters, (M, d)."""
         raise NotImplementedError
 
-    def _head(self, part: Part) -> Tensor:
+    def _head(self, role: Role) -> Tensor:
         """φ of one task's parameters, (M, d)."""
         raise NotImplementedError
-
-    def _end(self, parts: list[Part]) -> None:
-        """Called after a step that succeeded: keeps the weights that it computed."""
-        self.weights = self._new_weights
 
     def _move(self, moves: dict[Tensor, Tensor]) -> None:
         """θ ← θ + (lr/N)·φ, or −φ/N to the base optimizer as the gradient."""
@@ -267,6 +260,10 @@ class ParticleSampler(Sampler):
             base_optimizers.step(self.base_optimizer, self.param_groups, moves)
         for group in self.param_groups:
             group["step"] += 1
+
+    def _end(self) -> None:
+        """Called after a step that succeeded: keeps the weights that it computed."""
+        self.weights = self._new_weights
 
     # ---------------------------------------------------------------- saving and resuming
 
@@ -297,16 +294,45 @@ class ParticleSampler(Sampler):
 
     def _identity(self) -> dict[str, Any]:
         """What the particles' law depends on beside the groups, as far as it can be written down."""
-        own = {name: self.__dict__.get(name) for name in self._kept if name not in ParticleSampler._kept}
-        named = {name: x.tolist() if isinstance(x, Tensor) else repr(x) for name, x in own.items()}
+        values = {name: self.__dict__.get(name) for name in self.settings}
+        named = {name: x.tolist() if isinstance(x, Tensor) else repr(x) for name, x in values.items()}
         return {name: x for name, x in named.items() if " at 0x" not in str(x)}  # a function has no lasting name
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._kept if name in self.__dict__}}
+        kept = ("base_optimizer", "weights", *self.settings)
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in kept if name in self.__dict__}}
 
 
-def _role(part: Part) -> str:
-    return "shared parameters" if part.task is None else f"parameters of task {part.task}"
+def _validate_parameters(named: Iterable[tuple[str, Any]], first: Tensor | None) -> None:
+    """Raise unless new parameters have the particle axis, dtype and device of ``first``, one that is there already."""
+    seen: set[Tensor] = set()
+    for name, p in named:
+        validation.parameter(f"parameter {name!r}", p)
+        if p in seen:
+            raise ValueError(f"parameter {name!r} is listed twice in a parameter group")
+        seen.add(p)
+        if p.dtype in (torch.float16, torch.bfloat16):
+            raise TypeError(
+                f"parameter {name!r} is {p.dtype}, which rounds the particles' steps away: keep them in float32, and "
+                "compute the losses inside torch.autocast"
+            )
+        validate_axis(f"parameter {name!r}", p, None if first is None else len(first))
+        first = p if first is None else first
+        if (p.dtype, p.device) != (first.dtype, first.device):
+            raise ValueError(
+                f"parameter {name!r} is {p.dtype} on {p.device}, others are {first.dtype} on {first.device}"
+            )
+
+
+def validate_axis(name: str, p: Tensor, particles: int | None) -> None:
+    """Raise ValueError unless a tensor has the particles as its leading axis, as many as others have (None: any)."""
+    if p.dim() < 1 or len(p) == 0:
+        raise ValueError(f"{name} needs a leading particle axis, got shape {tuple(p.shape)}")
+    if particles is not None and len(p) != particles:
+        raise ValueError(
+            f"{name} has {len(p)} particles (shape {tuple(p.shape)}), others have {particles}: every tensor's leading "
+            "axis must be the particles"
+        )
 
 
 def _detached(result: Any) -> Any:

@@ -13,29 +13,27 @@ from torch.optim import Optimizer
 from learned_samplers.base import sharding
 from learned_samplers.base.operations import as_number
 
+#: Makes an optimizer from a list of groups with ``params`` and ``lr``.
 BaseOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
 
 
-def made(make: BaseOptimizer, groups: list[dict[str, Any]]) -> Optimizer:
+def make(maker: BaseOptimizer, groups: list[dict[str, Any]]) -> Optimizer:
     """The base optimizer over a sampler's groups.
 
     Raises:
-        TypeError: ``make`` makes no optimizer, or one whose step needs a closure, as a line search does: there is no
+        TypeError: ``maker`` makes no optimizer, or one whose step needs a closure, as a line search does: there is no
             loss that has the direction as its gradient.
     """
-    optimizer = make([{"params": list(group["params"]), "lr": group["lr"]} for group in groups])
+    optimizer = maker([{"params": list(group["params"]), "lr": group["lr"]} for group in groups])
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"base_optimizer must make a torch.optim.Optimizer, got {optimizer!r}")
-    needed = [
-        name
-        for name, of in inspect.signature(optimizer.step).parameters.items()
-        if of.default is of.empty and of.kind not in (of.VAR_POSITIONAL, of.VAR_KEYWORD)
-    ]
-    if needed:
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError as error:
         raise TypeError(
-            f"base_optimizer must make an optimizer that steps by the gradients alone, got {type(optimizer).__name__}, "
-            f"whose step needs {', '.join(needed)}"
-        )
+            f"base_optimizer must make an optimizer that steps by the gradients alone: {type(optimizer).__name__}.step "
+            f"is {error}"
+        ) from None
     return optimizer
 
 
@@ -65,10 +63,10 @@ def loadable(sampler: Any, optimizer: Optimizer | None, saved: Any) -> dict[str,
         ValueError: one of both has a base optimizer, or theirs is of another class or of other groups, or holds numbers
             that are not finite. Nothing has changed then.
     """
-    if (saved is None) != (optimizer is None):
-        have = ("has none", "has one") if saved is None else ("has one", "has none")
-        raise ValueError(f"the state's base_optimizer does not fit: the state {have[0]}, this sampler {have[1]}")
     if optimizer is None or saved is None:
+        if (saved is None) != (optimizer is None):
+            theirs, ours = ("none" if one is None else "one" for one in (saved, optimizer))
+            raise ValueError(f"base_optimizer does not fit: the state has {theirs}, this sampler {ours}")
         return None
     ours = type(optimizer).__name__
     if saved.get("class", ours) != ours:  # earlier states do not say

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.particles.kernels import KernelMatrix, coordinate_blocks
-from learned_samplers.particles.simplex_qp import min_norm_weights
+from learned_samplers.particles.target_weights import min_norm_weights
 
 #: How the gradients of a target may be normalised; see `normalise`.
 NORMALISATIONS = ("none", "particle", "coordinate")

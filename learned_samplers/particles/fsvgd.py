@@ -9,10 +9,10 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
-from learned_samplers.particles.base import Part, ParticleSampler
+from learned_samplers.particles.base import ParticleSampler, Role
 from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.directions import repulsion, svgd_direction
-from learned_samplers.particles.gradients import checked_gradient, gather, validate_losses
+from learned_samplers.particles.gradients import checked_gradient, flat_buffers, validate_losses, validate_outputs
 from learned_samplers.particles.kernels import RBF, Kernel, check_kernel
 
 
@@ -22,7 +22,7 @@ class FSVGD(ParticleSampler):
     Function-space particle optimisation by SVGD (Wang, Ren, Zhu and Zhang, ICLR 2019).
 
     With f the outputs of particle i on a measurement set
-    (the minibatch and draws of ν, see `measurement.measurement_set`), loss the mean negative log-likelihood of the
+    (the minibatch and draws of ν, see `function_space.measurement_set`), loss the mean negative log-likelihood of the
     minibatch and log p(f) the function-space prior:
 
         sⱼ = −N·∂lossⱼ/∂fⱼ + ∂log p(fⱼ)/∂fⱼ
@@ -46,7 +46,7 @@ class FSVGD(ParticleSampler):
 
     several_targets = False
     structural = ("likelihood",)
-    _kept = (*ParticleSampler._kept, "kernel")
+    settings = ("kernel",)
 
     def __init__(
         self,
@@ -93,15 +93,13 @@ class FSVGD(ParticleSampler):
         """
         return super().step(closure)
 
-    def _parts(self, result: Any) -> list[Part]:
+    def _roles(self, result: Any) -> list[Role]:
         losses, outputs, log_prior = self._unpack(result)
         num_data = as_number(self.param_groups[0]["num_data"])
         temperature = as_number(self.param_groups[0]["temperature"])
-        likelihood, network = self._role(True), self._role(False)
+        likelihood, network = self._named("likelihood", True), self._named("likelihood", False)
         if not network:
-            raise ValueError(
-                "every parameter belongs to the likelihood or is frozen; FSVGD needs the network's parameters"
-            )
+            raise ValueError("every parameter belongs to the likelihood or is frozen; FSVGD needs the network's")
         wanted = [outputs, *(p for _, p in likelihood)]
         by_output, *own = torch.autograd.grad(losses.sum(), wanted, retain_graph=True, allow_unused=True)
         if by_output is None:
@@ -116,33 +114,21 @@ class FSVGD(ParticleSampler):
         push = svgd_direction(score.flatten(1).to(wide), repulsion(flat, matrix), matrix, temperature)
         push = push.view_as(outputs).to(outputs.dtype)
         moved = torch.autograd.grad(outputs, [p for _, p in network], push, allow_unused=True)
-        parts = []
-        for named, grads, sign in ((network, moved, -1.0 / num_data), (likelihood, own, 1.0)):
-            if not named:
-                continue
-            for (name, p), grad in zip(named, grads, strict=True):
-                if grad is None:
-                    role = "losses" if named is likelihood else "outputs"
-                    raise ValueError(
-                        f"parameter {name} takes no part in the {role}; freeze it, or give it another role"
-                    )
-                checked_gradient(name, p, grad)
-            points, buffer, _ = gather([p for _, p in named], [sign * g[None] for g in grads], num_data, [0.0])
-            params = [p for _, p in named]
-            parts.append(Part(points, buffer, None, losses.detach()[None], num_data, temperature, None, None, params))
-        return parts
+        roles = []
+        for named, of, grads, sign in ((network, "outputs", moved, -1 / num_data), (likelihood, "losses", own, 1.0)):
+            checked = [checked_gradient(name, g, f"the {of}") for (name, _), g in zip(named, grads, strict=True)]
+            if params := [p for _, p in named]:
+                buffers = flat_buffers(params, [sign * g[None] for g in checked], num_data, [])
+                roles.append(Role(*buffers, losses.detach()[None], num_data, temperature, None, None, params))
+        return roles
 
     def _unpack(self, result: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         if not isinstance(result, tuple) or len(result) not in (2, 3):
             raise TypeError("the closure must return (losses, outputs) or (losses, outputs, log_prior)")
         count = self.num_particles
         losses = validate_losses(result[0], count, several=False)[0]
-        outputs, log_prior = result[1], result[2] if len(result) == 3 else None
-        if not isinstance(outputs, Tensor) or outputs.dim() < 2 or outputs.shape[0] != count:
-            shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ValueError(f"the outputs must have shape ({count}, n, ...), got {shape}")
-        if not outputs.requires_grad:
-            raise ValueError("the outputs have no graph: return them from the closure before any detach()")
+        outputs = validate_outputs("outputs", result[1], count, least_dimensions=2)
+        log_prior = result[2] if len(result) == 3 else None
         if log_prior is not None:
             if not isinstance(log_prior, Tensor) or log_prior.shape != (count,):
                 shape = tuple(log_prior.shape) if isinstance(log_prior, Tensor) else type(log_prior).__name__
@@ -151,24 +137,15 @@ class FSVGD(ParticleSampler):
                 raise FloatingPointError(f"the closure returned a log_prior that is not finite: {log_prior.detach()}")
         return losses, outputs, log_prior
 
-    def _role(self, likelihood: bool) -> list[tuple[str, Tensor]]:
-        return [
-            (self.name_of(group, i), p)
-            for group in self.param_groups
-            if group["likelihood"] == likelihood
-            for i, p in enumerate(group["params"])
-            if p.requires_grad
-        ]
-
-    def _trunk(self, part: Part) -> Tensor:
-        # The parts' gradients are the directions already, pulled back to the parameters.
-        return -part.gradients[0]
+    def _trunk(self, role: Role) -> Tensor:
+        # The gradients are the directions already, pulled back to the parameters.
+        return -role.gradients[0]
 
 
 def _prior_score(log_prior: Tensor, outputs: Tensor) -> Tensor:
-    if not log_prior.requires_grad:
-        raise ValueError("log_prior must be computed from the outputs that the closure returns beside it")
-    score = torch.autograd.grad(log_prior.sum(), outputs, retain_graph=True, allow_unused=True)[0]
+    score = None
+    if log_prior.requires_grad:
+        score = torch.autograd.grad(log_prior.sum(), outputs, retain_graph=True, allow_unused=True)[0]
     if score is None:
         raise ValueError("log_prior must be computed from the outputs that the closure returns beside it")
     return score

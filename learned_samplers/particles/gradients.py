@@ -32,20 +32,24 @@ def _validate_losses(name: str, losses: Any, particles: int, expected: str, dime
         raise ValueError(f"{name} must have shape {expected}, got {tuple(losses.shape)}{hint}")
     if not losses.is_floating_point():
         raise TypeError(f"{name} must hold real floating-point numbers, got dtype {losses.dtype}")
-    if not losses.requires_grad:
-        raise ValueError(f"no graph under {name}: return them from the closure before any backward() or detach()")
+    validate_graph(name, losses)
     if not losses.isfinite().all():
         raise FloatingPointError(f"the closure returned losses that are not finite: {name} {losses.detach()}")
 
 
-def validate_names(tasks: list[int], targets: int, trunk: bool) -> None:
-    """Raise ValueError unless the task groups fit the number of losses."""
-    if not trunk:
-        raise ValueError("there is no group of shared parameters: every parameter group names a task")
-    if tasks and tasks != list(range(targets)):
-        raise ValueError(
-            f"{targets} losses need a group for each of the tasks 0 to {targets - 1}, got groups for {tasks}"
-        )
+def validate_outputs(name: str, outputs: Any, particles: int, *, least_dimensions: int = 1) -> Tensor:
+    """Outputs of the particles' networks, (M, ...), with their graph."""
+    shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    if not isinstance(outputs, Tensor) or outputs.dim() < least_dimensions or len(outputs) != particles:
+        wanted = f"({particles}, n, ...)" if least_dimensions == 2 else f"({particles}, ...)"
+        raise ValueError(f"the {name} that the closure returns must have shape {wanted}, got {shape}")
+    validate_graph(f"the {name}", outputs)
+    return outputs
+
+
+def validate_graph(name: str, value: Tensor) -> None:
+    if not value.requires_grad:
+        raise ValueError(f"no graph under {name}: return them from the closure before any backward() or detach()")
 
 
 def task_gradients(
@@ -65,21 +69,24 @@ def task_gradients(
         last = k == len(losses) - 1 and not keep_graph
         grads = torch.autograd.grad(loss.sum(), wanted, retain_graph=not last, allow_unused=True) if wanted else ()
         shared.append(list(grads[: len(trunk)]))
-        for (name, p), grad in zip(head, grads[len(trunk) :], strict=True):
-            if grad is None:
-                raise ValueError(f"parameter {name} takes no part in loss {k}; freeze it or take it out of task {k}")
-            own.setdefault(k, []).append(checked_gradient(name, p, grad)[None])
+        own[k] = [
+            checked_gradient(name, grad, f"loss {k}")[None]
+            for (name, p), grad in zip(head, grads[len(trunk) :], strict=True)
+        ]
     stacked = []
     for (name, p), of_targets in zip(trunk, zip(*shared, strict=True), strict=True):
-        if all(grad is None for grad in of_targets):
-            raise ValueError(f"parameter {name} takes no part in the losses; set requires_grad=False to keep it fixed")
         # A part of the network that only some tasks use has no gradient of the others.
-        filled = [torch.zeros_like(p) if grad is None else checked_gradient(name, p, grad) for grad in of_targets]
-        stacked.append(filled[0][None] if len(filled) == 1 else torch.stack(filled))
+        used = any(grad is not None for grad in of_targets)
+        filled = [torch.zeros_like(p) if grad is None and used else grad for grad in of_targets]
+        checked = [checked_gradient(name, grad, "the losses") for grad in filled]
+        stacked.append(checked[0][None] if len(checked) == 1 else torch.stack(checked))
     return stacked, own
 
 
-def checked_gradient(name: str, p: Tensor, grad: Tensor) -> Tensor:
+def checked_gradient(name: str, grad: Tensor | None, of: str) -> Tensor:
+    """A parameter's gradient, if it has one that is dense and finite."""
+    if grad is None:
+        raise ValueError(f"parameter {name} takes no part in {of}; set requires_grad=False, or give it another group")
     if grad.layout != torch.strided:
         raise TypeError(f"the gradient of parameter {name} is sparse ({grad.layout}); use dense gradients")
     if not all_finite(grad):
@@ -92,7 +99,7 @@ def all_finite(values: Tensor) -> bool:
     return bool(values.norm().isfinite()) or bool(values.isfinite().all())
 
 
-def gather(
+def flat_buffers(
     params: list[Tensor], gradients: list[Tensor], num_data: float, priors: list[float]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Particles (M, d) and ∇U = N·g + λθ of every target (K, M, d), each one buffer; λ of each coordinate, (d,)."""

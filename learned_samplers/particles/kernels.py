@@ -150,16 +150,9 @@ class RBF(_Radial):
 
 
 class IMQ(_Radial):
-    """The inverse multiquadric, k(x, y) = (1 + ‖x − y‖²/2σ²)^(−½), whose tails reach further than `RBF`'s.
+    """The inverse multiquadric, k(x, y) = (1 + ‖x − y‖²/2σ²)^(−½), whose tails reach further than those of `RBF`.
 
-    Where σ² is zero (most particles coincide, or all) it is the limit σ → 0: one between particles that coincide,
-    zero between others, and no repulsion.
-
-    Args:
-        bandwidth: a rule's name (see `squared_bandwidth`) or σ, in the units of the points.
-
-    Raises:
-        ValueError, TypeError: ``bandwidth`` is no rule and no positive number.
+    Its bandwidth, and where that is zero, are as for `RBF`.
     """
 
     def _profile(self, ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from learned_samplers.particles.base import Part
-from learned_samplers.particles.base_optimizer import BaseOptimizer
+from learned_samplers.particles.base import Role
 from learned_samplers.particles.directions import repulsion, svgd_direction, weighted
-from learned_samplers.particles.kernels import Kernel, KernelMatrix
-from learned_samplers.particles.multi_gradient import mgda_weights
+from learned_samplers.particles.kernels import KernelMatrix
 from learned_samplers.particles.svgd import SteinSampler
+from learned_samplers.particles.target_weights import mgda_weights
 
 
 class MOOSVGD(SteinSampler):
@@ -38,7 +34,7 @@ class MOOSVGD(SteinSampler):
 
     Args:
         kernel: `RBF` with the full-matrix median by default.
-        kernel_on: "losses", or "parameters" as in the toy of MT-SGD's published code.
+        kernel_on: "losses" (the default), or "parameters" as in the toy of MT-SGD's published code.
         temperature: T, the weight of the repulsion.
         params, lr, num_data, prior_precision, base_optimizer, generator: as for `SVGD`.
 
@@ -49,46 +45,21 @@ class MOOSVGD(SteinSampler):
         ValueError, TypeError: as for `SVGD`.
     """
 
-    _spaces = ("losses", "parameters")
+    spaces = ("losses", "parameters")
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        num_data: float = 1.0,
-        *,
-        kernel: Kernel | None = None,
-        kernel_on: str = "losses",
-        temperature: float = 1.0,
-        prior_precision: float = 0.0,
-        base_optimizer: BaseOptimizer | None = None,
-        generator: torch.Generator | None = None,
-    ):
-        super().__init__(
-            params,
-            lr,
-            num_data,
-            kernel=kernel,
-            kernel_on=kernel_on,
-            temperature=temperature,
-            prior_precision=prior_precision,
-            base_optimizer=base_optimizer,
-            generator=generator,
-        )
-
-    def _kernel(self, part: Part) -> tuple[KernelMatrix, Tensor]:
+    def _kernel(self, role: Role) -> tuple[KernelMatrix, Tensor]:
         """The kernel's matrices and the repulsion of the parameters, (M, d)."""
         if self.kernel_on == "parameters":
-            return super()._kernel(part)
-        objectives = part.losses.T.to(part.points.dtype)
+            return super()._kernel(role)
+        objectives = role.losses.T.to(role.points.dtype)
         matrix = self.kernel(objectives)
         push = repulsion(objectives, matrix)
-        if part.task is not None:
-            push = push[:, part.task, None]
+        if role.task is not None:
+            push = push[:, role.task, None]
         # (∂L/∂θ)ᵀ push, with ∂L/∂θ = (∇Ũ − λθ)/N.
-        return matrix, weighted(part.loss_gradients, push)
+        return matrix, weighted(role.loss_gradients, push)
 
-    def _trunk(self, part: Part) -> Tensor:
-        matrix, repelled = self._kernel(part)
-        self._new_weights = mgda_weights(part.gradients)
-        return svgd_direction(-weighted(part.gradients, self._new_weights), repelled, matrix, part.temperature)
+    def _trunk(self, role: Role) -> Tensor:
+        matrix, repelled = self._kernel(role)
+        self._new_weights = mgda_weights(role.gradients)
+        return svgd_direction(-weighted(role.gradients, self._new_weights), repelled, matrix, role.temperature)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from learned_samplers.particles.base import validate_axis
 from learned_samplers.posterior.collection import SampleCollection
 
 
@@ -36,14 +37,11 @@ def particle_samples(model: nn.Module, parameters: Mapping[str, Tensor]) -> Samp
         raise TypeError(f"parameters must map names to tensors, got {type(parameters).__name__}")
     if not parameters:
         raise ValueError("parameters must hold at least one tensor, got none")
-    count = None
+    particles = None
     for name, p in parameters.items():
         if not isinstance(p, Tensor):
             raise TypeError(f"parameters[{name!r}] must be a tensor, got {type(p).__name__}")
-        if p.dim() < 1 or len(p) == 0:
-            raise ValueError(f"parameters[{name!r}] needs a leading particle axis, got shape {tuple(p.shape)}")
-        count = len(p) if count is None else count
-        if len(p) != count:
-            raise ValueError(f"parameters[{name!r}] has {len(p)} particles (shape {tuple(p.shape)}), others {count}")
-    assert count is not None
-    return SampleCollection.from_samples(model, [{n: p[m] for n, p in parameters.items()} for m in range(count)])
+        validate_axis(f"parameters[{name!r}]", p, particles)
+        particles = len(p)
+    assert particles is not None
+    return SampleCollection.from_samples(model, [{n: p[m] for n, p in parameters.items()} for m in range(particles)])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.particles.base import Part, ParticleSampler
+from learned_samplers.particles.base import ParticleSampler, Role
 from learned_samplers.particles.base_optimizer import BaseOptimizer
 from learned_samplers.particles.directions import (
     NORMALISATIONS,
@@ -19,6 +19,7 @@ from learned_samplers.particles.directions import (
     target_weights,
     weighted,
 )
+from learned_samplers.particles.gradients import validate_outputs
 from learned_samplers.particles.kernels import RBF, Kernel, KernelMatrix, check_kernel
 from learned_samplers.particles.target_weights import check_weights, fixed_weights
 
@@ -26,13 +27,13 @@ from learned_samplers.particles.target_weights import check_weights, fixed_weigh
 class SteinSampler(ParticleSampler):
     """Base class of the samplers with a kernel between the particles; each head is moved as by `SVGD`."""
 
-    _kept = (*ParticleSampler._kept, "kernel", "kernel_on")
+    settings = ("kernel", "kernel_on")
 
     kernel: Kernel
     kernel_on: str
 
-    #: What the kernel may be of.
-    _spaces: ClassVar[tuple[str, ...]] = ("parameters", "features")
+    #: What the kernel may be on; the first is the default.
+    spaces: ClassVar[tuple[str, ...]] = ("parameters", "features")
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class SteinSampler(ParticleSampler):
         num_data: float = 1.0,
         *,
         kernel: Kernel | None = None,
-        kernel_on: str = "parameters",
+        kernel_on: str | None = None,
         temperature: float = 1.0,
         prior_precision: float = 0.0,
         base_optimizer: BaseOptimizer | None = None,
@@ -49,42 +50,34 @@ class SteinSampler(ParticleSampler):
     ):
         self.kernel = RBF() if kernel is None else kernel
         check_kernel("kernel", self.kernel)
-        validation.one_of("kernel_on", kernel_on, self._spaces)
-        self.kernel_on = kernel_on
+        self.kernel_on = self.spaces[0] if kernel_on is None else kernel_on
+        validation.one_of("kernel_on", self.kernel_on, self.spaces)
         defaults = dict(lr=lr, num_data=num_data, temperature=temperature, prior_precision=prior_precision)
         super().__init__(params, defaults, base_optimizer=base_optimizer, generator=generator)
 
-    def _kernel(self, part: Part) -> tuple[KernelMatrix, Tensor]:
+    def _kernel(self, role: Role) -> tuple[KernelMatrix, Tensor]:
         """The kernel's matrices, and Σⱼ ∇k(·ⱼ, ·ᵢ) by the parameters of each particle i, (M, d)."""
         if self.kernel_on == "parameters":
-            matrix = self.kernel(part.points)
-            return matrix, repulsion(part.points, matrix)
-        features = part.features
-        if not isinstance(features, Tensor) or features.dim() < 1 or features.shape[0] != len(part.points):
-            shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise ValueError(
-                f"kernel_on='features' needs a closure that returns (losses, features) with features of shape "
-                f"({len(part.points)}, ...), got {shape}"
-            )
-        if not features.requires_grad:
-            raise ValueError("the features have no graph: return them from the closure before any detach()")
+            matrix = self.kernel(role.points)
+            return matrix, repulsion(role.points, matrix)
+        features = validate_outputs("features", role.features, len(role.points))
         # Those that the closure computed under autocast are in half precision.
-        wide = torch.promote_types(features.dtype, part.points.dtype)
+        wide = torch.promote_types(features.dtype, role.points.dtype)
         flat = features.detach().reshape(len(features), -1).to(wide)
         matrix = self.kernel(flat)
         push = repulsion(flat, matrix).view_as(features).to(features.dtype)
         pulled = torch.autograd.grad(
-            features, part.params, push, retain_graph=True, allow_unused=True, materialize_grads=True
+            features, role.params, push, retain_graph=True, allow_unused=True, materialize_grads=True
         )
         return matrix, torch.cat([g.reshape(len(g), -1) for g in pulled], dim=1)
 
-    def _head(self, part: Part) -> Tensor:
-        matrix, repelled = self._kernel(part)
-        return svgd_direction(-part.gradients[0], repelled, matrix, part.temperature)
+    def _head(self, role: Role) -> Tensor:
+        matrix, repelled = self._kernel(role)
+        return svgd_direction(-role.gradients[0], repelled, matrix, role.temperature)
 
 
 class SVGD(SteinSampler):
-    """Moves M networks that stand for the posterior: each descends its energy, and a kernel keeps them apart.
+    """Moves M networks that stand for the posterior: each descends its energy, and a kernel keeps them arole.
 
     Stein variational gradient descent (Liu and Wang, NeurIPS 2016).
 
@@ -94,7 +87,7 @@ class SVGD(SteinSampler):
 
     The particles' law approaches exp(−U/T) as M grows; for finite M it is heuristic, but for the kernel `Linear` and a
     Gaussian target, where mean and covariance are exact. With one particle it is gradient descent. Where all
-    particles coincide there is no repulsion, and they stay together: start them apart.
+    particles coincide there is no repulsion, and they stay together: start them arole.
 
     Args:
         params: tensors, named tensors or groups; each tensor with a leading axis of M particles
@@ -103,8 +96,8 @@ class SVGD(SteinSampler):
         num_data: N, by which the losses are multiplied: the number of training points where they are mean losses, 1
             (the default) where they are energies.
         kernel: `RBF` with the full-matrix median by default; `IMQ`, `Linear`, or any function of that form.
-        kernel_on: "parameters", or "features": the closure returns (losses, features), and particle i is repelled by
-            (∂zᵢ/∂θᵢ)ᵀ Σⱼ ∇k(zⱼ, zᵢ) with its features zᵢ, one vector-Jacobian product a particle.
+        kernel_on: "parameters" (the default), or "features": the closure returns (losses, features), and particle i is
+            repelled by (∂zᵢ/∂θᵢ)ᵀ Σⱼ ∇k(zⱼ, zᵢ) with its features zᵢ, one vector-Jacobian product a particle.
         temperature: T; at 0 there is no repulsion.
         prior_precision: λ of the prior N(0, I/λ).
         base_optimizer: makes the optimizer that takes −φ/N as the gradient, from a list of groups with ``lr``, such as
@@ -119,8 +112,8 @@ class SVGD(SteinSampler):
 
     several_targets = False
 
-    def _trunk(self, part: Part) -> Tensor:
-        return self._head(part)
+    def _trunk(self, role: Role) -> Tensor:
+        return self._head(role)
 
 
 class MTSGD(SteinSampler):
@@ -156,7 +149,7 @@ class MTSGD(SteinSampler):
         ValueError, TypeError: as for `SVGD`.
     """
 
-    _kept = (*SteinSampler._kept, "target_weights", "gradient_normalisation")
+    settings = (*SteinSampler.settings, "target_weights", "gradient_normalisation")
 
     def __init__(
         self,
@@ -193,18 +186,18 @@ class MTSGD(SteinSampler):
             generator=generator,
         )
 
-    def _trunk(self, part: Part) -> Tensor:
-        matrix, repelled = self._kernel(part)
-        scores = -part.gradients
+    def _trunk(self, role: Role) -> Tensor:
+        matrix, repelled = self._kernel(role)
+        scores = -role.gradients
         if isinstance(self.target_weights, str):
             weights = target_weights(
                 normalise(scores, self.gradient_normalisation),
                 repelled,
                 matrix,
                 rule=self.target_weights,
-                temperature=part.temperature,
+                temperature=role.temperature,
             )
         else:
             weights = fixed_weights(self.target_weights, scores)
         self._new_weights = weights
-        return svgd_direction(weighted(scores, weights), repelled, matrix, part.temperature)
+        return svgd_direction(weighted(scores, weights), repelled, matrix, role.temperature)

@@ -17,7 +17,7 @@ from learned_samplers.particles.directions import (
     target_weights,
     weighted,
 )
-from learned_samplers.particles.multi_gradient import mgda_weights
+from learned_samplers.particles.target_weights import mgda_weights
 
 M, D, K = 6, 3, 3
 FUNCTIONS = {

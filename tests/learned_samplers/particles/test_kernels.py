@@ -101,18 +101,3 @@ def test_far_from_the_origin_digits_are_kept():
     near, far = RBF(1.0)(x), RBF(1.0)(x + 1e6)
     torch.testing.assert_close(near.values, far.values, rtol=0, atol=1e-8)
     torch.testing.assert_close(repulsion(x, near), repulsion(x + 1e6, far), rtol=0, atol=1e-8)
-
-
-@pytest.mark.parametrize("cls", [RBF, IMQ])
-@pytest.mark.parametrize(
-    ("bandwidth", "error"), [("median", ValueError), (0.0, ValueError), (-1, ValueError), (None, TypeError)]
-)
-def test_bad_bandwidth(cls, bandwidth, error):
-    with pytest.raises(error, match="bandwidth"):
-        cls(bandwidth)
-
-
-def test_one_particle_has_no_pairs():
-    with pytest.raises(ValueError, match="two particles"):
-        RBF("off_diagonal_median")(torch.zeros(1, 2))
-    assert RBF()(torch.zeros(1, 2)).values.item() == 1

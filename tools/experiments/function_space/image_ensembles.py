@@ -25,7 +25,7 @@ from learned_samplers.particles import (
     classification_loss,
     measurement_set,
 )
-from learned_samplers.particles.measurement import Covariance
+from learned_samplers.particles.function_space import Covariance
 from meta_tasks.datasets import ImageData
 from meta_tasks.progress import progress
 

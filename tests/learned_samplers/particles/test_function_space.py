@@ -20,9 +20,6 @@ from learned_samplers.particles import (
 DOUBLE = torch.float64
 
 
-# ---------------------------------------------------------------- priors, measurement sets, losses
-
-
 @pytest.mark.parametrize("channels", [None, 3])
 def test_gaussian_process_density(channels):
     x = torch.randn(6, 2, dtype=DOUBLE)
@@ -72,33 +69,3 @@ def test_losses():
     logits, labels = torch.randn(4, 6, 3), torch.randint(3, (6,))
     expected = torch.stack([nn.functional.cross_entropy(one, labels) for one in logits])
     torch.testing.assert_close(classification_loss(logits, labels), expected)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: GaussianProcessPrior(squared_exponential(), jitter=0.0), ValueError, "jitter"),
-        (lambda: squared_exponential(-1.0), ValueError, "length_scale"),
-        (lambda: FittedPrior(None, num_draws=1), ValueError, "num_draws"),
-        (lambda: FittedPrior(None, floor=0.0), ValueError, "floor"),
-        (lambda: network_draws(nn.Linear(1, 1), 0.0), ValueError, "standard_deviation"),
-        (lambda: measurement_set(torch.zeros(1), torch.zeros(1), -1, scale=0.1), ValueError, "count"),
-        (lambda: regression_loss(torch.zeros(4, 6), torch.zeros(5), torch.zeros(4)), ValueError, "targets"),
-        (lambda: classification_loss(torch.zeros(4, 6), torch.zeros(6)), ValueError, "logits"),
-        (
-            lambda: GaussianProcessPrior(lambda a, b: -10 * torch.ones(2, 2)).log_density(
-                torch.zeros(2, 1), torch.zeros(3, 2)
-            ),
-            ValueError,
-            "positive definite",
-        ),
-        (
-            lambda: GaussianProcessPrior(squared_exponential()).log_density(torch.zeros(2, 1), torch.zeros(3, 4)),
-            ValueError,
-            "outputs must have shape",
-        ),
-    ],
-)
-def test_bad_arguments(make, error, message):
-    with pytest.raises(error, match=message):
-        make()

@@ -60,28 +60,3 @@ def test_buffers_of_every_particle():
     torch.testing.assert_close(samples.predict(x, output="regression"), expected)
     with pytest.raises(ValueError, match="running statistics"):
         particle_samples(networks[0], params)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "error", "message"),
-    [
-        (lambda p: {**p, "0.bias": p["0.bias"][:2]}, ValueError, r"'0\.bias'\] has 2 particles .* others 3"),
-        (lambda p: {**p, "0.bias": torch.zeros(())}, ValueError, r"'0\.bias'\] needs a leading particle axis"),
-        (lambda p: {n: t[:0] for n, t in p.items()}, ValueError, "leading particle axis"),
-        (lambda p: {n: t for n, t in p.items() if n != "2.weight"}, ValueError, r"2\.weight"),
-        (lambda p: {**p, "extra": torch.zeros(3)}, ValueError, "extra"),
-        (lambda p: {**p, "0.bias": p["0.bias"][:, :4]}, ValueError, r"0\.bias"),
-        (lambda p: {**p, "0.bias": [1.0]}, TypeError, r"'0\.bias'\] must be a tensor, got list"),
-        (lambda p: {}, ValueError, "at least one tensor"),
-        (lambda p: list(p.values()), TypeError, "map names to tensors, got list"),
-    ],
-)
-def test_bad_particles_are_named(spoil, error, message):
-    network, params = stacked_mlp(3)
-    with pytest.raises(error, match=message):
-        particle_samples(network, spoil(params))
-
-
-def test_the_model_must_be_a_module():
-    with pytest.raises(TypeError, match="model must be"):
-        particle_samples(lambda x: x, stacked_mlp(3)[1])

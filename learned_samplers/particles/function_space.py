@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
 
 from learned_samplers.base import validation
 
@@ -195,10 +196,5 @@ def _cholesky(matrix: Tensor, what: str) -> Tensor:
 
 def _gaussian_log_density(values: Tensor, factor: Tensor) -> Tensor:
     """Sum over channels of log N(values; 0, LLᵀ): values (M, n, C), L (n, n) for all channels or (C, n, n)."""
-    per_channel = values.permute(2, 1, 0)
-    whitened = torch.linalg.solve_triangular(
-        factor.expand(len(per_channel), *factor.shape[-2:]), per_channel, upper=False
-    )
-    log_determinant = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    size = values.shape[1] * math.log(2 * math.pi) / 2
-    return (-whitened.square().sum(1) / 2 - log_determinant.expand(len(per_channel))[:, None] - size).sum(0)
+    normal = MultivariateNormal(values.new_zeros(values.shape[1]), scale_tril=factor, validate_args=False)
+    return normal.log_prob(values.mT).sum(-1)

@@ -7,8 +7,9 @@ import torch
 
 from learned_samplers.particles import IMQ, MGDA, MOOSVGD, MTSGD, RBF, SVGD, Linear, LinearScalarisation, ParetoMTL
 from learned_samplers.particles.directions import repulsion, svgd_direction, target_weights, weighted
-from learned_samplers.particles.multi_gradient import mgda_weights
+from learned_samplers.particles.target_weights import mgda_weights
 from tests.learned_samplers.particles.particle_problems import (
+    EVERY,
     SEVERAL,
     TwoHeads,
     energies,
@@ -276,3 +277,16 @@ def test_svgd_fits_a_wide_gaussian():
         scheduler.step()
     assert x.mean().item() == pytest.approx(1.0, abs=0.02)
     assert x.var().item() == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_particles_that_coincide_stay_finite_and_together(name):
+    """The documented limit: no median, no repulsion, gradient descent in step. (Not Pareto MTL's.)"""
+    x = torch.full((4, 2), 0.3, requires_grad=True)
+    sampler = EVERY[name]([x], 0.1)
+    for _ in range(3):
+        sampler.step(lambda: energies(name, x))
+    assert x.isfinite().all()
+    assert (x != 0.3).any()
+    if name != "ParetoMTL":
+        torch.testing.assert_close(x, x[:1].expand(4, 2))
