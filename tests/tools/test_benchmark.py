@@ -14,7 +14,7 @@ from experiments.benchmarks.samplers import SAMPLERS, step_of
 
 from learned_samplers.base import whitening
 from learned_samplers.learned.native.library import native_library
-from learned_samplers.particles.multi_gradient import mgda_weights
+from learned_samplers.particles.target_weights import mgda_weights
 
 SMALL = particles.ParticleBenchmark(particles=(3,), tasks=(2,), batch_size=4, rounds=2)
 
