@@ -1,7 +1,8 @@
-"""``python -m learned_samplers``: the version, the samplers with their badges, and the weights that ship."""
+"""``python -m learned_samplers``: the samplers to begin with; with ``--all`` the others, and the weights that ship."""
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import os
 import sys
@@ -14,41 +15,54 @@ from learned_samplers.learned.card import badge_in
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.sampler import LearnedSampler
 
+#: The samplers that most people need, in the order in which they are shown.
+FIRST = ("SGHMC", "BAOA", "AdaptedSGHMC", "WhitenedSGHMC", "CyclicalSGMCMC", "L2E")
+
 
 def samplers() -> list[tuple[str, str, str]]:
-    """Name, badge and first sentence of every sampler that the package exports."""
-    found = []
-    for name in sorted(learned_samplers.__all__, key=str.lower):
+    """Name, law and first sentence of every sampler that the package exports, those of `FIRST` at the top."""
+    found = {}
+    for name in learned_samplers.__all__:
         each = getattr(learned_samplers, name)
         if isinstance(each, type) and issubclass(each, torch.optim.Optimizer) and each is not learned_samplers.Sampler:
-            badge = "by its card" if issubclass(each, LearnedSampler) else getattr(each, "badge", None)
-            sentence = (inspect.getdoc(each) or "").split("\n")[0]
-            found.append((name, badge if isinstance(badge, str) else "by its settings", sentence))
-    return found
+            badge = getattr(each, "badge", None)
+            law = in_words(badge) if isinstance(badge, str) else "law: by its settings"
+            law = "law: by its weights" if issubclass(each, LearnedSampler) else law
+            found[name] = (name, law, (inspect.getdoc(each) or "").split("\n")[0])
+    return [found.pop(name) for name in FIRST if name in found] + sorted(found.values(), key=lambda row: row[0].lower())
 
 
 def shipped() -> list[tuple[str, str, str]]:
-    """Name, badge, and sampler with measured law of each of the shipped weights."""
-    found = []
-    for name in weights.shipped_names():
-        card = weights.load_card(weights.shipped_path(name))
-        law = "not measured" if card["law"] is None else card["law"]["reason"]
-        found.append((name, badge_in(card), f"{card['sampler']}; law: {law}"))
-    return found
+    """Name, law and sampler of each of the shipped weights."""
+    cards = {name: weights.load_card(weights.shipped_path(name)) for name in weights.shipped_names()}
+    return [(name, in_words(badge_in(card)), card["sampler"]) for name, card in cards.items()]
+
+
+def in_words(badge: str) -> str:
+    """What a badge says of the invariant law."""
+    return "no law" if badge == "heuristic" else f"law: {badge}, measured"
 
 
 def _table(rows: list[tuple[str, str, str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
+    return "\n".join(f"  {name:<{widths[0]}}  {law:<{widths[1]}}  {what}" for name, law, what in rows)
 
 
-def main() -> None:
-    """Print all of it."""
+def main(arguments: list[str] | None = None) -> None:
+    """Print what there is."""
+    parser = argparse.ArgumentParser(prog="python -m learned_samplers", description=(__doc__ or "").split(": ", 1)[1])
+    parser.add_argument("--all", action="store_true", help="all samplers, and the weights that ship")
+    everything = parser.parse_args(arguments).all
     compiled = "compiled" if native_library() is not None else "in torch (no compiled code here)"
     print(f"learned-samplers {learned_samplers.__version__}, torch {torch.__version__}; L2E's update is {compiled}\n")
-    print(f"Samplers (name, invariant law, what it is)\n\n{_table(samplers())}\n")
-    print(f"Shipped weights (name, invariant law, sampler and measurement)\n\n{_table(shipped())}\n")
-    print("One of them in full: import pretrained; print(pretrained.card('l2e'))")
+    rows = samplers()
+    print(_table(rows if everything else [row for row in rows if row[0] in FIRST]))
+    if everything:
+        print(
+            f"\nShipped weights\n\n{_table(shipped())}\n\nOne in full: import pretrained; print(pretrained.card('l2e'))"
+        )
+    else:
+        print("\nAll samplers, and the weights that ship: python -m learned_samplers --all")
 
 
 if __name__ == "__main__":

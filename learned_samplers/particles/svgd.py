@@ -77,7 +77,7 @@ class SteinSampler(ParticleSampler):
 
 
 class SVGD(SteinSampler):
-    """Moves M networks that stand for the posterior: each descends its energy, and a kernel keeps them arole.
+    """Moves M networks that stand for the posterior: each descends its energy, and a kernel keeps them apart.
 
     Stein variational gradient descent (Liu and Wang, NeurIPS 2016).
 
@@ -87,7 +87,7 @@ class SVGD(SteinSampler):
 
     The particles' law approaches exp(−U/T) as M grows; for finite M it is heuristic, but for the kernel `Linear` and a
     Gaussian target, where mean and covariance are exact. With one particle it is gradient descent. Where all
-    particles coincide there is no repulsion, and they stay together: start them arole.
+    particles coincide there is no repulsion, and they stay together: start them apart.
 
     Args:
         params: tensors, named tensors or groups; each tensor with a leading axis of M particles

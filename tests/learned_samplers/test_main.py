@@ -1,21 +1,32 @@
-"""``python -m learned_samplers`` names every sampler and every file of weights, each with its badge."""
+"""``python -m learned_samplers`` shows six samplers, with ``--all`` every one and the shipped weights."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 import learned_samplers
 import pretrained
-from learned_samplers.__main__ import samplers, shipped
+from learned_samplers.__main__ import FIRST, in_words, main, samplers, shipped
+
+ROOT = Path(__file__).parents[2]
 
 
-def test_it_prints_the_version_the_samplers_and_the_weights():
-    done = subprocess.run([sys.executable, "-m", "learned_samplers"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"learned-samplers {learned_samplers.__version__}, ")
-    assert not done.stderr
-    for name in ("SGHMC", "MTSGD", "ScaleAdaptedL2E", *pretrained.names()):
-        assert f"  {name} " in done.stdout
+def names_in(text: str) -> list[str]:
+    return [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
+
+
+def test_it_shows_the_first_and_with_all_the_others_and_the_weights(capsys):
+    main([])
+    few = capsys.readouterr().out
+    assert few.startswith(f"learned-samplers {learned_samplers.__version__}, ")
+    assert names_in(few) == [name for name in FIRST if name in learned_samplers.__all__]
+    main(["--all"])
+    everything = capsys.readouterr().out
+    assert names_in(everything) == [name for name, _, _ in samplers()] + list(pretrained.names())
+    assert "%" not in everything
 
 
 def test_a_reader_that_has_seen_enough_makes_no_traceback():
@@ -28,34 +39,37 @@ def test_a_reader_that_has_seen_enough_makes_no_traceback():
 
 
 def test_a_build_reads_the_version_where_it_stands_without_importing_the_package():
-    root = Path(__file__).parents[2]
     program = (
         "import sys; from setuptools.config.pyprojecttoml import read_configuration as read;"
         "print(read('pyproject.toml')['project']['version'], 'torch' in sys.modules)"
     )
     command = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [learned_samplers.__version__, "False"]
 
 
-def test_every_sampler_is_there_once_with_a_badge_and_a_sentence():
-    rows = samplers()
-    names = [name for name, _, _ in rows]
-    assert len(set(names)) == len(names)
-    assert set(names) <= set(learned_samplers.__all__)
-    assert {"SGHMC": "O(h)", "HMC": "exact", "L2E": "by its card"}.items() <= {n: b for n, b, _ in rows}.items()
-    assert all(badge and sentence.endswith(".") for _, badge, sentence in rows)
+def test_every_sampler_is_there_once_with_its_law_and_a_sentence():
+    rows = {name: law for name, law, sentence in samplers() if sentence.endswith(".")}
+    assert len(rows) == len(samplers())
+    laws = {
+        "SGHMC": "law: O(h), measured",
+        "HMC": "law: exact, measured",
+        "SVGD": "no law",
+        "L2E": "law: by its weights",
+    }
+    assert laws.items() <= rows.items()
 
 
-def test_the_badge_of_shipped_weights_is_that_of_a_sampler_that_loads_them():
-    import torch
-
-    found = {name: badge for name, badge, _ in shipped()}
+def test_the_law_of_shipped_weights_is_that_of_a_sampler_that_loads_them():
+    found = {name: law for name, law, _ in shipped()}
     assert set(found) == set(pretrained.names())
-    for name, badge in found.items():
+    for name, law in found.items():
         card = pretrained.card(name)
         run = {"adaptation_steps": 7} if card["sampler"] == "ScaleAdaptedL2E" else {}
-        made = getattr(learned_samplers, card["sampler"])(
-            [torch.zeros(3, requires_grad=True)], num_data=50_000, network=name, **run
-        )
-        assert made.badge == badge
+        make = getattr(learned_samplers, card["sampler"])
+        made = make([torch.zeros(3, requires_grad=True)], num_data=50_000, network=name, **run)
+        assert in_words(made.badge) == law
+
+
+def test_the_surface_is_small():
+    assert len(learned_samplers.__all__) <= 26
