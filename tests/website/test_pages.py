@@ -1,4 +1,4 @@
-"""The site: generated pages, what the strict build refuses, and the gallery."""
+"""The site: generated pages, what the strict build refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import learned_samplers
-from tests.tools.documented_commands import parsed
 from website import bias, pages
 from website.citation import citation
 from website.markup import leftovers
@@ -167,41 +166,6 @@ def test_the_bias_figures_and_their_table_are_those_of_the_command():
 )
 def test_pieces_of_another_markup_are_found(html, found):
     assert leftovers(html) == found
-
-
-def test_the_gallery_shows_every_figure():
-    gallery = (ROOT / "docs/gallery.md").read_text()
-    shown = set(re.findall(r"\((figures/[\w/]+\.png)", gallery))
-    assert shown == {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/figures").rglob("*.png")}
-
-
-def test_every_figure_of_the_gallery_stands_with_a_command_that_is_there():
-    made = re.compile(r"`(make demo|python (-m website\.tutorials|tools/\w+\.py)[^`]*)`")
-    for section in (ROOT / "docs/gallery.md").read_text().split("\n## ")[1:]:
-        head, _, figures = section.partition('<div class="gallery" markdown>')
-        if made.search(head):  # one command for all
-            continue
-        for entry in figures.split("\n\n[![")[1:]:
-            assert made.search(entry), entry
-    for _, script in made.findall((ROOT / "docs/gallery.md").read_text()):
-        if script.startswith("tools/"):
-            assert (ROOT / script).exists()
-
-
-GALLERY = list(dict.fromkeys(re.findall(r"`(python [^`]+)`", (ROOT / "docs/gallery.md").read_text())))
-
-
-@pytest.mark.parametrize("command", GALLERY)
-def test_every_command_of_the_gallery_is_complete(command):
-    """As printed it runs: nothing is left out, and its tool takes every argument."""
-    assert "…" not in command
-    assert "..." not in command
-    if command != "python -m website.tutorials":
-        assert parsed(command) is not None
-
-
-def test_the_gallery_has_commands():
-    assert len(GALLERY) > 15
 
 
 @pytest.fixture(scope="module")
