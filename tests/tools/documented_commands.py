@@ -15,7 +15,7 @@ from experiments.function_space.commands import COMMANDS
 from experiments.harness.options import parse_command
 from experiments.images.options import parse_compare
 from experiments.images.sample_options import SampleOptions
-from experiments.meta_training.options import Options as MetaOptions
+from experiments.meta_training import options as meta_training
 from experiments.multi_task import options as multi_task
 from experiments.toys.bias import Bias
 from experiments.toys.experiment import ZDT3, Mixtures
@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def check_meta_train(arguments: list[str]) -> Estimator:
-    options = tyro.cli(MetaOptions, args=arguments)
-    options.gradient.check(options.rule.sampler, options.rule.linear)
-    options.rule.make()
+    options = meta_training.parse(arguments)
+    options.check()
+    options.make_rule()
     return options.gradient.make()
 
 

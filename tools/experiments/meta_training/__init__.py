@@ -1,1 +1,1 @@
-"""Meta-training from the command line, and what ships of it."""
+"""How a learned sampler is meta-trained, measured and shipped. Stays as long as weights ship."""

@@ -1,20 +1,137 @@
-"""The options of `meta_train.py`, in groups; each makes its part of the meta-training and sees no other."""
+"""The options of `meta_train.py`: those of the sampler and of the estimator that are named, and no others."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import argparse
+import inspect
+import math
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from experiments.harness.options import at_least_one
-from experiments.meta_training.sampler_options import SamplerOptions, check_positive
 from learned_samplers.base import validation
+from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.sampler import REGISTRY
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping, TruncatedBackpropagation
 from meta_tasks.inner_loop.schedule import Horizon
-from meta_tasks.tasks import GaussianFamily, ImageTaskFamily, family_named
+from meta_tasks.rules.learned import LEARNED_RULES, NetworkRule
+from meta_tasks.rules.linear import L2ELinearRule
+from meta_tasks.tasks import FAMILIES, GaussianFamily, ImageTaskFamily, family_named
 from meta_tasks.training import TrainerSettings
+
+
+def check_positive(name: str, values: Sequence[float], most: float = math.inf) -> None:
+    """Raise ValueError unless the option's values are finite, greater than 0 and at most ``most``."""
+    for value in values:
+        if not (0 < value <= most and math.isfinite(value)):
+            bound = "" if most == math.inf else f" and at most {most:g}"
+            raise ValueError(f"{name} must be greater than 0{bound}, got {value}")
+
+
+# ---------------------------------------------------------------- what is meta-trained
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """The network of the sampler."""
+
+    # Widths of its hidden layers; by default the sampler's own. (Of MetaSGMCMC, of each of its two networks.)
+    hidden: tuple[int, ...] | None = None
+
+    def make(self, sampler: str, **settings: Any) -> NetworkRule:
+        """The rule; settings that are None are the sampler's own."""
+        check_positive("hidden", self.hidden or ())
+        chosen = REGISTRY[sampler].settings_class.given(**settings)
+        return LEARNED_RULES[sampler](hidden=self.hidden, settings=chosen, **self._start())
+
+    def _start(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class StartOptions(RuleOptions):
+    """The network of the sampler, and where it starts."""
+
+    # Start at β = −gain·feature instead of at SGHMC (residual form) or at random (paper form).
+    start_feature: str | None = None
+    # Gain of --start-feature.
+    start_gain: float = 1.0
+    # Start from a weight file of this sampler and form, for a second stage of training. The new network may have more
+    # features and units; these start without effect.
+    start_weights: Path | None = None
+    # With a feature set that sees the progress of the run: share of the tasks in which it is told the number of steps.
+    tell_horizon: float = 0.0
+
+    def _start(self) -> dict[str, Any]:
+        if self.start_feature is not None and self.start_weights is not None:
+            raise ValueError(f"start_feature={self.start_feature} and start_weights={self.start_weights}: choose one")
+        start = self.start_weights if self.start_feature is None else (self.start_feature, self.start_gain)
+        return {"start": start, "tell_horizon": self.tell_horizon}
+
+
+@dataclass(frozen=True)
+class LinearOptions:
+    """L2E that learns which features of a weight to move along, and a gate: a dozen or thirty numbers."""
+
+    # Feature to start at, β = −gain·feature.
+    start_feature: str
+    # Gain of --start-feature.
+    start_gain: float = 1.0
+    # Start at weights that were learned so, from the same feature.
+    start_weights: Path | None = None
+    # What a unit of the direction's numbers is worth beside the gate's. A larger one leaves the start sooner.
+    direction_share: float = 0.3
+    # With --normalise-output True: what each component of the direction loses after each iteration (try .01), so that
+    # features whose meta-gradient is noise drop out of it.
+    direction_sparsity: float = 0.0
+    # Features that the direction leaves out, such as parameter: to go along the weight itself changes the prior, and
+    # short runs do not show what that does to long ones.
+    direction_without: tuple[str, ...] = ()
+    # With a feature set that sees the progress of the run: share of the tasks in which it is told the number of steps.
+    tell_horizon: float = 0.0
+
+    def make(self, sampler: str, **settings: Any) -> NetworkRule:
+        """The rule; settings that are None are L2E's own."""
+        return L2ELinearRule(
+            self.start_feature,
+            self.start_gain,
+            direction_share=self.direction_share,
+            sparsity=self.direction_sparsity,
+            without=self.direction_without,
+            tell_horizon=self.tell_horizon,
+            settings=L2ESettings.given(**settings),
+            origin=self.start_weights,
+        )
+
+
+def rule_options(sampler: str, linear: bool) -> type[Any]:
+    """The options of a sampler's rule, besides its settings."""
+    if linear:
+        if sampler != "L2E":
+            raise ValueError(f"linear=True is for L2E, not for {sampler}")
+        return LinearOptions
+    return StartOptions if "start" in inspect.signature(LEARNED_RULES[sampler]).parameters else RuleOptions
+
+
+def setting_options(sampler: str) -> type[Any]:
+    """A dataclass of the sampler's settings that can be meta-trained with; None is the sampler's own default."""
+    settings, made = REGISTRY[sampler].settings_class, []
+    kinds = typing.get_type_hints(settings)
+    for each in fields(settings):
+        if each.metadata.get("in_card", True) and each.name not in LEARNED_RULES[sampler].fixed:
+            doc = tyro.conf.arg(help=each.metadata.get("doc") or "See the sampler.")
+            made.append((each.name, Annotated[typing.Optional[kinds[each.name]], doc], field(default=None)))  # noqa: UP045
+    kind = make_dataclass("SettingOptions", made, frozen=True)
+    kind.__doc__ = f"Settings of {sampler}; None is its own default."
+    return kind
+
+
+# ---------------------------------------------------------------- on what, and how
 
 
 @dataclass(frozen=True)
@@ -23,9 +140,7 @@ class TaskOptions:
 
     # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone,
     # direction for the direction of a step alone (hard images, many of them), digits for a first try without files.
-    family: Literal[
-        "paper", "full", "cpu", "general", "residual", "direction", "small", "digits", "gaussians", "mnist_mlp"
-    ] = "digits"
+    family: Literal[(*FAMILIES, "gaussians")] = "digits"  # type: ignore[valid-type]
     # Data sets of an image family, equally likely (a name may be given twice); by default the family's own.
     datasets: tuple[str, ...] | None = None
     # Sides of an image family's images in pixels, equally likely; by default the family's own.
@@ -53,67 +168,40 @@ class TaskOptions:
         """
         check_positive("lrs", self.lrs or ())
         check_positive("momentum_decays", self.momentum_decays or (), 1)
-        of_all = {"lrs": self.lrs, "momentum_decays": self.momentum_decays}
-        of_images = {
-            "datasets": self.datasets,
-            "labels": self.labels,
-            "sizes": self.sizes,
-            "small_data_share": self.small_data_share,
-            "small_data": self.small_data,
-        }
-        changes: dict[str, Any] = {name: value for name, value in of_all.items() if value is not None}
-        given: dict[str, Any] = {name: value for name, value in of_images.items() if value is not None}
-        if self.family == "gaussians":
-            places = {"device": None if self.device == "cpu" else self.device, "data": self.data}
-            for name, value in {**given, **places}.items():
-                if value is not None:
-                    raise ValueError(f"{name}={value}: family 'gaussians' has no images, and is on the CPU")
-            return GaussianFamily(**changes)
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        given = {name: v for name, v in values.items() if v is not None and (name, v) != ("device", "cpu")}
+        family = given.pop("family")
+        if family == "gaussians":
+            for name in given.keys() - {"lrs", "momentum_decays"}:
+                raise ValueError(f"{name}={given[name]}: family 'gaussians' has no images, and is on the CPU")
+            return GaussianFamily(**given)
         if "datasets" in given:
             given["dataset_names"] = given.pop("datasets")
-        return family_named(self.family, root=self.data, device=self.device, **changes, **given)
+        return family_named(family, root=given.pop("data", None), device=given.pop("device", "cpu"), **given)
 
 
 @dataclass(frozen=True)
-class ChainOptions:
-    """Options of truncated back-propagation."""
+class HorizonOptions:
+    """How long the inner loop is."""
 
-    # Truncated back-propagation: parallel chains of a task.
-    num_chains: int = 20
-    # Truncated back-propagation: tasks at a time.
-    slots: int = 1
-    # Steps between two terms of the cross-chain loss.
-    loss_every: int = 3
-    # Weight of the in-chain loss.
-    in_chain: float = 1.0
-    # Earlier states kept in each slot to start inner loops from.
-    replay: int = 10
-    # Truncated back-propagation: whether derivatives flow through the gradient of the energy (second derivatives).
-    curvature: bool = True
+    # Steps of the inner loop: shortest and longest, log-uniform between them.
+    horizon: tuple[int, int] = (400, 400)
+    # States collected in an inner loop.
+    samples: int = 10
+    # Share of the inner loop before the first collected state, in training and on held-out tasks; noise-reuse ES, whose
+    # every window collects states, has none in training.
+    burn_in: float = 0.5
 
-
-_EVOLUTION = ("es", "nres")
-#: The estimators that an option of `EstimatorOptions` belongs to; those of `ChainOptions` belong to "tbptt".
-_ESTIMATORS = {
-    **dict.fromkeys(("sigma", "pairs", "pairs_per_task", "shaping", "limit", "learned"), _EVOLUTION),
-    "window": ("nres", "tbptt"),
-    "burn_in": ("es", "tbptt"),  # windows of noise reuse have states from the start
-    "cycles": ("es",),
-}
+    def lengths(self) -> Horizon:
+        return Horizon(*self.horizon, samples=self.samples, burn_in=self.burn_in)
 
 
 @dataclass(frozen=True)
-class EstimatorOptions:
-    """How the meta-gradient is estimated."""
+class EvolutionOptions(HorizonOptions):
+    """Antithetic evolution strategies over whole inner loops."""
 
-    # Gradient estimator: antithetic ES over whole inner loops, noise-reuse ES over windows of them, or (for
-    # --sampler MetaSGMCMC with --objective stein_kl) truncated back-propagation through windows.
-    estimator: Annotated[Literal["es", "nres", "tbptt"], tyro.conf.arg(aliases=["--method"])] = "es"
     # Standard deviation of the perturbations.
     sigma: float = 0.03
-    # Number of weights that evolution strategies learn, counted from the network's end; by default all. L2E's last
-    # layer has 2 · (width + 1).
-    learned: int | None = None
     # Antithetic pairs in an iteration.
     pairs: int = 4
     # Number of pairs that share a task and run as one batch.
@@ -122,93 +210,74 @@ class EstimatorOptions:
     shaping: Literal["none", "mean", "clip", "sign", "rank"] = "mean"
     # Bound on the shaped differences.
     limit: float | None = None
-    # Steps of the inner loop: shortest and longest, log-uniform between them.
-    horizon: tuple[int, int] = (400, 400)
-    # States collected in an inner loop.
-    samples: int = 10
-    # Share of the inner loop (of each cycle) before the first collected state, in training and on held-out tasks;
-    # noise-reuse ES, whose every window collects states, has none in training.
-    burn_in: float = 0.5
-    # Cycles of an inner loop (ScaleAdaptedL2E, and L2E that is to explore for it, by whole inner loops): each explores
-    # anew from where the last one ended, and the states of all of them are averaged, which rewards different modes.
-    # Held-out tasks are run in as many.
-    cycles: int = 1
-    # Steps of a window of noise-reuse ES; with truncated back-propagation, the steps that gradients flow through.
-    window: int = 50
-    # Options of truncated back-propagation.
-    chains: Annotated[ChainOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=ChainOptions)
-
-    def check(self, sampler: str, linear: bool = False) -> None:
-        """Raise ValueError if the estimator cannot train the sampler, or has no use for an option that was changed."""
-        if linear and self.learned is not None:
-            raise ValueError(f"learned={self.learned} cannot be given beside linear, whose few numbers are all learned")
-        if (sampler == "MetaSGMCMC") != (self.estimator == "tbptt"):
-            raise ValueError(
-                f"sampler={sampler!r} cannot be trained by estimator={self.estimator!r}; MetaSGMCMC by 'tbptt', "
-                "the others by 'es' or 'nres'"
-            )
-        belonging: list[tuple[Any, str, tuple[str, ...]]] = [(self, *each) for each in _ESTIMATORS.items()]
-        belonging += [(self.chains, each.name, ("tbptt",)) for each in fields(ChainOptions)]
-        for holder, name, known in belonging:
-            value, default = getattr(holder, name), type(holder).__dataclass_fields__[name].default
-            if value != default and self.estimator not in known:
-                owners = " or ".join(map(repr, known))
-                raise ValueError(f"{name}={value} is for the estimator {owners}, not for estimator={self.estimator!r}")
 
     def make(self) -> Estimator:
-        """The estimator.
+        """The estimator; ValueError where an option is out of range."""
+        return AntitheticES(self.sigma, self.pairs, self.lengths(), **self._shared())
 
-        Raises:
-            ValueError: an option is out of range.
-        """
-        burn_in = 0.0 if self.estimator == "nres" else self.burn_in
-        horizon = Horizon(*self.horizon, samples=self.samples, burn_in=burn_in, cycles=self.cycles)
-        if self.estimator == "tbptt":
-            own = self.chains
-            return TruncatedBackpropagation(
-                horizon,
-                self.window,
-                every=own.loss_every,
-                chains=own.num_chains,
-                slots=own.slots,
-                replay=own.replay,
-                in_chain=own.in_chain,
-                curvature=own.curvature,
-            )
-        shaping = Shaping(self.shaping, self.limit)
-        common: dict[str, Any] = dict(pairs_per_task=self.pairs_per_task, shaping=shaping, learned=self.learned)
-        if self.estimator == "nres":
-            return NoiseReuseES(self.sigma, self.pairs, horizon, self.window, **common)
-        return AntitheticES(self.sigma, self.pairs, horizon, **common)
+    def _shared(self) -> dict[str, Any]:
+        return {"pairs_per_task": self.pairs_per_task, "shaping": Shaping(self.shaping, self.limit)}
 
 
 @dataclass(frozen=True)
-class ExecutionOptions:
-    """Where it runs."""
+class NoiseReuseOptions(EvolutionOptions):
+    """Noise-reuse evolution strategies over windows of an inner loop."""
 
-    # Worker processes of one core each; 1 runs everything in this process.
-    workers: int = 1
-    # CUDA device only: replay a step of the inner loop as a CUDA graph; this changes results by rounding. Experimental:
-    # it has not run on a GPU yet.
-    capture: bool = False
+    # Steps of a window.
+    window: int = 50
+
+    def make(self) -> Estimator:
+        return NoiseReuseES(self.sigma, self.pairs, self.lengths(), self.window, **self._shared())
 
 
 @dataclass(frozen=True)
+class BackpropagationOptions(HorizonOptions):
+    """Truncated back-propagation through windows of parallel chains, for MetaSGMCMC and --objective stein_kl."""
+
+    # Steps that gradients flow through.
+    window: int = 50
+    # Parallel chains of a task.
+    num_chains: int = 20
+    # Tasks at a time.
+    slots: int = 1
+    # Steps between two terms of the cross-chain loss.
+    loss_every: int = 3
+    # Whether derivatives flow through the gradient of the energy (second derivatives).
+    curvature: bool = True
+
+    def make(self) -> Estimator:
+        own = {"every": self.loss_every, "chains": self.num_chains, "slots": self.slots, "curvature": self.curvature}
+        return TruncatedBackpropagation(self.lengths(), self.window, **own)  # type: ignore[arg-type]
+
+
+METHODS: dict[str, type[Any]] = {"es": EvolutionOptions, "nres": NoiseReuseOptions, "tbptt": BackpropagationOptions}
+
+
+# ---------------------------------------------------------------- all of them
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """Meta-train a sampler on random tasks."""
+    """Meta-train a sampler on random tasks. --sampler, --linear and --method say which further options there are."""
 
     # Folder of the run; continued if it has checkpoints.
     folder: Path
-    # What is meta-trained.
-    rule: Annotated[SamplerOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=SamplerOptions)
+    # Sampler to meta-train.
+    sampler: Literal[tuple(LEARNED_RULES)] = "L2E"  # type: ignore[valid-type]
+    # L2E only: learn nothing but a direction, linear in the features, and a gate.
+    linear: bool = False
+    # Gradient estimator: antithetic ES over whole inner loops, noise-reuse ES over windows of them, or (for MetaSGMCMC)
+    # truncated back-propagation.
+    method: Literal["es", "nres", "tbptt"] = "es"
+    rule: Any = field(default_factory=StartOptions)
+    scales: Any = None
+    gradient: Any = field(default_factory=EvolutionOptions)
     # What it is trained on.
     tasks: Annotated[TaskOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=TaskOptions)
-    # How the meta-gradient is estimated.
-    gradient: Annotated[EstimatorOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=EstimatorOptions)
     # The outer loop.
     settings: Annotated[TrainerSettings, tyro.conf.OmitArgPrefixes] = field(default_factory=TrainerSettings)
-    # Where it runs.
-    execution: Annotated[ExecutionOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=ExecutionOptions)
+    # Worker processes of one core each; 1 runs everything in this process.
+    workers: int = 1
     # Learning rate that the card recommends; by default the smallest of those that the tasks are drawn with.
     default_lr: float | None = None
     # Number of held-out tasks to evaluate on.
@@ -222,13 +291,45 @@ class Options:
     # Time a few iterations on random images, say what the meta-training will cost here, and stop.
     dry_run: bool = False
 
+    def make_rule(self) -> NetworkRule:
+        """The rule; ValueError, TypeError, FileNotFoundError: there is no such rule, or no such start."""
+        return self.rule.make(self.sampler, **vars(self.scales or setting_options(self.sampler)()))
+
     def check(self) -> None:
-        """Raise ValueError for what no group of options can tell alone, such as kernels for a GPU on a CPU."""
+        """Raise ValueError for what no group of options can tell alone."""
         if self.minutes is not None:
             validation.non_negative("minutes", self.minutes)
-        at_least_one(self.execution, "workers")
-        device = self.tasks.device
-        if self.execution.capture and not device.startswith("cuda"):
+        at_least_one(self, "workers")
+        check_positive("held_out_lrs", self.held_out_lrs or ())
+        if (self.sampler == "MetaSGMCMC") != (self.method == "tbptt"):
             raise ValueError(
-                f"capture=True is for a CUDA device, got device={device!r}: add --device cuda, or leave --capture out"
+                f"sampler={self.sampler!r} cannot be trained by method={self.method!r}; MetaSGMCMC by 'tbptt', the "
+                "others by 'es' or 'nres'"
             )
+
+
+def parse(arguments: Sequence[str] | None, description: str | None = None) -> Options:
+    """The options of a command line; None takes those of the process.
+
+    Raises:
+        ValueError: --linear for another sampler than L2E.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--sampler", default="L2E")
+    first.add_argument("--linear", action="store_true")
+    first.add_argument("--method", default="es")
+    named = first.parse_known_args(arguments)[0]
+    sampler = named.sampler if named.sampler in LEARNED_RULES else "L2E"  # which tyro will say
+    groups = {
+        "rule": rule_options(sampler, named.linear),
+        "scales": setting_options(sampler),
+        "gradient": METHODS.get(named.method, EvolutionOptions),
+    }
+    made: list[Any] = []
+    for name, kind in groups.items():
+        default: dict[str, Any] = {} if kind is LinearOptions else {"default_factory": kind}
+        made.append((name, Annotated[kind, tyro.conf.OmitArgPrefixes], field(kw_only=True, **default)))
+    whole = make_dataclass("MetaTrain", made, bases=(Options,), frozen=True, kw_only=True)
+    whole.__doc__ = Options.__doc__
+    parsed: Options = tyro.cli(whole, args=arguments, description=description)
+    return parsed
