@@ -1,4 +1,4 @@
-"""Data sets as tensors, read from files or downloaded: images, texts, and arrays of a user's own.
+"""Data sets as tensors: images, texts, and arrays of a user's own, read from files or downloaded.
 
 - `load(name)` gives an `ImageData`: images in [0, 1] and integer labels of the training, validation and test split.
   `names()` lists the data sets; "digits" and "photos" need no file.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meta_tasks.datasets.files import read_npz
-from meta_tasks.datasets.images import SPLITS, ImageData, stratified_split
+from meta_tasks.datasets.images import SPLITS, ImageData, held_out
 
 #: The arrays of a data set; those of validation may be absent.
 KEYS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
@@ -29,31 +29,26 @@ class ArrayData(ImageData):
     """
 
     def __post_init__(self) -> None:
-        for split in SPLITS:
-            x, y = getattr(self, f"{split}_x"), getattr(self, f"{split}_y")
-            names = f"{split}_x and {split}_y"
+        for name in SPLITS:
+            x, y = self.split(name)
+            names = f"{name}_x and {name}_y"
             kind = torch.float32 if self.is_regression else torch.int64
             if x.dtype not in (torch.float32, torch.int64) or y.dtype != kind:
                 raise TypeError(f"{names} must be float32 or int64, and {kind}, got {x.dtype} and {y.dtype}")
             if len(x) != len(y) or x.shape[1:] != self.test_x.shape[1:] or y.shape[1:] != self.test_y.shape[1:]:
                 raise ValueError(
-                    f"{names} must have shapes (n, {str(tuple(self.test_x.shape[1:]))[1:-1]}) and "
-                    f"(n, {str(tuple(self.test_y.shape[1:]))[1:-1]}), got {tuple(x.shape)} and {tuple(y.shape)}"
+                    f"{names} must be as many, and shaped as test_x {tuple(self.test_x.shape)} and test_y "
+                    f"{tuple(self.test_y.shape)}, got {tuple(x.shape)} and {tuple(y.shape)}"
                 )
             if not all(each.isfinite().all() for each in (x, y)):
                 raise ValueError(f"{names} must be finite")
-            if not self.is_regression and len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.num_classes:
-                raise ValueError(f"{split}_y must lie in [0, {self.num_classes}), got {int(y.min())} to {int(y.max())}")
+            if not self.is_regression:
+                self._check_labels(name, y)
 
     @property
     def is_regression(self) -> bool:
         """Whether the targets are real numbers."""
         return self.num_classes == 0
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The shape of one input."""
-        return tuple(self.test_x.shape[1:])
 
 
 def arrays_in(path: Path) -> dict[str, np.ndarray] | None:
@@ -73,8 +68,8 @@ def array_data(
     Args:
         arrays: by these names.
         name: for messages and tables.
-        validation: share below 1, or number, of training examples to hold out where there is no ``x_val``; None is a
-            tenth.
+        validation: fraction (a float below 1), or number, of training examples to hold out where there is no
+            ``x_val``; None is a tenth.
         seed: of that choice.
 
     Raises:
@@ -88,12 +83,13 @@ def array_data(
         raise ValueError(f"{name} has one of x_val and y_val without the other")
     tensors = {key: torch.as_tensor(np.asarray(value)) for key, value in arrays.items()}
     regression = tensors["y_train"].is_floating_point()
-    inputs = {key: _inputs(f"{key} of {name}", x) for key, x in tensors.items() if key.startswith("x")}
-    targets = {key: _targets(f"{key} of {name}", y, regression) for key, y in tensors.items() if key.startswith("y")}
-    splits = {key.split("_")[1]: (x, targets[f"y{key[1:]}"]) for key, x in inputs.items()}
-    for split, (x, y) in splits.items():
+    splits = {}
+    for split in ("train", "test", "val")[: len(tensors) // 2]:
+        x = _inputs(f"x_{split} of {name}", tensors[f"x_{split}"])
+        y = _targets(f"y_{split} of {name}", tensors[f"y_{split}"], regression)
         if len(x) != len(y) or not len(x):
             raise ValueError(f"x_{split} and y_{split} of {name} must be as many, got {len(x)} and {len(y)}")
+        splits[split] = x, y
     if "val" not in splits:
         splits["train"], splits["val"] = held_out(*splits["train"], validation, seed, stratified=not regression)
     elif validation is not None:
@@ -116,20 +112,3 @@ def _targets(name: str, y: Tensor, regression: bool) -> Tensor:
     if y.ndim != (2 if regression else 1):
         raise ValueError(f"{name} must have shape (n,){' or (n, k)' if regression else ''}, got {tuple(y.shape)}")
     return y.float() if regression else y.long()
-
-
-def held_out(
-    x: Tensor, y: Tensor, validation: float | int | None, seed: int, *, stratified: bool
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The rest of the examples, in their order, and those held out for validation, a tenth by default."""
-    share = 0.1 if validation is None else validation
-    if not 0 <= share < len(y):
-        raise ValueError(f"validation must be a share in [0, 1) or a number of examples below {len(y)}, got {share}")
-    count = round(share * len(y)) if share < 1 else int(share)
-    if stratified:
-        held, rest = stratified_split(y, count, seed, "validation")
-    else:
-        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-        held, rest = order[:count], order[count:]
-    rest = rest.sort().values
-    return (x[rest], y[rest]), (x[held], y[held])

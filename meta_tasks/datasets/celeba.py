@@ -18,21 +18,13 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.validation import whole
-from meta_tasks.datasets.files import MOST_BYTES, data_root, decoded, fetch, find
+from meta_tasks.datasets.files import MOST_BYTES, data_root, decoded, find, missing
 from meta_tasks.datasets.images import MultiTaskData, resize
 
 #: The first ten attributes of the list, the tasks of the MT-SGD paper.
 FIRST_TEN = (
-    "5_o_Clock_Shadow",
-    "Arched_Eyebrows",
-    "Attractive",
-    "Bags_Under_Eyes",
-    "Bald",
-    "Bangs",
-    "Big_Lips",
-    "Big_Nose",
-    "Black_Hair",
-    "Blond_Hair",
+    *("5_o_Clock_Shadow", "Arched_Eyebrows", "Attractive", "Bags_Under_Eyes", "Bald"),
+    *("Bangs", "Big_Lips", "Big_Nose", "Black_Hair", "Blond_Hair"),
 )
 _ATTRIBUTES, _PARTITION, _IMAGES = "list_attr_celeba.txt", "list_eval_partition.txt", "img_align_celeba"
 
@@ -79,8 +71,7 @@ def load_celeba(
     splits: list[Tensor] = []
     with ExitStack() as stack:
         read = _reader(folder, stack)
-        for split, (argument, value) in enumerate(limits.items()):
-            files = members[split]
+        for files, (argument, value) in zip(members, limits.items(), strict=True):
             if value is not None and value > len(files):
                 raise ValueError(f"{argument}={value} exceeds the {len(files)} images that there are")
             order = torch.randperm(len(files), generator=stream)[:value].sort().values.tolist()
@@ -96,14 +87,9 @@ def _folder(root: Path) -> Path:
     folders = [root / "celeba", root / "CelebA"]
     found = find([folder / _ATTRIBUTES for folder in folders])
     if found is None:
-        fetch(
-            "celeba",
-            f"{_ATTRIBUTES} in {folders[0]}",
-            f"take {_ATTRIBUTES}, {_PARTITION} and {_IMAGES}.zip of "
-            f"https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html and put them into {folders[0]}",
-            None,
-        )
-    assert found is not None
+        source = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
+        how = f"take {_ATTRIBUTES}, {_PARTITION} and {_IMAGES}.zip of {source} and put them into {folders[0]}"
+        missing("celeba", f"{_ATTRIBUTES} in {folders[0]}", how)
     if not (found.parent / _PARTITION).is_file():
         raise FileNotFoundError(f"celeba: {found.parent / _PARTITION} is missing beside {_ATTRIBUTES}")
     return found.parent
@@ -112,17 +98,18 @@ def _folder(root: Path) -> Path:
 def _read_attributes(path: Path, names: Sequence[str]) -> dict[str, list[int]]:
     """File name → 0 or 1 for each of the attributes. The file: a count, the names, and a line of ±1 an image."""
     lines = path.read_text().splitlines()
-    head = lines[1].split() if len(lines) > 1 else []
-    if not lines or not lines[0].strip().isdigit() or int(lines[0]) != len(lines) - 2:
-        raise ValueError(f"{path} must start with its number of images, here {max(len(lines) - 2, 0)}, got {lines[:1]}")
-    if unknown := [name for name in names if name not in head]:
-        raise ValueError(f"attributes has {', '.join(unknown)}, which {path} lacks; it has {', '.join(head)}")
-    columns = [head.index(name) + 1 for name in names]
+    count, head, lines = "".join(lines[:1]), "".join(lines[1:2]), lines[2:]
+    if count.strip() != str(len(lines)):
+        raise ValueError(f"{path} must start with its number of images, here {len(lines)}, got {count!r:.100}")
+    known = head.split()
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"attributes has {', '.join(unknown)}, which {path} lacks; it has {', '.join(known)}")
+    columns = [known.index(name) + 1 for name in names]
     labels = {}
-    for number, line in enumerate(lines[2:], start=3):
+    for number, line in enumerate(lines, start=3):
         cells = line.split()
-        if len(cells) != len(head) + 1 or any(cell not in ("-1", "1") for cell in cells[1:]):
-            raise ValueError(f"{path}, line {number}, must be a file name and {len(head)} times 1 or -1, got {line!r}")
+        if len(cells) != len(known) + 1 or any(cell not in ("-1", "1") for cell in cells[1:]):
+            raise ValueError(f"{path}, line {number}, must be a file name and {len(known)} times 1 or -1, got {line!r}")
         labels[cells[0]] = [int(cells[column] == "1") for column in columns]
     return labels
 
@@ -153,15 +140,15 @@ def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes]:
         raise ValueError(f"{archive} is not a whole zip archive: {error}") from error
 
     def read(file: str) -> bytes:
+        name = f"{_IMAGES}/{file}"
         try:
-            size = opened.getinfo(f"{_IMAGES}/{file}").file_size
-            if size > MOST_BYTES:
-                raise ValueError(f"{_IMAGES}/{file} in {archive} has {size} bytes, an image at most {MOST_BYTES}")
-            return opened.read(f"{_IMAGES}/{file}")
+            if (size := opened.getinfo(name).file_size) > MOST_BYTES:
+                raise ValueError(f"{name} in {archive} has {size} bytes, an image at most {MOST_BYTES}")
+            return opened.read(name)
         except KeyError as error:
-            raise FileNotFoundError(f"{archive} lacks {_IMAGES}/{file}") from error
+            raise FileNotFoundError(f"{archive} lacks {name}") from error
         except (zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(f"{_IMAGES}/{file} in {archive} is damaged: {error}") from error
+            raise ValueError(f"{name} in {archive} is damaged: {error}") from error
 
     return read
 

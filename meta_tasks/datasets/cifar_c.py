@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from learned_samplers.base import validation
-from meta_tasks.datasets.files import data_root, fetch, find, read_npy
+from meta_tasks.datasets.files import data_root, fetch, read_npy
 from meta_tasks.datasets.images import ImageData, scale_images
 
 __all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES", "find_corrupted", "load_corrupted"]
-
 
 #: The fifteen corruptions of the benchmark, by kind: noise, blur, weather, digital.
 CORRUPTIONS = (
@@ -29,9 +29,17 @@ CORRUPTIONS = (
 EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 SEVERITIES = (1, 2, 3, 4, 5)
 
-_FOLDERS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
-_CLASSES = {"cifar10": 10, "cifar100": 100}
-_SOURCES = {"cifar10": "https://zenodo.org/records/2535967", "cifar100": "https://zenodo.org/records/3555552"}
+
+class _Source(NamedTuple):
+    folder: str
+    num_classes: int
+    address: str
+
+
+_SOURCES = {
+    "cifar10": _Source("CIFAR-10-C", 10, "https://zenodo.org/records/2535967"),
+    "cifar100": _Source("CIFAR-100-C", 100, "https://zenodo.org/records/3555552"),
+}
 
 
 def load_corrupted(
@@ -64,25 +72,20 @@ def load_corrupted(
     if size is not None:
         validation.whole("size", size)
     images, labels = (_file(name, stem, root) for stem in (corruption, "labels"))
-    x, y = _mapped(images), read_npy(labels)
-    count = len(x) // len(SEVERITIES)
-    if (
-        x.ndim != 4
-        or x.shape[1:] != (32, 32, 3)
-        or x.dtype != np.uint8
-        or len(x) != count * len(SEVERITIES)
-        or not count
-    ):
+    classes = _SOURCES[name].num_classes
+    x, y = read_npy(images, mapped=True), read_npy(labels)
+    count, rest = divmod(len(x), len(SEVERITIES)) if x.ndim else (0, 0)
+    if x.shape[1:] != (32, 32, 3) or x.dtype != np.uint8 or rest or not count:
         raise ValueError(f"{images} must be uint8 of shape (5·n, 32, 32, 3), got {x.dtype} of shape {x.shape}")
     if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
         raise ValueError(f"{labels} must hold {len(x)} integers, one an image, got {y.dtype} of shape {y.shape}")
-    if not 0 <= y.min() <= y.max() < _CLASSES[name]:
-        raise ValueError(f"{labels} must lie in [0, {_CLASSES[name]}), got {y.min()} to {y.max()}")
+    if not 0 <= y.min() <= y.max() < classes:
+        raise ValueError(f"{labels} must lie in [0, {classes}), got {y.min()} to {y.max()}")
     part = slice((severity - 1) * count, severity * count)
     pixels = torch.from_numpy(np.ascontiguousarray(x[part].transpose(0, 3, 1, 2)))
     test = scale_images(pixels, 255.0, size, grayscale), torch.from_numpy(y[part].astype(np.int64))
     none = test[0][:0], test[1][:0]
-    return ImageData(f"{name} with {corruption} {severity}", _CLASSES[name], *none, *none, *test)
+    return ImageData(f"{name} with {corruption} {severity}", classes, *none, *none, *test)
 
 
 def find_corrupted(name: str, root: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -92,19 +95,10 @@ def find_corrupted(name: str, root: str | os.PathLike[str] | None = None) -> lis
 
 
 def _file(name: str, stem: str, root: str | os.PathLike[str] | None) -> Path:
-    validation.one_of("name", name, _FOLDERS)
-    folder = data_root(root) / _FOLDERS[name]
-    path = find([folder / f"{stem}.npy"])
-    if path is None:
-        how = f"unpack {_FOLDERS[name]}.tar of {_SOURCES[name]} into {folder.parent}"
-        fetch(f"{name}-c", str(folder / f"{stem}.npy"), how, None)
-        raise AssertionError("fetch raises where nothing can be downloaded")
+    validation.one_of("name", name, _SOURCES)
+    source = _SOURCES[name]
+    path = data_root(root) / source.folder / f"{stem}.npy"
+    if not path.is_file():
+        how = f"unpack {source.folder}.tar of {source.address} into {data_root(root)}"
+        fetch(f"{name}-c", str(path), how, None)
     return path
-
-
-def _mapped(path: Path) -> np.ndarray:
-    """The array of an npy file, of which is read what is used; nothing is unpickled."""
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as an npy of numbers: {error!s:.300}") from error

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -18,13 +18,12 @@ from torch import Tensor
 
 from learned_samplers.base.optional import require
 
-__all__ = ["MOST_BYTES", "decoded"]
-
-
 ENVIRONMENT_VARIABLE = "LEARNED_SAMPLERS_DATA"
 DEFAULT_ROOT = Path("~/.cache/learned_samplers")
 # A compressed file may unpack to so many bytes, or so many times its size: images come to 30 times at most.
 _ALWAYS_FINE, _LARGEST_RATIO = 2**28, 100
+#: Bytes of an image file, and pixels of an image, at most; those of the data sets have about 10,000 and 40,000.
+MOST_BYTES, MOST_PIXELS = 2**24, 2**24
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
@@ -35,11 +34,6 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
 def find(candidates: Sequence[Path]) -> Path | None:
     """The first of the paths that is a file, or None."""
     return next((path for path in candidates if path.is_file()), None)
-
-
-def find_idx(folder: Path, stem: str) -> Path | None:
-    """`folder`/`stem`, unpacked or with .gz."""
-    return find([folder / stem, folder / f"{stem}.gz"])
 
 
 def fetch(name: str, wanted: str, how: str, download: Callable[[], Any] | None) -> None:
@@ -54,15 +48,24 @@ def fetch(name: str, wanted: str, how: str, download: Callable[[], Any] | None) 
     Raises:
         FileNotFoundError: `download` is None or failed.
     """
-    cause: Exception | None = None
-    reason = "downloading is off or not possible for this data set"
-    if download is not None:
-        try:
-            download()
-            return
-        # torchvision and medmnist report a failed download as RuntimeError, urllib and the file system as OSError.
-        except (RuntimeError, OSError, zipfile.BadZipFile) as error:
-            cause, reason = error, " ".join(f"downloading failed ({type(error).__name__}: {error})".split())
+    if download is None:
+        missing(name, wanted, how)
+    try:
+        download()
+    # torchvision and medmnist report a failed download as RuntimeError, urllib and the file system as OSError.
+    except (RuntimeError, OSError, zipfile.BadZipFile) as error:
+        reason = " ".join(f"downloading failed ({type(error).__name__}: {error})".split())
+        missing(name, wanted, how, reason, error)
+
+
+def missing(
+    name: str,
+    wanted: str,
+    how: str,
+    reason: str = "downloading is off or not possible for this data set",
+    cause: Exception | None = None,
+) -> NoReturn:
+    """Raise FileNotFoundError for the files of a data set; see `fetch`."""
     raise FileNotFoundError(
         f"{name}: no {wanted}; {reason}. To get it: {how}. Then name the folder by --data (root=) "
         f"or the environment variable {ENVIRONMENT_VARIABLE}."
@@ -101,13 +104,9 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            _refuse_bomb(path, sum(member.file_size for member in members))
-            arrays = {}
-            for member in members:
-                with archive.open(member) as file:
-                    arrays[member.filename.removesuffix(".npy")] = _read_npy(file, member.file_size)
-            return arrays
+            _refuse_bomb(path, sum(member.file_size for member in archive.infolist()))
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: np.asarray(arrays[name]) for name in arrays.files}
     # What a damaged archive can raise is open-ended: of zip, of zlib, of an unknown compression, of numpy's header.
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -119,51 +118,19 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         ) from error
 
 
-def read_npy(path: Path) -> np.ndarray:
+def read_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
     """The array of an npy file; nothing is unpickled.
+
+    Args:
+        mapped: leave it on disk, and read of it what is used.
 
     Raises:
         ValueError: the file is damaged, is no npy, or holds pickled objects.
     """
     try:
-        with path.open("rb") as file:
-            return _read_npy(file, path.stat().st_size)
-    except (ValueError, RecursionError) as error:
+        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+    except (ValueError, EOFError, MemoryError, RecursionError, OverflowError) as error:
         raise ValueError(f"{path} cannot be read as an npy of numbers: {error!s:.300}") from error
-
-
-def _read_npy(file: Any, size: int) -> np.ndarray:
-    """An array from a stream of ``size`` bytes; nothing is made of the size that its header says before they agree."""
-    version = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read_header(file)
-    if dtype.hasobject:
-        raise ValueError("Object arrays cannot be loaded: they are pickled")
-    needed, there = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if needed != there:
-        raise ValueError(f"an array of shape {shape} and type {dtype} needs {needed} bytes, there are {there}")
-    content = bytearray(needed)
-    if file.readinto(content) != needed:
-        raise ValueError("it ends before its arrays do")
-    return np.ndarray(shape, dtype, content, order="F" if fortran else "C")
-
-
-def most_unpacked(path: Path) -> int:
-    """Bytes to which a compressed file may unpack; one that has more is damaged, or made to fill the memory."""
-    return max(_ALWAYS_FINE, _LARGEST_RATIO * path.stat().st_size)
-
-
-def _refuse_bomb(path: Path, size: int) -> None:
-    """Raise ValueError where a file says that it unpacks to ``size`` bytes and is far too small for that."""
-    if size > most_unpacked(path):
-        raise ValueError(
-            f"{path} says that it unpacks to {size} bytes, which is more than {_LARGEST_RATIO} times what it is "
-            f"({path.stat().st_size}): it is damaged, or made to fill the memory"
-        )
-
-
-#: Bytes of an image file, and pixels of an image, at most; those of the data sets have about 10,000 and 40,000.
-MOST_BYTES, MOST_PIXELS = 2**24, 2**24
 
 
 def decoded(content: bytes, name: str) -> Tensor:
@@ -182,3 +149,17 @@ def decoded(content: bytes, name: str) -> Tensor:
     except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
         raise ValueError(f"{name} cannot be decoded as an image: {error}") from error
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def most_unpacked(path: Path) -> int:
+    """Bytes to which a compressed file may unpack; one that has more is damaged, or made to fill the memory."""
+    return max(_ALWAYS_FINE, _LARGEST_RATIO * path.stat().st_size)
+
+
+def _refuse_bomb(path: Path, size: int) -> None:
+    """Raise ValueError where a file says that it unpacks to ``size`` bytes and is far too small for that."""
+    if size > most_unpacked(path):
+        raise ValueError(
+            f"{path} says that it unpacks to {size} bytes, which is more than {_LARGEST_RATIO} times what it is "
+            f"({path.stat().st_size}): it is damaged, or made to fill the memory"
+        )

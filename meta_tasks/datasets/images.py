@@ -4,65 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from learned_samplers.base import validation as checks
 from learned_samplers.base.optional import require
-
-__all__ = ["renumber"]
-
 
 SPLITS = ("train", "val", "test")
 CHUNK = 8192  # images converted at a time, which bounds the memory of the intermediate float copies
+Part = tuple[Tensor, Tensor]  # inputs (n, ...) and labels
 
 
-class ImageSplits:
-    """What `ImageData` and `MultiTaskData` share: tensors `train_x`, `train_y`, `val_x`, …, their checks and sizes."""
+class Splits:
+    """What every kind of data has in common: tensors `train_x`, `train_y`, `val_x`, …, their checks and sizes."""
 
     num_classes: int
     train_y: Tensor
     test_x: Tensor
 
-    def _validate(self, dtype: torch.dtype, label_shape: tuple[int, ...]) -> None:
-        """Check the three splits: images of ``dtype``, and int64 labels of ``label_shape`` an image, in their range."""
-        kind, labels = str(dtype).removeprefix("torch."), ", ".join(map(str, ("n", *label_shape)))
-        for split in SPLITS:
-            x, y = getattr(self, f"{split}_x"), getattr(self, f"{split}_y")
-            if x.dtype != dtype or y.dtype != torch.int64:
-                raise TypeError(f"{split}_x must be {kind} and {split}_y int64, got {x.dtype} and {y.dtype}")
-            if x.ndim != 4 or y.shape != (len(x), *label_shape) or x.shape[1:] != self.test_x.shape[1:]:
-                raise ValueError(
-                    f"{split}_x must be (n, C, H, W) as test_x {tuple(self.test_x.shape)} and {split}_y "
-                    f"({labels}{'' if label_shape else ','}), got {tuple(x.shape)} and {tuple(y.shape)}"
-                )
-            if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.num_classes:
-                raise ValueError(
-                    f"{split}_y must lie in [0, num_classes={self.num_classes}), "
-                    f"got labels from {int(y.min())} to {int(y.max())}"
-                )
+    def split(self, name: str) -> Part:
+        """Inputs and labels of "train", "val" or "test"."""
+        return getattr(self, f"{name}_x"), getattr(self, f"{name}_y")
+
+    def with_splits(self, **splits: Part) -> Self:
+        """The same data with other inputs and labels of some splits, ``train=(x, y)``."""
+        changed = {f"{name}_{kind}": each for name, part in splits.items() for kind, each in zip("xy", part)}
+        return replace(self, **changed)  # type: ignore[type-var]
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one image."""
-        channels, height, width = self.test_x.shape[1:]
-        return channels, height, width
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input; (C, H, W) of an image."""
+        return tuple(self.test_x.shape[1:])
 
     @property
     def num_data(self) -> int:
-        """N, the number of training images."""
+        """N, the number of training inputs."""
         return len(self.train_y)
 
     def to(self, device: torch.device | str) -> Self:
         """The same data with every tensor on `device`."""
-        moved = {f"{split}_{each}": getattr(self, f"{split}_{each}").to(device) for split in SPLITS for each in "xy"}
-        return replace(self, **moved)  # type: ignore[type-var]
+        return self.with_splits(
+            **{name: (x.to(device), y.to(device)) for name in SPLITS for x, y in [self.split(name)]}
+        )
+
+    def _check_labels(self, name: str, y: Tensor) -> None:
+        """Raise ValueError for labels outside [0, num_classes)."""
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.num_classes:
+            raise ValueError(
+                f"{name}_y must lie in [0, num_classes={self.num_classes}), "
+                f"got labels from {int(y.min())} to {int(y.max())}"
+            )
+
+    def _check_images(self, dtype: torch.dtype, label_shape: tuple[int, ...]) -> None:
+        """Check the three splits: images of ``dtype``, and int64 labels of ``label_shape`` an image, in their range."""
+        for name in SPLITS:
+            x, y = self.split(name)
+            if x.dtype != dtype or y.dtype != torch.int64:
+                raise TypeError(f"{name}_x must be {dtype} and {name}_y int64, got {x.dtype} and {y.dtype}")
+            if x.ndim != 4 or y.shape != (len(x), *label_shape) or x.shape[1:] != self.test_x.shape[1:]:
+                raise ValueError(
+                    f"{name}_x must be (n, C, H, W) as test_x {tuple(self.test_x.shape)} and {name}_y "
+                    f"(n, {', '.join(map(str, label_shape))}), got {tuple(x.shape)} and {tuple(y.shape)}"
+                )
+            self._check_labels(name, y)
 
 
 @dataclass(frozen=True, eq=False)
-class ImageData(ImageSplits):
+class ImageData(Splits):
     """Images and labels of one data set, as tensors.
 
     `train_x`, `val_x`, `test_x` are float32 of shape (n, C, H, W) in [0, 1]; `train_y`, `val_y`, `test_y` are int64 of
@@ -83,7 +94,32 @@ class ImageData(ImageSplits):
     test_y: Tensor
 
     def __post_init__(self) -> None:
-        self._validate(torch.float32, ())
+        self._check_images(torch.float32, ())
+
+
+@dataclass(frozen=True, eq=False)
+class MultiTaskData(Splits):
+    """Images and K labels of each, as tensors; K is the number of ``tasks``.
+
+    `train_x`, `val_x`, `test_x` are uint8 of shape (n, C, H, W), which is a quarter of their size as numbers: `scaled`
+    makes float32 in [0, 1] of a minibatch. `train_y`, `val_y`, `test_y` are int64 of shape (n, K) in [0, num_classes).
+
+    Raises:
+        TypeError, ValueError: as `ImageData`.
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    num_classes: int
+    train_x: Tensor
+    train_y: Tensor
+    val_x: Tensor
+    val_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    def __post_init__(self) -> None:
+        self._check_images(torch.uint8, (len(self.tasks),))
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,18 +131,20 @@ class RawSplits:
 
     num_classes: int
     maximum: float
-    test: tuple[Tensor, Tensor]
-    train: tuple[Tensor, Tensor] | None = None
-    val: tuple[Tensor, Tensor] | None = None
+    test: Part
+    train: Part | None = None
+    val: Part | None = None
+
+
+def scaled(x: Tensor) -> Tensor:
+    """Pixels 0 to 255 as float32 in [0, 1]."""
+    return x.float() / 255
 
 
 def scale_images(x: Tensor, maximum: float, size: int | None, grayscale: bool) -> Tensor:
     """Pixels (n, C, H, W) in [0, maximum] as float32 in [0, 1], in grey and resized to size × size where asked."""
-    chunks = [
-        resize(to_grayscale(part.float() / maximum) if grayscale else part.float() / maximum, size)
-        for part in x.split(CHUNK)
-    ]
-    return torch.cat(chunks)
+    floats = (part.float() / maximum for part in x.split(CHUNK))
+    return torch.cat([resize(to_grayscale(part) if grayscale else part, size) for part in floats])
 
 
 def to_grayscale(x: Tensor) -> Tensor:
@@ -140,63 +178,26 @@ def match(data: ImageData, like: ImageData | Sequence[int]) -> ImageData:
     if channels not in (1, 3):
         raise ValueError(f"like must have 1 or 3 channels, got {channels}")
 
-    def fit(x: Tensor) -> Tensor:
-        parts = []
-        for part in x.split(CHUNK):
-            grey_or_colour = to_grayscale(part) if channels == 1 else part.expand(-1, 3, -1, -1)
-            parts.append(resize(grey_or_colour, (height, width)))
-        return torch.cat(parts)
+    def fit(part: Tensor) -> Tensor:
+        return resize(to_grayscale(part) if channels == 1 else part.expand(-1, 3, -1, -1), (height, width))
 
-    return replace(data, train_x=fit(data.train_x), val_x=fit(data.val_x), test_x=fit(data.test_x))
+    def fitted(x: Tensor) -> Tensor:
+        return torch.cat([fit(part) for part in x.split(CHUNK)])
+
+    return data.with_splits(**{name: (fitted(x), y) for name in SPLITS for x, y in [data.split(name)]})
 
 
 def keep_labels(data: ImageData, labels: Sequence[int]) -> ImageData:
     """The images of these classes alone, renumbered in the order of ``labels``.
 
     Raises:
-        ValueError: as `meta_tasks.datasets.images.renumber`.
+        ValueError: as `renumber`.
     """
-    splits: dict[str, Any] = {}
-    for split in SPLITS:
-        x, y = getattr(data, f"{split}_x"), getattr(data, f"{split}_y")
-        splits[f"{split}_x"], splits[f"{split}_y"] = renumber(x, y, labels, data.num_classes, data.name)
-    return replace(data, num_classes=len(labels), **splits)
+    kept = {name: renumber(*data.split(name), labels, data.num_classes, data.name) for name in SPLITS}
+    return replace(data.with_splits(**kept), num_classes=len(labels))
 
 
-def divide_anew(data: ImageData, seed: int) -> ImageData:
-    """All images of the three splits, divided at random into training, validation and test images of the same numbers.
-
-    Comparing two methods on several divisions averages over the choice of test images, which more seeds on one
-    division do not.
-    """
-    x, y = (torch.cat([getattr(data, f"{split}_{each}") for split in SPLITS]) for each in "xy")
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
-    parts = order.split([len(data.train_y), len(data.val_y), len(data.test_y)])
-    splits: dict[str, Any] = {}
-    for split, part in zip(SPLITS, parts):
-        splits[f"{split}_x"], splits[f"{split}_y"] = x[part], y[part]
-    return replace(data, **splits)
-
-
-def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> tuple[Tensor, Tensor]:
-    """Indices of a seeded random subset of `count` labels, with the classes in proportion, and of the rest.
-
-    Raises:
-        ValueError: `count` is too small or too large to have every class on both sides; names `argument`.
-    """
-    if count == 0:
-        return torch.arange(0), torch.arange(len(y))
-    if count == len(y):
-        return torch.arange(len(y)), torch.arange(0)
-    train_test_split = require("sklearn.model_selection", "meta").train_test_split
-    try:
-        chosen, rest = train_test_split(torch.arange(len(y)).numpy(), train_size=count, stratify=y, random_state=seed)
-    except ValueError as error:
-        raise ValueError(f"{argument}={count} does not split {len(y)} images by class: {error}") from error
-    return torch.from_numpy(chosen), torch.from_numpy(rest)
-
-
-def renumber(x: Tensor, y: Tensor, classes: Sequence[int], num_classes: int, name: str) -> tuple[Tensor, Tensor]:
+def renumber(x: Tensor, y: Tensor, classes: Sequence[int], num_classes: int, name: str) -> Part:
     """The images x (n, ...) whose labels y (n,) are among ``classes``, with their places there as labels.
 
     Raises:
@@ -212,32 +213,72 @@ def renumber(x: Tensor, y: Tensor, classes: Sequence[int], num_classes: int, nam
     return x[kept], new[y[kept]]
 
 
-@dataclass(frozen=True, eq=False)
-class MultiTaskData(ImageSplits):
-    """Images and K labels of each, as tensors; K is the number of tasks.
+def divide_anew(data: ImageData, seed: int) -> ImageData:
+    """All images of the three splits, divided at random into training, validation and test images of the same numbers.
 
-    `train_x`, `val_x`, `test_x` are uint8 of shape (n, C, H, W), which is a quarter of their size as numbers: `scaled`
-    makes float32 in [0, 1] of a minibatch. `train_y`, `val_y`, `test_y` are int64 of shape (n, K) in [0, num_classes).
+    Comparing two methods on several divisions averages over the choice of test images, which more seeds on one
+    division do not.
+    """
+    x, y = (torch.cat(each) for each in zip(*(data.split(name) for name in SPLITS)))
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
+    parts = order.split([len(data.split(name)[1]) for name in SPLITS])
+    return data.with_splits(**{name: (x[part], y[part]) for name, part in zip(SPLITS, parts)})
+
+
+def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> Part:
+    """Indices of a seeded random subset of `count` labels, with the classes in proportion, and of the rest.
 
     Raises:
-        TypeError: a tensor has another dtype.
-        ValueError: a tensor has another shape, or a label is outside [0, num_classes).
+        ValueError: `count` is too small or too large to have every class on both sides; names `argument`.
     """
-
-    name: str
-    tasks: tuple[str, ...]
-    num_classes: int
-    train_x: Tensor
-    train_y: Tensor
-    val_x: Tensor
-    val_y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-    def __post_init__(self) -> None:
-        self._validate(torch.uint8, (len(self.tasks),))
+    if count in (0, len(y)):
+        everything = torch.arange(len(y))
+        return everything[:count], everything[count:]
+    train_test_split = require("sklearn.model_selection", "meta").train_test_split
+    try:
+        chosen, rest = train_test_split(torch.arange(len(y)).numpy(), train_size=count, stratify=y, random_state=seed)
+    except ValueError as error:
+        raise ValueError(f"{argument}={count} does not split {len(y)} images by class: {error}") from error
+    return torch.from_numpy(chosen), torch.from_numpy(rest)
 
 
-def scaled(x: Tensor) -> Tensor:
-    """Pixels 0 to 255 as float32 in [0, 1]."""
-    return x.float() / 255
+def held_out(x: Tensor, y: Tensor, share: float | None, seed: int, *, stratified: bool = True) -> tuple[Part, Part]:
+    """The rest of the examples, in their order, and those held out for validation.
+
+    Args:
+        share: a fraction below 1 (a float), or a number of examples (an integer); None is a tenth.
+        stratified: whether classes are in proportion.
+
+    Raises:
+        TypeError, ValueError: another type, or out of range.
+    """
+    share = 0.1 if share is None else share
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        raise TypeError(f"validation must be a fraction, a number of examples or None, got {share!r}")
+    if not 0 <= share < len(y) or (isinstance(share, float) and share >= 1):
+        raise ValueError(f"validation must be a fraction in [0, 1) or a number of examples below {len(y)}, got {share}")
+    count = round(share * len(y)) if isinstance(share, float) else share
+    if stratified:
+        held, rest = stratified_split(y, count, seed, "validation")
+    else:
+        held, rest = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).split(
+            [count, len(y) - count]
+        )
+    rest = rest.sort().values
+    return (x[rest], y[rest]), (x[held], y[held])
+
+
+def limited(part: Part, limit: int | None, seed: int, name: str) -> Part:
+    """``limit`` of the examples of a data set, chosen at random with the classes in proportion; None keeps all.
+
+    Raises:
+        TypeError, ValueError: no whole number, or more than there are.
+    """
+    if limit is None:
+        return part
+    checks.whole("limit", limit)
+    x, y = part
+    if limit > len(y):
+        raise ValueError(f"limit={limit} exceeds the {len(y)} training examples of {name}")
+    chosen, _ = stratified_split(y, limit, seed, "limit")
+    return x[chosen], y[chosen]

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from learned_samplers.base.validation import whole
 from meta_tasks.datasets.files import data_root
-from meta_tasks.datasets.images import ImageData, RawSplits, scale_images, stratified_split
+from meta_tasks.datasets.images import ImageData, Part, RawSplits, held_out, limited, scale_images
 from meta_tasks.datasets.npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
 from meta_tasks.datasets.overlaid import CANVAS, read_cluttered
 from meta_tasks.datasets.sklearn_sets import read_digits, read_photos
@@ -20,17 +17,7 @@ from meta_tasks.datasets.tiny_imagenet import read_tiny_imagenet
 from meta_tasks.datasets.torchvision_sets import IDX_CLASSES, read_cifar, read_idx_family, read_notmnist, read_svhn
 from meta_tasks.fingerprints import fingerprint
 
-__all__ = [
-    "READERS",
-    "Request",
-    "check_name",
-    "fingerprint_of",
-    "load",
-    "names",
-    "out_of_distribution",
-    "reader_of",
-    "shape_of",
-]
+__all__ = ["READERS", "Request", "check_name", "fingerprint_of", "load", "names", "out_of_distribution", "shape_of"]
 
 
 @dataclass(frozen=True)
@@ -46,9 +33,9 @@ class Request:
 
     name: str
     root: Path
-    download: bool
-    size: int | None
-    grayscale: bool
+    download: bool = True
+    size: int | None = None
+    grayscale: bool = False
 
 
 Reader = Callable[[Request], RawSplits]
@@ -67,6 +54,7 @@ READERS: dict[str, Reader] = {
 
 _SHAPES = {
     "digits": ((1, 8, 8), 10),
+    **dict.fromkeys((*IDX_CLASSES, "notmnist"), ((1, 28, 28), 10)),
     "cluttered_fashion": ((1, CANVAS, CANVAS), 10),
     "cifar10": ((3, 32, 32), 10),
     "cifar100": ((3, 32, 32), 100),
@@ -89,13 +77,6 @@ def check_name(name: str, argument: str = "name") -> None:
         raise ValueError(f"{argument}={name!r} is unknown; choose one of {', '.join(names())}")
 
 
-def reader_of(name: str) -> Reader:
-    """What reads the data set of a name that `check_name` accepts."""
-    if name.startswith("npz:"):
-        return lambda request: read_splits(Path(request.name.removeprefix("npz:")).expanduser())
-    return READERS.get(name, lambda request: read_medmnist(request.name, request.root, request.download))
-
-
 def shape_of(name: str) -> tuple[tuple[int, int, int], int]:
     """(C, H, W) and the number of classes of a data set, known without its files.
 
@@ -103,8 +84,6 @@ def shape_of(name: str) -> tuple[tuple[int, int, int], int]:
         ValueError: an unknown name, or ``npz:FILE``.
     """
     check_name(name)
-    if name in IDX_CLASSES or name == "notmnist":
-        return (1, 28, 28), 10
     if name in _SHAPES:
         return _SHAPES[name]
     if name not in medmnist_flags():
@@ -123,9 +102,6 @@ def out_of_distribution(name: str) -> str:
     """
     check_name(name)
     return _OUT_OF_DISTRIBUTION.get(name, "photos")
-
-
-_DEFAULT_VALIDATION = 0.1
 
 
 def load(
@@ -160,19 +136,15 @@ def load(
         ValueError: an unknown name, a damaged file, or an argument out of range.
         TypeError: an argument of the wrong type.
     """
-    for argument, value in (("size", size), ("limit", limit)):
-        if value is not None:
-            whole(argument, value)
-    raw, train, val = _read(name, root, size, grayscale, validation, seed, download)
-    if limit is not None:
-        if limit > len(train[1]):
-            raise ValueError(f"limit={limit} exceeds the {len(train[1])} training images of {name}")
-        chosen, _ = stratified_split(train[1], limit, seed, "limit")
-        train = (train[0][chosen], train[1][chosen])
+    check_name(name)
+    if size is not None:
+        whole("size", size)
+    raw, train, val = _read(Request(name, data_root(root), download, size, grayscale), validation, seed)
 
-    def finish(split: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def finish(split: Part) -> Part:
         return scale_images(split[0], raw.maximum, size, grayscale), split[1]
 
+    train = limited(train, limit, seed, name)
     return ImageData(name, raw.num_classes, *finish(train), *finish(val), *finish(raw.test))
 
 
@@ -184,42 +156,24 @@ def fingerprint_of(
     It is of the pixels as the files hold them: the last bits of resized ones depend on the processor. Arguments and
     errors are those of `load`; the size matters only for readers whose images depend on it.
     """
-    raw, train, val = _read(name, root, size, grayscale)
+    check_name(name)
+    raw, train, val = _read(Request(name, data_root(root), True, size, grayscale))
     return f"{raw.num_classes}/{raw.maximum:g}/{fingerprint([*train, *val, *raw.test])}"
 
 
-def _read(
-    name: str,
-    root: str | os.PathLike[str] | None,
-    size: int | None,
-    grayscale: bool,
-    validation: float | int | None = None,
-    seed: int = 0,
-    download: bool = True,
-) -> tuple[RawSplits, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _read(request: Request, validation: float | int | None = None, seed: int = 0) -> tuple[RawSplits, Part, Part]:
     """What the reader gives, and its training and validation images and labels."""
-    check_name(name)
-    raw = reader_of(name)(Request(name, data_root(root), download, size, grayscale))
-    return raw, *_split(raw, validation, seed, name)
-
-
-def _split(
-    raw: RawSplits, validation: float | int | None, seed: int, name: str
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The training and validation images and labels."""
+    name = request.name
+    if name.startswith("npz:"):
+        raw = read_splits(Path(name.removeprefix("npz:")).expanduser())
+    elif name in READERS:
+        raw = READERS[name](request)
+    else:
+        raw = read_medmnist(name, request.root, request.download)
+    if raw.train is not None and raw.val is None:
+        return raw, *held_out(*raw.train, validation, seed)
+    if validation is not None:
+        own = "no training images" if raw.val is None else f"{len(raw.val[1])} validation images of its own"
+        raise ValueError(f"validation={validation} cannot be applied: {name} has {own}; leave it None")
     empty = (raw.test[0][:0], raw.test[1][:0])
-    if validation is not None and (isinstance(validation, bool) or not isinstance(validation, int | float)):
-        raise TypeError(f"validation must be a fraction, a number of images or None, got {validation!r}")
-    if raw.train is None or raw.val is not None:
-        if validation is not None:
-            own = "no training images" if raw.val is None else f"{len(raw.val[1])} validation images of its own"
-            raise ValueError(f"validation={validation} cannot be applied: {name} has {own}; leave it None")
-        return raw.train or empty, raw.val or empty
-    x, y = raw.train
-    share = _DEFAULT_VALIDATION if validation is None else validation
-    if not 0 <= share < len(y) or (isinstance(share, float) and share >= 1):
-        raise ValueError(f"validation must be a fraction in [0, 1) or a number of images below {len(y)}, got {share}")
-    count = round(share * len(y)) if isinstance(share, float) else share
-    held_out, rest = stratified_split(y, count, seed, "validation")
-    index = torch.sort(rest).values  # keeps the training images in the order of the file
-    return (x[index], y[index]), (x[held_out], y[held_out])
+    return raw, raw.train or empty, raw.val or empty

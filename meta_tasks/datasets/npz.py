@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from learned_samplers.base.optional import require
 from meta_tasks.datasets.files import fetch, find, read_npz
-from meta_tasks.datasets.images import RawSplits
+from meta_tasks.datasets.images import SPLITS, Part, RawSplits
 
 #: A network has an output for each class: larger labels are something else than classes.
 MOST_CLASSES = 2**16
@@ -39,22 +38,19 @@ def read_medmnist(flag: str, root: Path, download: bool) -> RawSplits:
     if flag not in medmnist_flags():
         kind = "volumes" if "3d" in flag else f"a {info['task']} task"
         raise ValueError(f"name={flag!r} is {kind}; only images with one label each can be loaded")
-    path = find([root / "medmnist" / f"{flag}.npz", root / f"{flag}.npz"])
-    if path is None:
-        folder = root / "medmnist"
-        path = folder / f"{flag}.npz"
+    folder = root / "medmnist"
+    path = find([folder / f"{flag}.npz", root / f"{flag}.npz"]) or folder / f"{flag}.npz"
 
-        def get() -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            getattr(require("medmnist", "meta"), info["python_class"])(split="train", download=True, root=str(folder))
+    def get() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        getattr(require("medmnist", "meta"), info["python_class"])(split="train", download=True, root=str(folder))
 
-        fetch(
-            flag,
-            f"{path}",
+    if not path.is_file():
+        how = (
             f'on a machine with network, python -c "import medmnist; medmnist.{info["python_class"]}'
-            f"(split='train', download=True, root='{folder}')\", or download {info['url']} and save it there",
-            get if download else None,
+            f"(split='train', download=True, root='{folder}')\", or download {info['url']} and save it there"
         )
+        fetch(flag, str(path), how, get if download else None)
     return read_splits(path, len(info["label"]))
 
 
@@ -81,46 +77,36 @@ def read_splits(path: Path, num_classes: int | None = None) -> RawSplits:
     if ("val_images" in arrays) != ("val_labels" in arrays):
         raise ValueError(f"{path} has one of val_images and val_labels without the other")
     splits = {
-        split: _pixels_and_labels(path, split, arrays)
-        for split in ("train", "val", "test")
-        if f"{split}_images" in arrays
+        name: _pixels_and_labels(path, name, arrays[f"{name}_images"], arrays[f"{name}_labels"])
+        for name in SPLITS
+        if f"{name}_images" in arrays
     }
-    floating = {split: x.is_floating_point() for split, (x, _) in splits.items()}
-    if len(set(floating.values())) > 1:
+    floating = {x.is_floating_point() for x, _ in splits.values()}
+    if len(floating) > 1:
         raise ValueError(f"{path} mixes uint8 and floating-point images")
     if num_classes is None:
         num_classes = 1 + max(int(y.max()) for _, y in splits.values())
-    maximum = 1.0 if floating["test"] else 255.0
-    return RawSplits(num_classes, maximum, train=splits["train"], val=splits.get("val"), test=splits["test"])
+    return RawSplits(num_classes, 1.0 if floating == {True} else 255.0, **splits)
 
 
-def _pixels_and_labels(path: Path, split: str, arrays: dict[str, np.ndarray]) -> tuple[Tensor, Tensor]:
-    images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+def _pixels_and_labels(path: Path, split: str, images: np.ndarray, labels: np.ndarray) -> Part:
+    shape, named = images.shape, f"{split}_images of {path}"
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or not len(images):
-        raise ValueError(
-            f"{split}_images of {path} must be (n, H, W) or (n, H, W, 1 or 3) with n > 0, "
-            f"got {arrays[f'{split}_images'].shape}"
-        )
+        raise ValueError(f"{named} must be (n, H, W) or (n, H, W, 1 or 3) with n > 0, got {shape}")
     if images.dtype != np.uint8:
         if not np.issubdtype(images.dtype, np.floating):
-            raise ValueError(f"{split}_images of {path} must be uint8 or floats in [0, 1], got {images.dtype}")
+            raise ValueError(f"{named} must be uint8 or floats in [0, 1], got {images.dtype}")
         if not (images.min() >= 0 and images.max() <= 1):
-            raise ValueError(
-                f"{split}_images of {path} are floats and must lie in [0, 1], got {images.min()} to {images.max()}"
-            )
+            raise ValueError(f"{named} are floats and must lie in [0, 1], got {images.min()} to {images.max()}")
         images = images.astype(np.float32)
+    named = f"{split}_labels of {path}"
     if labels.shape not in ((len(images),), (len(images), 1)):
-        raise ValueError(
-            f"{split}_labels of {path} must be ({len(images)},) or ({len(images)}, 1), one label per image, "
-            f"got {labels.shape}"
-        )
+        raise ValueError(f"{named} must be ({len(images)},), one label per image, got {labels.shape}")
     if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"{split}_labels of {path} must be integers, got {labels.dtype}")
+        raise ValueError(f"{named} must be integers, got {labels.dtype}")
     if not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
-        raise ValueError(
-            f"{split}_labels of {path} must lie in [0, {MOST_CLASSES}), got {labels.min()} to {labels.max()}"
-        )
+        raise ValueError(f"{named} must lie in [0, {MOST_CLASSES}), got {labels.min()} to {labels.max()}")
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     return pixels, torch.from_numpy(labels.reshape(-1).astype(np.int64))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learned_samplers.base.validation import one_of, whole
 from meta_tasks.datasets.files import data_root
-from meta_tasks.datasets.images import CHUNK, MultiTaskData, RawSplits, resize
+from meta_tasks.datasets.images import CHUNK, SPLITS, MultiTaskData, Part, RawSplits, resize
 from meta_tasks.datasets.torchvision_sets import read_idx_family
 
 #: Name → what lies in the top-left corner, and what in the bottom-right one.
@@ -22,7 +22,6 @@ OVERLAID = {
     "multi_mnist": ("mnist", "mnist"),
     "multi_fashion": ("fashion_mnist", "fashion_mnist"),
 }
-SPLITS = ("train", "val", "test")
 TASKS = ("top left", "bottom right")
 IMAGE, CANVAS, SHIFT = 28, 36, 4  # sides in pixels; how far at most an image lies from its corner, each way
 _TEST_SEED = 2022  # the test images are the same for every seed
@@ -77,20 +76,17 @@ def load_overlaid(
     first, second = (read[source] for source in OVERLAID[name])
     stream, test_stream = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(_TEST_SEED)
     held_out, kept = _held_out(first, second, validation, stream)
-    train = _pairs(kept, partners, limit, "limit", stream)
-    val = _pairs(held_out, partners, limit_validation, "limit_validation", stream)
     sources = (torch.arange(len(first.test[1])), torch.arange(len(second.test[1])))
-    test = _pairs(sources, partners, limit_test, "limit_test", test_stream)
-    assert first.train is not None
-    assert second.train is not None
-    return MultiTaskData(
-        name,
-        TASKS,
-        first.num_classes,
-        *_render(first.train, second.train, train, size, stream),
-        *_render(first.train, second.train, val, size, stream),
-        *_render(first.test, second.test, test, size, test_stream),
-    )
+    pairs = {
+        "train": _pairs(kept, partners, limit, "limit", stream),
+        "val": _pairs(held_out, partners, limit_validation, "limit_validation", stream),
+        "test": _pairs(sources, partners, limit_test, "limit_test", test_stream),
+    }
+    parts: list[Tensor] = []
+    for split in SPLITS:
+        images = [(source.test if split == "test" else _training(source)) for source in (first, second)]
+        parts += _render(*images, pairs[split], size, test_stream if split == "test" else stream)
+    return MultiTaskData(name, TASKS, first.num_classes, *parts)
 
 
 def read_cluttered(root: str | os.PathLike[str] | None, download: bool) -> RawSplits:
@@ -99,23 +95,24 @@ def read_cluttered(root: str | os.PathLike[str] | None, download: bool) -> RawSp
     Hard for its size: a network learns what to look past. A tenth of the source is for validation.
     """
     source = read_idx_family("fashion_mnist", data_root(root), download)
-    assert source.train is not None
-    held_out = len(source.train[1]) // 10
+    held_out = len(_training(source)[1]) // 10
     data = load_overlaid(
         "multi_fashion", root, size=CANVAS, validation=held_out, partners=1, limit_test=len(source.test[1])
     )
-    train, val, test = ((getattr(data, f"{split}_x"), getattr(data, f"{split}_y")[:, 0]) for split in SPLITS)
-    return RawSplits(data.num_classes, 255.0, test, train, val)
+    return RawSplits(data.num_classes, 255.0, **{name: (x, y[:, 0]) for name in SPLITS for x, y in [data.split(name)]})
 
 
-Indices = tuple[Tensor, Tensor]
+Indices = tuple[Tensor, Tensor]  # of images of the first source, and of the second
+
+
+def _training(source: RawSplits) -> Part:
+    assert source.train is not None
+    return source.train
 
 
 def _held_out(first: RawSplits, second: RawSplits, count: int, stream: torch.Generator) -> tuple[Indices, Indices]:
     """Indices into the two sources for validation, and for training; one source used twice is divided in one way."""
-    assert first.train is not None
-    assert second.train is not None
-    total, other = len(first.train[1]), len(second.train[1])
+    total, other = (len(_training(source)[1]) for source in (first, second))
     if count >= min(total, other):
         raise ValueError(f"validation must leave some of {min(total, other)} training images, got {count}")
     order = torch.randperm(total, generator=stream)
@@ -134,9 +131,7 @@ def _pairs(sources: Indices, partners: int, limit: int | None, argument: str, st
     return first.repeat(partners)[order], torch.cat(rounds)[order]
 
 
-def _render(
-    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], pairs: Indices, size: int, stream: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def _render(first: Part, second: Part, pairs: Indices, size: int, stream: torch.Generator) -> Part:
     """Images (n, 1, size, size) in uint8, and labels (n, 2)."""
     shifts = torch.randint(SHIFT + 1, (len(pairs[0]), 4), generator=stream)
     parts = []

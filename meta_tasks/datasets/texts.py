@@ -17,34 +17,75 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.validation import one_of, whole
-from meta_tasks.datasets.arrays import ArrayData, held_out
-from meta_tasks.datasets.files import data_root, fetch, most_unpacked, read_npz
-from meta_tasks.datasets.images import SPLITS, stratified_split
+from meta_tasks.datasets.arrays import ArrayData
+from meta_tasks.datasets.files import data_root, missing, most_unpacked, read_npz
+from meta_tasks.datasets.images import SPLITS, Part, held_out, limited
 
-__all__ = [
-    "PADDING",
-    "UNKNOWN",
-    "RawText",
-    "Sequences",
-    "TokenData",
-    "load_text",
-    "mask_of",
-    "pad",
-    "read_imdb",
-    "text_names",
-    "words_of",
-]
+__all__ = ["TokenData", "load_text", "mask_of", "pad", "text_names", "words_of"]
 
-
-#: Indices that stand for no word, and for a word that the vocabulary lacks.
+#: Indices that stand for no word, and for a word that the vocabulary lacks; and what stands there in a vocabulary.
 PADDING, UNKNOWN = 0, 1
-#: Words in the vocabulary that is made of the archive, and words kept of each of its reviews.
+SPECIAL = ("<padding>", "<unknown>")
+#: Words in the vocabulary that is made of IMDB's archive, and words kept of each of its reviews.
 WORDS, LONGEST = 19_998, 400
 # The longest review has 14,000 characters, and there are 50,000 with a label.
 _MOST_BYTES, _MOST_REVIEWS = 2**20, 200_000
 _REVIEW = re.compile(r"(?:^|/)(train|test)/(pos|neg)/[^/]+\.txt$")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _CLASSES = ("neg", "pos")
+
+
+# --- texts as tensors ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TokenData(ArrayData):
+    """Texts as indices of words: int64 (n, L), each text followed by padding (index 0) up to L words; and classes.
+
+    Attributes:
+        vocabulary: word of each index; those of 0 and 1 are ``<padding>`` and ``<unknown>``.
+
+    Raises:
+        TypeError, ValueError: inputs that are not int64 (n, L), an index outside the vocabulary, padding before a word
+            or a text without words; and what `ArrayData` raises.
+    """
+
+    vocabulary: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocabulary[:2] != SPECIAL or len(set(self.vocabulary)) < len(self.vocabulary):
+            raise ValueError(f"vocabulary must begin with {SPECIAL} and hold each word once")
+        for name in SPLITS:
+            x, _ = self.split(name)
+            if x.dtype != torch.int64 or x.ndim != 2:
+                raise TypeError(f"{name}_x must be int64 of shape (n, L), got {x.dtype} of shape {tuple(x.shape)}")
+            if x.numel() and not 0 <= int(x.min()) <= int(x.max()) < len(self.vocabulary):
+                raise ValueError(
+                    f"{name}_x must hold indices in [0, {len(self.vocabulary)}), got {int(x.min())} to {int(x.max())}"
+                )
+            words = mask_of(x)
+            if not words[:, :1].all() or (words[:, 1:] & ~words[:, :-1]).any():
+                raise ValueError(f"{name}_x must hold texts of one word or more, with padding after the last one only")
+
+    def text(self, row: Tensor) -> str:
+        """The words of one text (L,), without its padding."""
+        return " ".join(self.vocabulary[index] for index in row[mask_of(row)].tolist())
+
+
+def mask_of(tokens: Tensor) -> Tensor:
+    """True where there is a word, False where there is padding."""
+    return tokens != PADDING
+
+
+def pad(sequences: Sequence[Sequence[int] | np.ndarray], length: int | None = None) -> Tensor:
+    """Sequences of indices as one int64 tensor (n, length): cut after `length` words (None: the longest's), padded."""
+    if length is None:
+        length = max((len(sequence) for sequence in sequences), default=0)
+    padded = np.full((len(sequences), length), PADDING, np.int64)
+    for row, sequence in zip(padded, sequences, strict=True):
+        row[: len(sequence)] = sequence[:length]
+    return torch.from_numpy(padded)
 
 
 @dataclass(frozen=True)
@@ -55,10 +96,11 @@ class Sequences:
     offsets: np.ndarray
     labels: np.ndarray
 
-    def sequence(self, i: int) -> np.ndarray:
-        """The indices of text i; `UNKNOWN` for a text without words."""
-        found = self.tokens[self.offsets[i] : self.offsets[i + 1]]
-        return found if len(found) else np.array([UNKNOWN])
+    def padded(self, length: int, vocabulary: int) -> Part:
+        """Indices (n, length), those beyond the vocabulary and texts without words as `UNKNOWN`; and labels."""
+        texts = np.split(self.tokens, self.offsets[1:-1])
+        x = pad([text if len(text) else np.array([UNKNOWN]) for text in texts], length)
+        return torch.where(x < vocabulary, x, UNKNOWN), torch.from_numpy(self.labels.astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -69,6 +111,57 @@ class RawText:
     words: tuple[str, ...]
     train: Sequences
     test: Sequences
+
+
+def text_names() -> tuple[str, ...]:
+    """The names that `load_text` takes."""
+    return tuple(READERS)
+
+
+def load_text(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    length: int | None = None,
+    vocabulary: int | None = None,
+    limit: int | None = None,
+    validation: float | int | None = None,
+    seed: int = 0,
+) -> TokenData:
+    """A data set of texts as indices of words (n, L), padded, and int64 classes (n,).
+
+    Args:
+        name: one of `text_names()`: "imdb", film reviews, of which 1 is a positive one.
+        root: the data folder; None takes LEARNED_SAMPLERS_DATA, else ~/.cache/learned_samplers.
+        length: L, words that are kept of each text, from its beginning; None keeps all that the files hold.
+        vocabulary: number of indices, the first ones (padding, unknown words, then words by frequency in the training
+            texts); rarer words become unknown ones. None keeps all.
+        limit: number of training texts to keep, chosen at random with the classes in proportion; None keeps all.
+        validation: fraction (a float below 1), or number, of training texts to hold out for validation; None is a
+            tenth.
+        seed: of the choice of the validation texts and of `limit`. The test texts never change.
+
+    Raises:
+        FileNotFoundError: the files are missing; says which, where, and how to get them.
+        TypeError, ValueError: an unknown name, a damaged file, or an argument out of range.
+    """
+    one_of("name", name, READERS)
+    for argument, value, least in (("length", length, 1), ("vocabulary", vocabulary, 3)):
+        if value is not None:
+            whole(argument, value, least=least)
+    raw = READERS[name](data_root(root))
+    words = (*SPECIAL, *raw.words)
+    if vocabulary is not None and vocabulary > len(words):
+        raise ValueError(f"vocabulary={vocabulary} exceeds the {len(words)} indices of {name}")
+    words = words[:vocabulary]
+    if length is None:
+        length = max(int(np.diff(part.offsets).max()) for part in (raw.train, raw.test))
+    train, val = held_out(*raw.train.padded(length, len(words)), validation, seed)
+    train, test = limited(train, limit, seed, name), raw.test.padded(length, len(words))
+    return TokenData(name, raw.num_classes, *train, *val, *test, vocabulary=words)
+
+
+# --- IMDB ---------------------------------------------------------------------------------------------------------
 
 
 def read_imdb(root: Path) -> RawText:
@@ -88,14 +181,15 @@ def read_imdb(root: Path) -> RawText:
         return _read_prepared(prepared, root / "imdb" / "vocabulary.txt")
     if folder.is_dir():
         return _indexed(_reviews_in_folder(folder), folder)
-    if not archive.is_file():
-        fetch(
-            "imdb",
-            f"{folder}, {archive.name} or imdb/{prepared.name} in {root}",
-            f"save https://ai.stanford.edu/~amaas/data/sentiment/{archive.name} in {root}; it need not be unpacked",
-            None,
-        )
-    return _indexed(_reviews_in_archive(archive), archive)
+    if archive.is_file():
+        return _indexed(_reviews_in_archive(archive), archive)
+    source = f"https://ai.stanford.edu/~amaas/data/sentiment/{archive.name}"
+    wanted = f"{folder}, {archive.name} or imdb/{prepared.name} in {root}"
+    missing("imdb", wanted, f"save {source} in {root}; it need not be unpacked")
+
+
+#: Name → what reads the data set from the data folder.
+READERS: dict[str, Callable[[Path], RawText]] = {"imdb": read_imdb}
 
 
 def words_of(text: str) -> list[str]:
@@ -110,12 +204,12 @@ def _read_prepared(path: Path, vocabulary: Path) -> RawText:
         raise ValueError(f"{vocabulary} has {vocabulary.stat().st_size} bytes, a vocabulary at most {_MOST_BYTES * 16}")
     words = tuple(vocabulary.read_text(encoding="utf-8").split())
     arrays = read_npz(path)
-    keys = [f"{split}_{kind}" for split in ("train", "test") for kind in ("tokens", "offsets", "labels")]
-    if missing := [key for key in keys if key not in arrays]:
-        raise ValueError(f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'no arrays'}")
     parts = {}
     for split in ("train", "test"):
-        tokens, offsets, labels = (arrays[f"{split}_{kind}"] for kind in ("tokens", "offsets", "labels"))
+        keys = [f"{split}_{kind}" for kind in ("tokens", "offsets", "labels")]
+        if absent := [key for key in keys if key not in arrays]:
+            raise ValueError(f"{path} lacks {', '.join(absent)}; it has {', '.join(sorted(arrays)) or 'no arrays'}")
+        tokens, offsets, labels = (arrays[key] for key in keys)
         if not all(each.ndim == 1 and np.issubdtype(each.dtype, np.integer) for each in (tokens, offsets, labels)):
             raise ValueError(f"the {split} arrays of {path} must be one-dimensional and of integers")
         offsets = offsets.astype(np.int64)
@@ -130,7 +224,7 @@ def _read_prepared(path: Path, vocabulary: Path) -> RawText:
         if not 0 <= labels.min() <= labels.max() <= 1:
             raise ValueError(f"{split}_labels of {path} must be 0 or 1")
         parts[split] = Sequences(tokens, offsets, labels)
-    return RawText(2, words, parts["train"], parts["test"])
+    return RawText(2, words, **parts)
 
 
 Review = tuple[str, int, str]  # split, label, text
@@ -140,8 +234,7 @@ def _reviews_in_folder(folder: Path) -> Iterator[Review]:
     for split in ("train", "test"):
         for label, name in enumerate(_CLASSES):
             for path in sorted((folder / split / name).glob("*.txt")):
-                size = path.stat().st_size
-                _check_size(str(path), size)
+                _check_size(str(path), path.stat().st_size)
                 yield split, label, path.read_text(encoding="utf-8", errors="replace")
 
 
@@ -151,11 +244,10 @@ def _reviews_in_archive(path: Path) -> Iterator[Review]:
         with _Bounded(path) as unzipped, tarfile.open(fileobj=unzipped, mode="r|") as archive:
             for member in archive:
                 found = _REVIEW.search(member.name)
-                if found is None or not member.isfile():
+                file = archive.extractfile(member) if found and member.isfile() else None
+                if found is None or file is None:
                     continue
                 _check_size(f"{member.name} in {path}", member.size)
-                file = archive.extractfile(member)
-                assert file is not None
                 yield found[1], _CLASSES.index(found[2]), file.read().decode("utf-8", errors="replace")
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a whole archive: {error}") from error
@@ -204,115 +296,3 @@ def _indexed(reviews: Iterator[Review], source: Path) -> RawText:
         return Sequences(tokens, np.cumsum([0, *lengths]), np.array([label for label, _ in part]))
 
     return RawText(2, tuple(words), sequences(found["train"]), sequences(found["test"]))
-
-
-#: What stands in a vocabulary at the places of `PADDING` and `UNKNOWN`.
-SPECIAL = ("<padding>", "<unknown>")
-#: Name → what reads the data set from the data folder.
-READERS: dict[str, Callable[[Path], RawText]] = {"imdb": read_imdb}
-
-
-@dataclass(frozen=True, eq=False)
-class TokenData(ArrayData):
-    """Texts as indices of words: int64 (n, L), each text followed by padding (index 0) up to L words; and classes.
-
-    Attributes:
-        vocabulary: word of each index; those of 0 and 1 are ``<padding>`` and ``<unknown>``.
-
-    Raises:
-        TypeError, ValueError: inputs that are not int64 (n, L), an index outside the vocabulary, padding before a word
-            or a text without words; and what `ArrayData` raises.
-    """
-
-    vocabulary: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.vocabulary[:2] != SPECIAL or len(set(self.vocabulary)) < len(self.vocabulary):
-            raise ValueError(f"vocabulary must begin with {SPECIAL} and hold each word once")
-        for split in SPLITS:
-            x = getattr(self, f"{split}_x")
-            if x.dtype != torch.int64 or x.ndim != 2:
-                raise TypeError(f"{split}_x must be int64 of shape (n, L), got {x.dtype} of shape {tuple(x.shape)}")
-            if x.numel() and not 0 <= int(x.min()) <= int(x.max()) < len(self.vocabulary):
-                raise ValueError(
-                    f"{split}_x must hold indices in [0, {len(self.vocabulary)}), got {int(x.min())} to {int(x.max())}"
-                )
-            words = mask_of(x)
-            if not words[:, :1].all() or (words[:, 1:] & ~words[:, :-1]).any():
-                raise ValueError(f"{split}_x must hold texts of one word or more, with padding after the last one only")
-
-    def text(self, row: Tensor) -> str:
-        """The words of one text (L,), without its padding."""
-        return " ".join(self.vocabulary[index] for index in row[mask_of(row)].tolist())
-
-
-def mask_of(tokens: Tensor) -> Tensor:
-    """True where there is a word, False where there is padding."""
-    return tokens != PADDING
-
-
-def pad(sequences: Sequence[Sequence[int] | np.ndarray], length: int | None = None) -> Tensor:
-    """Sequences of indices as one int64 tensor (n, length): cut after `length` words (None: the longest's), padded."""
-    if length is None:
-        length = max((len(sequence) for sequence in sequences), default=0)
-    padded = np.full((len(sequences), length), PADDING, np.int64)
-    for row, sequence in zip(padded, sequences, strict=True):
-        row[: len(sequence)] = sequence[:length]
-    return torch.from_numpy(padded)
-
-
-def text_names() -> tuple[str, ...]:
-    """The names that `load_text` takes."""
-    return tuple(READERS)
-
-
-def load_text(
-    name: str,
-    root: str | os.PathLike[str] | None = None,
-    *,
-    length: int | None = None,
-    vocabulary: int | None = None,
-    limit: int | None = None,
-    validation: float | int | None = None,
-    seed: int = 0,
-) -> TokenData:
-    """A data set of texts as indices of words (n, L), padded, and int64 classes (n,).
-
-    Args:
-        name: one of `text_names()`: "imdb", film reviews, of which 1 is a positive one.
-        root: the data folder; None takes LEARNED_SAMPLERS_DATA, else ~/.cache/learned_samplers.
-        length: L, words that are kept of each text, from its beginning; None keeps all that the files hold.
-        vocabulary: number of indices, the first ones (padding, unknown words, then words by frequency in the training
-            texts); rarer words become unknown ones. None keeps all.
-        limit: number of training texts to keep, chosen at random with the classes in proportion; None keeps all.
-        validation: share below 1, or number, of training texts to hold out for validation; None is a tenth.
-        seed: of the choice of the validation texts and of `limit`. The test texts never change.
-
-    Raises:
-        FileNotFoundError: the files are missing; says which, where, and how to get them.
-        TypeError, ValueError: an unknown name, a damaged file, or an argument out of range.
-    """
-    one_of("name", name, READERS)
-    for argument, value, least in (("length", length, 1), ("vocabulary", vocabulary, 3), ("limit", limit, 1)):
-        if value is not None:
-            whole(argument, value, least=least)
-    raw = READERS[name](data_root(root))
-    words = (*SPECIAL, *raw.words)
-    if vocabulary is not None and vocabulary > len(words):
-        raise ValueError(f"vocabulary={vocabulary} exceeds the {len(words)} indices of {name}")
-    words = words[:vocabulary]
-    if length is None:
-        length = max(int(np.diff(part.offsets).max()) for part in (raw.train, raw.test))
-
-    def finish(part: Sequences) -> tuple[Tensor, Tensor]:
-        x = pad([part.sequence(i) for i in range(len(part.labels))], length)
-        return torch.where(x < len(words), x, UNKNOWN), torch.from_numpy(part.labels.astype(np.int64))
-
-    train, val = held_out(*finish(raw.train), validation, seed, stratified=True)
-    if limit is not None:
-        if limit > len(train[1]):
-            raise ValueError(f"limit={limit} exceeds the {len(train[1])} training texts of {name}")
-        chosen, _ = stratified_split(train[1], limit, seed, "limit")
-        train = (train[0][chosen], train[1][chosen])
-    return TokenData(name, raw.num_classes, *train, *val, *finish(raw.test), vocabulary=words)

@@ -14,7 +14,6 @@ from meta_tasks.datasets.npz import MOST_CLASSES
 __all__ = ["read_tiny_imagenet"]
 
 _FOLDER, _ARCHIVE = "tiny-imagenet-200", "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-_ANNOTATIONS = "val_annotations.txt"
 
 
 def read_tiny_imagenet(root: Path) -> RawSplits:
@@ -32,20 +31,17 @@ def read_tiny_imagenet(root: Path) -> RawSplits:
     names = (folder / "wnids.txt").read_text().split()
     if not 2 <= len(names) <= MOST_CLASSES or len(set(names)) < len(names) or not all(map(_is_plain, names)):
         raise ValueError(f"{folder / 'wnids.txt'} must hold two or more names of classes, each once")
-    training = [
-        (path, label)
-        for label, name in enumerate(names)
-        for path in sorted((folder / "train" / name / "images").glob("*.JPEG"))
-    ]
-    if missing := sorted(set(range(len(names))) - {label for _, label in training}):
-        raise FileNotFoundError(f"tiny_imagenet: {folder / 'train' / names[missing[0]] / 'images'} holds no JPEG files")
-    train = _images(training)
-    test = _images(_annotated(folder / "val", names))
-    if test[0].shape[1:] != train[0].shape[1:]:
-        raise ValueError(
-            f"{folder / 'val'} has images of {tuple(test[0].shape[1:])}, train {tuple(train[0].shape[1:])}"
-        )
-    return RawSplits(len(names), 255.0, train=train, test=test)
+    training = []
+    for label, name in enumerate(names):
+        images = folder / "train" / name / "images"
+        paths = sorted(images.glob("*.JPEG"))
+        if not paths:
+            raise FileNotFoundError(f"tiny_imagenet: {images} holds no JPEG files")
+        training += [(path, label) for path in paths]
+    validation = _annotated(folder / "val", {name: label for label, name in enumerate(names)})
+    pixels, labels = _images(training + validation)
+    n = len(training)
+    return RawSplits(len(names), 255.0, train=(pixels[:n], labels[:n]), test=(pixels[n:], labels[n:]))
 
 
 def _is_plain(name: str) -> bool:
@@ -53,12 +49,11 @@ def _is_plain(name: str) -> bool:
     return Path(name).name == name and name not in (".", "..")
 
 
-def _annotated(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
+def _annotated(folder: Path, labels: dict[str, int]) -> list[tuple[Path, int]]:
     """The validation images with their labels: lines of a file name, a class and the corners of a box."""
-    path, found = folder / _ANNOTATIONS, []
+    path, found = folder / "val_annotations.txt", []
     if not path.is_file():
         raise FileNotFoundError(f"tiny_imagenet: {path} is missing")
-    labels = {name: label for label, name in enumerate(names)}
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         cells = line.split("\t")
         if len(cells) < 2 or not _is_plain(cells[0]) or cells[1] not in labels:
@@ -71,18 +66,17 @@ def _annotated(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
 
 def _images(files: list[tuple[Path, int]]) -> tuple[Tensor, Tensor]:
     """Pixels (n, 3, H, W) in uint8 and labels (n,)."""
-    pixels: Tensor | None = None
+    pixels = torch.empty(0)
     for i, (path, _) in enumerate(files):
         if not path.is_file():
             raise FileNotFoundError(f"tiny_imagenet: {path} is missing")
         if (size := path.stat().st_size) > MOST_BYTES:
             raise ValueError(f"{path} has {size} bytes, an image at most {MOST_BYTES}")
         image = decoded(path.read_bytes(), str(path))
-        if pixels is None:
+        if i == 0:
             pixels = torch.empty(len(files), *image.shape, dtype=torch.uint8)
         if image.shape != pixels.shape[1:]:
             height, width = pixels.shape[2:]
             raise ValueError(f"{path} has {image.shape[1]}×{image.shape[2]} pixels, the others {height}×{width}")
         pixels[i] = image
-    assert pixels is not None
     return pixels, torch.tensor([label for _, label in files])

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from learned_samplers.base.optional import require
-from meta_tasks.datasets.files import fetch, find, find_idx, read_idx
+from meta_tasks.datasets.files import fetch, find, read_idx
 from meta_tasks.datasets.images import RawSplits
 from meta_tasks.datasets.npz import read_splits
 
 # The split of the 50,000 CIFAR training images that L2E and the HMC reference of Izmailov et al. (2021) train on.
 CIFAR_TRAIN = 40_960
 
+#: Name → torchvision's class.
 IDX_CLASSES = {
     "mnist": "MNIST",
     "fashion_mnist": "FashionMNIST",
@@ -24,58 +25,35 @@ IDX_CLASSES = {
     "emnist_digits": "EMNIST",
 }
 EMNIST_SPLITS = {"emnist": "mnist", "emnist_digits": "digits"}
+_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def read_idx_family(name: str, root: Path, download: bool) -> RawSplits:
     """MNIST, Fashion-MNIST, KMNIST and the two 10-class splits of EMNIST, from <root>/<class>/raw.
 
-    EMNIST stores its images transposed; they are turned upright here, as in MNIST.
+    Read here, not by torchvision, which takes a second to import and does not read .gz. EMNIST stores its images
+    transposed; they are turned upright here, as in MNIST.
     """
-    class_name = IDX_CLASSES[name]
-    folder = root / class_name / "raw"
-    prefixes = ("train", "t10k")
-    arguments = ""
-    kwargs = {}
-    if name in EMNIST_SPLITS:
-        kwargs = {"split": EMNIST_SPLITS[name]}
-        prefixes = (f"emnist-{kwargs['split']}-train", f"emnist-{kwargs['split']}-test")
-        arguments = f"split={kwargs['split']!r}, "
-    stems = [f"{prefix}-{kind}" for prefix in prefixes for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
-    if any(find_idx(folder, stem) is None for stem in stems):
-        dataset_class = getattr(require("torchvision.datasets", "meta"), class_name)
-        source = dataset_class.url if name in EMNIST_SPLITS else " or ".join(dataset_class.mirrors)
-        fetch(
-            name,
-            f"{', '.join(stems)} (or .gz) in {folder}",
-            f'on a machine with network, python -c "import torchvision; torchvision.datasets.{class_name}'
-            f"('{root}', {arguments}download=True)\" (files of {source})",
-            (lambda: dataset_class(str(root), download=True, **kwargs)) if download else None,
-        )
-    train_x, train_y, test_x, test_y = (_read_stem(folder, stem) for stem in stems)
-    if name in EMNIST_SPLITS:
+    split = EMNIST_SPLITS.get(name)
+    prefixes = ("train", "t10k") if split is None else (f"emnist-{split}-train", f"emnist-{split}-test")
+    options = {} if split is None else {"split": split}
+    stems = [f"{prefix}-{kind}" for prefix in prefixes for kind in _KINDS]
+    folder = root / IDX_CLASSES[name] / "raw"
+
+    def get() -> None:
+        fetch_by_torchvision(name, _wanted(stems, folder), IDX_CLASSES[name], root, [options], download)
+
+    train_x, train_y, test_x, test_y = _read_stems(folder, stems, get)
+    if split is not None:
         train_x, test_x = train_x.transpose(1, 2), test_x.transpose(1, 2)
     return RawSplits(10, 255.0, train=(train_x[:, None], train_y.long()), test=(test_x[:, None], test_y.long()))
 
 
-def _read_stem(folder: Path, stem: str) -> Tensor:
-    path = find_idx(folder, stem)
-    if path is None:
-        raise FileNotFoundError(f"{folder / stem} is missing although torchvision reported a complete download")
-    return read_idx(path)
-
-
 def read_notmnist(root: Path) -> RawSplits:
     """10,000 letters A to J, 28×28, with a test split only: <root>/notmnist/t10k-*-ubyte, unpacked or .gz."""
-    folder = root / "notmnist"
-    stems = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-    if any(find_idx(folder, stem) is None for stem in stems):
-        fetch(
-            "notmnist",
-            f"{', '.join(stems)} (or .gz) in {folder}",
-            "take the two t10k files of https://github.com/davidflanagan/notMNIST-to-MNIST",
-            None,
-        )
-    x, y = (_read_stem(folder, stem) for stem in stems)
+    folder, stems = root / "notmnist", [f"t10k-{kind}" for kind in _KINDS]
+    how = "take the two t10k files of https://github.com/davidflanagan/notMNIST-to-MNIST"
+    x, y = _read_stems(folder, stems, lambda: fetch("notmnist", _wanted(stems, folder), how, None))
     return RawSplits(10, 255.0, test=(x[:, None], y.long()))
 
 
@@ -87,80 +65,82 @@ def read_cifar(name: str, root: Path, download: bool) -> RawSplits:
     """
     num_classes = {"cifar10": 10, "cifar100": 100}[name]
     folder = root / {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[name]
-    npz = find([root / f"{name}.npz"])
-    if not folder.is_dir() and npz is not None:
+    npz = root / f"{name}.npz"
+    if not folder.is_dir() and npz.is_file():
         return read_splits(npz, num_classes)
     dataset_class = getattr(require("torchvision.datasets", "meta"), name.upper())
 
-    def build() -> list[tuple[Tensor, Tensor]]:
+    def read() -> list[tuple[Tensor, Tensor]]:
         parts = [dataset_class(str(root), train=train) for train in (True, False)]
         return [(torch.from_numpy(part.data).permute(0, 3, 1, 2), torch.tensor(part.targets)) for part in parts]
 
-    wanted = f"{folder} (torchvision's layout) or {root / f'{name}.npz'} (MedMNIST layout)"
-    (x, y), test = _torchvision_or_fetch(
-        name,
-        build,
-        wanted,
-        dataset_class.__name__,
-        dataset_class.url,
-        root,
-        (lambda: dataset_class(str(root), download=True)) if download else None,
-    )
-    return RawSplits(
-        num_classes,
-        255.0,
-        train=(x[:CIFAR_TRAIN], y[:CIFAR_TRAIN]),
-        val=(x[CIFAR_TRAIN:], y[CIFAR_TRAIN:]) if len(y) > CIFAR_TRAIN else None,
-        test=test,
-    )
+    wanted = f"complete {folder} (torchvision's layout) or {npz} (MedMNIST layout)"
+    (x, y), test = _read_or_fetch(name, wanted, name.upper(), root, [{}], download, read)
+    train, val = zip(*(each.split([min(CIFAR_TRAIN, len(y)), max(len(y) - CIFAR_TRAIN, 0)]) for each in (x, y)))
+    return RawSplits(num_classes, 255.0, train=train, val=val if len(val[1]) else None, test=test)
 
 
 def read_svhn(root: Path, download: bool) -> RawSplits:
     """Street View House Numbers, cropped digits: <root>/train_32x32.mat and test_32x32.mat, or in <root>/SVHN."""
-    folder = root if find([root / "test_32x32.mat"]) else root / "SVHN"
+    folder = root if (root / "test_32x32.mat").is_file() else root / "SVHN"
     dataset_class = require("torchvision.datasets", "meta").SVHN
+    options = [{"split": split} for split in ("train", "test")]
 
-    def build() -> list[tuple[Tensor, Tensor]]:
-        parts = [dataset_class(str(folder), split=split) for split in ("train", "test")]
+    def read() -> list[tuple[Tensor, Tensor]]:
+        parts = [dataset_class(str(folder), **each) for each in options]
         return [(torch.from_numpy(part.data), torch.from_numpy(part.labels)) for part in parts]
 
-    def get() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for split in ("train", "test"):
-            dataset_class(str(folder), split=split, download=True)
-
-    train, test = _torchvision_or_fetch(
-        "svhn",
-        build,
-        f"train_32x32.mat and test_32x32.mat in {folder}",
-        "SVHN",
-        "http://ufldl.stanford.edu/housenumbers",
-        folder,
-        get if download else None,
-    )
+    wanted = f"complete train_32x32.mat and test_32x32.mat in {folder}"
+    train, test = _read_or_fetch("svhn", wanted, "SVHN", folder, options, download, read)
     return RawSplits(10, 255.0, train=train, test=test)
 
 
-def _torchvision_or_fetch(
+def fetch_by_torchvision(
+    name: str, wanted: str, class_name: str, root: Path, options: Sequence[dict[str, str]], download: bool
+) -> None:
+    """Have torchvision's class download to ``root``, once for each of the options; errors as `files.fetch`."""
+    dataset_class = getattr(require("torchvision.datasets", "meta"), class_name)
+    calls = [", ".join([f"'{root}'", *(f"{k}={v!r}" for k, v in each.items()), "download=True"]) for each in options]
+    code = "; ".join(["import torchvision", *(f"torchvision.datasets.{class_name}({call})" for call in calls)])
+
+    def get() -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        for each in options:
+            dataset_class(str(root), **each, download=True)
+
+    fetch(name, wanted, f'on a machine with network, python -c "{code}"', get if download else None)
+
+
+def _read_or_fetch(
     name: str,
-    build: Callable[[], list[tuple[Tensor, Tensor]]],
     wanted: str,
     class_name: str,
-    url: str,
     root: Path,
-    download: Callable[[], object] | None,
+    options: Sequence[dict[str, str]],
+    download: bool,
+    read: Callable[[], list[tuple[Tensor, Tensor]]],
 ) -> list[tuple[Tensor, Tensor]]:
-    """What `build` reads, after a download where torchvision finds the files missing or damaged."""
+    """What `read` gives, after a download where torchvision finds the files missing or damaged."""
     try:
-        return build()
+        return read()
     except RuntimeError:  # torchvision's "Dataset not found or corrupted"
-        extra = ", split='train'" if class_name == "SVHN" else ""
-        also = " and again with split='test'" if class_name == "SVHN" else ""
-        fetch(
-            name,
-            f"complete {wanted}",
-            f'on a machine with network, python -c "import torchvision; torchvision.datasets.{class_name}'
-            f"('{root}'{extra}, download=True)\"{also} (files of {url})",
-            download,
-        )
-    return build()
+        fetch_by_torchvision(name, wanted, class_name, root, options, download)
+    return read()
+
+
+def _wanted(stems: Sequence[str], folder: Path) -> str:
+    return f"{', '.join(stems)} (or .gz) in {folder}"
+
+
+def _read_stems(folder: Path, stems: Sequence[str], get: Callable[[], None]) -> list[Tensor]:
+    """The arrays of idx files, unpacked or .gz; ``get`` is called where one is missing."""
+
+    def paths() -> list[Path]:
+        found = (find([folder / stem, folder / f"{stem}.gz"]) for stem in stems)
+        return [path for path in found if path is not None]
+
+    if len(paths()) < len(stems):
+        get()
+    if len(there := paths()) < len(stems):
+        raise FileNotFoundError(f"a file is missing in {folder} although torchvision reported a complete download")
+    return [read_idx(path) for path in there]

@@ -145,7 +145,6 @@ class Evaluator:
         sigma: of the estimator.
         seed: of the run.
         curve_points: points of the inner training curves.
-        stepping: of the unrolls, see `meta_tasks.inner_loop.Unroll`; changes the losses by rounding at most.
         learned: of the estimator.
     """
 
@@ -155,7 +154,6 @@ class Evaluator:
     sigma: float
     seed: int
     curve_points: int = 20
-    stepping: str = "loop"
     learned: int | None = None
     slots: dict[int, Unroll] = field(default_factory=dict)
 
@@ -201,7 +199,6 @@ class Evaluator:
             job.schedule,
             seeds,
             curve_every=max(1, job.schedule.steps // self.curve_points),
-            stepping=self.stepping,
         )
 
     def state_dict(self) -> dict[int, Any]:
@@ -233,10 +230,6 @@ class Estimator:
     def specification(self) -> dict[str, Any]:
         """Plain values for checkpoints and weight cards."""
         raise NotImplementedError
-
-    def upgraded(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """The specification in an earlier version's checkpoint, as this version would have written it."""
-        return saved
 
     def jobs(self, seed: int, iteration: int) -> list[Job]:
         """The jobs of iteration 0, 1, …"""

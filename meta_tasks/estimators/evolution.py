@@ -102,17 +102,16 @@ class EvolutionStrategies(Estimator):
         self.shaping, self.learned = shaping or Shaping(), learned
 
     def specification(self) -> dict[str, Any]:
-        chosen = {
+        return {
             "estimator": self.name,
             "sigma": self.sigma,
             "pairs": self.pairs,
             "pairs_per_task": self.pairs_per_task,
             "shaping": self.shaping.kind,
             "limit": self.shaping.limit,
+            "learned": self.learned,
             "horizon": self.horizon.specification(),
         }
-        # Left out where it says nothing: runs that began before there was the choice go on.
-        return chosen if self.learned is None else {**chosen, "learned": self.learned}
 
     def evaluator(self, family: TaskFamily, rule: SamplerRule, objective: str, seed: int) -> Evaluator:
         if objective_named(objective).reads_states:
@@ -122,7 +121,7 @@ class EvolutionStrategies(Estimator):
         if self.learned is not None and self.learned > rule.num_weights:
             raise ValueError(f"learned={self.learned} exceeds the {rule.num_weights} meta-parameters of {rule.name}")
         if self.horizon.cycles > 1 and not rule.begins_anew:
-            raise ValueError(f"cycles={self.horizon.cycles}: {rule.name} has no cycles, L2E and ScaleAdaptedL2E have")
+            raise ValueError(f"cycles={self.horizon.cycles}: {rule.name} has no cycles")
         cycle = self.horizon.shortest // self.horizon.cycles
         if self.horizon.cycles > 1 and rule.least_burn_in and not round(cycle * self.horizon.burn_in):
             raise ValueError(
@@ -240,11 +239,6 @@ class NoiseReuseES(EvolutionStrategies):
 
     def specification(self) -> dict[str, Any]:
         return {**super().specification(), "window": self.window}
-
-    def upgraded(self, saved: dict[str, Any]) -> dict[str, Any]:
-        # Checkpoints of before have a burn-in, which was not used then either.
-        horizon = saved.get("horizon", {})
-        return {**saved, "horizon": {**horizon, "burn_in": 0.0}} if "burn_in" in horizon else saved
 
     def jobs(self, seed: int, iteration: int) -> list[Job]:
         slots = range(self.pairs // self.pairs_per_task)

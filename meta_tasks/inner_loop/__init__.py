@@ -3,7 +3,6 @@
 - `Unroll` runs P members in groups that share all randomness (antithetic pairs), and reads a meta-objective.
 - `ChainUnroll` runs parallel chains and gives the gradient of a loss of their states by back-propagation.
 - `Schedule` says for how many steps a loop runs and which states it collects; `Horizon` draws schedules.
-- `step` holds the step itself, and the experimental form of it that a GPU can replay as a CUDA graph.
 """
 
 from meta_tasks.inner_loop.chains import ChainUnroll

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from meta_tasks.inner_loop.schedule import Schedule
-from meta_tasks.inner_loop.step import hessian_product
-from meta_tasks.inner_loop.unroll import Unroll
+from meta_tasks.inner_loop.unroll import Unroll, hessian_product
 from meta_tasks.objectives import SteinKL
 from meta_tasks.rules.base import SamplerRule, State
 from meta_tasks.tasks.task import Task
@@ -79,9 +78,7 @@ class ChainUnroll(Unroll):
     ) -> None:
         if not task.hyperparameters.temperature > 0:
             raise ValueError(f"temperature={task.hyperparameters.temperature}: chains at 0 have no law to come near to")
-        super().__init__(
-            task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every, stepping="loop"
-        )
+        super().__init__(task, rule, objective, schedule, seeds, members_per_group=1, curve_every=curve_every)
         self.curvature = curvature
         loss, _ = task.loss_and_gradient(self.parameter, self._indices())
         #: Mean energy U/(N·T) of the law that the chains sample, at the task's initial states, as the objective has it.

@@ -137,11 +137,8 @@ class Horizon:
             Schedule.cyclical(self.shortest, self.cycles, self.samples, self.burn_in)
 
     def specification(self) -> dict[str, Any]:
-        """Plain values for checkpoints; a single cycle is left out, as in those from before there were several."""
-        values = vars(self).copy()
-        if self.cycles == 1:
-            del values["cycles"]
-        return values
+        """Plain values for checkpoints."""
+        return vars(self).copy()
 
     def schedule(self, stream: torch.Generator) -> Schedule:
         """A schedule drawn from the distribution; its last collected state is that of its last step."""

@@ -9,19 +9,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from meta_tasks.inner_loop.schedule import Schedule
-from meta_tasks.inner_loop.step import CapturedStep, StaticStep, stepping_for, update
 from meta_tasks.objectives import Objective
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
-from meta_tasks.rules.base import MemberStep, SamplerRule, State
+from meta_tasks.rules.base import MemberStep, SamplerRule
 from meta_tasks.tasks.task import Task
 
-__all__ = ["Unroll"]
+__all__ = ["Unroll", "hessian_product"]
+
+# δ of the finite difference for Hessian-vector products: what `learned_samplers.KineticL2E` uses.
+_PROBE = 1e-3
+
+
+def hessian_product(task: Task, parameter: Tensor, indices: Tensor, gradient: Tensor, direction: Tensor) -> Tensor:
+    """∂²L/∂θ²·w of each member (P, d) by a finite difference along w, with a root mean square displacement of δ.
+
+    ``gradient`` is that at ``parameter`` on the same minibatch ``indices``.
+    """
+    length = direction.square().mean(-1, keepdim=True).sqrt()
+    # A direction of zeros (an untrained network) has the product zero and must not divide by its length.
+    delta = _PROBE / torch.where(length > 0, length, torch.inf)
+    moved = task.loss_and_gradient(parameter + delta * direction, indices)[1]
+    return torch.where(delta > 0, (moved - gradient) / delta, 0.0)
 
 
 class Unroll:
@@ -39,11 +54,9 @@ class Unroll:
         seeds: one a group; fixes the group's initial parameters, minibatches, validation images and noise.
         members_per_group: 2 for antithetic pairs.
         curve_every: record the mean minibatch loss of each member over stretches of so many steps; 0 records nothing.
-        stepping: how steps are taken, one of `meta_tasks.inner_loop.step.STEPPINGS`; "graph" and "auto" are
-            experimental. On a CPU all give the same numbers.
 
     Raises:
-        ValueError: there is no member; or as `meta_tasks.inner_loop.step.stepping_for`.
+        ValueError: there is no member.
     """
 
     def __init__(
@@ -56,10 +69,8 @@ class Unroll:
         *,
         members_per_group: int = 2,
         curve_every: int = 0,
-        stepping: str = "loop",
     ) -> None:
         self.task, self.rule, self.schedule = task, rule, schedule
-        self.stepping = stepping_for(stepping, rule, task.device)
         self.objective = objective()
         self.seeds, self.members_per_group, self.curve_every = list(seeds), members_per_group, curve_every
         if not self.seeds or members_per_group < 1:
@@ -80,8 +91,6 @@ class Unroll:
         ]
         self._noise = [generator(seed, "noise", device=task.device) for seed in self.seeds]
         self._validation = torch.stack([self._draw_validation(seed) for seed in self.seeds])
-        self._static: StaticStep | None = None
-        self._captured: CapturedStep | None = None
 
     def _draw_validation(self, seed: int) -> Tensor:
         stream = generator(seed, "validation", device=self.task.device)
@@ -109,87 +118,39 @@ class Unroll:
         if not steps:
             return
         prepared = self.rule.prepare(weights.to(self.task.device))
-        take = self._loop if self.stepping == "loop" else self._replay
-        parameter, gradient, state = take(prepared, steps)
-        task, step = self.task, self._in_cycle(self.step - 1)
-        at = MemberStep(parameter, gradient, None, state, task.segments, task.hyperparameters, step)
-        self.output_scales = self.rule.output_scales(prepared, at)
-
-    def _loop(self, prepared: Any, steps: int) -> tuple[Tensor, Tensor, State]:
-        """Take the steps; returns parameters, gradient and state before the last one."""
         for taken in range(1, steps + 1):
             if taken == steps:
                 before = self.parameter.clone(), tuple(each.clone() for each in self.state)
             gradient = self._step(prepared)
             if self.schedule.collects(self.step):
                 self._collect()
-        return before[0], gradient, before[1]
-
-    def _replay(self, prepared: Any, steps: int) -> tuple[Tensor, Tensor, State]:
-        """The same through the static step, which "graph" captures at its first use; the host reads nothing back but
-        curves and what `_collect` needs."""
-        static = self._static_step(prepared)
-        static.load(
-            self.parameter, self.state, prepared, step=self.step, failed_at=self.failed_at, stretch=self._stretch
-        )
-        self.parameter, self.state = static.parameter, static.state
-        try:
-            for taken in range(1, steps + 1):
-                static.draw([each.indices(self.step) for each in self._minibatches], self._noise)
-                if self.stepping == "graph" and self._captured is None:
-                    self._captured = CapturedStep(static)
-                if taken == steps:
-                    before = static.parameter.clone(), tuple(each.clone() for each in static.state)
-                (self._captured or static)()
-                self.step += 1
-                if self.curve_every and self.step % self.curve_every == 0:
-                    self._curve.append(static.stretch.to("cpu", copy=True))
-                    static.stretch.zero_()
-                if self.schedule.collects(self.step):
-                    self._collect()
-        finally:  # the members must not share memory with the buffers, whatever happened
-            self.parameter, self.state = static.parameter.clone(), tuple(each.clone() for each in static.state)
-            self._stretch, self.failed_at = static.stretch.clone(), static.failed_at.tolist()
-        gradient = static.gradient.clone()
-        if self.finished:
-            self._static = self._captured = None  # a graph keeps the memory of its step
-        return before[0], gradient, before[1]
-
-    def _static_step(self, prepared: Any) -> StaticStep:
-        if self._static is None:
-            self._static = StaticStep(
-                self.task,
-                self.rule,
-                self.parameter,
-                self.state,
-                prepared,
-                groups=len(self.seeds),
-                draws_noise=self.rule.draws_noise(self.task.hyperparameters, self.step),
-                curve_every=self.curve_every,
-            )
-        return self._static
+        parameter, state = before
+        task, step = self.task, self._in_cycle(self.step - 1)
+        at = MemberStep(parameter, gradient, None, state, task.segments, task.hyperparameters, step)
+        self.output_scales = self.rule.output_scales(prepared, at)
 
     def _in_cycle(self, step: int) -> int:
         return step if self.rule.restart_every is None else step % self.rule.restart_every
 
     def _step(self, prepared: Any) -> Tensor:
-        """One step of all members; returns the gradient before it."""
+        """One step of all members, which may be taken in place; returns the gradient before it."""
         if self.step and not self._in_cycle(self.step):
             self.state = self.rule.initial_state(self.parameter, self.task.segments)
         indices = self._indices()
         loss, gradient = self._loss_and_gradient(indices)
-        self.parameter, self.state = update(
-            self.task,
-            self.rule,
-            prepared,
+        task, rule = self.task, self.rule
+        at = MemberStep(
             self.parameter,
+            gradient,
+            self._draw_noise(),
             self.state,
-            indices=indices,
-            loss=loss,
-            gradient=gradient,
-            noise=self._draw_noise(),
-            step=self._in_cycle(self.step),
+            task.segments,
+            task.hyperparameters,
+            self._in_cycle(self.step),
+            loss if rule.needs_loss else None,
+            partial(hessian_product, task, self.parameter, indices, gradient) if rule.needs_hessian else None,
         )
+        self.parameter, self.state = rule.update(prepared, at)
         self.step += 1
         self._record(loss.detach())
         self._retire(loss.detach())

@@ -16,7 +16,7 @@ from meta_tasks.fingerprints import data_fingerprint
 from meta_tasks.random_streams import generator, log_uniform
 from meta_tasks.tasks.task import ImageTask, Task, TaskConfig
 
-__all__ = ["Architecture", "ImageTaskFamily", "TaskFamily", "upgraded_fingerprints"]
+__all__ = ["Architecture", "ImageTaskFamily", "TaskFamily"]
 
 _T = TypeVar("_T")
 Architecture = tuple[str, Mapping[str, Any]]
@@ -173,8 +173,6 @@ class ImageTaskFamily:
 
     def specification(self) -> dict[str, Any]:
         hidden = {"_loaded", "root", "device"}  # where the data lies and what runs it change nothing
-        if self.labels is None:  # runs that began before there was a choice of labels go on
-            hidden.add("labels")
         return {key: _plain(getattr(self, key)) for key in self.__dataclass_fields__ if key not in hidden}
 
     def data_fingerprints(self) -> dict[str, str]:
@@ -189,18 +187,12 @@ class ImageTaskFamily:
             )
         return found
 
-    def scaled_fingerprints(self) -> dict[str, str]:
-        """Those that earlier versions took, of the pixels at the first size: they also differ between processors."""
-        return {name: data_fingerprint(self._read(name, self.sizes[0])) for name in dict.fromkeys(self.dataset_names)}
-
     def _data(self, dataset: str, size: int | None) -> ImageData:
         key = (dataset, size)
         if key not in self._loaded:
-            self._loaded[key] = self._read(dataset, size).to(self.device)
+            data = datasets.load(dataset, self.root, size=size, grayscale=self.grayscale)
+            self._loaded[key] = data.to(self.device)
         return self._loaded[key]
-
-    def _read(self, dataset: str, size: int | None) -> ImageData:
-        return datasets.load(dataset, self.root, size=size, grayscale=self.grayscale)
 
     def _classes(self, num_classes: int, stream: torch.Generator) -> tuple[int, ...] | None:
         chosen, order = torch.rand((), generator=stream), torch.randperm(num_classes, generator=stream)
@@ -213,21 +205,6 @@ class ImageTaskFamily:
     def _num_data(self, num_data: int, stream: torch.Generator) -> int | None:
         chosen, count = torch.rand((), generator=stream), round(log_uniform(*self.small_data, stream))
         return min(count, num_data) if chosen < self.small_data_share else None
-
-
-def upgraded_fingerprints(family: TaskFamily, saved: Mapping[str, str]) -> dict[str, str]:
-    """Fingerprints of data that an earlier version may have kept, each as `data_fingerprints` has it, if it is equal.
-
-    One that is not gets words beside it that say what else may have changed it.
-    """
-    early = [name for name, value in saved.items() if "/" not in value]
-    if not early or not isinstance(family, ImageTaskFamily):
-        return dict(saved)
-    before, now, found = family.scaled_fingerprints(), family.data_fingerprints(), dict(saved)
-    for name in early:
-        said = "of an earlier version, and other on another kind of processor: go on once on the machine it is of"
-        found[name] = now[name] if saved[name] == before.get(name) else f"{saved[name]} ({said})"
-    return found
 
 
 def _choose(choices: tuple[_T, ...], stream: torch.Generator) -> _T:

@@ -19,7 +19,7 @@ __all__ = ["Checkpoints", "check_same", "differences"]
 
 _PATTERN = re.compile(r"checkpoint-(\d{8})\.pt")
 _FORMAT = "learned-samplers meta-training"
-_VERSION = 1
+_VERSION = 2
 
 
 class Checkpoints:

@@ -57,7 +57,6 @@ class HeldOutEvaluation:
         lrs: the grid.
         baseline_lrs: that of the hand-designed samplers; by default the same.
         seed: of tasks and runs; the same through a whole meta-training.
-        stepping: of the unrolls, see `meta_tasks.inner_loop.unroll.Unroll`.
         burn_in, cycles: of the sampler's runs, as of `meta_tasks.inner_loop.schedule.Horizon`: what it is trained with.
             The baselines keep theirs: the second half of one run, and the cyclical one its cycles.
 
@@ -76,7 +75,6 @@ class HeldOutEvaluation:
         lrs: Sequence[float] = (0.02, 0.05, 0.1, 0.2),
         baseline_lrs: Sequence[float] | None = None,
         seed: int = 0,
-        stepping: str = "loop",
         burn_in: float = _BURN_IN,
         cycles: int = 1,
     ) -> None:
@@ -90,7 +88,7 @@ class HeldOutEvaluation:
         for name in ("lrs", "baseline_lrs"):
             for lr in getattr(self, name):
                 validation.positive(name, lr)
-        self.chains, self.seed, self.stepping = chains, seed, stepping
+        self.chains, self.seed = chains, seed
         self.configs = [self._config(i) for i in range(tasks)]
 
     def _config(self, number: int) -> TaskConfig:
@@ -109,18 +107,11 @@ class HeldOutEvaluation:
 
     def _schedule(self, rule: SamplerRule) -> Schedule:
         """Of the sampler that is trained."""
-        if (self.burn_in, self.cycles) == (_BURN_IN, 1):
-            return self._second_half(rule)
-        steps = steps_for(rule, self.steps)
-        return Horizon(steps, steps, self.samples, self.burn_in, self.cycles).schedule_of(steps)
+        return self._single_run(rule, self.burn_in, self.cycles)
 
-    def _second_half(self, rule: SamplerRule) -> Schedule:
+    def _single_run(self, rule: SamplerRule, burn_in: float = _BURN_IN, cycles: int = 1) -> Schedule:
         steps = steps_for(rule, self.steps)
-        if steps // 2 < self.samples:
-            raise ValueError(
-                f"samples={self.samples} exceed half of the {steps} steps that {rule.name!r} takes on held-out tasks"
-            )
-        return Schedule.ending(steps, steps // 2, self.samples)
+        return Horizon(steps, steps, self.samples, burn_in, cycles).schedule_of(steps)
 
     def _cyclical(self) -> Schedule:
         cycles = self.samples // 2 if self.samples % 2 == 0 else 1
@@ -158,8 +149,6 @@ class HeldOutEvaluation:
         from tqdm import tqdm
 
         saved = scores.get("specification", {})
-        if saved and "burn_in" not in saved and saved == self._before_the_choice():
-            self.burn_in, self.cycles = _BURN_IN, 1  # a run of an earlier version goes on as it was evaluated
         if "baselines" in scores and (other := differences(saved, self.specification())):
             before = {key: scores.pop(key) for key in list(scores) if key != "earlier"}
             scores.setdefault("earlier", []).append(before)
@@ -198,7 +187,7 @@ class HeldOutEvaluation:
     ) -> tuple[Tensor, Tensor]:
         task = self.family.make(config, "held-out", self.seed, number)
         seeds = [derive_seed("held-out", self.seed, number, chain) for chain in range(self.chains)]
-        unroll = Unroll(task, rule, BMALoss, schedule, seeds, members_per_group=1, stepping=self.stepping)
+        unroll = Unroll(task, rule, BMALoss, schedule, seeds, members_per_group=1)
         unroll.advance(weights.expand(self.chains, -1))
         objective = unroll.objective
         assert isinstance(objective, BMALoss)
@@ -219,19 +208,15 @@ class HeldOutEvaluation:
         assert schedule.cycle_length is not None
         cyclical = CyclicalRule(schedule.cycle_length, _EXPLORATION)
         plain = {"SGHMC": SGHMCRule(), "PSGLD": PSGLDRule()}
-        scores = {name: self.score(rule, schedule=self._second_half(rule), lrs=lrs) for name, rule in plain.items()}
+        scores = {name: self.score(rule, schedule=self._single_run(rule), lrs=lrs) for name, rule in plain.items()}
         return {**scores, "CyclicalSGMCMC": self.score(cyclical, schedule=schedule, lrs=lrs)}
 
     def specification(self) -> dict[str, Any]:
         """Plain values that fix the scores, for checkpoints."""
-        # Left out where they say nothing: scores from before there was the choice stand.
-        runs = {} if (self.burn_in, self.cycles) == (_BURN_IN, 1) else {"burn_in": self.burn_in, "cycles": self.cycles}
-        return {**runs, **self._before_the_choice()}
-
-    def _before_the_choice(self) -> dict[str, Any]:
-        """What an earlier version wrote, which evaluated the second half of one run whatever was trained."""
         return {
             "steps": self.steps,
+            "burn_in": self.burn_in,
+            "cycles": self.cycles,
             "samples": self.samples,
             "tasks": len(self.configs),
             "chains": self.chains,
@@ -294,12 +279,6 @@ class EarlyStopping:
         """The weights and their score, for checkpoints."""
         return {"weights": self.weights, "score": self.score}
 
-    def load_state_dict(self, saved: Mapping[str, Any] | Tensor | None, scores: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave, or from the weights alone, which checkpoints of before have.
-
-        Those had them with patience alone, or None: what was best before is lost then, and others count from now on.
-        """
-        if isinstance(saved, Mapping):
-            self.weights, self.score = saved["weights"], saved["score"]
-        elif saved is not None:
-            self.weights, self.score = saved, min(scores["sampler"], key=lambda each: each["nll"])
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.weights, self.score = saved["weights"], saved["score"]

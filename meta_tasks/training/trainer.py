@@ -18,7 +18,7 @@ from learned_samplers.base import validation
 from meta_tasks.estimators import Estimator, Evaluator, Job
 from meta_tasks.objectives import objective_named
 from meta_tasks.rules.base import SamplerRule
-from meta_tasks.tasks.family import TaskFamily, upgraded_fingerprints
+from meta_tasks.tasks.family import TaskFamily
 from meta_tasks.training.checkpoint import Checkpoints, check_same
 from meta_tasks.training.evaluation import EarlyStopping, HeldOutEvaluation, Score
 from meta_tasks.training.monitoring import Iteration, Monitor, ZeroGradients
@@ -357,18 +357,16 @@ class Trainer:
 
     def _restore(self, saved: dict[str, Any]) -> None:
         folder = "the first rank's folder" if self.checkpoints is None else str(self.checkpoints.folder)
-        theirs = saved["specification"]
-        theirs = {**theirs, "estimator": self.estimator.upgraded(theirs["estimator"])}
-        check_same(theirs, self.specification(), folder)
-        if "data" in saved and self.checkpoints is not None:  # checkpoints of before do not say it
-            check_same({"data": upgraded_fingerprints(self.family, saved["data"])}, {"data": self._data}, folder)
+        check_same(saved["specification"], self.specification(), folder)
+        if self.checkpoints is not None:
+            check_same({"data": saved["data"]}, {"data": self._data}, folder)
         with torch.no_grad():
             self.weights.copy_(saved["weights"])
             self.averaged.copy_(saved["averaged"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
         self.history, self.scores = saved["history"], saved["scores"]
-        self.stopping.load_state_dict(saved.get("best"), self.scores)
+        self.stopping.load_state_dict(saved["best"])
         self._saved_at = self.iteration
 
 

@@ -110,7 +110,7 @@ def test_npz_that_would_fill_the_memory(tmp_path):
         load(f"npz:{path}")
     with zipfile.ZipFile(path, "w") as archive:  # an array that says of itself that it has a terabyte
         archive.writestr(member, npy_header((10**6, 1000, 1000)) + bytes(100))
-    with pytest.raises(ValueError, match=r"mine\.npz cannot be read .* needs 1000000000000 bytes, there are 100"):
+    with pytest.raises(ValueError, match=r"mine\.npz cannot be read"):
         load(f"npz:{path}")
     data = bytearray(path.read_bytes())  # and an archive that says so too
     for signature, place in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):

@@ -161,7 +161,7 @@ def test_missing_files_are_named_with_how_to_get_them(tmp_path):
         ({"length": 0}, "length must be at least 1, got 0"),
         ({"vocabulary": 2}, "vocabulary must be at least 3, got 2"),
         ({"vocabulary": 6}, "vocabulary=6 exceeds the 5 indices of imdb"),
-        ({"limit": 5, "validation": 0}, "limit=5 exceeds the 4 training texts of imdb"),
+        ({"limit": 5, "validation": 0}, "limit=5 exceeds the 4 training examples of imdb"),
         ({"validation": 4}, "validation must be .* below 4, got 4"),
     ],
 )

@@ -13,7 +13,7 @@ from meta_tasks.inner_loop.unroll import Unroll, on_device
 from meta_tasks.objectives import BMALoss, CELoss
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules.classical import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
-from meta_tasks.rules.learned import KineticRule, L2ERule, ScaleAdaptedL2ERule
+from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule, ScaleAdaptedL2ERule
 from tests.meta_tasks.toy_tasks import QuadraticTask, image_task
 
 SCHEDULE = Schedule(12, 6, 2)
@@ -197,11 +197,10 @@ def test_a_member_that_fails_is_reported_and_poisons_nobody(kind):
     assert fine.failed_at == [-1] * 4
 
 
-@pytest.mark.parametrize("stepping", ["loop", "static"])
-def test_a_failed_member_has_no_training_curve_from_its_failure_on(stepping):
+def test_a_failed_member_has_no_training_curve_from_its_failure_on():
     rule, task = LearnableSGD(), image_task("mlp", {"hidden": (6,)}, lr=0.05)
     weights = torch.tensor([[0.0, 0.0], [math.nan, 0.0], [0.1, 0.0], [18.0, 0.0]])
-    run = unroll(rule, weights, task=task, schedule=Schedule(12, 6, 2), curve_every=2, stepping=stepping)
+    run = unroll(rule, weights, task=task, schedule=Schedule(12, 6, 2), curve_every=2)
     late = run.failed_at[3]
     assert run.failed_at == [-1, 1, -1, late]
     assert 2 < late < 12
@@ -209,14 +208,24 @@ def test_a_failed_member_has_no_training_curve_from_its_failure_on(stepping):
     before = (late - 1) // 2  # stretches that were over before the failure
     assert curves.isfinite().sum(1).tolist() == [6, 0, 6, before]
     assert curves[3, :before].isfinite().all()
-    alone = unroll(rule, weights[[1, 1, 1, 1]], task=task, curve_every=2, stepping=stepping)
+    alone = unroll(rule, weights[[1, 1, 1, 1]], task=task, curve_every=2)
     assert alone.curves().nanmean(0).isnan().all()
 
 
-def test_a_run_cut_in_two_and_restored_is_the_run_that_was_never_cut():
-    rule = L2ERule("residual")
-    weights = l2e_weights(rule)
-    task = image_task(lr=0.05)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        L2ERule("residual"),
+        L2ERule("residual", "adaptive", beta_scale=2.0, friction_scale=0.0, reference_data=500),
+        L2ERule("residual", "paper", beta_scale=2.0, decay_time=3.0),
+        MetaSGMCMCRule("signed", (4,)),
+        PSGLDRule(),
+    ],
+    ids=["residual", "adaptive", "decaying", "meta", "psgld"],
+)
+def test_a_run_cut_in_two_and_restored_is_the_run_that_was_never_cut(rule):
+    weights = l2e_weights(rule) if rule.num_weights else torch.zeros(4, 0)
+    task = image_task(lr=0.05, weight_scale_spread=0.3, num_data=20)  # an epoch of one step
     whole = unroll(rule, weights, task=task, curve_every=3)
     first = Unroll(task, rule, BMALoss, SCHEDULE, (1, 2), curve_every=3)
     first.advance(weights, 7)

@@ -63,7 +63,6 @@ def test_a_horizon_in_cycles_draws_cyclical_schedules():
         assert cycles == [0, 0, 1, 1, 2, 2]
         assert schedule.burn_in >= schedule.cycle_length // 2
     assert horizon.specification()["cycles"] == 3
-    assert "cycles" not in Horizon(60, 500).specification()  # checkpoints from before there were several
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class _Trap:
 
 def test_nothing_is_unpickled(tmp_path):
     path = tmp_path / "checkpoint-00000001.pt"
-    torch.save({"format": "learned-samplers meta-training", "version": 1, "weights": _Trap()}, path)
+    torch.save({"format": "learned-samplers meta-training", "version": 2, "weights": _Trap()}, path)
     with pytest.raises(ValueError, match="cannot be read: UnpicklingError"):
         Checkpoints.read(path)
     path.write_bytes(pickle.dumps(_Trap()))
@@ -85,7 +85,7 @@ def test_nothing_is_unpickled(tmp_path):
 def test_another_version_is_refused(tmp_path):
     path = tmp_path / "checkpoint-00000001.pt"
     torch.save({"format": "learned-samplers meta-training", "version": 99}, path)
-    with pytest.raises(ValueError, match="has version 99, this program reads 1"):
+    with pytest.raises(ValueError, match="has version 99, this program reads 2"):
         Checkpoints.read(path)
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its data: the same on every processor, and comparable with what earlier versions wrote."""
+"""What a checkpoint says of its data: the same on every processor."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from meta_tasks.datasets import loading
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.tasks import family_named
 from meta_tasks.training import Trainer, TrainerSettings
-from meta_tasks.training.checkpoint import Checkpoints
 from tests.meta_tasks.datasets.test_npz import write_npz
 from tests.meta_tasks.training.test_trainer import es
 
@@ -45,12 +44,11 @@ def test_a_fingerprint_is_of_what_the_files_hold(tmp_path, other_processor):
     families = [digits(dataset_names=(f"npz:{path}",)) for path in paths]
     (first,), (changed,) = (family.data_fingerprints().values() for family in families)
     assert first != changed
-    plain, scaled = digits().data_fingerprints(), digits().scaled_fingerprints()
+    plain = digits().data_fingerprints()
     other_processor()
     there = digits()
     there.task(0)  # what is loaded already is no other data
     assert there.data_fingerprints() == plain
-    assert there.scaled_fingerprints() != scaled
     there.stand_in(20)
     assert there.data_fingerprints() != plain
 
@@ -59,27 +57,3 @@ def test_a_run_goes_on_on_another_processor(tmp_path, other_processor):
     run(tmp_path, 1)
     other_processor()
     assert run(tmp_path, 2).iteration == 2
-
-
-def as_of_an_earlier_version(folder):
-    """Have the checkpoint say the data as versions did that took the fingerprint of scaled pixels."""
-    (path,) = Checkpoints(folder).paths()
-    torch.save({**Checkpoints.read(path), "data": digits().scaled_fingerprints()}, path)
-
-
-def test_a_run_of_an_earlier_version_goes_on_where_it_was_and_then_anywhere(tmp_path, other_processor):
-    run(tmp_path, 1)
-    as_of_an_earlier_version(tmp_path)
-    made = run(tmp_path, 2)
-    assert made.iteration == 2
-    assert Checkpoints(tmp_path).load()["data"] == digits().data_fingerprints()
-    other_processor()
-    assert run(tmp_path, 3).iteration == 3
-
-
-def test_one_that_may_be_of_other_data_says_what_else_it_may_be(tmp_path, other_processor):
-    run(tmp_path, 1)
-    as_of_an_earlier_version(tmp_path)
-    other_processor()
-    with pytest.raises(ValueError, match=r"data\.digits is .* other on another kind of processor: go on once on the"):
-        run(tmp_path, 2)

@@ -116,21 +116,6 @@ def test_patience_that_is_turned_off_gives_the_last(tmp_path):
     assert made.stopping.card() == {}
 
 
-@pytest.mark.parametrize("had", [True, False])
-def test_checkpoints_of_before_go_on_with_the_weights_that_they_have(had, tmp_path):
-    """They have the best weights alone, where the run had patience; what was best without it is lost."""
-    nlls = (1.0, 3.0, 2.0, 2.5, 2.5, 2.5)
-    kept, made = in_sessions(tmp_path, nlls, [(3, 2)])
-    (path,) = tmp_path.glob("*.pt")
-    saved = torch.load(path, weights_only=True)
-    saved["best"] = saved["best"]["weights"] if had else None
-    torch.save(saved, path)
-    others, made = in_sessions(tmp_path, nlls, [(20, 2)])
-    assert made.iteration == (4 if had else 8)
-    assert torch.equal(made.result, (kept if had else others)[0 if had else 4])
-    assert made.stopping.card()["best_iteration"] == (0 if had else 4)
-
-
 class Given(HeldOutEvaluation):
     """Held-out tasks whose scores are given: those of one number of tasks cannot be compared with another's."""
 
