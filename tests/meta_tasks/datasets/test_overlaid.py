@@ -160,7 +160,7 @@ def test_bad_arguments(root, options, error, match):
 @pytest.mark.parametrize(
     ("changed", "error", "match"),
     [
-        ({"train_x": torch.zeros(2, 1, 4, 4)}, TypeError, "train_x must be torch.uint8"),
+        ({"train_x": torch.zeros(2, 1, 4, 4)}, TypeError, "train_x must be"),
         ({"val_y": torch.zeros(2, 3, dtype=torch.long)}, ValueError, r"val_y \(n, 2\), got .* and \(2, 3\)"),
         ({"test_y": torch.full((2, 2), 5)}, ValueError, r"test_y must lie in \[0, num_classes=5\), got .* 5 to 5"),
     ],
