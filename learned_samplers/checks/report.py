@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from learned_samplers.checks.joint import JointMoment
+from learned_samplers.checks.moments import JointMoment
 
 # Standard errors within which a measurement agrees.
 _ERRORS = 4.0
@@ -28,8 +28,6 @@ class CurvatureResult:
 
     curvature: float
     target_variance: float
-    #: Stationary variance of the real step from the discrete Lyapunov equation; nan if the step is not linear.
-    expected_variance: float
     measured_variance: float
     standard_error: float
     measured_mean: float
@@ -38,6 +36,8 @@ class CurvatureResult:
     #: Relative error of the variance at this lr, and at a lr ``refinement`` times smaller.
     bias: float
     refined_bias: float
+    #: Stationary variance of the real step from the discrete Lyapunov equation; nan if the step is not linear.
+    expected_variance: float = float("nan")
     #: Of the variance at the smaller lr; nan where linear algebra has it.
     refined_error: float = float("nan")
     #: E[x⁴]/E[x²]² of the simulated coordinates, 3 where they are normal, and its standard error.

