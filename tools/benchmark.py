@@ -3,7 +3,6 @@
     python tools/benchmark.py step      # time per step of every sampler, and of training steps
     python tools/benchmark.py memory    # state and peak memory of a step of every sampler
     python tools/benchmark.py inner     # member-steps per second of the meta-trainer's inner loop
-    python tools/benchmark.py particles # time per step of the particle samplers against particles and tasks
 
 Rounds are interleaved; compare the numbers as ratios, within one run.
 """
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 
 from experiments.benchmarks.inner import InnerBenchmark, benchmark_inner
 from experiments.benchmarks.memory import MemoryBenchmark, benchmark_memory
-from experiments.benchmarks.particles import ParticleBenchmark, benchmark_particles
 from experiments.benchmarks.step import StepBenchmark, benchmark_steps
 from experiments.harness.options import Action, parse_command
 from experiments.harness.output import command_line, explained
@@ -22,7 +20,6 @@ from experiments.harness.output import command_line, explained
 COMMANDS: dict[str, tuple[type, Action]] = {
     "step": (StepBenchmark, benchmark_steps),
     "inner": (InnerBenchmark, benchmark_inner),
-    "particles": (ParticleBenchmark, benchmark_particles),
     "memory": (MemoryBenchmark, benchmark_memory),
 }
 

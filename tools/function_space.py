@@ -3,11 +3,9 @@
     python tools/function_space.py uci                     # nine regression sets; see docs/function_space.md for times
     python tools/function_space.py uci --preset paper
     python tools/function_space.py mnist                   # classification error
-    python tools/function_space.py attack                  # accuracy on adversarial examples of those networks
-    python tools/function_space.py cifar10                 # ResNets on CIFAR-10 at 16×16; then attack_cifar10
     python tools/function_space.py sine                    # a one-dimensional posterior beside HMC
 
-Each writes table.md and results.json (attack and sine also figure.png) under --out. Runs are kept there: after an
+Each writes table.md and results.json (sine also figure.png) under --out. Runs are kept there: after an
 interruption the same command continues.
 """
 
@@ -16,9 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from experiments.function_space.commands import COMMANDS
-from experiments.harness.options import parse_command
+from experiments.function_space.images import MNIST, mnist
+from experiments.function_space.sine import Sine, sine
+from experiments.function_space.uci_runs import UCI, uci
+from experiments.harness.options import Action, parse_command
 from experiments.harness.output import command_line, explained
+
+COMMANDS: dict[str, tuple[type, Action]] = {"uci": (UCI, uci), "mnist": (MNIST, mnist), "sine": (Sine, sine)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

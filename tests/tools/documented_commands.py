@@ -6,12 +6,12 @@ import shlex
 from pathlib import Path
 
 import benchmark
+import function_space
 import gaussians
 import overview
 import regression
 import tyro
 from experiments.bandits import options as bandits
-from experiments.function_space.commands import COMMANDS
 from experiments.harness.options import parse_command
 from experiments.images.options import parse_compare
 from experiments.images.sample_options import SampleOptions
@@ -48,7 +48,7 @@ PARSERS = {
     "compare": parse_compare,
     "multi_task": multi_task.parse,
     "bandits": bandits.parse,
-    "function_space": lambda arguments: parse_command(COMMANDS, arguments, None),
+    "function_space": lambda arguments: parse_command(function_space.COMMANDS, arguments, None),
     "toy": lambda arguments: parse_command(TOYS, arguments, None),
     "sample": lambda arguments: tyro.cli(SampleOptions, args=arguments),
     "benchmark": lambda arguments: parse_command(benchmark.COMMANDS, arguments, None),

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 
 import benchmark
 import pytest
 import torch
-from experiments.benchmarks import inner, memory, particles, step, timing
+from experiments.benchmarks import inner, memory, step, timing
 from experiments.benchmarks.samplers import SAMPLERS, step_of
 
 from learned_samplers.base import whitening
 from learned_samplers.learned.native.library import native_library
-from learned_samplers.particles.target_weights import mgda_weights
-
-SMALL = particles.ParticleBenchmark(particles=(3,), tasks=(2,), batch_size=4, rounds=2)
-
 
 # ---------------------------------------------------------------- timing
 
@@ -192,63 +187,3 @@ def test_the_inner_command_and_its_peer(monkeypatch, tmp_path):
 def test_a_peer_without_a_number_is_an_error(peer):
     with pytest.raises(ValueError, match="peer="):
         inner.peer_speed(f"{sys.executable} {peer}", 2, (4, 1, 28, 128))
-
-
-# ---------------------------------------------------------------- particles
-
-
-@pytest.mark.parametrize("name", ["mlp", "lenet"])
-def test_losses_are_those_of_every_network_by_itself(name):
-    problem = particles.Problem(name, 3, 2, SMALL)
-    losses = torch.stack(problem.losses())
-    for m in range(3):
-        torch.testing.assert_close(torch.stack(problem.particle(m)[3]), losses[:, m])
-    if name == "lenet":  # the paper's size
-        tensors = [*problem.trunk.values(), *problem.heads, *problem.bias]
-        assert sum(p[0].numel() for p in tensors) == 22_350
-
-
-@pytest.mark.parametrize("name", ["mlp", "lenet"])
-def test_every_particle_contestant_runs(name):
-    steps = particles.contestants(name, 3, 2, SMALL)
-    assert next(iter(steps)) == particles.BACKWARD
-    for take in steps.values():
-        take()
-
-
-def test_torchjd_gets_every_particle():
-    """With a stand-in of its two functions: they see the losses and parameters of one particle after the other."""
-    problem, seen = particles.Problem("mlp", 3, 2, SMALL), []
-
-    def mtl_backward(losses, features, tasks_params, shared_params):
-        wanted = [*shared_params, *(p for head in tasks_params for p in head)]
-        for p, grad in zip(wanted, torch.autograd.grad(sum(losses), wanted), strict=True):
-            p.grad = grad
-        seen.append([loss.item() for loss in losses])
-
-    problem.torchjd_loop(mtl_backward, lambda params, aggregator: None, None)
-    assert torch.tensor(seen).T.tolist() == pytest.approx(torch.stack(problem.losses()).detach().numpy())
-
-
-def test_torchjd_weighs_as_mgda_does():
-    """Where TorchJD is installed: its weights on the trunk's gradients of one particle are ours, to its tolerance."""
-    if (peer := particles.torchjd_mgda()) is None:
-        pytest.skip("torchjd is not installed")
-    mtl_backward, jac_to_grad, aggregator = peer
-    problem = particles.Problem("mlp", 1, 2, SMALL)
-    own, hidden, heads, losses = problem.particle(0)
-    mtl_backward(losses, features=hidden, tasks_params=heads, shared_params=own.values())
-    gradients = torch.stack([torch.cat([p.jac[k].flatten() for p in own.values()]) for k in range(2)])
-    jac_to_grad(own.values(), aggregator)
-    theirs = torch.cat([p.grad.flatten() for p in own.values()])
-    ours = mgda_weights(gradients[:, None])[0] @ gradients
-    torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-5)
-
-
-def test_what_is_too_large_is_left_out_and_named(tmp_path):
-    options = replace(SMALL, network=("mlp",), particles=(2, 3), tasks=(1,), most_millions=0.2, out=tmp_path / "t.md")
-    particles.benchmark_particles(options)
-    text = (tmp_path / "t.md").read_text()
-    assert "| mlp, M=2, K=1 |" in text
-    assert "| mlp, M=3, K=1 |" not in text
-    assert "Left out: mlp, M=3, K=1" in text

@@ -6,8 +6,10 @@ import pytest
 import torch
 from experiments.benchmarks.inner import InnerBenchmark
 from experiments.benchmarks.memory import MemoryBenchmark
-from experiments.benchmarks.particles import ParticleBenchmark
 from experiments.benchmarks.step import StepBenchmark
+from experiments.function_space.images import MNIST, ImageProtocol
+from experiments.function_space.sine import Sine
+from experiments.function_space.uci_runs import UCI
 
 ROWS = [
     (StepBenchmark, {"clock": "processor", "device": "cuda"}, "clock"),
@@ -22,9 +24,16 @@ ROWS = [
     (MemoryBenchmark, {"weights": 100}, "weights"),
     (InnerBenchmark, {"processes": 0}, "processes"),
     (InnerBenchmark, {"device": "cuda"}, "device"),
-    (ParticleBenchmark, {"most_millions": -1.0}, "most_millions"),
-    (ParticleBenchmark, {"particles": ()}, "particles"),
-    (ParticleBenchmark, {"tasks": (0,)}, "tasks"),
+    (UCI, {"splits": 0}, "splits"),
+    (UCI, {"hmc_trajectories": 3}, "hmc_trajectories"),
+    (UCI, {"minutes": float("nan")}, "minutes"),
+    (UCI, {"folds": 6}, "folds"),
+    (MNIST, {"seeds": 0}, "seeds"),
+    (ImageProtocol, {"rates": ()}, "rates"),
+    (ImageProtocol, {"epochs": 0}, "epochs"),
+    (Sine, {"particles": 1}, "particles"),
+    (Sine, {"trajectories": 9}, "trajectories"),
+    (Sine, {"lr": float("nan")}, "lr"),
 ]
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from experiments.function_space.image_ensembles import infinite_width
-from experiments.function_space.stacked_mlp import StackedMLP
+from experiments.function_space.images import infinite_width
+from experiments.function_space.networks import StackedMLP
 from experiments.harness.figures import new_figure
+from experiments.harness.options import RunOptions, at_least, at_least_one, positive
+from experiments.harness.output import settings_of, write_outputs
+from experiments.harness.run_store import RunStore
+from experiments.harness.tables import markdown, spread
 from learned_samplers import FSVGD, HMC, SVGD, diagnostics
 from learned_samplers.particles import FittedPrior, GaussianProcessPrior, LinearScalarisation, measurement_set
 
@@ -52,9 +57,33 @@ class SineProblem:
     thinning: int = 10
     leapfrog_steps: int = 50
 
+
+@dataclass(frozen=True)
+class Sine(RunOptions):
+    """The posterior of a small network on sin(x) with a gap in the data: f-SVGD and SVGD beside HMC.
+
+    A seed is a data set with its own particles and chains.
+    """
+
+    # Adam steps of the particle samplers.
+    steps: int = SineProblem.steps
+    # First learning rate of the particle samplers; it falls along a cosine.
+    lr: float = SineProblem.lr
+    # Particles of each particle sampler.
+    particles: int = SineProblem.particles
+    # Trajectories of HMC after its adaptation, a chain.
+    trajectories: int = SineProblem.trajectories
+    # Trajectories of that adaptation.
+    burn_in: int = SineProblem.burn_in
+    # Folder of the table, the results and the figure.
+    out: Path = Path("runs/function_space_sine")
+
     def __post_init__(self) -> None:
-        if self.trajectories < self.thinning:
-            raise ValueError(f"trajectories must be at least {self.thinning}, or none is kept, got {self.trajectories}")
+        super().__post_init__()
+        at_least_one(self, "steps", "burn_in")
+        at_least(SineProblem.thinning, self, "trajectories")  # else no state is kept
+        at_least(2, self, "particles")  # whose standard deviation is compared
+        positive(self, "lr")
 
 
 class SineRuns:
@@ -200,3 +229,51 @@ def figure(path: Path, functions: Mapping[str, Tensor], runs: SineRuns) -> None:
     handles, labels = fig.axes[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     fig.savefig(path, dpi=110)
+
+
+def sine(options: Sine, command: str) -> None:
+    """Run every method on every data set and write; the figure shows the first."""
+    problem = SineProblem(
+        **{key: getattr(options, key) for key in ("steps", "lr", "particles", "trajectories", "burn_in")}
+    )
+    store, results = RunStore(options.out, fresh=options.fresh), dict[str, list[dict[str, Any]]]()
+    for seed in options.seed_list():
+        runs, name = SineRuns(problem, seed), f"seed{seed}"
+        path = store.path(name, "samples", ".safetensors")
+
+        def make(runs: SineRuns = runs, seed: int = seed, name: str = name, path: Path = path) -> dict[str, Any]:
+            store.begin(name, "samples")
+            entries, functions = run_all(runs, seed)
+            save_file({method: values.contiguous() for method, values in functions.items()}, path)
+            return entries
+
+        for method, entry in store.run(name, {"problem": asdict(problem), "seed": seed}, make).items():
+            results.setdefault(method, []).append(entry)
+        if seed == options.seed:
+            functions = load_file(path)
+            figure(options.out / "figure.png", {method: functions[method] for method in METHODS}, runs)
+    text = markdown([row(method, each) for method, each in results.items()])
+    content = {"settings": settings_of(options), "torch": torch.__version__, "methods": results}
+    write_outputs(options.out, command, text, content)
+    print(f"\n{text}\nwritten to {options.out}")
+
+
+def run_all(runs: SineRuns, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Of every method its scores, and samples of the function; HMC comes first, to which the others are compared."""
+    entries, functions = dict[str, Any](), dict[str, Tensor]()
+    for method in METHODS:
+        functions[method], seconds, accepted = runs.functions(method, seed)
+        scores = summary(functions[method], functions["HMC"], runs.grid)
+        rhat = worst_rhat(functions[method], runs.problem.chains) if method == "HMC" else None
+        entries[method] = {"seconds": seconds, "acceptance_rate": accepted, "worst_rhat": rhat, **scores}
+        print(f"seed {seed}, {method}: {seconds:.0f} s{'' if rhat is None else f', R̂ {rhat:.3f}'}", flush=True)
+    return entries, functions
+
+
+def row(method: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Standard deviation of the function by region, and distance of its mean from HMC's."""
+    cells = {"method": method} | {f"deviation {r}": spread([run[f"deviation {r}"] for run in runs], 3) for r in REGIONS}
+    for region in REGIONS:
+        distances = [run[f"mean {region}"] for run in runs]
+        cells[f"mean's distance from HMC's {region}"] = spread(distances, 3) if any(distances) else ""
+    return {**cells, "seconds": spread([run["seconds"] for run in runs], 0, with_std=False)}

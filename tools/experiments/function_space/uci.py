@@ -1,4 +1,4 @@
-"""UCI regression by f-SVGD and what stands beside it: models, training, scores."""
+"""UCI regression by f-SVGD and what stands beside it: networks, training, scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from experiments.function_space.stacked_mlp import SeparateGroups, StackedMLP
+from experiments.function_space.networks import SeparateGroups, StackedMLP
 from experiments.function_space.uci_data import Standardised
 from experiments.harness.methods import Method, by_name
 from learned_samplers import FSVGD, HMC, SGHMC, SVGD
@@ -22,6 +22,8 @@ from meta_tasks.progress import progress
 #: HMC takes gradients over all rows: for sets with fewer than this many in all.
 HMC_LIMIT = 2000
 LOG_NOISE_AT_START = math.log(0.5)
+#: At each step of f-SVGD: draws of ν, training inputs plus N(0, NOISE²), standardised.
+EXTRA, NOISE = 20, 0.1
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,6 @@ class Protocol:
         hidden: units of the hidden layer.
         small, large: minibatch and, of the other two numbers, steps or (if that is 0) epochs, for fewer than 1,000
             training rows and for more.
-        extra: draws of ν at each step of f-SVGD: training inputs plus N(0, noise²), standardised.
         states: states of each SGHMC chain that predict, evenly spaced over the second half of its run.
         hmc_chains, hmc_warmup, hmc_burn_in, hmc_trajectories, hmc_thinning, leapfrog_steps: chains a split; Adam steps
             before the first trajectory; trajectories of adaptation; further ones; how many of these a kept state; steps
@@ -44,8 +45,6 @@ class Protocol:
     hidden: int = 50
     small: tuple[int, int, int] = (100, 0, 500)
     large: tuple[int, int, int] = (1000, 0, 3000)
-    extra: int = 20
-    noise: float = 0.1
     states: int = 5
     hmc_chains: int = 4
     hmc_warmup: int = 500
@@ -56,10 +55,8 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if self.hmc_trajectories < self.hmc_thinning:
-            raise ValueError(
-                f"hmc_trajectories must be at least {self.hmc_thinning}, or no state is kept, got "
-                f"{self.hmc_trajectories}"
-            )
+            least, given = self.hmc_thinning, self.hmc_trajectories
+            raise ValueError(f"hmc_trajectories must be at least {least}, or no state is kept, got {given}")
 
     def budget(self, num_data: int) -> tuple[int, int]:
         """Minibatch and steps."""
@@ -125,7 +122,7 @@ def fit(method: str, data: Standardised, lr: float, protocol: Protocol, seed: in
         keep = {steps}
         if method == "SGHMC":
             keep = {steps - k * (steps // 2) // protocol.states for k in range(protocol.states)}
-        states = _minibatches(networks, METHODS[method].build(networks, lr, protocol), batch, steps, keep)
+        states = _minibatches(networks, METHODS[method].build(networks, lr), batch, steps, keep)
         result = Fit(*joined(states), steps=steps)
     result.seconds = time.perf_counter() - start
     if not (result.outputs.isfinite().all() and result.log_noise.isfinite().all()):
@@ -163,25 +160,20 @@ def prior_by_group(prior: FittedPrior, inputs: Tensor, outputs: Tensor) -> Tenso
     return prior.log_density(inputs, stacked).repeat(groups) / groups
 
 
-def _fsvgd(networks: Networks, lr: float, protocol: Protocol) -> Step:
+def _fsvgd(networks: Networks, lr: float) -> Step:
     data, mlp = networks.data, networks.mlp
-    groups = data.groups
 
     def draws(inputs: Tensor, count: int) -> Tensor:
-        return mlp(mlp.draw(count), inputs.flatten(0, 1)).view(count, len(inputs), groups)
+        return mlp(mlp.draw(count), inputs.flatten(0, 1)).view(count, len(inputs), data.groups)
 
     prior = FittedPrior(draws)
-    sampler = FSVGD(
-        [{"params": networks.params}, {"params": [networks.log_noise], "likelihood": True}],
-        lr,
-        data.num_data,
-        kernel=SeparateGroups(RBF(), groups),
-        base_optimizer=torch.optim.Adam,
-    )
+    params = [{"params": networks.params}, {"params": [networks.log_noise], "likelihood": True}]
+    kernel = SeparateGroups(RBF(), data.groups)
+    sampler = FSVGD(params, lr, data.num_data, kernel=kernel, base_optimizer=torch.optim.Adam)
 
     def step(x: Tensor, y: Tensor) -> None:
         def closure() -> tuple[Tensor, Tensor, Tensor]:
-            inputs = measurement_set(x, data.train_x, protocol.extra, scale=protocol.noise)
+            inputs = measurement_set(x, data.train_x, EXTRA, scale=NOISE)
             outputs = networks.outputs(inputs)
             return networks.losses(outputs[:, : len(x)], y), outputs, prior_by_group(prior, inputs, outputs)
 
@@ -190,30 +182,20 @@ def _fsvgd(networks: Networks, lr: float, protocol: Protocol) -> Step:
     return step
 
 
-def _svgd(networks: Networks, lr: float, protocol: Protocol) -> Step:
-    sampler = SVGD(
-        networks.everything,
-        lr,
-        networks.data.num_data,
-        prior_precision=1.0,
-        base_optimizer=torch.optim.Adam,
-        kernel=SeparateGroups(RBF(), networks.data.groups),
-    )
+def _svgd(networks: Networks, lr: float) -> Step:
+    kernel = SeparateGroups(RBF(), networks.data.groups)
+    common = {"prior_precision": 1.0, "base_optimizer": torch.optim.Adam}
+    sampler = SVGD(networks.everything, lr, networks.data.num_data, kernel=kernel, **common)
     return lambda x, y: sampler.step(lambda: networks.energies(x, y))
 
 
-def _ensemble(networks: Networks, lr: float, protocol: Protocol, prior_precision: float = 1.0) -> Step:
-    sampler = LinearScalarisation(
-        networks.everything,
-        lr,
-        networks.data.num_data,
-        prior_precision=prior_precision,
-        base_optimizer=torch.optim.Adam,
-    )
+def _ensemble(networks: Networks, lr: float, prior_precision: float = 1.0) -> Step:
+    own = {"prior_precision": prior_precision, "base_optimizer": torch.optim.Adam}
+    sampler = LinearScalarisation(networks.everything, lr, networks.data.num_data, **own)
     return lambda x, y: sampler.step(lambda: networks.energies(x, y)[None])
 
 
-def _sghmc(networks: Networks, lr: float, protocol: Protocol) -> Step:
+def _sghmc(networks: Networks, lr: float) -> Step:
     sampler = SGHMC(networks.everything, lr, networks.data.num_data, prior_precision=1.0)
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -228,15 +210,9 @@ def _hmc(data: Standardised, lr: float, protocol: Protocol) -> Fit:
     networks = Networks(data, protocol.hmc_chains, protocol.hidden)
     batch, _ = protocol.budget(data.num_data)
     # Near a mode to start from: from the prior the first trajectories would only fall.
-    _minibatches(networks, _ensemble(networks, 1e-2, protocol), batch, protocol.hmc_warmup, set())
-    sampler = HMC(
-        networks.everything,
-        lr,
-        data.num_data,
-        prior_precision=1.0,
-        leapfrog_steps=protocol.leapfrog_steps,
-        adapt_steps=protocol.hmc_burn_in,
-    )
+    _minibatches(networks, _ensemble(networks, 1e-2), batch, protocol.hmc_warmup, set())
+    own = {"leapfrog_steps": protocol.leapfrog_steps, "adapt_steps": protocol.hmc_burn_in}
+    sampler = HMC(networks.everything, lr, data.num_data, prior_precision=1.0, **own)
 
     def closure() -> Tensor:
         sampler.zero_grad()
@@ -254,7 +230,7 @@ def _hmc(data: Standardised, lr: float, protocol: Protocol) -> Fit:
 
 @dataclass(frozen=True)
 class RegressionMethod(Method):
-    """One row; ``build`` is (networks, lr, protocol) → a minibatch's step. ``lr`` is that of a method without rates.
+    """One row; ``build`` is (networks, lr) → a minibatch's step. ``lr`` is that of a method without rates.
 
     Attributes:
         rates: learning rates that are tried on validation rows; those of Adam are around the paper's.

@@ -7,18 +7,68 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 
 from experiments.function_space.uci import HMC_LIMIT, METHODS, Protocol, fit, scores
-from experiments.function_space.uci_data import RegressionData, standardise, validation_folds
+from experiments.function_space.uci_data import NAMES, RegressionData, load, standardise, validation_folds
+from experiments.harness.methods import one_of
+from experiments.harness.options import DataOptions, OutputOptions, at_least_one, not_negative
+from experiments.harness.output import settings_of, write_outputs
 from experiments.harness.run_store import RunStore, fingerprint
 from experiments.harness.tables import markdown, with_error
 from experiments.harness.tuning import Choice, Tuning, next_by_ratio, tune
 
 #: Times that the learning rates are extended where the best lies at their edge.
 EXTENSIONS = 2
+#: Splits that are trained together; more are faster as long as they fit the processor's cache.
+AT_ONCE = 5
+
+
+@dataclass(frozen=True)
+class UCI(DataOptions, OutputOptions):
+    """UCI regression: RMSE and log-likelihood of f-SVGD, SVGD, a deep ensemble, SGHMC and (small sets) HMC."""
+
+    # "cpu": 2,000 steps in minibatches of 100. "paper": 500 epochs of minibatches of 100 below 1,000 training rows,
+    # 3,000 of minibatches of 1,000 above.
+    preset: Literal["cpu", "paper"] = "cpu"
+    # Sets, in the order of the tables.
+    sets: tuple[Annotated[str, one_of(NAMES)], ...] = NAMES
+    # Methods, in the order of the tables, in any letter case.
+    methods: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
+    # Splits of each set, at most; the files hold 20, of protein 5.
+    splits: int = 20
+    # Minibatch steps instead of the preset's.
+    steps: int | None = None
+    # Networks of each method (chains of SGHMC).
+    particles: int = 20
+    # Trajectories of each HMC chain after its adaptation, which is as long but at most 100.
+    hmc_trajectories: int = 100
+    # Folds of split 0's training part that choose the learning rates, 1 to 5.
+    folds: int = 2
+    # Seed of weights, minibatches and noise.
+    seed: int = 0
+    # CPU threads of torch.
+    threads: int = 1
+    # Begin no new run after this many minutes; the same command continues.
+    minutes: float | None = None
+    # Folder of the runs, the table and the results.
+    out: Path = Path("runs/uci")
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "splits", "steps", "particles", "hmc_trajectories", "threads")
+        not_negative(self, "minutes")
+        if not 1 <= self.folds <= 5:
+            raise ValueError(f"folds must lie in [1, 5], got {self.folds}")
+        self.protocol()
+
+    def protocol(self) -> Protocol:
+        batch, steps = {"cpu": ((100, 100), 2000), "paper": ((100, 1000), 0)}[self.preset]
+        epochs, steps = (500, 3000), steps if self.steps is None else self.steps
+        chosen: Any = {name: (batch[i], steps, epochs[i]) for i, name in enumerate(("small", "large"))}
+        burn_in = min(Protocol.hmc_burn_in, self.hmc_trajectories)
+        return Protocol(particles=self.particles, hmc_trajectories=self.hmc_trajectories, hmc_burn_in=burn_in, **chosen)
 
 
 @dataclass
@@ -45,32 +95,11 @@ class OutOfTime(Exception):
 
 
 class Comparison:
-    """All runs of one protocol.
+    """All runs of one call."""
 
-    Args:
-        out: folder of the runs.
-        protocol: of every method.
-        at_once: splits that are trained together.
-        folds: validation folds (fifths of the training part of split 0) that choose a learning rate.
-        seed: of weights, minibatches and noise.
-        minutes: after so many no further run is begun; None for no limit.
-        fresh: do finished runs again.
-    """
-
-    def __init__(
-        self,
-        out: Path,
-        protocol: Protocol,
-        *,
-        at_once: int = 5,
-        folds: int = 2,
-        seed: int = 0,
-        minutes: float | None = None,
-        fresh: bool = False,
-    ):
-        self.out, self.protocol, self.at_once, self.folds, self.seed = out, protocol, at_once, folds, seed
-        self.end = None if minutes is None else time.monotonic() + 60 * minutes
-        self.fresh = fresh
+    def __init__(self, options: UCI):
+        self.options, self.protocol = options, options.protocol()
+        self.end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
         self.stores: dict[str, RunStore] = {}
 
     def tune(self, data: RegressionData, method: str) -> Tuning[Choice, Run]:
@@ -79,7 +108,7 @@ class Comparison:
         Raises:
             RuntimeError: every rate diverged.
         """
-        fit_rows, held = validation_folds(data, self.folds)
+        fit_rows, held = validation_folds(data, self.options.folds)
         try:
             return tune(
                 [Choice(lr) for lr in METHODS[method].rates],
@@ -94,8 +123,8 @@ class Comparison:
     def splits(self, data: RegressionData, method: str, lr: float, count: int) -> Iterator[Run]:
         """The method's runs on the first ``count`` splits."""
         train = data.train_index()
-        for first in range(0, count, self.at_once):
-            part = slice(first, min(first + self.at_once, count))
+        for first in range(0, count, AT_ONCE):
+            part = slice(first, min(first + AT_ONCE, count))
             label = f"splits{part.start}-{part.stop - 1}"
             yield self.run(data, method, lr, label, train[part], data.test_index[part], first)
 
@@ -111,14 +140,14 @@ class Comparison:
     ) -> Run:
         """Do one run, or read it where it is on disk with the same settings."""
         settings = {"set": data.name, "method": method, "lr": lr, "rows": label, "groups": len(test)}
-        settings |= {"seed": self.seed, "protocol": asdict(self.protocol)}
+        settings |= {"seed": self.options.seed, "protocol": asdict(self.protocol)}
 
         def make() -> dict[str, Any]:
             if self.end is not None and time.monotonic() > self.end:
                 raise OutOfTime
             result, rows = Run(len(test)), standardise(data, train, test)
             try:
-                fitted = fit(method, rows, lr, self.protocol, self.seed * 10_000 + stream)
+                fitted = fit(method, rows, lr, self.protocol, self.options.seed * 10_000 + stream)
             except FloatingPointError as error:
                 result.diverged = str(error)
             else:
@@ -133,25 +162,20 @@ class Comparison:
         """The runs on one set."""
         if data.name not in self.stores:
             digest = fingerprint([data.x, data.y, data.test_index])
-            self.stores[data.name] = RunStore(self.out / data.name, digest, fresh=self.fresh)
+            self.stores[data.name] = RunStore(self.options.out / data.name, digest, fresh=self.options.fresh)
         return self.stores[data.name]
 
 
-def compare(
-    comparison: Comparison,
-    sets: Sequence[RegressionData],
-    methods: Sequence[str],
-    splits: int,
-    say: Callable[[str], Any],
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Tune and run everything, set by set: set → method → rate, trials, the splits that ended, and scores of each.
+#: Set → method → rate, trials, the splits that ended, and scores of each.
+Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
-    HMC runs on sets with fewer than `HMC_LIMIT` rows.
-    """
+
+def compare(comparison: Comparison, sets: Sequence[RegressionData], say: Callable[[str], Any]) -> Results:
+    """Tune and run everything, set by set; HMC runs on sets with fewer than `HMC_LIMIT` rows."""
     results: dict[str, dict[str, dict[str, Any]]] = {}
     for data in sets:
-        count = min(splits, len(data.test_index))
-        for method in methods:
+        count = min(comparison.options.splits, len(data.test_index))
+        for method in comparison.options.methods:
             if method == "HMC" and len(data.y) >= HMC_LIMIT:
                 continue
             tuning = comparison.tune(data, method) if METHODS[method].rates else None
@@ -172,37 +196,34 @@ def compare(
                 "splits_diverged": sum(run.groups for run in runs if run.diverged is not None),
             }
             results.setdefault(data.name, {})[method] = entry
-            say(
-                f"{data.name}, {method}: lr {lr:g}, RMSE {with_error(entry['rmse'], 3)}, log-likelihood "
-                f"{with_error(entry['log_likelihood'], 3)}, {entry['seconds']:.0f} s"
-            )
+            shown = [f"{key} {with_error(entry[key], 3)}" for key in ("rmse", "log_likelihood")]
+            say(f"{data.name}, {method}: lr {lr:g}, {', '.join(shown)}, {entry['seconds']:.0f} s")
     return results
 
 
-def tables(results: Mapping[str, Mapping[str, Mapping[str, Any]]], methods: Sequence[str]) -> str:
+def tables(results: Results, methods: Sequence[str]) -> str:
     """RMSE, log-likelihood, differences to f-SVGD and chosen rates as Markdown."""
+    rmse = "Test RMSE, in the units of the target (lower is better)"
+    likelihood = "Test log-likelihood, nats a point (higher is better)"
     parts = []
-    for key, title, better in (
-        ("rmse", "Test RMSE, in the units of the target (lower is better)", min),
-        ("log_likelihood", "Test log-likelihood, nats a point (higher is better)", max),
-    ):
+    for key, title, better in (("rmse", rmse, min), ("log_likelihood", likelihood, max)):
         rows = []
         for name, entries in results.items():
             means = {m: statistics.fmean(e[key]) for m, e in entries.items() if e[key]}
             # Means over different splits are not to be compared.
             same = len({tuple(e["splits"]) for e in entries.values()}) == 1
             best = better(means, key=means.__getitem__) if means and same else None
-            decimals = _decimals(list(means.values())) if key == "rmse" else 3
             row = {"set": name, "splits": str(max(len(e[key]) for e in entries.values()))}
             for method in methods:
-                text = with_error(entries[method][key], decimals) if method in entries else ""
                 failed = entries[method]["splits_diverged"] if method in entries else 0
+                text = with_error(entries[method][key], 3) if method in entries else ""
                 text += f" ({failed} diverged)" if failed else ""
                 row[method] = f"**{text}**" if method == best else text
             rows.append(row)
         parts.append(f"{title}; mean ± standard error over the splits, the best mean in bold:\n\n{markdown(rows)}")
-    if "FSVGD" in methods and len(methods) > 1:
-        rows = _differences(results, methods)
+    others = [method for method in methods if method != "FSVGD"]
+    if "FSVGD" in methods and others:
+        rows = [{"set": name} | {m: difference(entries, m) for m in others} for name, entries in results.items()]
         parts.append(
             "Log-likelihood of f-SVGD less that of each other method on the same split, mean ± standard error over the "
             f"splits on which neither diverged (above zero: f-SVGD is better):\n\n{markdown(rows)}"
@@ -212,31 +233,27 @@ def tables(results: Mapping[str, Mapping[str, Mapping[str, Any]]], methods: Sequ
         for name, entries in results.items()
     ]
     parts.append(f"Learning rates, chosen on validation rows of split 0:\n\n{markdown(rates)}")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
-def _differences(
-    results: Mapping[str, Mapping[str, Mapping[str, Any]]], methods: Sequence[str]
-) -> list[dict[str, str]]:
-    rows = []
-    for name, entries in results.items():
-        row = {"set": name}
-        for method in methods:
-            if method == "FSVGD":
-                continue
-            ours, theirs = (_by_split(entries[m]) if m in entries else {} for m in ("FSVGD", method))
-            differences = [ours[split] - theirs[split] for split in ours if split in theirs]
-            row[method] = with_error(differences, 3) if method in entries else ""
-        rows.append(row)
-    return rows
+def difference(entries: Mapping[str, Mapping[str, Any]], method: str) -> str:
+    """Of the log-likelihoods of f-SVGD and another method, over the splits that ended for both."""
+    if method not in entries:
+        return ""
+    pairs = ((entries[m]["splits"], entries[m]["log_likelihood"]) for m in ("FSVGD", method))
+    ours, theirs = (dict(zip(splits, values, strict=True)) for splits, values in pairs)
+    return with_error([ours[split] - theirs[split] for split in ours if split in theirs], 3)
 
 
-def _by_split(entry: Mapping[str, Any]) -> dict[int, float]:
-    """The log-likelihood of each split that ended."""
-    return dict(zip(entry["splits"], entry["log_likelihood"], strict=True))
-
-
-def _decimals(values: Sequence[float]) -> int:
-    """Three, or as many as a small number needs for two digits."""
-    least = min((abs(value) for value in values if value), default=1.0)
-    return 5 if least < 0.01 else 4 if least < 0.3 else 3
+def uci(options: UCI, command: str) -> None:
+    """Run everything and write; SystemExit with 3 where --minutes are over."""
+    sets = [load(name, options.data) for name in options.sets]
+    try:
+        results = compare(Comparison(options), sets, lambda line: print(line, flush=True))
+    except OutOfTime:
+        print(f"--minutes {options.minutes:g} are over; the same command goes on from here")
+        raise SystemExit(3) from None
+    text = tables(results, options.methods)
+    content = {"settings": settings_of(options), "torch": torch.__version__, "sets": results}
+    write_outputs(options.out, command, text, content)
+    print(f"\n{text}\nwritten to {options.out}")

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from experiments.function_space.stacked_mlp import SeparateGroups, StackedMLP
+from experiments.function_space.networks import SeparateGroups, StackedMLP
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

@@ -8,13 +8,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from experiments.function_space.stacked_network import StackedNetwork
 from learned_samplers.particles.kernels import Kernel, KernelMatrix
 from meta_tasks.networks import BatchedMLP
 
 
-class StackedMLP(StackedNetwork):
-    """P multilayer perceptrons (ReLU) of one architecture.
+class StackedMLP:
+    """P multilayer perceptrons (ReLU) of one architecture, in one tensor w (P, d).
 
     A layer gives (W·h + b)/√(in + 1): with weights and biases from N(0, 1) its outputs are of a unit's size whatever
     the widths. So the prior N(0, I) suits every layer.
@@ -30,8 +29,10 @@ class StackedMLP(StackedNetwork):
         if len(sizes) < 2 or min(sizes) < 1:
             raise ValueError(f"sizes must be two positive numbers or more, got {tuple(sizes)}")
         self.sizes = tuple(sizes)
-        super().__init__(BatchedMLP(self._one))
-        for name, scale in self.views(self.scale).items():
+        self.network = BatchedMLP(self._one)
+        # In double precision for networks in double precision; each is rounded to that of the weights.
+        self.scale = torch.ones(sum(self.network.segments.lengths), dtype=torch.double)
+        for name, scale in self.network.views(self.scale[None]).items():
             scale.fill_((self.network.shapes[name.replace("bias", "weight")][1] + 1) ** -0.5)
 
     def _one(self) -> nn.Module:
@@ -39,16 +40,24 @@ class StackedMLP(StackedNetwork):
         return nn.Sequential(*layers[:-1])
 
     def draw(self, count: int, *, generator: torch.Generator | None = None) -> list[Tensor]:
+        """Weights of so many networks from N(0, 1)."""
         drawn = [torch.randn(count, out, into + 1, generator=generator) for into, out in pairwise(self.sizes)]
         return [torch.cat([part.flatten(1) for layer in drawn for part in (layer[..., :-1], layer[..., -1])], 1)]
 
     def __call__(self, params: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        count, groups = len(params[0]), len(inputs) if inputs.dim() == 3 else 1
-        if inputs.shape[-1] != self.sizes[0] or count % groups:
+        """Outputs (P, n, C).
+
+        Args:
+            params: w, as from `draw`.
+            inputs: (n, in), or of groups of networks (G, n, in): the first P/G networks get the first, and so on.
+        """
+        w = params[0]
+        groups = len(inputs) if inputs.dim() == 3 else 1
+        if inputs.shape[-1] != self.sizes[0] or len(w) % groups:
             raise ValueError(
-                f"{count} networks of {self.sizes[0]} inputs cannot take inputs of shape {tuple(inputs.shape)}"
+                f"{len(w)} networks of {self.sizes[0]} inputs cannot take inputs of shape {tuple(inputs.shape)}"
             )
-        return super().__call__(params, inputs.view(groups, *inputs.shape[-2:]))
+        return self.network.logits(self.scale.to(w) * w, inputs.view(groups, *inputs.shape[-2:]))
 
 
 class SeparateGroups:
