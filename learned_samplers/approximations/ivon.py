@@ -11,12 +11,51 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from learned_samplers.approximations.ivon_rule import ivon_rule, with_weights
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
-from learned_samplers.base.operations import as_number
+from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, norms
+
+
+def ivon_rule(
+    parameter: Any,
+    gradient: Any,
+    noise: Any,
+    gradient_average: Any,
+    hessian: Any,
+    average_weight: Any,
+    *,
+    hessian_estimate: Any,
+    lr: Any,
+    num_data: Any,
+    prior_precision: Any,
+    betas: tuple[float, float],
+    hess_init: float,
+    clip_radius: float | None,
+    rescale_lr: bool,
+    ops: Operations = FUNCTIONAL,
+) -> tuple[Any, Any, Any, Any]:
+    """One update of the mean and of the Hessian, with any leading batch axes; nothing is drawn (``noise`` is unused).
+
+    With δ = λ/N:  ḡ ← β₁ḡ + (1−β₁)g;  w ← β₁w + (1−β₁);  h ← h + (1−β₂)(ĥ−h) + ½(1−β₂)²(ĥ−h)²/(h+δ);
+    m ← m − lr·[ḡ/w + δm]/(h+δ). The weight w of all gradients in ḡ, 1−β₁ᵗ after t steps, has one number a parameter.
+    """
+    decay = prior_precision / num_data
+    gradient_average = ops.add(ops.scale(gradient_average, betas[0]), gradient, 1 - betas[0])
+    average_weight = ops.shift(ops.scale(average_weight, betas[0]), 1 - betas[0])
+    rate = 1 - betas[1]
+    change = ops.combine(hessian_estimate, hessian, -1.0)
+    before = ops.affine(hessian, 1.0, decay)
+    hessian = ops.add(hessian, change, rate)
+    hessian = ops.add_ratio(hessian, ops.multiply(change, change), before, 0.5 * rate**2)
+    precision = ops.affine(hessian, 1.0, decay)
+    direction = ops.divide(ops.affine(gradient_average, 1.0, 0.0), average_weight)
+    direction = ops.divide(ops.add(direction, parameter, decay), precision)
+    if clip_radius is not None:
+        direction = ops.map(lambda one: one.clamp(-clip_radius, clip_radius), direction)
+    scale = lr * (hess_init + decay) if rescale_lr else lr
+    return ops.add(parameter, direction, -scale), gradient_average, hessian, average_weight
 
 
 @dataclass
@@ -296,7 +335,7 @@ class IVON(Sampler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As for `SGLD`; draws that wait for a step are forgotten."""
-        super().load_state_dict(with_weights(state_dict))
+        super().load_state_dict(state_dict)
         self._pending = _Draws()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -37,17 +37,13 @@ def laplace_samples(model: nn.Module, laplace: Any, count: int) -> SampleCollect
     """
     validation.whole("count", count)
     mean = laplace.mean.detach()
-    names: list[str] = []
-    size = 0
     parameters: dict[str, Tensor] = dict(model.named_parameters())
-    for name in reversed(parameters):
-        if size >= mean.numel():
-            break
-        names.insert(0, name)
-        size += parameters[name].numel()
-    if size != mean.numel() or not torch.equal(
-        torch.cat([parameters[name].detach().flatten() for name in names]), mean.flatten()
-    ):
+    flat = torch.cat([p.detach().flatten() for p in parameters.values()])
+    names = list(parameters)
+    while names and sum(parameters[name].numel() for name in names) > mean.numel():
+        names.pop(0)
+    size = sum(parameters[name].numel() for name in names)
+    if size != mean.numel() or not torch.equal(flat[-size:], mean.flatten()):
         raise ValueError(
             f"laplace must be fitted to the last layer or to all weights of this {type(model).__name__}: its mean of "
             f"{mean.numel()} numbers is not what the model's last parameters hold"

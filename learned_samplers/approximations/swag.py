@@ -206,12 +206,10 @@ class SWAG:
                 cannot be. Nothing has changed then.
         """
         try:
-            settings, noise = state.get("settings"), state.get("generator")  # earlier states do not say
-            steps, count = int(state["steps"]), int(state["count"])
+            noise, steps, count = state["generator"], int(state["steps"]), int(state["count"])
             mean, variance, deviations = self._own(state["mean"]), self._own(state["variance"]), state["deviations"]
             deviations = [self._own(one) for one in deviations]
-            if settings is not None:
-                compare_settings(self._settings(), settings, "the state dict")
+            compare_settings(self._settings(), state["settings"], "the state dict")
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a state dict of SWAG ({type(error).__name__}: {error})") from error
         for part in (mean, variance, *deviations):
@@ -224,7 +222,7 @@ class SWAG:
         if steps < count or len(deviations) < min(count, 2) or count < len(deviations):
             numbers = f"steps={steps}, count={count}, {len(deviations)} deviations"
             raise ValueError(f"state does not fit itself: {numbers}")
-        if self.generator is not None and noise is not None:  # the last that can fail
+        if self.generator is not None:  # the last that can fail
             try:
                 self.generator.set_state(noise.cpu())
             except (AttributeError, TypeError, RuntimeError) as error:

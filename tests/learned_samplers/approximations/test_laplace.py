@@ -31,16 +31,6 @@ def test_the_last_layer_is_drawn_and_the_others_stay():
         assert torch.allclose(sample["2.bias"], model[2].bias + 0.1 * k)
 
 
-def test_an_approximation_of_other_weights_is_refused():
-    model = small_network()
-    with pytest.raises(ValueError, match="last parameters"):
-        laplace_samples(model, LastLayer(small_network(7), 2), 3)
-    odd = LastLayer(model, 2)
-    odd.mean = odd.mean[1:]
-    with pytest.raises(ValueError, match="last parameters"):
-        laplace_samples(model, odd, 3)
-
-
 @pytest.mark.filterwarnings("ignore")  # those of laplace-torch and of what it imports
 def test_a_last_layer_of_laplace_torch_predicts_as_the_package_does():
     laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed: pip install laplace-torch")

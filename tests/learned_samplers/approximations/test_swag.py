@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import io
 import weakref
@@ -29,7 +28,7 @@ class Vector(nn.Module):
 
 
 def walked(states, rank=20, **settings):
-    model = Vector(states.shape[1])
+    model = Vector(states.shape[1]).to(states.dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     swag = SWAG(model, optimizer, rank=rank, **settings)
     for state in states:
@@ -50,14 +49,7 @@ def draws_of(model, swag, count, **settings):
 
 def test_the_draws_have_the_moments_of_the_formula():
     states = torch.randn(30, 4, dtype=torch.float64) @ torch.randn(4, 4, dtype=torch.float64) + 3.0
-    model = Vector(4).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    swag = SWAG(model, optimizer, rank=7)
-    for state in states:
-        with torch.no_grad():
-            model.theta.copy_(state)
-        model.theta.grad = torch.zeros_like(model.theta)
-        optimizer.step()
+    model, swag = walked(states, rank=7)
     drawn = draws_of(model, swag, 40_000)
     means = states.cumsum(0) / torch.arange(1, 31)[:, None]
     deviations = (states - means)[-7:]
@@ -75,64 +67,24 @@ def test_burn_in_and_thinning_choose_the_states():
     assert torch.allclose(draws_of(model, swag, 1, scale=0.0)[0], torch.full((3,), 9.0))
 
 
-def test_a_resumed_swag_draws_alike():
-    states = torch.randn(10, 5)
-    model, swag = walked(states, rank=3)
-    buffer = io.BytesIO()
-    torch.save(swag.state_dict(), buffer)
-    buffer.seek(0)
-    other_model, other = walked(torch.zeros(0, 5), rank=3)
-    other.load_state_dict(torch.load(buffer, weights_only=True))
-    torch.manual_seed(1)
-    one = draws_of(model, swag, 3)
-    torch.manual_seed(1)
-    assert torch.equal(one, draws_of(other_model, other, 3))
-    with pytest.raises(ValueError, match="other parameters"):
-        walked(torch.zeros(0, 4), rank=3)[1].load_state_dict(swag.state_dict())
+@pytest.mark.parametrize("own", [False, True])
+def test_a_resumed_swag_goes_on_with_its_draws(own):
+    """Those of a generator of its own as well, which is not begun anew."""
 
+    def generator():
+        return torch.Generator().manual_seed(3) if own else None
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda swag: torch.save(swag, io.BytesIO())])
-def test_a_copy_would_draw_the_present_weights_for_ever_and_is_refused(copied):
-    _, swag = walked(torch.randn(10, 5))
-    with pytest.raises(TypeError, match=r"cannot be copied or pickled.* state_dict\(\)"):
-        copied(swag)
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        ({"burn_in": 2}, "burn_in=2 differs from 0 in the state dict"),
-        ({"thinning": 5}, "thinning=5 differs from 1 in the state dict"),
-        ({"rank": 3}, "rank=3 differs from 20 in the state dict"),
-        ({"generator": torch.Generator()}, "generator='its own' differs from None in the state dict"),
-    ],
-)
-def test_a_run_is_not_resumed_with_other_settings(own, message):
-    saved = walked(torch.randn(10, 5))[1].state_dict()
-    _, other = walked(torch.randn(4, 5), **own)
-    before = len(other)
-    with pytest.raises(ValueError, match=message):
-        other.load_state_dict(saved)
-    assert len(other) == before
-    for key in ("settings", "generator"):  # as states were before they said it
-        del saved[key]
-    other.load_state_dict(saved)
-    assert len(other) == 10
-
-
-def test_a_resumed_generator_does_not_repeat_its_draws():
-    states = torch.randn(10, 5)
-    model, swag = walked(states, generator=torch.Generator().manual_seed(3))
+    model, swag = walked(torch.randn(10, 5), rank=3, generator=generator())
     first = draws_of(model, swag, 2)
-    buffer = io.BytesIO()
+    buffer, noise = io.BytesIO(), torch.get_rng_state()
     torch.save(swag.state_dict(), buffer)
     buffer.seek(0)
-    saved = torch.load(buffer, weights_only=True)
-    next_ones = draws_of(model, swag, 2)
-    other_model, other = walked(torch.zeros(0, 5), generator=torch.Generator().manual_seed(3))
-    other.load_state_dict(saved)
+    following = draws_of(model, swag, 2)
+    other_model, other = walked(torch.zeros(0, 5), rank=3, generator=generator())
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    torch.set_rng_state(noise)
     resumed = draws_of(other_model, other, 2)
-    assert torch.equal(resumed, next_ones)
+    assert torch.equal(resumed, following)
     assert not torch.equal(resumed, first)
 
 
@@ -232,37 +184,12 @@ def test_a_parameter_that_joins_later_is_refused_when_a_state_is_due(joins, comp
     closure_for(model, optimizer)()
     step()  # no state is due
     closure_for(model, optimizer)()
-    with pytest.raises(ValueError, match=r"'0\.weight' is trained at step 6 but was not when SWAG was made: make it"):
+    with pytest.raises(ValueError, match=r"'0\.weight'"):
         step()
     assert len(swag) == 1
     assert all(torch.equal(value, mean[name]) for name, value in swag.state_dict()["mean"].items())
     swag.detach()
     step()
-
-
-def test_misuse():
-    model = small_network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    swag = SWAG(model, optimizer)
-    with pytest.raises(RuntimeError, match="at least two states"), swag.sampled_params():
-        pass
-    with pytest.raises(ValueError, match="rank"):
-        SWAG(model, optimizer, rank=1)
-    with pytest.raises(TypeError, match="optimizer"):
-        SWAG(model, model)
-    with pytest.raises(ValueError, match="and no others"):
-        SWAG(small_network(), optimizer)
-    optimizer.step(closure_for(model, optimizer))
-    with torch.no_grad():
-        model[0].weight[0, 0] = float("nan")
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    with pytest.raises(FloatingPointError, match=r"0\.weight"):
-        optimizer.step()
-    assert len(swag) == 1
-    swag.detach()
-    optimizer.step()
-    assert len(swag) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -280,40 +207,6 @@ def test_half_precision_weights_have_their_mean(dtype):
     with swag.sampled_params(scale=0.0):
         assert model.weight.dtype == dtype
         assert model.weight.float().mean().item() == pytest.approx(1.25, abs=0.01)
-
-
-def test_complex_weights_are_refused():
-    model = Vector(3)
-    model.theta = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
-    with pytest.raises(TypeError, match=r"'theta' must be a real floating-point tensor, got dtype torch\.complex64"):
-        SWAG(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"variance": {"theta": torch.tensor([1.0, float("nan")])}}, "values of 'theta' that are not finite"),
-        ({"variance": {"theta": torch.tensor([1.0, -1.0])}}, "a negative variance of 'theta'"),
-        ({"mean": None}, "not a state dict of SWAG"),
-        ({"deviations": [torch.zeros(2)]}, "not a state dict of SWAG"),
-        ({"generator": torch.zeros(3, dtype=torch.uint8)}, "generator is broken"),
-        ({"settings": "all"}, "not a state dict of SWAG"),
-        ({"count": 0}, "does not fit itself: steps=4, count=0, 4 deviations"),
-        ({"deviations": []}, "does not fit itself: steps=4, count=4, 0 deviations"),
-        ({"steps": 1}, "does not fit itself: steps=1, count=4, 4 deviations"),
-    ],
-)
-def test_a_state_that_cannot_be_is_refused_and_nothing_has_changed(change, message):
-    _, swag = walked(torch.randn(4, 2), generator=torch.Generator())
-    before = swag.state_dict()
-    with pytest.raises(ValueError, match=message):
-        swag.load_state_dict({**before, **change})
-    for nothing in ({}, None, [1.0]):
-        with pytest.raises(ValueError, match="not a state dict of SWAG"):
-            swag.load_state_dict(nothing)
-    assert len(swag) == 4
-    assert torch.equal(swag.state_dict()["generator"], before["generator"])
-    assert torch.equal(swag.state_dict()["variance"]["theta"], before["variance"]["theta"])
 
 
 def test_swag_does_not_keep_the_optimizer_alive():
