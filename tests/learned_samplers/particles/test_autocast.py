@@ -144,16 +144,10 @@ def test_a_prior_in_the_closure_is_that_outside_autocast(name, dtype):
         assert torch.equal(half[1], score.to(dtype))  # the outputs' own precision
         assert torch.equal(whole[0], density)
         assert torch.equal(whole[1], score)
-
-
-@pytest.mark.parametrize("dtype", HALF)
-def test_inputs_of_a_prior_may_be_in_half_precision(dtype):
-    x = torch.linspace(-2, 2, 8, dtype=dtype)[:, None]
-    outputs = torch.randn(4, 8)
-    for make in (PRIORS["gp"], fitted):
+    if name != "gp of products":  # which is singular then: inputs may be in half precision too
         with autocast(dtype):
-            found = make(1).log_density(x, outputs)
-        torch.testing.assert_close(found, make(1).log_density(x.float(), outputs))
+            found = PRIORS[name](1).log_density(x.to(dtype), outputs.float())
+        torch.testing.assert_close(found, PRIORS[name](1).log_density(x.to(dtype).float(), outputs.float()))
 
 
 @pytest.mark.parametrize("name", ["gp of products", "fitted"])

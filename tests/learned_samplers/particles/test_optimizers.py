@@ -73,14 +73,16 @@ def test_groups_may_be_added():
     assert sampler.base_optimizer.param_groups[1]["lr"] == 0.01
 
 
+@pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("name", SEVERAL)
-def test_one_number_a_particle(name):
-    """Parameters of shape (M,), beside others, are columns of the particles."""
+def test_parameters_are_columns_of_the_particles(name, flat):
+    """In shapes (M,) or (M, 1), in one group or in several."""
     one, other = parameter(4, 2, dtype=DOUBLE), parameter(4, 2, dtype=DOUBLE)
-    columns = [column.detach().clone().requires_grad_() for column in other.unbind(1)]
-    SEVERAL[name](columns, 0.1).step(lambda: energies(name, torch.stack(columns, dim=1)))
+    columns = [(c if flat else c[:, None]).detach().clone().requires_grad_() for c in other.unbind(1)]
+    groups = columns if flat else [{"params": columns[0]}, {"params": columns[1], "shared": True}]
+    SEVERAL[name](groups, 0.1).step(lambda: energies(name, torch.stack([c.flatten() for c in columns], dim=1)))
     SEVERAL[name]([one], 0.1).step(lambda: energies(name, one))
-    torch.testing.assert_close(torch.stack(columns, dim=1), one)
+    torch.testing.assert_close(torch.stack([c.flatten() for c in columns], dim=1), one)
 
 
 def test_frozen_parameters_stay():
@@ -161,13 +163,3 @@ def test_a_copy_goes_its_own_way(name, copier):
     expected, _ = _run(name, 5)
     assert torch.equal(y, expected)
     assert torch.equal(x, _run(name, 3)[0])
-
-
-@pytest.mark.parametrize("name", SEVERAL)
-def test_float64_and_several_groups(name):
-    one, other = parameter(4, 2, dtype=DOUBLE), parameter(4, 2, dtype=DOUBLE)
-    pieces = [other[:, :1].detach().clone().requires_grad_(), other[:, 1:].detach().clone().requires_grad_()]
-    sampler = SEVERAL[name]([{"params": pieces[0]}, {"params": pieces[1], "shared": True}], 0.1)
-    sampler.step(lambda: energies(name, torch.cat(pieces, dim=1)))
-    SEVERAL[name]([one], 0.1).step(lambda: energies(name, one))
-    torch.testing.assert_close(torch.cat(pieces, dim=1), one)

@@ -6,26 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers.particles import (
-    FSVGD,
-    IMQ,
-    MGDA,
-    MOOSVGD,
-    MTSGD,
-    RBF,
-    SVGD,
-    FittedPrior,
-    GaussianProcessPrior,
-    LinearScalarisation,
-    ParetoMTL,
-    classification_loss,
-    measurement_set,
-    min_norm_weights,
-    network_draws,
-    particle_samples,
-    regression_loss,
-    squared_exponential,
-)
+from learned_samplers import particles as ps
 from tests.learned_samplers.particles.particle_problems import (
     EVERY,
     SEVERAL,
@@ -90,75 +71,75 @@ def test_arguments(name, params, keywords, error, named):
 @pytest.mark.parametrize(
     ("make", "error", "named"),
     [
-        (lambda: SVGD([w()], 0.1, kernel="rbf"), TypeError, "kernel"),
-        (lambda: SVGD([w()], 0.1, kernel_on="outputs"), ValueError, "kernel_on"),
-        (lambda: SVGD([w()], 0.1, temperature=-1.0), ValueError, "temperature"),
-        (lambda: SVGD([{"params": [w()], "task": 0}], 0.1), ValueError, "task"),
-        (lambda: MTSGD([w()], 0.1, target_weights="best"), ValueError, "target_weights"),
-        (lambda: MTSGD([w()], 0.1, target_weights=(0.5, 0.6)), ValueError, "target_weights"),
-        (lambda: MTSGD([w()], 0.1, target_weights=(1.5, -0.5)), ValueError, "target_weights"),
-        (lambda: MTSGD([w()], 0.1, target_weights=3), TypeError, "target_weights"),
-        (lambda: MTSGD([w()], 0.1, gradient_normalisation="l2"), ValueError, "gradient_normalisation"),
-        (lambda: MTSGD([w()], 0.1, kernel_on="features"), ValueError, "target_weights.*kernel_on"),
-        (lambda: MTSGD([{"params": [w()], "task": "first"}], 0.1), TypeError, "task"),
-        (lambda: MTSGD([{"params": [w()], "task": -1}], 0.1), ValueError, "task"),
-        (lambda: MTSGD([{"params": [w(), x := w()]}, {"params": [x], "task": 0}], 0.1), ValueError, "more than one"),
-        (lambda: MOOSVGD([w()], 0.1, kernel_on="features"), ValueError, "kernel_on"),
-        (lambda: LinearScalarisation([w()], 0.1, target_weights="exact"), ValueError, "target_weights"),
-        (lambda: ParetoMTL([w()], 0.1, preferences=[[1.0, 0.0]]), ValueError, "preferences"),
-        (lambda: ParetoMTL([w()], 0.1, preferences=[[0.0, 0.0]] * 4), ValueError, "preferences"),
-        (lambda: ParetoMTL([w()], 0.1, preferences=[[NAN, 1.0]] * 4), ValueError, "preferences"),
-        (lambda: ParetoMTL([w()], 0.1, preferences=[1.0, 0.0]), ValueError, "preferences"),
-        (lambda: FSVGD([{"params": [w()], "prior_precision": 1.0}], 0.1, 20), ValueError, "prior_precision"),
-        (lambda: FSVGD([{"params": [w()], "likelihood": "yes"}], 0.1, 20), ValueError, "likelihood"),
-        (lambda: FSVGD([{"params": [w()], "task": 0}], 0.1, 20), ValueError, "task"),
+        (lambda: ps.SVGD([w()], 0.1, kernel="rbf"), TypeError, "kernel"),
+        (lambda: ps.SVGD([w()], 0.1, kernel_on="outputs"), ValueError, "kernel_on"),
+        (lambda: ps.SVGD([w()], 0.1, temperature=-1.0), ValueError, "temperature"),
+        (lambda: ps.SVGD([{"params": [w()], "task": 0}], 0.1), ValueError, "task"),
+        (lambda: ps.MTSGD([w()], 0.1, target_weights="best"), ValueError, "target_weights"),
+        (lambda: ps.MTSGD([w()], 0.1, target_weights=(0.5, 0.6)), ValueError, "target_weights"),
+        (lambda: ps.MTSGD([w()], 0.1, target_weights=(1.5, -0.5)), ValueError, "target_weights"),
+        (lambda: ps.MTSGD([w()], 0.1, target_weights=3), TypeError, "target_weights"),
+        (lambda: ps.MTSGD([w()], 0.1, gradient_normalisation="l2"), ValueError, "gradient_normalisation"),
+        (lambda: ps.MTSGD([w()], 0.1, kernel_on="features"), ValueError, "target_weights.*kernel_on"),
+        (lambda: ps.MTSGD([{"params": [w()], "task": "first"}], 0.1), TypeError, "task"),
+        (lambda: ps.MTSGD([{"params": [w()], "task": -1}], 0.1), ValueError, "task"),
+        (lambda: ps.MTSGD([{"params": [w(), x := w()]}, {"params": [x], "task": 0}], 0.1), ValueError, "more than one"),
+        (lambda: ps.MOOSVGD([w()], 0.1, kernel_on="features"), ValueError, "kernel_on"),
+        (lambda: ps.LinearScalarisation([w()], 0.1, target_weights="exact"), ValueError, "target_weights"),
+        (lambda: ps.ParetoMTL([w()], 0.1, preferences=[[1.0, 0.0]]), ValueError, "preferences"),
+        (lambda: ps.ParetoMTL([w()], 0.1, preferences=[[0.0, 0.0]] * 4), ValueError, "preferences"),
+        (lambda: ps.ParetoMTL([w()], 0.1, preferences=[[NAN, 1.0]] * 4), ValueError, "preferences"),
+        (lambda: ps.ParetoMTL([w()], 0.1, preferences=[1.0, 0.0]), ValueError, "preferences"),
+        (lambda: ps.FSVGD([{"params": [w()], "prior_precision": 1.0}], 0.1, 20), ValueError, "prior_precision"),
+        (lambda: ps.FSVGD([{"params": [w()], "likelihood": "yes"}], 0.1, 20), ValueError, "likelihood"),
+        (lambda: ps.FSVGD([{"params": [w()], "task": 0}], 0.1, 20), ValueError, "task"),
         (
-            lambda: FSVGD([{"params": [w()]}, {"params": [w(3)], "likelihood": True}], 0.1, 20),
+            lambda: ps.FSVGD([{"params": [w()]}, {"params": [w(3)], "likelihood": True}], 0.1, 20),
             ValueError,
             "3 particles",
         ),
         (
-            lambda: FSVGD([{"params": [x := w()]}, {"params": [x], "likelihood": True}], 0.1, 20),
+            lambda: ps.FSVGD([{"params": [x := w()]}, {"params": [x], "likelihood": True}], 0.1, 20),
             ValueError,
             "more than",
         ),
-        (lambda: RBF("median"), ValueError, "bandwidth"),
-        (lambda: IMQ(0.0), ValueError, "bandwidth"),
-        (lambda: RBF(-1), ValueError, "bandwidth"),
-        (lambda: IMQ(None), TypeError, "bandwidth"),
-        (lambda: RBF("off_diagonal_median")(torch.zeros(1, 2)), ValueError, "bandwidth"),
-        (lambda: min_norm_weights(torch.ones(2, 3)), ValueError, "gram"),
-        (lambda: min_norm_weights(torch.ones(3)), ValueError, "gram"),
-        (lambda: min_norm_weights(torch.ones(0, 0)), ValueError, "gram"),
-        (lambda: min_norm_weights(torch.tensor([[1.0, 2.0], [0.0, 1.0]])), ValueError, "gram"),
-        (lambda: min_norm_weights(torch.ones(2, 2, dtype=torch.long)), TypeError, "gram.*int64"),
-        (lambda: min_norm_weights([[1.0]]), TypeError, "gram.*list"),
+        (lambda: ps.RBF("median"), ValueError, "bandwidth"),
+        (lambda: ps.IMQ(0.0), ValueError, "bandwidth"),
+        (lambda: ps.RBF(-1), ValueError, "bandwidth"),
+        (lambda: ps.IMQ(None), TypeError, "bandwidth"),
+        (lambda: ps.RBF("off_diagonal_median")(torch.zeros(1, 2)), ValueError, "bandwidth"),
+        (lambda: ps.min_norm_weights(torch.ones(2, 3)), ValueError, "gram"),
+        (lambda: ps.min_norm_weights(torch.ones(3)), ValueError, "gram"),
+        (lambda: ps.min_norm_weights(torch.ones(0, 0)), ValueError, "gram"),
+        (lambda: ps.min_norm_weights(torch.tensor([[1.0, 2.0], [0.0, 1.0]])), ValueError, "gram"),
+        (lambda: ps.min_norm_weights(torch.ones(2, 2, dtype=torch.long)), TypeError, "gram.*int64"),
+        (lambda: ps.min_norm_weights([[1.0]]), TypeError, "gram.*list"),
         *(
-            (lambda n=n, x=x: min_norm_weights(torch.eye(n) * torch.tensor(x)), FloatingPointError, "gram")
+            (lambda n=n, x=x: ps.min_norm_weights(torch.eye(n) * torch.tensor(x)), FloatingPointError, "gram")
             for n in (1, 2, 4, 5)
             for x in (NAN, INF)
         ),
-        (lambda: GaussianProcessPrior(squared_exponential(), jitter=0.0), ValueError, "jitter"),
-        (lambda: squared_exponential(-1.0), ValueError, "length_scale"),
-        (lambda: FittedPrior(None, num_draws=1), ValueError, "num_draws"),
-        (lambda: FittedPrior(None, floor=0.0), ValueError, "floor"),
-        (lambda: network_draws(nn.Linear(1, 1), 0.0), ValueError, "standard_deviation"),
-        (lambda: measurement_set(torch.zeros(1), torch.zeros(1), -1, scale=0.1), ValueError, "count"),
-        (lambda: regression_loss(torch.zeros(4, 6), torch.zeros(5), torch.zeros(4)), ValueError, "targets"),
-        (lambda: classification_loss(torch.zeros(4, 6), torch.zeros(6)), ValueError, "logits"),
+        (lambda: ps.GaussianProcessPrior(ps.squared_exponential(), jitter=0.0), ValueError, "jitter"),
+        (lambda: ps.squared_exponential(-1.0), ValueError, "length_scale"),
+        (lambda: ps.FittedPrior(None, num_draws=1), ValueError, "num_draws"),
+        (lambda: ps.FittedPrior(None, floor=0.0), ValueError, "floor"),
+        (lambda: ps.network_draws(nn.Linear(1, 1), 0.0), ValueError, "standard_deviation"),
+        (lambda: ps.measurement_set(torch.zeros(1), torch.zeros(1), -1, scale=0.1), ValueError, "count"),
+        (lambda: ps.regression_loss(torch.zeros(4, 6), torch.zeros(5), torch.zeros(4)), ValueError, "targets"),
+        (lambda: ps.classification_loss(torch.zeros(4, 6), torch.zeros(6)), ValueError, "logits"),
         (
-            lambda: GaussianProcessPrior(lambda a, b: -torch.eye(2)).log_density(leaf(2, 1), leaf(3, 2)),
+            lambda: ps.GaussianProcessPrior(lambda a, b: -torch.eye(2)).log_density(leaf(2, 1), leaf(3, 2)),
             ValueError,
             "covariance",
         ),
         (
-            lambda: GaussianProcessPrior(squared_exponential()).log_density(leaf(2, 1), leaf(3, 4)),
+            lambda: ps.GaussianProcessPrior(ps.squared_exponential()).log_density(leaf(2, 1), leaf(3, 4)),
             ValueError,
             "outputs",
         ),
-        (lambda: particle_samples(lambda x: x, stacked()), TypeError, "model"),
+        (lambda: ps.particle_samples(lambda x: x, stacked()), TypeError, "model"),
         *(
-            (lambda params=params: particle_samples(stacked_mlp(3)[0], params), error, named)
+            (lambda params=params: ps.particle_samples(stacked_mlp(3)[0], params), error, named)
             for params, error, named in [
                 (stacked(**{"0.bias": leaf(2, 5)}), ValueError, r"0\.bias"),
                 (stacked(**{"0.bias": leaf()}), ValueError, r"0\.bias"),
@@ -286,26 +267,26 @@ def test_every_parameter_frozen(name):
 
 def test_steps_of_one():
     x = w()
-    refused(SVGD([x], 0.1), lambda: [energies("SVGD", x)], TypeError, "list")
-    refused(MTSGD([x], 0.1, target_weights=(0.2, 0.3, 0.5)), lambda: energies("M", x), ValueError, "3 weights")
+    refused(ps.SVGD([x], 0.1), lambda: [energies("SVGD", x)], TypeError, "list")
+    refused(ps.MTSGD([x], 0.1, target_weights=(0.2, 0.3, 0.5)), lambda: energies("M", x), ValueError, "3 weights")
     three = torch.eye(3)[[0, 1, 2, 0]]
-    refused(ParetoMTL([x], 0.1, preferences=three), lambda: energies("M", x), ValueError, "preferences")
-    refused(ParetoMTL([x], 0.1), lambda: energies("M", x)[[0, 1, 0]], ValueError, "preferences")
-    features = SVGD([x], 0.1, kernel_on="features")
+    refused(ps.ParetoMTL([x], 0.1, preferences=three), lambda: energies("M", x), ValueError, "preferences")
+    refused(ps.ParetoMTL([x], 0.1), lambda: energies("M", x)[[0, 1, 0]], ValueError, "preferences")
+    features = ps.SVGD([x], 0.1, kernel_on="features")
     for wrong in (lambda e: e, lambda e: (e, x[:3] * 1), lambda e: (e, x.detach())):
         refused(features, lambda wrong=wrong: wrong(energies("SVGD", x)), ValueError, "features")
     net = TwoHeads()
     groups = net.groups()
     groups[1]["num_data"] = 5
-    refused(MTSGD(groups, 0.1), net.losses, ValueError, "num_data")
+    refused(ps.MTSGD(groups, 0.1), net.losses, ValueError, "num_data")
 
     def overflowing(points):
-        matrix = RBF()(points)
+        matrix = ps.RBF()(points)
         return matrix._replace(values=matrix.values * INF)
 
-    refused(SVGD([x], 0.1, kernel=overflowing), lambda: energies("SVGD", x), FloatingPointError, "direction")
+    refused(ps.SVGD([x], 0.1, kernel=overflowing), lambda: energies("SVGD", x), FloatingPointError, "direction")
     # U is not finite before the direction is.
-    refused(MTSGD([x], 0.1, kernel=overflowing), lambda: energies("M", x), FloatingPointError, "gram")
+    refused(ps.MTSGD([x], 0.1, kernel=overflowing), lambda: energies("M", x), FloatingPointError, "gram")
 
 
 @pytest.mark.parametrize(
@@ -330,7 +311,7 @@ def test_closures_of_functions(spoil, error, named):
         outputs = x * 1.0
         return spoil(outputs.square().sum(1), outputs, -outputs.square().sum(1))
 
-    refused(FSVGD([x], 0.1, 20, base_optimizer=ADAM), closure, error, named)
+    refused(ps.FSVGD([x], 0.1, 20, base_optimizer=ADAM), closure, error, named)
 
 
 def test_steps_of_functions():
@@ -342,7 +323,7 @@ def test_steps_of_functions():
         return outputs.square().sum(1), outputs
 
     for params, kernel, named in [
-        ([x], RBF("off_diagonal_median"), "bandwidth"),
+        ([x], ps.RBF("off_diagonal_median"), "bandwidth"),
         ([{"params": [other], "likelihood": True}], None, "network's"),
         ([("x", x), idle], None, "'idle' takes no part in the outputs"),
         (
@@ -351,7 +332,7 @@ def test_steps_of_functions():
             "'idle' takes no part in the loss",
         ),
     ]:
-        refused(FSVGD(params, 0.1, 20, kernel=kernel), closure, ValueError, named)
+        refused(ps.FSVGD(params, 0.1, 20, kernel=kernel), closure, ValueError, named)
 
 
 # ---------------------------------------------------------------- saved states
@@ -361,7 +342,7 @@ def after_a_step(cls, count=4, **keywords):
     x = w(count)
     sampler = cls([("w", x)], 0.1, **keywords)
     features = keywords.get("kernel_on") == "features"
-    losses = "SVGD" if cls is SVGD else "several"
+    losses = "SVGD" if cls is ps.SVGD else "several"
     sampler.step(lambda: (energies(losses, x), x * 1.0) if features else energies(losses, x))
     return sampler
 
@@ -380,14 +361,17 @@ BY_ADAM, FRONT = {"base_optimizer": ADAM}, [[1.0, 0.0], [0.6, 0.8], [0.8, 0.6], 
 @pytest.mark.parametrize(
     ("cls", "ours", "theirs", "named"),
     [
-        (MGDA, {}, BY_ADAM, "base_optimizer"),
-        (MGDA, BY_ADAM, {}, "base_optimizer"),
-        (MGDA, BY_ADAM, {"base_optimizer": torch.optim.SGD}, "base_optimizer.*SGD"),
-        (ParetoMTL, {"preferences": FRONT}, {"preferences": FRONT[::-1]}, "preferences"),
-        (SVGD, {"kernel": RBF(2.0)}, {"kernel": RBF(1.0)}, "kernel"),
-        (SVGD, {"kernel_on": "features"}, {}, "kernel_on"),
-        (SVGD, {**BY_ADAM, "count": 6}, BY_ADAM, "shape"),
-        *((cls, {"count": 6}, {}, "shape") for cls in (SVGD, MTSGD, MOOSVGD, MGDA, LinearScalarisation, ParetoMTL)),
+        (ps.MGDA, {}, BY_ADAM, "base_optimizer"),
+        (ps.MGDA, BY_ADAM, {}, "base_optimizer"),
+        (ps.MGDA, BY_ADAM, {"base_optimizer": torch.optim.SGD}, "base_optimizer.*SGD"),
+        (ps.ParetoMTL, {"preferences": FRONT}, {"preferences": FRONT[::-1]}, "preferences"),
+        (ps.SVGD, {"kernel": ps.RBF(2.0)}, {"kernel": ps.RBF(1.0)}, "kernel"),
+        (ps.SVGD, {"kernel_on": "features"}, {}, "kernel_on"),
+        (ps.SVGD, {**BY_ADAM, "count": 6}, BY_ADAM, "shape"),
+        *(
+            (cls, {"count": 6}, {}, "shape")
+            for cls in (ps.SVGD, ps.MTSGD, ps.MOOSVGD, ps.MGDA, ps.LinearScalarisation, ps.ParetoMTL)
+        ),
     ],
 )
 def test_a_state_of_other_settings(cls, ours, theirs, named):
@@ -396,27 +380,27 @@ def test_a_state_of_other_settings(cls, ours, theirs, named):
 
 
 def test_states_that_do_not_fit():
-    refuses_state(after_a_step(MGDA), after_a_step(MOOSVGD).state_dict(), "MGDA")
+    refuses_state(after_a_step(ps.MGDA), after_a_step(ps.MOOSVGD).state_dict(), "MGDA")
     net = TwoHeads()
     groups = net.groups()
     groups[1]["task"], groups[2]["task"] = 1, 0
-    refuses_state(MTSGD(groups, 0.1), MTSGD(net.groups(), 0.1).state_dict(), "task")
-    saved = after_a_step(SVGD, **BY_ADAM).state_dict()
+    refuses_state(ps.MTSGD(groups, 0.1), ps.MTSGD(net.groups(), 0.1).state_dict(), "task")
+    saved = after_a_step(ps.SVGD, **BY_ADAM).state_dict()
     saved["base_optimizer"]["param_groups"][0]["params"] = [0, 1]
-    refuses_state(after_a_step(SVGD, **BY_ADAM), saved, "size")
-    saved = after_a_step(SVGD, **BY_ADAM).state_dict()
+    refuses_state(after_a_step(ps.SVGD, **BY_ADAM), saved, "size")
+    saved = after_a_step(ps.SVGD, **BY_ADAM).state_dict()
     saved["base_optimizer"]["state"][0]["exp_avg"][1, 1] = NAN
-    refuses_state(after_a_step(SVGD, **BY_ADAM), saved, "base_optimizer.*exp_avg.*'w'")
-    saved = after_a_step(ParetoMTL).state_dict()
+    refuses_state(after_a_step(ps.SVGD, **BY_ADAM), saved, "base_optimizer.*exp_avg.*'w'")
+    saved = after_a_step(ps.ParetoMTL).state_dict()
     del saved["sampler"]["shapes"]  # as states were before they said it
-    refuses_state(after_a_step(ParetoMTL, 6), saved, "feasible")
+    refuses_state(after_a_step(ps.ParetoMTL, 6), saved, "feasible")
 
 
 def test_states_of_before_they_said_more_are_loaded():
-    saved = after_a_step(MGDA, **BY_ADAM).state_dict()
+    saved = after_a_step(ps.MGDA, **BY_ADAM).state_dict()
     del saved["base_optimizer"]["class"]
-    after_a_step(MGDA, **BY_ADAM).load_state_dict(saved)
-    saved = after_a_step(SVGD, kernel=RBF(1.0)).state_dict()
-    after_a_step(SVGD, kernel=RBF(1.0)).load_state_dict(saved)
+    after_a_step(ps.MGDA, **BY_ADAM).load_state_dict(saved)
+    saved = after_a_step(ps.SVGD, kernel=ps.RBF(1.0)).state_dict()
+    after_a_step(ps.SVGD, kernel=ps.RBF(1.0)).load_state_dict(saved)
     del saved["of"]
-    after_a_step(SVGD, kernel=RBF(2.0)).load_state_dict(saved)
+    after_a_step(ps.SVGD, kernel=ps.RBF(2.0)).load_state_dict(saved)

@@ -8,13 +8,7 @@ import torch
 from learned_samplers.particles import IMQ, MGDA, MOOSVGD, MTSGD, RBF, SVGD, Linear, LinearScalarisation, ParetoMTL
 from learned_samplers.particles.directions import repulsion, svgd_direction, target_weights, weighted
 from learned_samplers.particles.target_weights import mgda_weights
-from tests.learned_samplers.particles.particle_problems import (
-    EVERY,
-    SEVERAL,
-    TwoHeads,
-    energies,
-    parameter,
-)
+from tests.learned_samplers.particles.particle_problems import EVERY, MEANS, SEVERAL, TwoHeads, energies, parameter
 
 DOUBLE = torch.float64
 
@@ -70,26 +64,23 @@ def test_algorithm_two(rule):
         torch.testing.assert_close(parameter_[0].detach(), head + 0.1 / 20 * phi)
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+BY_FEATURES = {"features": lambda p, lr, **kw: MTSGD(p, lr, kernel_on="features", target_weights="gradients", **kw)}
+
+
+@pytest.mark.parametrize("name", [*SEVERAL, "features"])
 def test_a_list_of_losses_is_the_same_as_a_stack(name):
     stacked, listed = TwoHeads(dtype=DOUBLE), TwoHeads(dtype=DOUBLE)
-    one, other = (SEVERAL[name](net.groups(prior_precision=0.5), 0.1, num_data=20) for net in (stacked, listed))
+    make = (SEVERAL | BY_FEATURES)[name]
+    one, other = (make(net.groups(prior_precision=0.5), 0.1, num_data=20) for net in (stacked, listed))
     for _ in range(3):
-        first = one.step(stacked.losses)
-        second = other.step(lambda: list(listed.losses().unbind(0)))
-        assert isinstance(second, list)
+        first = one.step(lambda: (stacked.losses(), stacked.latents()) if name == "features" else stacked.losses())
+        second = other.step(
+            lambda: ([*listed.losses()], listed.latents()) if name == "features" else [*listed.losses()]
+        )
+        first, second = (first[0], second[0]) if name == "features" else (first, second)
         assert torch.equal(torch.stack(second), first)
         assert not second[0].requires_grad
     assert torch.equal(stacked.flat(), listed.flat())
-
-
-def test_a_list_of_losses_with_features():
-    net, same = TwoHeads(dtype=DOUBLE), TwoHeads(dtype=DOUBLE)
-    kwargs = dict(target_weights="gradients", kernel_on="features")
-    MTSGD(net.groups(), 0.1, **kwargs).step(lambda: (net.losses(), net.latents()))
-    returned = MTSGD(same.groups(), 0.1, **kwargs).step(lambda: ([*same.losses()], same.latents()))
-    assert isinstance(returned[0], list)
-    assert torch.equal(net.flat(), same.flat())
 
 
 @pytest.mark.parametrize(("stacked", "visits"), [(False, 1), (True, 3)])
@@ -115,33 +106,26 @@ def test_of_a_list_a_pass_goes_through_one_head(stacked, visits):
     assert counts == [visits] * 3
 
 
-def test_fixed_weights():
-    one, other = parameter(4, 2), parameter(4, 2)
-    MTSGD([one], 0.1, target_weights=(1.0, 0.0)).step(lambda: energies("MTSGD", one))
-    SVGD([other], 0.1).step(lambda: energies("SVGD", other))
-    torch.testing.assert_close(one, other)
-
-
-def test_one_target_is_svgd():
-    one, other = parameter(4, 2), parameter(4, 2)
-    MTSGD([one], 0.1).step(lambda: energies("SVGD", one)[None])
-    SVGD([other], 0.1).step(lambda: energies("SVGD", other))
-    assert torch.equal(one, other)
-
-
-def test_one_particle_is_mgda():
-    one, other = parameter(1, 2), parameter(1, 2)
-    for sampler, x in ((MTSGD([one], 0.1), one), (MGDA([other], 0.1), other)):
-        sampler.step(lambda x=x: energies("MGDA", x))
-    torch.testing.assert_close(one, other)
-
-
-def test_kernel_on_features_that_are_the_parameters():
-    one, other = parameter(4, 2), parameter(4, 2)
-    by_features = MTSGD([one], 0.1, kernel_on="features", target_weights="gradients")
-    by_features.step(lambda: (energies("MTSGD", one), one * 1.0))
-    MTSGD([other], 0.1, target_weights="gradients").step(lambda: energies("MTSGD", other))
-    torch.testing.assert_close(one, other)
+@pytest.mark.parametrize(
+    ("one", "losses", "other", "count"),
+    [
+        (lambda x: MTSGD(x, 0.1, target_weights=(1.0, 0.0)), lambda x: energies("MTSGD", x), SVGD, 4),
+        (lambda x: MTSGD(x, 0.1), lambda x: energies("SVGD", x)[None], SVGD, 4),
+        (lambda x: MTSGD(x, 0.1), lambda x: energies("MGDA", x), MGDA, 1),
+        (
+            lambda x: MTSGD(x, 0.1, kernel_on="features", target_weights="gradients"),
+            lambda x: (energies("MTSGD", x), x * 1.0),
+            lambda x, lr: MTSGD(x, lr, target_weights="gradients"),
+            4,
+        ),
+    ],
+    ids=["fixed weights", "one target", "one particle", "features that are the parameters"],
+)
+def test_limits_that_coincide(one, losses, other, count):
+    x, y = parameter(count, 2), parameter(count, 2)
+    one([x]).step(lambda: losses(x))
+    other([y], 0.1).step(lambda: energies("SVGD" if other is SVGD else "several", y))
+    torch.testing.assert_close(x, y)
 
 
 def test_kernel_on_features_is_pulled_back():
@@ -189,7 +173,7 @@ def test_mgda_descends_every_target_and_stops_between():
         now = energies("MGDA", x).detach()
         assert (now <= last + 1e-5).all()
         last = now
-    means = torch.tensor([[1.0, 0.0], [-1.0, 0.5]])
+    means = MEANS
     # Pareto-stationary: on the segment between the means.
     along = ((x.detach() - means[1]) @ (means[0] - means[1])) / (means[0] - means[1]).square().sum()
     nearest = means[1] + along.clamp(0, 1)[:, None] * (means[0] - means[1])
@@ -209,9 +193,7 @@ def test_pareto_mtl_spreads_over_the_front():
     """Every particle ends in its own sector, from one starting point; MGDA's stay together."""
     spread = {}
     for cls in (ParetoMTL, MGDA):
-        x = torch.zeros(5, 2, requires_grad=True)
-        with torch.no_grad():
-            x += torch.tensor([0.1, 2.0])
+        x = torch.tensor([[0.1, 2.0]]).repeat(5, 1).requires_grad_()
         sampler = cls([x], 0.02)
         for _ in range(800):
             sampler.step(lambda x=x: energies("ParetoMTL", x))
@@ -226,7 +208,7 @@ def test_pareto_mtl_by_enumeration():
     """The first phase descends the violated constraints alone, the second targets and constraints."""
     x = parameter(3, 2, seed=4, dtype=DOUBLE)
     before, losses = x.detach().clone(), energies("ParetoMTL", x).detach()
-    gradients = before - torch.tensor([[1.0, 0.0], [-1.0, 0.5]], dtype=DOUBLE)[:, None]
+    gradients = before - MEANS.to(DOUBLE)[:, None]
     preferences = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], dtype=DOUBLE)
     sampler = ParetoMTL([x], 0.1, preferences=preferences)
     sampler.step(lambda: energies("ParetoMTL", x))

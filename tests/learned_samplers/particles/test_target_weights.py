@@ -56,29 +56,19 @@ def test_scale_does_not_matter(size, scale):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_one_short_vector_among_long_ones(size):
-    vectors = torch.randn(size, 9, dtype=torch.double) * 1e7
-    vectors[-1] /= 1e7
-    gram = vectors @ vectors.T
-    assert residual(gram, min_norm_weights(gram)) < 1e-12
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_zero_gives_equal_weights(size):
-    gram = torch.zeros(2, size, size)
-    gram[1] = torch.eye(size)
+def test_special_cases(size):
+    """Zero and the identity; all the same; one vector twice, which weighs together as much as it does alone."""
+    gram = torch.stack([torch.zeros(size, size), torch.eye(size)])
     torch.testing.assert_close(min_norm_weights(gram), torch.full((2, size), 1 / size), rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize("size", SIZES[1:])
-def test_duplicates(size):
-    """All the same; and one vector twice, which weighs together as much as it does alone."""
     ones = torch.ones(size, size, dtype=torch.double) * 3
     assert residual(ones, min_norm_weights(ones)) < 1e-12
     vectors = torch.randn(size, 9, dtype=torch.double)
     twice = torch.cat([vectors, vectors[:1]])
     alone, both = min_norm_weights(vectors @ vectors.T), min_norm_weights(twice @ twice.T)
     torch.testing.assert_close(both[0] + both[-1], alone[0], rtol=0, atol=1e-7)
+    vectors[:-1] *= 1e7  # one short vector among long ones
+    gram = vectors @ vectors.T
+    assert residual(gram, min_norm_weights(gram)) < 1e-12
 
 
 @pytest.mark.parametrize("size", SIZES)
