@@ -1,10 +1,9 @@
-"""Five particles on two or more tasks: MT-SGD beside its baselines on Multi-MNIST and its like, or on CelebA.
+"""Five particles on two tasks: MT-SGD beside its baselines on Multi-MNIST and its like.
 
     python tools/multi_task.py --preset cpu       # small runs, the whole table with its tuning: 40 minutes
     python tools/multi_task.py --preset paper --device cuda
-    python tools/multi_task.py --preset celeba --device cuda
 
-The files of MNIST and Fashion-MNIST are needed (CelebA's for the last). --dry-run says what a preset will take on this
+The files of MNIST and Fashion-MNIST are needed. --dry-run says what a preset will take on this
 machine; it needs no files.
 
 For each data set and method learning rates (and, where particles repel each other, two scales of the energies) are
@@ -23,9 +22,7 @@ from collections.abc import Sequence
 
 from experiments.harness.devices import prepare_torch
 from experiments.harness.output import command_line, explained, tensorboard_hint
-from experiments.multi_task.comparison import Comparison
-from experiments.multi_task.cost import cost_table
-from experiments.multi_task.options import parse
+from experiments.multi_task.comparison import Comparison, cost_table, parse
 from experiments.multi_task.report import report
 
 from meta_tasks.progress import progress

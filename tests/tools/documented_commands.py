@@ -16,7 +16,7 @@ from experiments.harness.options import parse_command
 from experiments.images.options import parse_compare
 from experiments.images.sample_options import SampleOptions
 from experiments.meta_training import options as meta_training
-from experiments.multi_task import options as multi_task
+from experiments.multi_task import comparison as multi_task
 from experiments.toys.bias import Bias
 from experiments.toys.experiment import ZDT3, Mixtures
 from experiments.toys.trajectories import Posterior

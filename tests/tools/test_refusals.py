@@ -10,6 +10,8 @@ from experiments.benchmarks.step import StepBenchmark
 from experiments.function_space.images import MNIST, ImageProtocol
 from experiments.function_space.sine import Sine
 from experiments.function_space.uci_runs import UCI
+from experiments.multi_task.comparison import TaskOptions
+from experiments.multi_task.methods import Settings
 
 ROWS = [
     (StepBenchmark, {"clock": "processor", "device": "cuda"}, "clock"),
@@ -34,6 +36,16 @@ ROWS = [
     (Sine, {"particles": 1}, "particles"),
     (Sine, {"trajectories": 9}, "trajectories"),
     (Sine, {"lr": float("nan")}, "lr"),
+    (TaskOptions, {"seeds": 0}, "seeds"),
+    (TaskOptions, {"rates": (0.1, -1.0)}, "rates"),
+    (TaskOptions, {"method": ("MGDA", "MGDA")}, "method"),
+    (TaskOptions, {"extensions": -1}, "extensions"),
+    (Settings, {"epochs": 0}, "epochs"),
+    (Settings, {"train": 0}, "train"),
+    (Settings, {"momentum": 1.0}, "momentum"),
+    (Settings, {"warm_up": 1.0}, "warm_up"),
+    (Settings, {"halve_every": 0.0}, "halve_every"),
+    (Settings, {"temperature": -1.0}, "temperature"),
 ]
 
 

@@ -1,1 +1,4 @@
-"""Particles on several tasks at once."""
+"""Does MT-SGD serve several tasks better than its baselines? (docs/multi_task.md)
+
+To be deleted when one data set of the preset `paper` has run: nothing further is asked.
+"""

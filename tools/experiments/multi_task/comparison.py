@@ -1,22 +1,116 @@
-"""The runs of `multi_task.py`: every method tuned and run, on one data set after the other."""
+"""The options of `multi_task.py`, and its runs: every method tuned and run, on one data set after the other."""
 
 from __future__ import annotations
 
-from typing import Any
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import torch
+import tyro
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from experiments.harness import options as common
+from experiments.harness.devices import device_name
+from experiments.harness.methods import one_of
+from experiments.harness.options import DataOptions, DeviceOptions, RunOptions, at_least_one, each_once, not_negative
 from experiments.harness.run_store import RunStore
-from experiments.harness.tuning import Tuning, score_text, tune
-from experiments.multi_task.options import Choice, TaskOptions
-from experiments.multi_task.runner import Result, run, store_for
-from meta_tasks.datasets import MultiTaskData
+from experiments.harness.tables import markdown
+from experiments.harness.tuning import Choice as Rate
+from experiments.harness.tuning import Tuning, rates_around, score_text, tune
+from experiments.multi_task.methods import ENERGIES, METHODS, Settings
+from experiments.multi_task.runner import Result, make_network, new_result, run, store_for, train
+from meta_tasks.datasets import MultiTaskData, load_overlaid
+
+STEPS = 3  # that a dry run times, after as many that it does not
+PAIRS = 108_000  # training examples of `load_overlaid` where no limit is set
 
 
-def planned_epochs(options: TaskOptions, method: str) -> int:
-    """Of all runs of a method, if the grid is not extended."""
-    count = len(options.choices(method))
-    return options.settings.epochs * options.seeds + (options.tune_epochs * count if count > 1 else 0)
+@dataclass(frozen=True, order=True)
+class Choice(Rate):
+    """What is tuned: the learning rate and the scale of the energies."""
+
+    energy: str
+
+    def __str__(self) -> str:
+        return f"lr {self.lr:g}, {self.energy}"
+
+
+@dataclass(frozen=True)
+class TaskOptions(DeviceOptions, DataOptions, RunOptions):
+    """Particle samplers on two tasks: ensemble accuracy, Brier score and calibration error of each task."""
+
+    # A preset of all options; options given beside it override its values.
+    preset: Literal["cpu", "paper"] | None = None
+    # Folder for the results.
+    out: Path = Path("runs/multi_task")
+    # Data, network and training.
+    settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
+    # Data sets, in the order of the tables.
+    dataset: tuple[Literal["multi_fashion_mnist", "multi_mnist", "multi_fashion"], ...] = (
+        "multi_fashion_mnist",
+        "multi_mnist",
+        "multi_fashion",
+    )
+    # Methods, in the order of the tables, in any letter case.
+    method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(
+        n for n, method in METHODS.items() if not method.separate
+    )
+    # Number of learning rates to try, from 1, 2, 5, 10, …, around each method's own.
+    grid: int = 3
+    # Learning rates to try instead, the same for all methods; a single one is not tuned.
+    rates: tuple[float, ...] | None = None
+    # Scales of the energies to try with each rate, where particles repel each other: "posterior" is N times the mean
+    # loss, "mean_loss" the mean loss, as in the published code; its repulsion is N times stronger.
+    energies: tuple[Annotated[str, one_of(ENERGIES)], ...] = ENERGIES
+    # How often the grid is extended while its best rate lies at an edge.
+    extensions: int = 1
+    # Epochs of a tuning run.
+    tune_epochs: int = 1
+    # Time a few steps of every method on random images, say what all runs will cost here, and stop.
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "grid", "tune_epochs")
+        not_negative(self, "extensions")
+        each_once(self, "dataset", "method", "energies")
+        if self.rates is not None and (not self.rates or min(self.rates) <= 0):
+            raise ValueError(f"rates must be positive, got {self.rates}")
+
+    def choices(self, method: str) -> list[Choice]:
+        """What is tried of a method; a single one is not tuned."""
+        rates = rates_around(METHODS[method].lr, self.grid) if self.rates is None else self.rates
+        energies = self.energies if METHODS[method].repels else self.energies[:1]
+        return [Choice(lr, energy) for lr in rates for energy in energies]
+
+    def planned_epochs(self, method: str) -> int:
+        """Of all runs of a method, if the grid is not extended."""
+        count = len(self.choices(method))
+        return self.settings.epochs * self.seeds + (self.tune_epochs * count if count > 1 else 0)
+
+    def steps(self, images: int, epochs: int) -> int:
+        return epochs * (images // min(self.settings.batch_size, images))
+
+    def load(self, name: str) -> MultiTaskData:
+        """A data set with as many images as the settings say."""
+        own = self.settings
+        limits: dict[str, Any] = {"limit": own.train, "limit_validation": own.validation, "limit_test": own.test}
+        return load_overlaid(name, self.data, size=own.size, **limits)
+
+
+def parse(arguments: Sequence[str] | None, description: str | None = None) -> TaskOptions:
+    """The options; those of the preset, if one is named, are the defaults of the others."""
+    cpu = Settings(train=10_000, validation=2000, test=10_000, epochs=4, batch_size=32)
+    paper: Any = {"rates": (1e-3,), "energies": ("mean_loss",), "out": Path("runs/multi_task_paper")}
+    presets = {
+        "cpu": TaskOptions(preset="cpu", settings=cpu),
+        "paper": TaskOptions(preset="paper", settings=Settings(epochs=100, batch_size=256), **paper),
+    }
+    return common.parse(arguments, TaskOptions(), presets, description)
 
 
 class Comparison:
@@ -36,19 +130,15 @@ class Comparison:
         self.tunings: dict[str, dict[str, Tuning[Choice, Result]]] = {}
         self.finals: dict[str, dict[str, list[Result]]] = {}
 
-    def steps(self, data: MultiTaskData, epochs: int) -> int:
-        return epochs * (data.num_data // min(self.options.settings.batch_size, data.num_data))
-
     def run(
         self, method: str, choice: Choice, epochs: int, seed: int, data: MultiTaskData, store: RunStore, *, test: bool
     ) -> Result:
         """One run; what was read from disk leaves the bar's total."""
         before = self.bar.n
         self.bar.set_description(f"{data.name}, {method}, {choice}, seed {seed}")
-        result = run(
-            self.options.settings, method, choice.lr, choice.energy, epochs, seed, data, store, bar=self.bar, test=test
-        )
-        self.bar.total -= self.steps(data, epochs) - (self.bar.n - before)
+        what = new_result(self.options.settings, data.name, method, choice.lr, choice.energy, epochs, seed)
+        result = run(self.options.settings, what, data, store, bar=self.bar, test=test)
+        self.bar.total -= self.options.steps(data.num_data, epochs) - (self.bar.n - before)
         self.bar.refresh()
         return result
 
@@ -64,17 +154,12 @@ class Comparison:
 
         def attempt(choice: Choice, seed: int) -> Result:
             if choice not in choices:
-                self.bar.total += self.steps(data, options.tune_epochs)
+                self.bar.total += options.steps(data.num_data, options.tune_epochs)
             return self.run(method, choice, options.tune_epochs, seed, data, store, test=False)
 
+        how: Any = {"seeds": options.seed_list(1), "extensions": options.extensions}
         try:
-            tuning = tune(
-                choices,
-                attempt,
-                lambda result: result.validation_nll,
-                seeds=options.seed_list(1),
-                extensions=options.extensions,
-            )
+            tuning = tune(choices, attempt, lambda result: result.validation_nll, **how)
         except RuntimeError as error:
             raise RuntimeError(f"{method} on {data.name}: {error}") from error
         self.tunings.setdefault(data.name, {})[method] = tuning
@@ -89,16 +174,46 @@ class Comparison:
         data = options.load(name).to(self.device)
         store = store_for(options.out, data, fresh=options.fresh)
         self.tasks[name], self.finals[name] = data.tasks, {}
-        self.bar.total = (self.bar.total or 0) + sum(
-            self.steps(data, planned_epochs(options, m)) for m in options.method
-        )
-        tqdm.write(
-            f"{name}: {data.num_data} training, {len(data.val_y)} validation, {len(data.test_y)} test images of "
-            f"{'×'.join(map(str, data.input_shape))}, {len(data.tasks)} tasks"
-        )
+        planned = [options.steps(data.num_data, options.planned_epochs(method)) for method in options.method]
+        self.bar.total = (self.bar.total or 0) + sum(planned)
         for method in options.method:
             choice = self.tune(method, data, store)
             self.finals[name][method] = [
                 self.run(method, choice, options.settings.epochs, seed, data, store, test=True)
                 for seed in options.seed_list()
             ]
+
+
+def seconds_per_step(options: TaskOptions, method: str, device: str) -> float:
+    """Wall-clock seconds of a step on random images, by the loop that the runs have."""
+    settings, parts = options.settings, []
+    for count in (STEPS * settings.batch_size, 10, 10):
+        images = torch.randint(256, (count, 1, settings.size, settings.size), dtype=torch.uint8)
+        parts += [images, torch.randint(10, (count, 2))]
+    data = MultiTaskData("random", ("one", "two"), 10, *parts).to(device)
+    choice = options.choices(method)[0]
+    result = new_result(settings, "random", method, choice.lr, choice.energy, 1, options.seed)
+    network = make_network(settings, result, data)
+    with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer, tqdm(disable=True) as bar:
+        for _ in range(2):  # the first allocates
+            result.seconds, result.steps = 0.0, 0
+            train(network, settings, result, data, writer, bar)
+    if result.diverged is not None:
+        raise ValueError(f"dry_run: {method} cannot be timed: {result.diverged}")
+    return result.seconds / result.steps
+
+
+def cost_table(options: TaskOptions, device: str) -> str:
+    """The runs that are planned and what they will take here, as Markdown; no file is needed."""
+    rows, total = [], 0.0
+    for name in options.dataset:
+        for method in options.method:
+            steps = options.steps(options.settings.train or PAIRS, options.planned_epochs(method))
+            seconds = seconds_per_step(options, method, device)
+            total += steps * seconds / 3600
+            row = {"data set": name, "method": method, "steps": f"{steps:,}", "ms/step": f"{1000 * seconds:.3g}"}
+            rows.append({**row, "hours": f"{steps * seconds / 3600:.3g}"})
+    return (
+        f"{markdown(rows)}\n\n{total:.3g} hours together on {device_name(device)}, at the speed of {STEPS} steps on "
+        "random images; validation after every epoch, scoring, and further learning rates come on top"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,18 +15,17 @@ from experiments.harness.options import at_least_one, not_negative, share_below_
 from learned_samplers import MOOSVGD, MTSGD
 from learned_samplers.particles import MGDA, LinearScalarisation, ParetoMTL
 from learned_samplers.particles.base import ParticleSampler
-from meta_tasks.datasets import celeba
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Data, network and budget; the same for every method.
+    """Data and budget; the same for every method.
 
     Raises:
         ValueError: an argument out of range, by name and value.
     """
 
-    # Side of the images in pixels. The overlaid ones are made at 36 and resized.
+    # Side of the images in pixels. They are made at 36 and resized.
     size: int = 28
     # Training images; by default all that there are.
     train: int | None = None
@@ -35,14 +33,6 @@ class Settings:
     validation: int | None = None
     # Test images; by default all that there are.
     test: int | None = None
-    # Network: the LeNet for grey images, or a ResNet-18 with group normalisation for images in colour.
-    network: Literal["lenet", "resnet18"] = "lenet"
-    # Side of the LeNet's first kernel: 5, 22,350 parameters at 28×28; 9, 31,910 at 36×36, is the published code's.
-    first_kernel: int = 5
-    # CelebA's attributes, the tasks.
-    attributes: tuple[str, ...] = celeba.FIRST_TEN
-    # Whether the network sees pixels with mean 0 and standard deviation 1 instead of those in [0, 1].
-    standardise: bool = True
     # Number of particles.
     particles: int = 5
     # Epochs of a run that counts.
@@ -55,12 +45,6 @@ class Settings:
     warm_up: float = 0.1
     # Share of a run after which the learning rate is halved, again and again: 15 of 100 epochs in the paper.
     halve_every: float = 0.15
-    # Precision of the normal prior on every weight, in the unit of the energies: only with --energies posterior.
-    prior_precision: float = 0.0
-    # Of MTSGD and SVGD: the kernel acts on parameters, as in the paper, or on features, as in its code.
-    kernel_on: Literal["parameters", "features"] = "parameters"
-    # The features: the logits of the minibatch, or the heads' inputs.
-    features: Literal["outputs", "latents"] = "outputs"
     # Of MTSGD: U of the paper, or its first term alone, the published code's rule.
     target_weights: Literal["exact", "gradients"] = "exact"
     # Of MTSGD: the scores that U is made of are divided by their norm: of each task and particle, or of each task and
@@ -72,16 +56,11 @@ class Settings:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        at_least_one(self, "size", "particles", "epochs", "batch_size", "first_kernel", "train", "validation", "test")
+        at_least_one(self, "size", "particles", "epochs", "batch_size", "train", "validation", "test")
         share_below_one(self, "momentum", "warm_up")
         if not 0 < self.halve_every <= 1:
             raise ValueError(f"halve_every must lie in (0, 1], got {self.halve_every}")
-        not_negative(self, "prior_precision", "temperature")
-        for name in ("prior_precision", "temperature"):
-            if math.isinf(getattr(self, name)):
-                raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
-        if self.kernel_on == "features" and self.target_weights == "exact":
-            raise ValueError("kernel_on=features needs target_weights=gradients: U has no closed form there")
+        not_negative(self, "temperature")
 
 
 @dataclass(frozen=True)
@@ -90,45 +69,13 @@ class TaskMethod(Method):
 
     Attributes:
         repels: whether the particles repel each other, so that the scale of the energies matters.
-        two_tasks: whether it is for two tasks only.
         separate: whether each task has a network of its own, with nothing shared.
+        features: whether the closure returns the logits beside the losses, for the kernel.
     """
 
     repels: bool = False
-    two_tasks: bool = False
     separate: bool = False
-
-
-def _mt_sgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-    return MTSGD(
-        groups,
-        lr,
-        num_data,
-        target_weights=settings.target_weights,
-        kernel_on=settings.kernel_on,
-        gradient_normalisation=settings.gradient_normalisation,
-        **more,
-    )
-
-
-def _mt_sgd_code(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-    return MTSGD(
-        groups,
-        lr,
-        num_data,
-        target_weights="gradients",
-        kernel_on="features",
-        gradient_normalisation="coordinate",
-        **more,
-    )
-
-
-def _svgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-    return MTSGD(groups, lr, num_data, target_weights="equal", kernel_on=settings.kernel_on, **more)
-
-
-def _moo_svgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-    return MOOSVGD(groups, lr, num_data, kernel_on=settings.moo_svgd_kernel_on, **more)
+    features: bool = False
 
 
 class SingleTasks(LinearScalarisation):
@@ -148,24 +95,31 @@ class SingleTasks(LinearScalarisation):
         return kept[0].detach()
 
 
-def _plain(cls: Callable[..., ParticleSampler]) -> Callable[..., ParticleSampler]:
-    def make(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
-        return cls(groups, lr, num_data, **more)
-
-    return make
+def _plain(cls: Callable[..., ParticleSampler], **fixed: Any) -> Callable[..., ParticleSampler]:
+    return lambda groups, lr, num_data, settings, **more: cls(groups, lr, num_data, **fixed, **more)
 
 
+def _mt_sgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
+    own: Any = {key: getattr(settings, key) for key in ("target_weights", "gradient_normalisation")}
+    return MTSGD(groups, lr, num_data, **own, **more)
+
+
+def _moo_svgd(groups: Any, lr: float, num_data: float, settings: Settings, **more: Any) -> ParticleSampler:
+    return MOOSVGD(groups, lr, num_data, kernel_on=settings.moo_svgd_kernel_on, **more)
+
+
+_CODE = {"target_weights": "gradients", "kernel_on": "features", "gradient_normalisation": "coordinate"}
 #: In the order of the paper's tables; MTSGDCode is the rule of the published code, SVGD has equal weights. SingleTask,
 #: of Table 2, has an ensemble of independent networks for each task.
 METHODS: dict[str, TaskMethod] = by_name(
     TaskMethod("SingleTask", _plain(SingleTasks), 0.1, separate=True),
     TaskMethod("LinearScalarisation", _plain(LinearScalarisation), 0.1),
     TaskMethod("MGDA", _plain(MGDA), 0.1),
-    TaskMethod("ParetoMTL", _plain(ParetoMTL), 0.1, two_tasks=True),
+    TaskMethod("ParetoMTL", _plain(ParetoMTL), 0.1),
     TaskMethod("MOOSVGD", _moo_svgd, 0.2, repels=True),
     TaskMethod("MTSGD", _mt_sgd, 0.2, repels=True),
-    TaskMethod("MTSGDCode", _mt_sgd_code, 0.2, repels=True),
-    TaskMethod("SVGD", _svgd, 0.2, repels=True),
+    TaskMethod("MTSGDCode", _plain(MTSGD, **_CODE), 0.2, repels=True, features=True),
+    TaskMethod("SVGD", _plain(MTSGD, target_weights="equal"), 0.2, repels=True),
 )
 
 #: Scales of the energies: N times the mean loss, the Bayesian posterior; or the mean loss itself, as in the published
@@ -178,13 +132,6 @@ def make_sampler(
 ) -> ParticleSampler:
     """The sampler of a method, which hands its direction to SGD with momentum."""
     scale = num_data if energy == "posterior" else 1
-    more: dict[str, Any] = {"prior_precision": settings.prior_precision}
-    if METHODS[method].repels:
-        more["temperature"] = settings.temperature
+    more: dict[str, Any] = {"temperature": settings.temperature} if METHODS[method].repels else {}
     base = partial(torch.optim.SGD, momentum=settings.momentum)
     return METHODS[method].build(groups, lr, scale, settings, base_optimizer=base, **more)
-
-
-def uses_features(method: str, settings: Settings) -> bool:
-    """Whether the closure must return features beside the losses."""
-    return method == "MTSGDCode" or (method in ("MTSGD", "SVGD") and settings.kernel_on == "features")

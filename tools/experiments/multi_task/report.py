@@ -13,8 +13,8 @@ from experiments.harness.figures import grid_lines, new_figure
 from experiments.harness.output import counted, write_outputs
 from experiments.harness.tables import finished, markdown, mean_and_std, spread, with_failures
 from experiments.harness.tuning import Tuning
+from experiments.multi_task.comparison import Choice, TaskOptions
 from experiments.multi_task.methods import ENERGIES, METHODS
-from experiments.multi_task.options import Choice, TaskOptions
 from experiments.multi_task.runner import Result
 from learned_samplers import plots
 
@@ -26,36 +26,30 @@ Tunings = Mapping[str, Mapping[str, Tuning[Choice, Result]]]  # data set → met
 Tasks = Mapping[str, Sequence[str]]  # data set → the names of its tasks
 
 
-def values(results: Sequence[Result], score: str, task: int | None) -> list[float]:
-    """A score of each run that did not diverge, of one task, or (None) the mean over all."""
-    found = [result.scores[score] for result in finished(results)]
-    return [SCORES[score][1] * float(np.mean(of if task is None else of[task])) for of in found]
+def values(results: Sequence[Result], score: str, task: int) -> list[float]:
+    """A score of one task of each run that did not diverge."""
+    return [SCORES[score][1] * result.scores[score][task] for result in finished(results)]
 
 
 def overconfidence(result: Result) -> float:
     """Mean confidence less accuracy in %, mean over the tasks: below zero where the ensemble is better than it says."""
-    gaps = []
-    for task in result.bins:
-        confidence, accuracy, count = (np.array(task[key]) for key in ("confidence", "accuracy", "num_examples"))
-        gaps.append(float((count * (confidence - accuracy)).sum() / count.sum()))
-    return 100 * float(np.mean(gaps))
+    gaps = np.array(result.confidence) - np.array(result.scores["accuracy"])
+    return 100 * float(gaps.mean())
 
 
 def score_table(finals: Finals, tasks: Tasks, score: str) -> str:
     """A row a data set and task, a column a method, as the paper's Table 1."""
     names = dict.fromkeys(name for methods in finals.values() for name in methods)
-    table = []
-    for dataset, methods in finals.items():
-        rows: list[tuple[str, int | None]] = [(task, k) for k, task in enumerate(tasks[dataset])]
-        if len(rows) > 2:
-            rows.append(("mean over the tasks", None))
-        for task, k in rows:
-            cells = {name: cell(methods.get(name, ()), score, k) for name in names}
-            table.append({"data set, task": f"{dataset}, {task}", **cells})
-    return markdown(table)
+    return markdown(
+        [
+            {"data set, task": f"{dataset}, {task}"} | {name: cell(methods.get(name, ()), score, k) for name in names}
+            for dataset, methods in finals.items()
+            for k, task in enumerate(tasks[dataset])
+        ]
+    )
 
 
-def cell(results: Sequence[Result], score: str, task: int | None) -> str:
+def cell(results: Sequence[Result], score: str, task: int) -> str:
     """Mean ± standard deviation over the runs that did not diverge, and how many did."""
     return with_failures(spread(values(results, score, task), SCORES[score][2]), results)
 
@@ -167,8 +161,6 @@ def figure(path: Path, finals: Finals, tasks: Tasks) -> None:
                     if found:
                         ax.plot([place - 0.05, place + 0.05], [np.mean(found)] * 2, color=color, linewidth=2)
             ax.set_xticks(range(len(tasks[dataset])), [task.replace("_", " ") for task in tasks[dataset]])
-            if len(tasks[dataset]) > 3:
-                ax.tick_params(axis="x", rotation=60)
             grid_lines(ax, axis="y")
             if score == "accuracy":
                 ax.set_title(dataset)

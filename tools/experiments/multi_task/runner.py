@@ -15,8 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from experiments.harness.devices import synchronize
 from experiments.harness.run_store import RunStore, data_fingerprint
-from experiments.multi_task.methods import METHODS, Settings, make_sampler, uses_features
-from experiments.multi_task.networks import ParticleNetwork, build
+from experiments.multi_task.methods import METHODS, Settings, make_sampler
+from experiments.multi_task.networks import LeNet, SeparateNetworks
 from learned_samplers import metrics
 from meta_tasks.datasets import MultiTaskData
 
@@ -40,7 +40,7 @@ class Result:
         validation_nll: that NLL, in nats; None for a run that diverged.
         scores: of the ensemble on the test images; empty until they are asked for.
         members: mean over the particles of each one's own test scores.
-        bins: of every task, the test images' mean confidence, accuracy and number in each bin of confidence.
+        confidence: of every task, the ensemble's mean largest probability on the test images.
         weights: of the targets in the shared direction, mean over steps and, where each has its own, particles; None
             where they are those that are given.
         seconds: of training, without validation.
@@ -61,7 +61,7 @@ class Result:
     validation_nll: float | None = None
     scores: Scores = field(default_factory=dict)
     members: Scores = field(default_factory=dict)
-    bins: list[dict[str, list[float]]] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
     weights: list[float] | None = None
     seconds: float = 0.0
     steps: int = 0
@@ -90,47 +90,32 @@ def store_for(out: Path, data: MultiTaskData, *, fresh: bool = False) -> RunStor
     return RunStore(out, data_fingerprint(data), fresh=fresh)
 
 
-def run(
-    settings: Settings,
-    method: str,
-    lr: float,
-    energy: str,
-    epochs: int,
-    seed: int,
-    data: MultiTaskData,
-    store: RunStore,
-    *,
-    bar: Any,
-    test: bool,
-) -> Result:
+def make_network(settings: Settings, result: Result, data: MultiTaskData) -> LeNet:
+    """The network of a run with its initial weights, the same for all methods with the run's seed."""
+    torch.manual_seed(result.seed)
+    kind = SeparateNetworks if METHODS[result.method].separate else LeNet
+    network = kind(data.input_shape, len(data.tasks), data.num_classes, settings.particles).to(data.train_x.device)
+    network.standardise(data.train_x)
+    return network
+
+
+def run(settings: Settings, result: Result, data: MultiTaskData, store: RunStore, *, bar: Any, test: bool) -> Result:
     """Do one run, or read its result where it is on disk with the same settings.
 
     Files: ``runs/<name>.json`` (the result, written last), ``particles/<name>.safetensors`` (the parameters of the best
     epoch) and ``tensorboard/<name>/``.
 
     Args:
-        settings, method, lr, energy, seed: what to run, with a scale out of `experiments.multi_task.methods.ENERGIES`;
-            the seed sets the initial weights and the minibatches, the same for all methods.
-        epochs: of this run, which may be fewer than the settings'; the learning rate's schedule shrinks with it.
+        settings: of the comparison.
+        result: what to run, from `new_result`; the seed sets the initial weights and the minibatches, and the learning
+            rate's schedule spans its epochs.
         data: on the device to run on.
         store: of the results, see `store_for`.
         bar: advances by one a step.
         test: whether to score the run on the test images; a run to be tuned by does without.
     """
-    result = new_result(settings, data.name, method, lr, energy, epochs, seed)
     kept = store.path(result.name, "particles", ".safetensors")
-    torch.manual_seed(seed)
-    network = build(
-        settings.network,
-        data.input_shape,
-        len(data.tasks),
-        data.num_classes,
-        settings.particles,
-        settings.first_kernel,
-        separate=METHODS[method].separate,
-    ).to(data.train_x.device)
-    if settings.standardise:
-        network.standardise(data.train_x)
+    network = make_network(settings, result, data)
     finished = store.read(result.name, result.made_of)
     if finished is None:
         store.begin(result.name, "particles")
@@ -146,7 +131,7 @@ def run(
         result.scores = score(predicted.mean(1), data.test_y)
         each = [score(one, data.test_y) for one in predicted.unbind(1)]
         result.members = {key: torch.tensor([one[key] for one in each]).mean(0).tolist() for key in each[0]}
-        result.bins = [bins(p, y) for p, y in zip(predicted.mean(1), data.test_y.T, strict=True)]
+        result.confidence = predicted.mean(1).amax(-1).mean(1).tolist()
         finished = None
     if finished is None:
         own = {key: value for key, value in asdict(result).items() if key not in result.made_of}
@@ -155,14 +140,14 @@ def run(
 
 
 def train(
-    network: ParticleNetwork, settings: Settings, result: Result, data: MultiTaskData, writer: SummaryWriter, bar: Any
+    network: LeNet, settings: Settings, result: Result, data: MultiTaskData, writer: SummaryWriter, bar: Any
 ) -> dict[str, Tensor] | None:
     """Fill in the training's part of the result; the parameters of the best epoch, None where the run diverged."""
     size = min(settings.batch_size, data.num_data)
     per_epoch = data.num_data // size
     total = per_epoch * result.epochs
     sampler = make_sampler(result.method, network.groups(), result.lr, result.energy, data.num_data, settings)
-    with_features = uses_features(result.method, settings)
+    with_features = METHODS[result.method].features
     batches = torch.Generator().manual_seed(result.seed)
     best: dict[str, Tensor] | None = None
     weights: list[Tensor] = []
@@ -176,7 +161,7 @@ def train(
                 for group in sampler.param_groups:
                     group["lr"] = result.lr * factor
                 x, y = network.inputs(data.train_x[index]), data.train_y[index]
-                losses = sampler.step(lambda: closure(network, x, y, with_features, settings.features))  # noqa: B023
+                losses = sampler.step(lambda: closure(network, x, y, with_features))  # noqa: B023
                 if sampler.weights is not None:
                     weights.append(sampler.weights.reshape(-1, len(data.tasks)).mean(0))
                 result.steps += 1
@@ -206,8 +191,8 @@ def train(
     return best
 
 
-def closure(network: ParticleNetwork, x: Tensor, y: Tensor, with_features: bool, kind: str) -> Any:
-    """Mean losses (K, M), and where they are wanted features (M, ...): the logits of all tasks, or the latents."""
+def closure(network: LeNet, x: Tensor, y: Tensor, with_features: bool) -> Any:
+    """Mean losses (K, M), and where they are wanted features: the logits of all tasks, (M, K, B, classes)."""
     latents = network.latents(x)
     outputs = network.outputs(latents)
     size = latents.shape[:2]
@@ -215,9 +200,7 @@ def closure(network: ParticleNetwork, x: Tensor, y: Tensor, with_features: bool,
         F.cross_entropy(logits.flatten(0, 1), target.repeat(size[0]), reduction="none").view(size).mean(1)
         for logits, target in zip(outputs, y.T, strict=True)
     ]
-    if not with_features:
-        return torch.stack(losses)
-    return torch.stack(losses), latents if kind == "latents" else torch.stack(outputs, 1)
+    return (torch.stack(losses), torch.stack(outputs, 1)) if with_features else torch.stack(losses)
 
 
 def schedule(step: int, total: int, warm_up: float, halve_every: float) -> float:
@@ -234,7 +217,7 @@ def log_losses(losses: Tensor, data: MultiTaskData, writer: SummaryWriter, bar: 
     bar.set_postfix_str("loss " + " ".join(f"{value:.3f}" for value in means[:2]), refresh=False)
 
 
-def predict(network: ParticleNetwork, x: Tensor) -> Tensor:
+def predict(network: LeNet, x: Tensor) -> Tensor:
     """Probabilities (K, M, n, classes) of images in uint8.
 
     Raises:
@@ -260,9 +243,3 @@ def score(probabilities: Tensor, labels: Tensor) -> Scores:
         "ece": [metrics.ece(p, y, num_bins=BINS) for p, y in pairs],
         "nll": [metrics.nll(p, y) for p, y in pairs],
     }
-
-
-def bins(probabilities: Tensor, labels: Tensor) -> dict[str, list[float]]:
-    found = metrics.calibration_bins(probabilities, labels, BINS)
-    # JSON has no NaN, which empty bins have.
-    return {key: torch.nan_to_num(getattr(found, key).double()).tolist() for key in found._fields}

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import inspect
 
 import numpy as np
 import pytest
 import torch
-from experiments.multi_task.methods import METHODS, Settings, make_sampler, uses_features
-from experiments.multi_task.networks import LeNet, ResNet18
+from experiments.multi_task.comparison import PAIRS, cost_table, parse
+from experiments.multi_task.methods import METHODS, Settings, make_sampler
+from experiments.multi_task.networks import LeNet, SeparateNetworks
 from experiments.multi_task.report import overconfidence, run_table, score_table
-from experiments.multi_task.runner import bins, closure, new_result, run, schedule, score, store_for
-from torch import nn
+from experiments.multi_task.runner import closure, constant_particles, new_result, run, schedule, score, store_for
 from torch.func import functional_call
 from torch.nn import functional as F
 from tqdm import tqdm
 
 from learned_samplers import metrics
-from meta_tasks.datasets import MultiTaskData
+from meta_tasks.datasets import MultiTaskData, load_overlaid
 
 EVERY = tuple(METHODS)
 
@@ -35,12 +35,12 @@ def data(count=40, seed=0):
 # ---------------------------------------------------------------- networks
 
 
-@pytest.mark.parametrize(("side", "first", "count"), [(28, 5, 22_350), (36, 9, 31_910), (28, 9, None), (30, 5, None)])
-def test_lenet_is_the_plain_one(side, first, count):
-    network = LeNet((1, side, side), 2, 10, 3, first)
-    if count is not None:
-        assert network.num_parameters == count
-    module = LeNet.one(1, network.trunk["7.weight"].shape[-1], first)
+@pytest.mark.parametrize("side", [28, 30, 36])
+def test_lenet_is_the_plain_one(side):
+    network = LeNet((1, side, side), 2, 10, 3)
+    if side == 28:  # the paper's size
+        assert sum(p[0].numel() for p in network.parameters().values()) == 22_350
+    module = LeNet.one(1, network.trunk["7.weight"].shape[-1])
     x = torch.rand(6, 1, side, side)
     ours = network.latents(x)
     for m in range(3):
@@ -50,11 +50,13 @@ def test_lenet_is_the_plain_one(side, first, count):
     head = network.heads[1]
     torch.testing.assert_close(network.outputs(ours)[1][2], F.linear(ours[2], head["weight"][2], head["bias"][2]))
     assert not torch.equal(network.trunk["0.weight"][0], network.trunk["0.weight"][1]), "particles must start apart"
+    with pytest.raises(ValueError, match="too small"):
+        LeNet((1, 12, 12), 2, 10, 1)
 
 
 def test_lenets_gradients_are_those_of_the_plain_one():
     network = LeNet((1, 28, 28), 2, 10, 2)
-    module = LeNet.one(1, 320, 5)
+    module = LeNet.one(1, 320)
     x = torch.rand(4, 1, 28, 28)
     ours = torch.autograd.grad(network.latents(x).square().sum(), list(network.trunk.values()))
     own = [{name: p[m].detach().requires_grad_() for name, p in network.trunk.items()} for m in range(2)]
@@ -63,20 +65,17 @@ def test_lenets_gradients_are_those_of_the_plain_one():
         torch.testing.assert_close(mine, torch.stack(theirs), rtol=1e-4, atol=1e-4)
 
 
-def test_resnet_particles_do_not_see_each_other_or_the_batch():
-    network = ResNet18((3, 32, 32), 10, 2, 2)
-    assert not any(isinstance(part, nn.BatchNorm2d) for part in network.module.modules())
-    assert next(network.module.buffers(), None) is None
-    assert 11.1e6 < network.num_parameters < 11.4e6
-    x = torch.rand(3, 3, 32, 32)
-    latents = network.latents(x)
-    assert latents.shape == (2, 3, 512)
-    torch.testing.assert_close(network.latents(x[:1]), latents[:, :1], rtol=1e-4, atol=1e-5)
-    grads = torch.autograd.grad(latents[0].sum(), list(network.trunk.values()))
-    assert all(g[1].abs().max() == 0 for g in grads)
-    assert any(g[0].abs().max() > 0 for g in grads)
-    with pytest.raises(ValueError, match="ResNet-18 takes colour images, got 1"):
-        ResNet18((1, 32, 32), 2, 2, 1)
+def test_separate_networks_share_nothing():
+    """What one task's network learns depends on no other task: its gradients are those of a network by itself."""
+    torch.manual_seed(0)
+    both, x = SeparateNetworks((1, 28, 28), 2, 10, 2), torch.rand(4, 1, 28, 28)
+    first, second = both.outputs(both.latents(x))
+    torch.testing.assert_close(first, both.parts[0].outputs(both.parts[0].latents(x))[0])
+    names, params = zip(*both.parameters().items(), strict=True)
+    grads = torch.autograd.grad(first.sum(), params, allow_unused=True)
+    moved = {name for name, grad in zip(names, grads, strict=True) if grad is not None and grad.any()}
+    assert {name.split(".")[1] for name in moved} == {"0"}
+    assert second.shape == (2, 4, 10)
 
 
 def test_state_and_inputs():
@@ -87,7 +86,6 @@ def test_state_and_inputs():
     inputs = network.inputs(x)
     assert abs(inputs.mean()) < 1e-3
     assert abs(inputs.std() - 1) < 1e-3
-    assert other.inputs(x).max() == 1
     before = network.predict(inputs)
     assert before.shape == (2, 2, 40, 10)
     torch.testing.assert_close(before.sum(-1), torch.ones(2, 2, 40))
@@ -120,24 +118,20 @@ def test_methods_are_what_they_are_called():
     assert all(sampler.param_groups[0]["num_data"] == 50 for sampler in made.values())
     assert make_sampler("SVGD", network.groups(), 0.1, "mean_loss", 50, settings).param_groups[0]["num_data"] == 1
     assert all(sampler.base_optimizer.param_groups[0]["momentum"] == 0.9 for sampler in made.values())
-    featured = Settings(kernel_on="features", target_weights="gradients")
-    assert [name for name in METHODS if uses_features(name, settings)] == ["MTSGDCode"]
-    assert [name for name in METHODS if uses_features(name, featured)] == ["MTSGD", "MTSGDCode", "SVGD"]
 
 
 def test_closure():
     network, batch = LeNet((1, 28, 28), 2, 10, 2), data(5)
     x, y = network.inputs(batch.train_x), batch.train_y
-    losses = closure(network, x, y, False, "outputs")
+    losses = closure(network, x, y, False)
     outputs = network.outputs(network.latents(x))
     expected = [[F.cross_entropy(outputs[k][m], y[:, k]) for m in range(2)] for k in range(2)]
     for k in range(2):
         torch.testing.assert_close(losses[k], torch.stack(expected[k]))
-    for kind, shape in (("outputs", (2, 2, 5, 10)), ("latents", (2, 5, 50))):
-        again, features = closure(network, x, y, True, kind)
-        assert torch.equal(again, losses)
-        assert features.shape == shape
-        assert features.requires_grad
+    again, features = closure(network, x, y, True)
+    assert torch.equal(again, losses)
+    assert features.shape == (2, 2, 5, 10)
+    assert features.requires_grad
 
 
 def test_schedule():
@@ -155,9 +149,10 @@ def test_schedule():
 
 def one(method="SVGD", lr=0.1, epochs=2, out=None, test=True, seed=0, batches=None, **settings):
     own = Settings(**{"particles": 2, "batch_size": 20, "epochs": epochs, **settings})
+    batches = batches or data()
     with tqdm(disable=True) as bar:
-        batches = batches or data()
-        return run(own, method, lr, "posterior", epochs, seed, batches, store_for(out, batches), bar=bar, test=test)
+        what = new_result(own, batches.name, method, lr, "posterior", epochs, seed)
+        return run(own, what, batches, store_for(out, batches), bar=bar, test=test)
 
 
 def test_a_run_learns_and_is_read_back(tmp_path):
@@ -198,7 +193,7 @@ def test_the_best_epoch_counts_not_the_last(tmp_path):
 def test_scores_can_come_later(tmp_path):
     tuned = one(out=tmp_path, test=False)
     assert tuned.scores == {}
-    assert tuned.bins == []
+    assert tuned.confidence == []
     scored = one(out=tmp_path)
     assert scored.curve == tuned.curve
     assert one(out=tmp_path / "again").scores == scored.scores
@@ -234,13 +229,10 @@ def test_scores_are_the_metrics():
         assert scores["ece"][k] == metrics.ece(p[k], y[:, k], num_bins=10)
         assert scores["brier"][k] == metrics.brier(p[k], y[:, k])
         assert scores["accuracy"][k] == metrics.accuracy(p[k], y[:, k])
-    sizes = bins(p[0], y[:, 0])
-    assert sum(sizes["num_examples"]) == 50
     result = new_result(Settings(), "a", "SVGD", 0.1, "posterior", 1, 0)
-    result.bins = [sizes, bins(p[1], y[:, 1])]
+    result.scores, result.confidence = scores, p.max(2).values.mean(1).tolist()
     gaps = p.max(2).values.mean(1) - torch.tensor(scores["accuracy"])
     assert overconfidence(result) == pytest.approx(100 * gaps.mean().item(), abs=1e-3)
-    assert not any(math.isnan(value) for values in sizes.values() for value in values)
 
 
 def test_a_table_with_runs_that_diverged_or_are_missing():
@@ -259,7 +251,7 @@ def test_a_table_with_runs_that_diverged_or_are_missing():
     ]
     for made, seconds in zip(finals["b"]["SVGD"], (100.0, 0.0), strict=True):
         made.seconds, made.members, made.best_epoch, made.constant = seconds, {"accuracy": [0.5]}, 1, [0]
-        made.bins = [{"confidence": [0.5], "accuracy": [0.5], "num_examples": [1]}]
+        made.confidence = [0.5]
     rows = run_table({"b": finals["b"]}).splitlines()
     assert rows[-1].rstrip(" |").endswith(" 100")
 
@@ -271,3 +263,33 @@ def test_runs_have_names_of_their_own():
 
     changed = [{"dataset": "b"}, {"method": "MGDA"}, {"lr": 0.2}, {"energy": "mean_loss"}, {"epochs": 2}, {"seed": 1}]
     assert len({named(), *(named(**change) for change in changed)}) == 7
+
+
+def test_constant_particles_are_counted():
+    p = torch.rand(2, 3, 20, 10).softmax(-1)
+    assert constant_particles(p) == 0
+    p[:, 1] = p[:, 1, :1].clone()
+    assert constant_particles(p) == 1
+    p[0, 2] = p[0, 2, :1].clone()
+    assert constant_particles(p) == 1, "the other task's head still sees the image"
+
+
+# ---------------------------------------------------------------- the cost
+
+
+def test_every_method_has_a_row_and_its_steps():
+    own = ["--preset", "paper", "--batch-size", "8", "--dataset", "multi_mnist", "--method", "MGDA", "SingleTask"]
+    options = parse(own)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in cost_table(options, "cpu").splitlines()]
+    assert [row[:2] for row in rows[2:4]] == [["multi_mnist", "MGDA"], ["multi_mnist", "SingleTask"]]
+    steps = 3 * 100 * (108_000 // 8)  # seeds × epochs × minibatches; a single rate is not tuned
+    for row in rows[2:4]:
+        assert row[2] == f"{steps:,}"
+        assert float(row[4]) == pytest.approx(steps * float(row[3]) / 3.6e6, rel=0.02)
+    tuned = parse(["--preset", "cpu", "--batch-size", "8"])
+    assert tuned.steps(10_000, tuned.planned_epochs("MGDA")) == (3 * 4 + 3 * 1) * (10_000 // 8)
+
+
+def test_the_pairs_that_are_counted_are_those_that_are_made():
+    defaults = {name: each.default for name, each in inspect.signature(load_overlaid).parameters.items()}
+    assert defaults["partners"] * (60_000 - defaults["validation"]) == PAIRS
