@@ -28,7 +28,7 @@ FILES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changel
 #: Packages whose exports are the reference: page → title and modules.
 REFERENCE: dict[str, tuple[str, tuple[str, ...]]] = {
     "samplers": ("Samplers", ("learned_samplers",)),
-    "posterior": ("Posterior samples", ("learned_samplers.posterior", "learned_samplers.posterior.uncertainty")),
+    "posterior": ("Posterior samples", ("learned_samplers.posterior",)),
     "checks": ("Checks", ("learned_samplers.checks",)),
     "conventions": ("Conventions", ("learned_samplers.conventions",)),
     "metrics": ("Metrics", ("learned_samplers.metrics",)),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from learned_samplers.base import validation
 from learned_samplers.posterior.collection import SampleCollection
-from learned_samplers.posterior.names import normalisation_buffers
+from learned_samplers.posterior.normalisation import normalisation_buffers
 
 
 def laplace_samples(model: nn.Module, laplace: Any, count: int) -> SampleCollection:

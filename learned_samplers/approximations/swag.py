@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from learned_samplers.base import validation
 from learned_samplers.posterior import compiled
-from learned_samplers.posterior.storage import compare_settings
+from learned_samplers.posterior.store import compare_settings
 
 
 class SWAG:

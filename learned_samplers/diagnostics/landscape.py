@@ -18,9 +18,9 @@ from learned_samplers.diagnostics.class_losses import log_probabilities, mean_lo
 from learned_samplers.metrics.arrays import as_tensor
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.inputs import as_inputs
-from learned_samplers.posterior.names import normalisation_buffers
+from learned_samplers.posterior.normalisation import normalisation_buffers
 from learned_samplers.posterior.outputs import Output, Reading
-from learned_samplers.posterior.snapshot import same_values
+from learned_samplers.posterior.snapshots import same_values
 
 State = Mapping[str, Tensor]
 

@@ -11,8 +11,8 @@ from transformers import TrainerCallback
 
 from learned_samplers.base.files import write_atomically
 from learned_samplers.integrations.resumption import begin, validate_missing, warn_of_clipping
-from learned_samplers.posterior.collecting import PosteriorSamples
-from learned_samplers.posterior.snapshot import unwrapped
+from learned_samplers.posterior.collect import PosteriorSamples
+from learned_samplers.posterior.snapshots import unwrapped
 from learned_samplers.posterior.tensor_files import fingerprint
 
 FILE = "posterior.pt"

@@ -6,8 +6,8 @@ from typing import Any
 
 from learned_samplers.base import validation
 from learned_samplers.integrations.resumption import begin, validate_missing, warn_of_clipping
-from learned_samplers.posterior.collecting import PosteriorSamples
-from learned_samplers.posterior.snapshot import unwrapped
+from learned_samplers.posterior.collect import PosteriorSamples
+from learned_samplers.posterior.snapshots import unwrapped
 
 try:
     from lightning.pytorch import Callback

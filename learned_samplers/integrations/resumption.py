@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from learned_samplers.base import validation
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.posterior.collecting import PosteriorSamples
-from learned_samplers.posterior.resuming import is_on_disk
+from learned_samplers.posterior.collect import PosteriorSamples, is_on_disk
 
 MISSING = ("refuse", "warn")
 

@@ -1,7 +1,8 @@
 """Collecting, keeping and predicting with posterior samples."""
 
 from learned_samplers.posterior.arviz_export import to_arviz
-from learned_samplers.posterior.collecting import PosteriorSamples
+from learned_samplers.posterior.collect import PosteriorSamples
 from learned_samplers.posterior.collection import SampleCollection
+from learned_samplers.posterior.outputs import Uncertainty
 
-__all__ = ["PosteriorSamples", "SampleCollection", "to_arviz"]
+__all__ = ["PosteriorSamples", "SampleCollection", "Uncertainty", "to_arviz"]

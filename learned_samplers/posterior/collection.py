@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,15 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base import validation
 from learned_samplers.posterior.arviz_export import to_arviz
-from learned_samplers.posterior.frozen import Fingerprints
-from learned_samplers.posterior.given import drawn_samples, given_samples
-from learned_samplers.posterior.names import refuse_sharded, tensors_of
-from learned_samplers.posterior.prediction import refuse_merged
-from learned_samplers.posterior.predictive import Predictive
-from learned_samplers.posterior.saved import read_collection, save_collection, validate_network
-from learned_samplers.posterior.storage import MergedStore, Part, compare_settings, warn_of_copies
-from learned_samplers.posterior.tensor_files import Tensors
+from learned_samplers.posterior.network import (
+    buffers_of,
+    parameters_of,
+    plain_names,
+    refuse_merged,
+    refuse_sharded,
+    tensors_of,
+    with_plain_names,
+)
+from learned_samplers.posterior.normalisation import normalisation_buffers, validate_policy
+from learned_samplers.posterior.on_disk import read_collection, save_collection, validate_network
+from learned_samplers.posterior.predict import Predictive
+from learned_samplers.posterior.snapshots import Fingerprints, same_values
+from learned_samplers.posterior.store import Entry, MemoryStore, MergedStore, Part, compare_settings, warn_of_copies
+from learned_samplers.posterior.tensor_files import Tensors, require_finite
 
 
 class SampleCollection(Predictive):
@@ -248,3 +257,86 @@ class SampleCollection(Predictive):
     ) -> Any:
         """The samples for ArviZ, this collection's chains first. See :func:`to_arviz`."""
         return to_arviz([self, *other_chains], parameters=parameters, max_parameters=max_parameters)
+
+
+def given_samples(
+    model: nn.Module, samples: Sequence[Mapping[str, Tensor]], buffers: str
+) -> tuple[MemoryStore, dict[str, Any]]:
+    """The store and the settings of a collection of these weights; see `SampleCollection.from_samples`."""
+    if not samples:
+        raise ValueError("samples must hold at least one set of weights, got none")
+    shapes = {name: list(parameter.shape) for name, parameter in parameters_of(model).items()}
+    others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
+    owners = _owners(model)
+    known = {*shapes, *others, *owners}
+    samples = [with_plain_names(_without_count(sample, known), known) for sample in samples]
+    statistics = normalisation_buffers(model)
+    store = MemoryStore()
+    rows: dict[int, Tensors] = {}
+    for k, sample in enumerate(samples):
+        for name, value in sample.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"samples[{k}]: {name!r} is a {type(value).__name__} and no tensor: leave it out, for a sample is "
+                    "the network's parameters and buffers"
+                )
+        for name, owner in owners.items():
+            if name in sample and owner in sample and not same_values(sample[name], sample[owner].to(sample[name])):
+                raise ValueError(f"samples[{k}]: {name!r} and {owner!r} are one tensor in the model, and differ here")
+        rows[k + 1] = {name: t.detach().clone() for name, t in sample.items() if name not in owners}
+        expected = {**shapes, **{name: shape for name, shape in others.items() if name in samples[0]}}
+        found = {name: list(tensor.shape) for name, tensor in rows[k + 1].items()}
+        if found != expected:
+            wrong = next(name for name in (*expected, *found) if expected.get(name) != found.get(name))
+            raise ValueError(
+                f"samples[{k}]: {wrong!r} has shape {found.get(wrong)}, the model's is {expected.get(wrong)}"
+            )
+        require_finite(f"samples[{k}]", rows[k + 1], shapes)
+    missing = [name for name in statistics if name not in samples[0]]
+    if missing and buffers != "reestimate":
+        raise ValueError(f"samples[0] lacks the running statistics {missing[0]!r} of the model")
+    store.commit([Entry(step, 0, step) for step in rows], rows, store.progress)
+    left_out = set(samples[0]) | (set(statistics) if buffers == "reestimate" else set())
+    store.set_fixed({n: b.detach().clone() for n, b in buffers_of(model).items() if n not in left_out})
+    return store, {"shapes": shapes, "buffers": buffers}
+
+
+def _owners(model: nn.Module) -> dict[str, str]:
+    """Of each further name of a tied parameter or buffer the one that the samples have it under."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    plain, first = plain_names([name for name, _ in named]), dict[int, str]()
+    pairs = [(plain[name], first.setdefault(id(tensor), plain[name])) for name, tensor in named]
+    return {name: owner for name, owner in pairs if name != owner}
+
+
+def _without_count(sample: Mapping[str, Tensor], known: set[str]) -> dict[str, Tensor]:
+    """A state dict without the count of weights that torch's ``AveragedModel`` has beside its network, ``module``."""
+    counts = {"n_averaged"} - known
+    others = {name: tensor for name, tensor in sample.items() if name not in counts}
+    return others if all(name.startswith("module.") for name in others) else dict(sample)
+
+
+def drawn_samples(
+    model: nn.Module, sampled_params: Callable[[], AbstractContextManager[Any]], count: int, buffers: str
+) -> tuple[MemoryStore, dict[str, Any]]:
+    """The store and the settings of a collection of draws; see `SampleCollection.from_draws`."""
+    validation.whole("count", count)
+    if not callable(sampled_params):
+        raise TypeError(f"sampled_params must be a function that gives a context, got {type(sampled_params).__name__}")
+    validate_policy(model, buffers)
+    statistics = normalisation_buffers(model)
+    if statistics and buffers == "snapshot":
+        warnings.warn(
+            f"buffers='snapshot' gives every draw the running statistics ({statistics[0]!r}, ...) that the network has "
+            "now: right if its normalisation layers were in evaluation mode throughout training; else choose "
+            "buffers='reestimate' and call reestimate_buffers(data)",
+            stacklevel=3,
+        )
+    samples = []
+    for _ in range(count):
+        with torch.no_grad(), sampled_params():
+            tensors: Tensors = dict(parameters_of(model))
+            if buffers == "snapshot":
+                tensors |= buffers_of(model)
+            samples.append({name: tensor.detach().clone() for name, tensor in tensors.items()})
+    return given_samples(model, samples, buffers)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from learned_samplers.posterior.storage import chunks
+from learned_samplers.posterior.store import chunks
 
 #: A tensor or array (N, ...), a tuple or a dictionary of them, or a DataLoader.
 Inputs = Any

@@ -7,7 +7,7 @@ from scipy import signal, stats
 from torch import nn
 
 from learned_samplers import PosteriorSamples, diagnostics
-from learned_samplers.posterior.collecting import SampleCollection
+from learned_samplers.posterior.collect import SampleCollection
 
 
 def autoregressive(rho, chains=4, draws=4000, coordinates=20, seed=0):

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from learned_samplers import SGHMC, PosteriorSamples, SampleCollection
-from learned_samplers.posterior.folder import FolderStore
-from learned_samplers.posterior.storage import Entry, Progress
+from learned_samplers.posterior.on_disk import FolderStore
+from learned_samplers.posterior.store import Entry, Progress
 
 
 def build(path=None, seed=0, **options):
@@ -279,7 +279,7 @@ def test_a_sample_under_anothers_name(tmp_path):
 def test_the_index_grows_by_a_line_a_sample(tmp_path, monkeypatch):
     store = FolderStore(tmp_path, {"shapes": {"w": [2]}}, torch.device("cpu"))
     written = []
-    import learned_samplers.posterior.folder as folder
+    import learned_samplers.posterior.on_disk as folder
 
     real = folder.append
     monkeypatch.setattr(folder, "append", lambda path, size, data: (written.append(len(data)), real(path, size, data)))

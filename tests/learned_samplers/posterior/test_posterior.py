@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from learned_samplers import SGHMC, SGLD, CyclicalSGMCMC
-from learned_samplers.posterior.collecting import PosteriorSamples
+from learned_samplers.posterior.collect import PosteriorSamples
 
 
 class Counter(nn.Module):

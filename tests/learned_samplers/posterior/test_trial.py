@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from learned_samplers import SGHMC, PosteriorSamples, SampleCollection
-from learned_samplers.posterior import trial
+from learned_samplers.posterior import running
 
 X = torch.linspace(-2, 2, 160).view(40, 4)
 Y = torch.arange(40) % 3
@@ -101,7 +101,7 @@ def test_it_runs_once_and_on_a_few_rows(monkeypatch):
     posterior = collect(model)
     model.register_forward_hook(lambda module, args, out: rows.append(len(out)))
     posterior.predict(X)
-    assert max(rows[:-1]) == trial.FEW
+    assert max(rows[:-1]) == running.FEW
     assert rows[-1] == len(X)
     del rows[:]
     posterior.predict(X)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from learned_samplers import PosteriorSamples, SampleCollection
-from learned_samplers.posterior import frozen, snapshot
+from learned_samplers.posterior import snapshots
 
 
 class LoRA(nn.Module):
@@ -94,9 +94,9 @@ def test_a_file_without_the_base_model(tmp_path):
 def test_frozen_parameters_are_looked_at_only_after_a_change(store_frozen, monkeypatch):
     model, sampler, posterior = collect(steps=1, store_frozen=store_frozen)
     looked = []
-    real_equal, real_fingerprint = torch.equal, frozen.fingerprint
-    monkeypatch.setattr(snapshot.torch, "equal", lambda a, b: (looked.append(a.shape), real_equal(a, b))[1])
-    monkeypatch.setattr(frozen, "fingerprint", lambda t: (looked.append(t.shape), real_fingerprint(t))[1])
+    real_equal, real_fingerprint = torch.equal, snapshots.fingerprint
+    monkeypatch.setattr(snapshots.torch, "equal", lambda a, b: (looked.append(a.shape), real_equal(a, b))[1])
+    monkeypatch.setattr(snapshots, "fingerprint", lambda t: (looked.append(t.shape), real_fingerprint(t))[1])
     train(model, sampler, 5)
     assert not looked
     model.load_state_dict(model.state_dict())  # the same values written anew

@@ -20,7 +20,7 @@ from experiments.images.runner import ImageRuns, store_for
 from experiments.images.sampling import Sampling, Trials
 from experiments.images.scoring import predicted_numbers, score
 from learned_samplers import diagnostics
-from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
+from learned_samplers.posterior.collect import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 from experiments.harness.figures import grid_lines, new_figure
 from experiments.harness.tables import finished, markdown, spread
 from learned_samplers import metrics
-from learned_samplers.posterior.collecting import SampleCollection
+from learned_samplers.posterior.collect import SampleCollection
 from meta_tasks.datasets import ArrayData, ImageData, TokenData, load_corrupted
 from meta_tasks.datasets.corruptions import LARGEST_SEVERITY, RECREATED, corrupt
 from meta_tasks.random_streams import generator

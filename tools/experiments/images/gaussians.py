@@ -22,7 +22,7 @@ from experiments.images.training import (
 )
 from learned_samplers.approximations import SWAG, laplace_samples
 from learned_samplers.base.optional import require
-from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
+from learned_samplers.posterior.collect import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ImageData
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from learned_samplers import diagnostics
-from learned_samplers.posterior.collecting import SampleCollection
+from learned_samplers.posterior.collect import SampleCollection
 from meta_tasks.datasets import ImageData
 
 IMAGES = 1000  # on which losses along lines are evaluated

@@ -15,7 +15,7 @@ from experiments.images.likelihood import Regression
 from experiments.images.result import Result
 from learned_samplers import metrics
 from learned_samplers.metrics.regression import mixture_log_density
-from learned_samplers.posterior.collecting import SampleCollection
+from learned_samplers.posterior.collect import SampleCollection
 from meta_tasks.datasets import ImageData
 
 _LEVEL = 0.9  # of the intervals whose coverage is measured

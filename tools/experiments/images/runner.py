@@ -28,7 +28,7 @@ from experiments.images.settings import Settings
 from experiments.images.training import build_network, hmc_run, own_network
 from learned_samplers.diagnostics.landscape import OwnBuffers
 from learned_samplers.integrations.tensorboard import write_settings
-from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
+from learned_samplers.posterior.collect import PosteriorSamples, SampleCollection
 from learned_samplers.posterior.tensor_files import NotFinite
 from meta_tasks.datasets import ImageData
 from meta_tasks.progress import progress

@@ -16,7 +16,7 @@ from experiments.images.likelihood import Likelihood, Regression
 from experiments.images.regression import moments, score_regression, validation_nll
 from experiments.images.result import CURVES, Result
 from learned_samplers import metrics
-from learned_samplers.posterior.collecting import SampleCollection
+from learned_samplers.posterior.collect import SampleCollection
 from meta_tasks.datasets import ImageData
 
 

@@ -20,7 +20,7 @@ from experiments.images.settings import Settings
 from learned_samplers import HMC, CyclicalSchedule
 from learned_samplers.base.optional import require
 from learned_samplers.classical.cyclical import cyclical_phase
-from learned_samplers.posterior.collecting import PosteriorSamples, SampleCollection
+from learned_samplers.posterior.collect import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ArrayData, ImageData, TokenData
 from meta_tasks.networks import architectures, build_text, text_networks
 

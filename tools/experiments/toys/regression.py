@@ -19,7 +19,7 @@ from experiments.harness.options import at_least, at_least_one, not_negative, po
 from experiments.harness.output import settings_of
 from learned_samplers import HMC, L2E, SGHMC, PosteriorSamples
 from learned_samplers.base.files import write_atomically
-from learned_samplers.posterior.collecting import SampleCollection
+from learned_samplers.posterior.collect import SampleCollection
 
 RANGES = ((-5.0, -1.0), (1.0, 4.0))
 GAP, GRID = (-1.0, 1.0), (-7.0, 6.0)

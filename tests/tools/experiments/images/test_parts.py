@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from learned_samplers import MetaSGMCMC, metrics
 from learned_samplers.classical.cyclical import cyclical_phase
-from learned_samplers.posterior.collecting import SampleCollection
+from learned_samplers.posterior.collect import SampleCollection
 
 ALTERNATIVES = {
     "momentum_decay": (0.05, 0.1, 0.3),

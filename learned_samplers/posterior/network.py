@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from learned_samplers.base.sharding import is_sharded
-from learned_samplers.posterior.attributes import Attributes
 
 T = TypeVar("T")
 
@@ -61,43 +61,25 @@ def with_plain_names(tensors: Mapping[str, T], known: Iterable[str]) -> dict[str
     return {plain[name]: tensor for name, tensor in tensors.items()}
 
 
-def _plain(model: nn.Module) -> dict[str, str]:
+def plain_names_of(model: nn.Module) -> dict[str, str]:
     return plain_names([name for name, _ in (*model.named_parameters(), *model.named_buffers())])
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by plain name; a tied one counts once."""
-    plain = _plain(model)
+    plain = plain_names_of(model)
     return {plain[name]: parameter for name, parameter in model.named_parameters()}
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     """The buffers by plain name."""
-    plain = _plain(model)
+    plain = plain_names_of(model)
     return {plain[name]: buffer for name, buffer in model.named_buffers()}
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by plain name."""
     return {**parameters_of(model), **buffers_of(model)}
-
-
-def normalisation_layers(model: nn.Module) -> list[tuple[Any, list[str]]]:
-    """The batch (or instance) normalisation layers with running statistics, and the plain names of their buffers."""
-    # The base class of every BatchNorm, SyncBatchNorm and InstanceNorm of torch.
-    base = nn.modules.batchnorm._NormBase
-    layers = []
-    plain = _plain(model)
-    for prefix, module in model.named_modules():
-        if isinstance(module, base) and module.track_running_stats and module.running_mean is not None:
-            own = [plain[f"{prefix}.{name}" if prefix else name] for name, _ in module.named_buffers(recurse=False)]
-            layers.append((module, own))
-    return layers
-
-
-def normalisation_buffers(model: nn.Module) -> list[str]:
-    """Plain names of the buffers that batch (or instance) normalisation updates in training mode."""
-    return [name for _, names in normalisation_layers(model) for name in names]
 
 
 class Caller:
@@ -112,7 +94,7 @@ class Caller:
     def __init__(self, model: nn.Module) -> None:
         self.network = network_of(model)
         refuse_sharded(self.network)
-        self._actual = {short: name for name, short in _plain(self.network).items()}
+        self._actual = {short: name for name, short in plain_names_of(self.network).items()}
 
     def __call__(self, state: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         named = {self._actual[name]: tensor for name, tensor in state.items()}
@@ -121,3 +103,71 @@ class Caller:
             return functional_call(self.network, named, args, dict(kwargs))
         finally:
             before.restore()
+
+
+_ABSENT = object()
+#: Tables of hooks and the like, which no forward writes into.
+_OF_TORCH = set(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
+
+
+class Attributes:
+    """The present attributes of all modules of a network, to be put back by :meth:`restore`.
+
+    A forward may leave tensors in its modules: attention weights for a figure, a cache, or the weight that the hooks of
+    ``weight_norm`` and ``prune`` compute. Those of a run under vmap cannot be used after it, and those of one sample
+    are wrong for the next. Lists and dictionaries are remembered one level deep; values of tensors are not.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._dictionaries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        for module in network.modules():
+            own = vars(module)
+            self._dictionaries.append((own, dict(own)))
+            for name, value in own.items():
+                if isinstance(value, dict) and name not in _OF_TORCH:
+                    self._dictionaries.append((value, dict(value)))
+                elif isinstance(value, list):
+                    self._lists.append((value, list(value)))
+
+    def restore(self) -> None:
+        """Put everything back that is not as it was."""
+        for now, before in self._dictionaries:
+            if len(now) != len(before) or any(now.get(key, _ABSENT) is not value for key, value in before.items()):
+                now.clear()
+                now.update(before)
+        for items, kept in self._lists:
+            if len(items) != len(kept) or any(a is not b for a, b in zip(items, kept, strict=True)):
+                items[:] = kept
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """The whole model in evaluation mode; afterwards every module is in the mode in which it was found.
+
+    A module's own ``train`` is not called: some change weights in it, as LoRA layers do that merge their adapters.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def refuse_merged(model: nn.Module, sampled: Callable[[], Iterable[str]]) -> None:
+    """Raise ValueError if a layer has added a sampled adapter to the weight beside it, as ``eval`` does with loralib's.
+
+    A sample's own adapter would then not be seen at all. ``sampled`` gives the names of the sampled weights.
+    """
+    merged = {name: each for name, each in model.named_modules() if getattr(each, "merged", False) is True}
+    tensors = tensors_of(model) if merged else {}
+    own = {id(tensors[name]) for name in sampled() if name in tensors} if merged else set()
+    for name, module in merged.items():
+        if any(id(p) in own for p in module.parameters()):
+            raise ValueError(
+                f"model: its layer {name!r} has merged its adapter into its weight (merged=True), which hides the "
+                "samples of the adapter: unmerge it first, by model.train() or as its library does"
+            )

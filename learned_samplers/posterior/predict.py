@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation
-from learned_samplers.posterior.frozen import Fingerprints
 from learned_samplers.posterior.inputs import Inputs
-from learned_samplers.posterior.names import refuse_scripted
-from learned_samplers.posterior.outputs import Noise, Output, Reading
-from learned_samplers.posterior.prediction import Runner
-from learned_samplers.posterior.reestimation import reestimated_buffers, statistics_to_compute
-from learned_samplers.posterior.storage import Store
-from learned_samplers.posterior.tensor_files import Tensors
-from learned_samplers.posterior.uncertainty import (
+from learned_samplers.posterior.network import refuse_scripted
+from learned_samplers.posterior.normalisation import reestimated_buffers, statistics_to_compute
+from learned_samplers.posterior.outputs import (
+    Noise,
+    Output,
+    Reading,
     Uncertainty,
     draw_classes,
     draw_targets,
@@ -27,6 +25,10 @@ from learned_samplers.posterior.uncertainty import (
     validated,
     variance_decomposition,
 )
+from learned_samplers.posterior.running import Runner
+from learned_samplers.posterior.snapshots import Fingerprints
+from learned_samplers.posterior.store import Store
+from learned_samplers.posterior.tensor_files import Tensors
 
 
 class Options(TypedDict, total=False):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,15 +17,21 @@ from torch.optim import Optimizer
 
 from learned_samplers.base import validation
 from learned_samplers.base.distributed import writes
-from learned_samplers.posterior import compiled, resuming
+from learned_samplers.posterior import compiled
 from learned_samplers.posterior.collection import SampleCollection
-from learned_samplers.posterior.folder import FolderStore
-from learned_samplers.posterior.given import validate_policy
-from learned_samplers.posterior.learning_rates import LearningRates
-from learned_samplers.posterior.names import refuse_scripted, tensors_of
-from learned_samplers.posterior.snapshot import Snapshots, sampled_parameters, unwrapped, validate_dtype
-from learned_samplers.posterior.storage import ElsewhereStore, Entry, MemoryStore, Progress
-from learned_samplers.posterior.tensor_files import Tensors
+from learned_samplers.posterior.network import refuse_scripted, tensors_of
+from learned_samplers.posterior.normalisation import validate_policy
+from learned_samplers.posterior.on_disk import FolderStore
+from learned_samplers.posterior.snapshots import Snapshots, on_device, sampled_parameters, unwrapped, validate_dtype
+from learned_samplers.posterior.store import (
+    ElsewhereStore,
+    Entry,
+    MemoryStore,
+    Progress,
+    compare_settings,
+    validate_counts,
+)
+from learned_samplers.posterior.tensor_files import Tensors, require_finite
 
 
 class PosteriorSamples(SampleCollection):
@@ -178,7 +186,7 @@ class PosteriorSamples(SampleCollection):
         before = self._progress
         if not self._placed and isinstance(self._store, FolderStore):
             place = f"({type(self._sampler).__name__}) counts no steps, so that its place in a chain is not known"
-            raise RuntimeError(resuming.another_chain(place, before.last_step, self._store.folder))
+            raise RuntimeError(another_chain(place, before.last_step, self._store.folder))
         step = before.last_step + 1 if self._counts else step
         if step <= before.last_step:
             raise RuntimeError(self._gone_back(step))
@@ -200,7 +208,7 @@ class PosteriorSamples(SampleCollection):
     def _gone_back(self, step: int) -> str:
         seen = self._progress.last_step
         if isinstance(self._store, FolderStore) and not self._has_stepped:
-            return resuming.another_chain(f"is at step {step}", seen, self._store.folder)
+            return another_chain(f"is at step {step}", seen, self._store.folder)
         return (
             f"the sampler is at step {step}, but step {seen} has been seen: when a sampler goes back to a checkpoint, "
             "load the state dict that PosteriorSamples had then as well"
@@ -285,7 +293,7 @@ class PosteriorSamples(SampleCollection):
             "settings": dict(self._settings),
             "progress": asdict(self._progress),
             "entries": [asdict(entry) for entry in self._store.entries],
-            "samples": None if resuming.is_on_disk(self._store) else list(map(self._store.read, range(len(self)))),
+            "samples": None if is_on_disk(self._store) else list(map(self._store.read, range(len(self)))),
             "fixed": self._store.fixed,
             "frozen": dict(self._store.frozen),
         }
@@ -301,6 +309,84 @@ class PosteriorSamples(SampleCollection):
             ValueError: the state is of a collection with other settings or another network, is incomplete, names a
                 file that is missing, or holds weights that are not finite.
         """
-        self._progress = resuming.load_state(self._store, state, self._settings, self.device)
+        self._progress = load_state(self._store, state, self._settings, self.device)
         self._snapshots.forget()
         self._reestimated, self._placed = {}, True
+
+
+def is_on_disk(store: MemoryStore | FolderStore) -> bool:
+    """Whether a checkpoint names the samples of this store without holding them."""
+    return isinstance(store, FolderStore | ElsewhereStore)
+
+
+def another_chain(place: str, seen: int, folder: Path) -> str:
+    """The error where a sampler, at ``place``, does not go on from step ``seen`` of the chain that a folder holds."""
+    return (
+        f"the sampler {place}, but {folder} holds a chain up to step {seen}: to continue it, load the state dicts of "
+        "the sampler and of PosteriorSamples from their checkpoint; to begin it again, call restart() on this object, "
+        f"or delete {folder}"
+    )
+
+
+def load_state(
+    store: MemoryStore | FolderStore, state: Mapping[str, Any], settings: Mapping[str, Any], device: torch.device
+) -> Progress:
+    """Restore a store from a state dict of `PosteriorSamples`; see `PosteriorSamples.load_state_dict`."""
+    try:
+        compare_settings(settings, state["settings"], "the state dict")
+        progress = Progress(**state["progress"])
+        entries = [Entry(**entry) for entry in state["entries"]]
+        samples, fixed, frozen = state["samples"], state["fixed"], dict(state.get("frozen", {}))
+        if samples is not None and len(samples) != len(entries):
+            raise ValueError(f"the state dict lists {len(entries)} samples and holds {len(samples)}")
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a state dict of PosteriorSamples ({type(error).__name__}: {error})") from error
+    validate_counts("the state dict", progress, *entries)
+    in_folder = is_on_disk(store)
+    if (samples is None) != in_folder:
+        kinds = ("on disk", "in memory")
+        raise ValueError(f"the state dict's samples are {kinds[not in_folder]}, this collection's {kinds[in_folder]}")
+    if in_folder:
+        stride = max(progress.stride, store.progress.stride)
+        progress = replace(progress, stride=stride)
+        entries = [entry for entry in entries if entry.number % stride == 0]
+    added = {} if samples is None else {entry.step: dict(s) for entry, s in zip(entries, samples, strict=True)}
+    for step, sample in added.items():
+        shapes = {name: list(sample[name].shape) for name in settings["shapes"] if name in sample}
+        compare_settings({"shapes": settings["shapes"]}, {"shapes": shapes}, f"the sample of step {step}")
+        require_finite(f"the sample of step {step}", sample, shapes)
+        added[step] = on_device(sample, device)
+    if fixed is not None:
+        fixed = on_device(fixed, device)
+        # First, because writing it can fail; alone it changes nothing that is read.
+        store.set_fixed(fixed, frozen)
+    store.commit(entries, added, progress, delete=False)
+    store.fixed, store.frozen = fixed, frozen
+    return progress
+
+
+#: Below this share of the largest learning rate of a kept sample, samples are near copies of each other.
+SHARE = 0.01
+
+
+class LearningRates:
+    """The largest learning rate at which a collector has kept a sample."""
+
+    def __init__(self) -> None:
+        self._largest, self._said = 0.0, False
+
+    def keep(self, sampler: Any, step: int) -> None:
+        """Take note of a kept sample; warn, once, if the learning rate has fallen far below that of others."""
+        # A cyclical schedule means to fall, and goes up again; draws from a Gaussian do not depend on the rate.
+        if self._said or getattr(sampler, "schedule", None) is not None or hasattr(sampler, "sampled_params"):
+            return
+        present = max((float(group["lr"]) for group in sampler.param_groups if "lr" in group), default=0.0)
+        self._largest = max(self._largest, present)
+        if present < SHARE * self._largest:
+            self._said = True
+            warnings.warn(
+                f"the sample of step {step} was kept at lr={present:.3g}, and others at up to {self._largest:.3g}: at "
+                "so small a learning rate samples are near copies of each other. End the schedule above 0, detach() "
+                "before, or use CyclicalSchedule",
+                stacklevel=2,
+            )

@@ -10,9 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.posterior.inputs import Repeatable, second_input
-from learned_samplers.posterior.names import network_of, normalisation_buffers, normalisation_layers, tensors_of
-from learned_samplers.posterior.prediction import refuse_merged
-from learned_samplers.posterior.tensor_files import Tensors
+from learned_samplers.posterior.network import (
+    buffers_of,
+    network_of,
+    plain_names_of,
+    refuse_merged,
+    tensors_of,
+)
+from learned_samplers.posterior.tensor_files import Tensors, require_writable
 
 
 def reestimated_buffers(
@@ -75,3 +80,47 @@ def statistics_to_compute(model: nn.Module, fixed: Mapping[str, Tensor]) -> list
 def _count_call(layer: Any, inputs: Any) -> None:
     """Give the next call of a layer its share in a plain average; ``momentum=None`` does so in batch norm alone."""
     layer.momentum = 1.0 if layer.momentum is None else layer.momentum / (1 + layer.momentum)
+
+
+POLICIES = ("refuse", "snapshot", "reestimate")
+
+
+def validate_policy(model: nn.Module, buffers: str) -> str:
+    """``buffers``, if it is a policy that suits the model's buffers; ValueError otherwise."""
+    if buffers not in POLICIES:
+        raise ValueError(f"buffers must be one of {POLICIES}, got {buffers!r}")
+    for name, buffer in buffers_of(model).items():
+        if buffer.layout != torch.strided:
+            raise ValueError(
+                f"model: its buffer {name!r} is sparse ({buffer.layout}) and cannot be kept with the samples: make it "
+                "dense, or an attribute of the module that is no buffer"
+            )
+        require_writable(f"model: its buffer {name!r}", buffer)
+    statistics = normalisation_buffers(model)
+    if statistics and buffers == "refuse":
+        raise ValueError(
+            f"the model has running statistics ({statistics[0]!r} and {len(statistics) - 1} more buffers) that belong "
+            "to the weights they were computed with: choose buffers='snapshot' to keep them with each sample, or "
+            "buffers='reestimate' to compute them from data before predicting; got buffers='refuse'"
+        )
+    if buffers == "reestimate" and not statistics:
+        raise ValueError("buffers='reestimate', but the model has no normalisation layer with running statistics")
+    return buffers
+
+
+def normalisation_layers(model: nn.Module) -> list[tuple[Any, list[str]]]:
+    """The batch (or instance) normalisation layers with running statistics, and the plain names of their buffers."""
+    # The base class of every BatchNorm, SyncBatchNorm and InstanceNorm of torch.
+    base = nn.modules.batchnorm._NormBase
+    layers = []
+    plain = plain_names_of(model)
+    for prefix, module in model.named_modules():
+        if isinstance(module, base) and module.track_running_stats and module.running_mean is not None:
+            own = [plain[f"{prefix}.{name}" if prefix else name] for name, _ in module.named_buffers(recurse=False)]
+            layers.append((module, own))
+    return layers
+
+
+def normalisation_buffers(model: nn.Module) -> list[str]:
+    """Plain names of the buffers that batch (or instance) normalisation updates in training mode."""
+    return [name for _, names in normalisation_layers(model) for name in names]
