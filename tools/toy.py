@@ -18,7 +18,7 @@ from experiments.harness.options import parse_command
 from experiments.harness.output import command_line, explained
 from experiments.toys.bias import Bias
 from experiments.toys.bias import draw as draw_bias
-from experiments.toys.experiment import ZDT3, Mixtures, compare
+from experiments.toys.particles import ZDT3, Mixtures, compare
 from experiments.toys.trajectories import Posterior, draw
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import benchmark
 import function_space
-import gaussians
 import overview
 import regression
 import tyro
@@ -18,7 +17,7 @@ from experiments.images.sample_options import SampleOptions
 from experiments.meta_training import options as meta_training
 from experiments.multi_task import comparison as multi_task
 from experiments.toys.bias import Bias
-from experiments.toys.experiment import ZDT3, Mixtures
+from experiments.toys.particles import ZDT3, Mixtures
 from experiments.toys.trajectories import Posterior
 
 from meta_tasks.estimators import Estimator
@@ -53,7 +52,6 @@ PARSERS = {
     "sample": lambda arguments: tyro.cli(SampleOptions, args=arguments),
     "benchmark": lambda arguments: parse_command(benchmark.COMMANDS, arguments, None),
     "regression": lambda arguments: tyro.cli(regression.Options, args=arguments),
-    "gaussians": lambda arguments: tyro.cli(gaussians.Options, args=arguments),
     "meta_train": check_meta_train,
     "overview": lambda arguments: tyro.cli(overview.Options, args=arguments),
 }

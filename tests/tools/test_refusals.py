@@ -12,6 +12,9 @@ from experiments.function_space.sine import Sine
 from experiments.function_space.uci_runs import UCI
 from experiments.multi_task.comparison import TaskOptions
 from experiments.multi_task.methods import Settings
+from experiments.toys.bias import Bias
+from experiments.toys.particles import ZDT3, Mixtures
+from experiments.toys.trajectories import Posterior
 
 ROWS = [
     (StepBenchmark, {"clock": "processor", "device": "cuda"}, "clock"),
@@ -46,6 +49,13 @@ ROWS = [
     (Settings, {"warm_up": 1.0}, "warm_up"),
     (Settings, {"halve_every": 0.0}, "halve_every"),
     (Settings, {"temperature": -1.0}, "temperature"),
+    (Mixtures, {"seeds": 0}, "seeds"),
+    (Mixtures, {"lr": float("nan")}, "lr"),
+    (ZDT3, {"temperature": -1.0}, "temperature"),
+    (ZDT3, {"temperature": float("inf")}, "temperature"),
+    (Bias, {"samplers": ("Adam",)}, "samplers"),
+    (Bias, {"coordinates": 0}, "coordinates"),
+    (Posterior, {"steps": 210}, "steps"),
 ]
 
 

@@ -5,13 +5,31 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from experiments.toys import bias, experiment, trajectories
-from experiments.toys.methods import METHODS, ON_A_FRONT
+from experiments.toys import bias, particles, trajectories
+from experiments.toys.particles import (
+    LEAST,
+    METHODS,
+    ON_A_FRONT,
+    REFERENCE,
+    SEGMENTS,
+    ZDT3,
+    Mixtures,
+    hypervolume,
+    mixture_energies,
+    segments_reached,
+    share_in_common_region,
+    zdt3,
+    zdt3_front,
+)
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from toy import main
+
+from learned_samplers.particles import MGDA
 
 
 @pytest.mark.parametrize(("command", "methods"), [("mixtures", METHODS), ("zdt3", ON_A_FRONT)])
@@ -32,8 +50,8 @@ def test_an_interrupted_command_goes_on(command, tmp_path, monkeypatch, capsys):
     arguments = [command, "--steps", "4", "--particles", "6"]
     main([*arguments, "--seeds", "1", "--out", str(tmp_path / "kept")])
     calls = []
-    plain = experiment.run
-    monkeypatch.setattr(experiment, "run", lambda *args, **kwargs: calls.append(1) or plain(*args, **kwargs))
+    plain = particles.run
+    monkeypatch.setattr(particles, "run", lambda *args, **kwargs: calls.append(1) or plain(*args, **kwargs))
     main([*arguments, "--seeds", "2", "--out", str(tmp_path / "kept")])
     methods = METHODS if command == "mixtures" else ON_A_FRONT
     assert len(calls) == len(methods)
@@ -81,32 +99,6 @@ def test_the_energy_of_the_two_weights_is_that_of_the_mixture():
     assert trajectories.energy(weights.flip(0)).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_bad_options(capsys):
-    with pytest.raises(SystemExit):
-        main(["mixtures", "--seeds", "0"])
-    assert "seeds must be at least 1, got 0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["mixtures", "zdt3"])
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--lr", "-1", "lr must be positive, got -1.0"),
-        ("--lr", "nan", "lr must be positive, got nan"),
-        ("--temperature", "-1", "temperature must not be negative, got -1.0"),
-        ("--temperature", "nan", "temperature must not be negative, got nan"),
-        ("--temperature", "inf", "temperature must be finite, got inf"),
-    ],
-)
-def test_numbers_that_no_sampler_takes_are_refused_before_anything_runs(
-    tmp_path, capsys, command, option, value, message
-):
-    with pytest.raises(SystemExit):
-        main([command, option, value, "--steps", "2", "--seeds", "1", "--out", str(tmp_path / "out")])
-    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert not (tmp_path / "out").exists()
-
-
 def test_it_does_not_load_the_image_engine():
     code = (
         "import sys, toy; print(sorted(m for m in sys.modules if m.startswith(('experiments.images', 'meta_tasks.'))))"
@@ -147,13 +139,118 @@ def test_the_bias_of_linear_steps_is_the_closed_form_and_figures_are_written(tmp
     assert "unstable" not in capsys.readouterr().out
 
 
-def test_a_simulated_bias_agrees_with_the_exact_one_and_bad_names_are_refused():
+def test_a_simulated_bias_agrees_with_the_exact_one():
     options = bias.Bias(coordinates=2000)
     exact = {x: error for x, error, _ in bias.exact(bias.maker("SGLD"), options)}
     for x, error, spread in bias.simulated(bias.maker("SGLD"), options):
         if x in exact:
             assert abs(error - exact[x]) < 5 * spread
-    with pytest.raises(ValueError, match=r"samplers must be of .*, got 'Adam'"):
-        bias.Bias(samplers=("Adam",))
     with pytest.raises(ValueError, match="is not linear"):
         bias.exact(bias.maker("PSGLD"), options)
+
+
+# ---------------------------------------------------------------- the problems, against what is known of them
+
+
+def test_mixtures_are_the_papers():
+    x = torch.randn(20, 2) * 3
+    means = [[[4.0, -4.0], [0.0, 0.5]], [[-4.0, 4.0], [0.5, 0.0]], [[-3.0, -3.0], [0.0, 0.0]]]
+    for energy, mean in zip(mixture_energies(x), means, strict=True):
+        parts = Independent(Normal(torch.tensor(mean), 0.5**0.5), 1)
+        target = MixtureSameFamily(Categorical(torch.tensor([0.7, 0.3])), parts)
+        torch.testing.assert_close(energy, -target.log_prob(x))
+
+
+def test_share():
+    x = torch.tensor([[0.0, 0.0], [1.0, 1.0], [4.0, -4.0], [-3.0, -3.0]])
+    assert share_in_common_region(x) == 0.5
+    assert Mixtures().start(0).abs().max() <= 10
+
+
+def test_front_is_what_no_point_dominates():
+    """Points with g = 1 outside the segments are dominated by the front, those inside are not."""
+    front = torch.cat(zdt3_front(2000))
+    first = torch.linspace(1e-4, 1, 500, dtype=torch.double)
+    x = torch.zeros(500, 30, dtype=torch.double)
+    x[:, 0] = first
+    points = zdt3(x, projected=False).T
+    dominated = ((front[None] < points[:, None] - 2e-3).all(-1)).any(-1)
+    inside = torch.stack([(first >= low) & (first <= high) for low, high in SEGMENTS]).any(0)
+    near = torch.stack([(first > low - 0.01) & (first < high + 0.01) for low, high in SEGMENTS]).any(0)
+    assert not dominated[inside].any()
+    assert dominated[~near].all()
+
+
+def test_gradients_stay_inside_the_box():
+    x = ZDT3(particles=4).start(0)
+    x[0, 1:], x[1, 0], x[2, 0] = LEAST, LEAST, 1.0
+    x.requires_grad_()
+    plain = torch.autograd.grad(zdt3(x, projected=False)[1].sum(), x)[0]
+    kept = torch.autograd.grad(zdt3(x)[1].sum(), x)[0]
+    assert (plain[0, 1:] > 0).all()
+    assert (kept[0, 1:] == 0).all()
+    assert torch.equal(kept[3], plain[3])
+    first = torch.autograd.grad(zdt3(x)[0].sum(), x)[0]
+    assert first[1, 0] == 0
+    assert first[2, 0] == 1
+
+
+def test_hypervolume():
+    assert hypervolume(torch.tensor([[0.1, 0.1]])) == pytest.approx(1.0)
+    assert hypervolume(torch.tensor([[0.1, 0.6], [0.6, 0.1], [0.7, 0.7], [2.0, -1.0]])) == pytest.approx(0.75)
+    assert hypervolume(torch.tensor([list(REFERENCE)])) == 0
+    points = torch.rand(30, 2)
+    grid = (torch.rand(200_000, 2) * 1.1)[:, None]
+    estimate = sum((points[None] <= part).all(-1).any(-1).double().sum() for part in grid.split(20_000)) / 200_000
+    assert hypervolume(points) == pytest.approx(estimate.item() * 1.21, abs=0.01)
+
+
+def test_segments():
+    middles = torch.stack([segment[200] for segment in zdt3_front()])
+    assert segments_reached(middles) == [1] * 5
+    assert segments_reached(middles + 1) == [0] * 5
+
+
+def test_the_kernel_on_objectives_gets_them():
+    """The repulsion follows the objectives: variables that they do not depend on are not pushed apart."""
+
+    @dataclass(frozen=True)
+    class Plane(Mixtures):
+        def start(self, seed):
+            return torch.rand(6, 2, generator=torch.Generator().manual_seed(seed))
+
+        def energies(self, x):
+            return torch.stack([x[:, 0], (1 - x[:, 0]).square() + 0 * x[:, 1]])
+
+    found = particles.run(ON_A_FRONT["MTSGD, code's rule, kernel on objectives"], Plane(steps=2), 0)["snapshots"]
+    before, after = (torch.tensor(found[step]) for step in (0, 2))
+    assert (after[:, 0] != before[:, 0]).all()
+    assert torch.equal(after[:, 1], before[:, 1])
+
+
+def test_the_wide_kernel_and_normalised_scores_mend_the_collapse():
+    """What the documentation says of exact U: with the defaults all weight is on the first objective, else not."""
+    weights = {}
+    for name in list(ON_A_FRONT)[:3]:
+        x = ZDT3().start(0).requires_grad_()
+        sampler = ON_A_FRONT[name]([x], 5e-3, base_optimizer=torch.optim.Adam)
+        sampler.param_groups[0]["temperature"] = 1e-2
+        for _ in range(100):
+            sampler.step(lambda x=x: zdt3(x))
+            ZDT3().after(x)
+        weights[name] = sampler.weights[0].item()
+    collapsed, normalised, wide = weights.values()
+    assert collapsed > 0.999
+    assert 0.3 < normalised < 0.7
+    assert wide < 0.995
+
+
+def test_gradient_descent_on_several_targets_needs_the_projection():
+    """What the closure's projection is for: without it nearly every particle of MGDA slides to f₁ = 0."""
+    share = {}
+    for projected in (True, False):
+        options = ZDT3(steps=600, lr=5e-3, particles=30, unprojected=not projected)
+        x = torch.tensor(particles.run(MGDA, options, 0)["snapshots"][600])
+        share[projected] = (x[:, 0] < 1e-3).double().mean().item()
+    assert share[True] < 0.5
+    assert share[False] > 0.8
