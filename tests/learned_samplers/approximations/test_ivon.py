@@ -1,4 +1,4 @@
-"""IVON: its fixed point on a quadratic, its draws, what torch puts around it, and the reference package where it is."""
+"""IVON: its fixed point on a quadratic, its draws, what torch puts around it."""
 
 from __future__ import annotations
 
@@ -98,49 +98,45 @@ def test_draws_have_the_deviation_and_leave_the_mean_bit_for_bit():
     assert theta.grad is None
 
 
-def _loss(model, rows):
+def draw(model, sampler, *rows, factor=1.0):
+    """A block with the gradients of a minibatch, or of several, accumulated."""
     x, y = small_data()
-    return nn.functional.cross_entropy(model(x[rows]), y[rows])
+    with sampler.sampled_params():
+        sampler.zero_grad()
+        for each in rows or (slice(None),):
+            (factor * nn.functional.cross_entropy(model(x[each]), y[each]) / max(1, len(rows))).backward()
+
+
+def trained(take, steps=5, **settings):
+    model = small_network()
+    sampler = IVON(model.parameters(), 0.1, N, **settings)
+    torch.manual_seed(3)
+    for _ in range(steps):
+        take(model, sampler)
+    return flat(model), torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
 def test_two_backwards_in_a_block_are_one_minibatch_of_both():
-    def trained(accumulate):
-        model = small_network()
-        sampler = IVON(model.parameters(), 0.1, N)
-        torch.manual_seed(3)
-        for _ in range(5):
-            with sampler.sampled_params():
-                sampler.zero_grad()
-                if accumulate:
-                    for rows in (slice(0, 8), slice(8, 16)):
-                        (_loss(model, rows) / 2).backward()
-                else:
-                    _loss(model, slice(0, 16)).backward()
-            sampler.step()
-        return flat(model)
+    def both(model, sampler):
+        draw(model, sampler, slice(0, 8), slice(8, 16))
+        sampler.step()
 
-    assert torch.allclose(trained(True), trained(False), atol=1e-6)
+    def one(model, sampler):
+        draw(model, sampler)
+        sampler.step()
+
+    assert torch.allclose(trained(both)[0], trained(one)[0], atol=1e-6)
 
 
 def test_several_blocks_before_a_step_are_averaged_as_the_closures_are():
-    def trained(by_closure):
-        model = small_network()
-        sampler = IVON(model.parameters(), 0.1, N, draws=3)
-        torch.manual_seed(3)
-        for _ in range(4):
-            if by_closure:
-                sampler.step(closure_for(model, sampler))
-            else:
-                for _ in range(3):
-                    with sampler.sampled_params():
-                        sampler.zero_grad()
-                        _loss(model, slice(None)).backward()
-                sampler.step()
-        return flat(model), [p.grad.clone() for p in model.parameters()]
+    def blocks(model, sampler):
+        for _ in range(3):
+            draw(model, sampler)
+        sampler.step()
 
-    (one, gradients), (other, others) = trained(True), trained(False)
-    assert torch.equal(one, other)
-    assert all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
+    by_closure = trained(lambda model, sampler: sampler.step(closure_for(model, sampler)), draws=3)
+    for one, other in zip(by_closure, trained(blocks), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_more_draws_measure_the_curvature_better():
@@ -150,11 +146,9 @@ def test_more_draws_measure_the_curvature_better():
 
         def closure():
             sampler.zero_grad()
-            loss = quadratic(theta, torch.tensor(0.5), 0.0)
-            loss.backward()
-            return loss
+            quadratic(theta, torch.tensor(0.5), 0.0).backward()
 
-        sampler.step(closure)
+        assert sampler.step(closure) is None  # a closure may return nothing
         return (sampler.state[theta]["hessian"] - 0.5).std().item()
 
     assert scatter(16) < scatter(1) / 3
@@ -163,8 +157,7 @@ def test_more_draws_measure_the_curvature_better():
 def test_a_prediction_in_a_block_leaves_gradients_and_draws_alone():
     model = small_network()
     sampler = IVON(model.parameters(), 0.1, N)
-    with sampler.sampled_params():
-        _loss(model, slice(None)).backward()
+    draw(model, sampler)
     before = [p.grad for p in model.parameters()]
     with sampler.sampled_params(), torch.no_grad():
         model(small_data()[0])
@@ -176,12 +169,9 @@ def test_clearing_the_gradients_forgets_the_draws():
     model = small_network()
     sampler = IVON(model.parameters(), 0.1, N)
     for clear in (sampler.zero_grad, model.zero_grad):
-        with sampler.sampled_params():
-            (_loss(model, slice(None)) * 1e6).backward()
+        draw(model, sampler, factor=1e6)
         clear()
-        torch.manual_seed(5)
-        with sampler.sampled_params():
-            _loss(model, slice(None)).backward()
+        draw(model, sampler)
         assert sampler._pending.count == 1
 
 
@@ -306,47 +296,6 @@ def test_compiled_it_takes_the_same_steps(with_closure):
     assert torch.equal(run(True), run(False))
 
 
-# ---------------------------------------------------------------- beside the authors' package
-
-
-def _theirs(params, **settings):
-    ivon = pytest.importorskip("ivon", reason="ivon-opt is not installed: pip install ivon-opt")
-    return ivon.IVON(params, **settings)
-
-
-def test_the_reference_package_finds_the_same_gaussian_on_a_quadratic():
-    curvatures = torch.tensor([0.3, 1.0, 4.0]).repeat(300)
-
-    def trained(make):
-        theta = torch.zeros(900, requires_grad=True)
-        sampler, block = make(theta)
-        for _ in range(3000):
-            with block():
-                sampler.zero_grad()
-                quadratic(theta, curvatures, 2.0).backward()
-            sampler.step()
-        draws = []
-        for _ in range(200):
-            with block():
-                draws.append(theta.detach().clone())
-        draws = torch.stack(draws)
-        chosen = [draws[:, curvatures == k] for k in (0.3, 1.0, 4.0)]
-        return [(one.mean().item(), one.var(0).mean().item()) for one in chosen]
-
-    def ours(theta):
-        sampler = IVON([theta], 0.1, N, prior_precision=10.0, betas=(0.9, 0.999), hess_init=0.5)
-        return sampler, sampler.sampled_params
-
-    def theirs(theta):
-        settings = dict(lr=0.1, ess=N, hess_init=0.5, beta1=0.9, beta2=0.999, weight_decay=0.1)
-        sampler = _theirs([theta], **settings)
-        return sampler, lambda: sampler.sampled_params(train=True)
-
-    for (mean, variance), (other_mean, other_variance) in zip(trained(ours), trained(theirs), strict=True):
-        assert mean == pytest.approx(other_mean, rel=0.02)
-        assert variance == pytest.approx(other_variance, rel=0.05)
-
-
 def test_a_parameter_without_gradients_does_not_spoil_the_checkpoint():
     def make():
         return IVON(params, lr=0.1, num_data=100, prior_precision=1.0, missing_gradient="skip")
@@ -374,15 +323,3 @@ def test_a_parameter_that_one_draw_of_two_does_not_reach_has_half_its_gradient(r
     torch.testing.assert_close(b.grad, torch.full((3,), 2.0))
     sampler.step()
     assert "hessian" in sampler.state[b]
-
-
-def test_a_closure_may_return_nothing():
-    p = torch.nn.Parameter(torch.zeros(3))
-    sampler = IVON([p], lr=0.1, num_data=10)
-
-    def closure():
-        sampler.zero_grad()
-        p.square().sum().backward()
-
-    assert sampler.step(closure) is None
-    assert sampler.step_count == 1
