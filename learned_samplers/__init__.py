@@ -4,7 +4,7 @@ import sys as _sys
 
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks import check_sampler, suggest_lr
-from learned_samplers.classical.adapted import ScaleAdaptedSGHMC
+from learned_samplers.classical.adapted import AdaptedSGHMC
 from learned_samplers.classical.baoa import BAOA
 from learned_samplers.classical.cyclical import CyclicalSchedule, CyclicalSGMCMC
 from learned_samplers.classical.entropy_mcmc import EntropyMCMC
@@ -15,11 +15,11 @@ from learned_samplers.classical.sghmc import SGHMC
 from learned_samplers.classical.sgld import SGLD
 from learned_samplers.classical.sglrw import SGLRW
 from learned_samplers.classical.sgnht import SGNHT
+from learned_samplers.classical.whitened import WhitenedSGHMC
 from learned_samplers.learned import preconditioned as _preconditioned  # noqa: F401 (weights find it by its name)
 from learned_samplers.learned.kinetic.optimizer import KineticL2E
 from learned_samplers.learned.l2e.optimizer import L2E
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
-from learned_samplers.learned.scale_adapted.optimizer import ScaleAdaptedL2E
 from learned_samplers.particles import FSVGD, MOOSVGD, MTSGD, SVGD
 from learned_samplers.posterior import PosteriorSamples, SampleCollection
 
@@ -40,6 +40,7 @@ __all__ = [
     "SGLRW",
     "SGNHT",
     "SVGD",
+    "AdaptedSGHMC",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
     "EntropyMCMC",
@@ -48,8 +49,7 @@ __all__ = [
     "PosteriorSamples",
     "SampleCollection",
     "Sampler",
-    "ScaleAdaptedL2E",
-    "ScaleAdaptedSGHMC",
+    "WhitenedSGHMC",
     "check_sampler",
     "suggest_lr",
 ]

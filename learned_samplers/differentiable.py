@@ -3,8 +3,8 @@
 ``import learned_samplers.differentiable`` (it needs ``pip install "learned-samplers[higher]"``) makes the samplers of
 this package known to ``higher``; where ``higher`` was imported first, ``import learned_samplers`` does. Then
 ``higher.innerloop_ctx(model, sampler)`` works, with the same rules as the samplers', out of place and on the autograd
-tape (`L2E` and `ScaleAdaptedL2E` with weights that do not whiten, such as `l2e` and `scale-adapted-l2e`; not `HMC`, and
-not `SGLRW`, whose steps are of one length whatever the gradient). Gradients flow to initial parameters, to
+tape (`L2E` with weights that do not whiten, such as `l2e`, and `AdaptedSGHMC` without a warm-up; not `HMC`, and not
+`SGLRW`, whose steps are of one length whatever the gradient). Gradients flow to initial parameters, to
 hyperparameters given as ``override={"lr": [tensor]}``, and to the data.
 A sampler of your own is made known by ``register(MySampler)``.
 """
@@ -22,7 +22,6 @@ from learned_samplers.base.sampler import Sampler
 from learned_samplers.classical.mclmc import MCLMC
 from learned_samplers.classical.mclmc_rule import joined, step_length
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
-from learned_samplers.learned.scale_adapted.optimizer import ScaleAdaptedL2E
 
 if TYPE_CHECKING:
     import higher
@@ -39,8 +38,6 @@ class DifferentiableSampler(higher.optim.DifferentiableOptimizer):
     def __init__(self, other: Sampler, *args: Any, **kwargs: Any):
         if other.needs_closure and not self.loss_is_enough:
             raise ValueError(f"{type(other).__name__} needs a closure at each step, which higher does not give")
-        if isinstance(other, ScaleAdaptedL2E) and other.param_groups[0].get("cycle_length"):
-            raise ValueError("ScaleAdaptedL2E must have cycle_length=None in higher, whose twin has no cycles")
         if any(has_master(group, p) for group in other.param_groups for p in group["params"]):
             raise ValueError(
                 f"{type(other).__name__} keeps float32 copies of half-precision parameters, which higher has not: take "

@@ -16,13 +16,13 @@ from learned_samplers import (
     MCLMC,
     PSGLD,
     SGHMC,
+    AdaptedSGHMC,
     CyclicalSGMCMC,
     EntropyMCMC,
     KineticL2E,
     MetaSGMCMC,
     Sampler,
-    ScaleAdaptedL2E,
-    ScaleAdaptedSGHMC,
+    WhitenedSGHMC,
 )
 from learned_samplers.approximations import IVON
 from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
@@ -59,10 +59,12 @@ _CHOSEN: dict[str, Make] = {
     "CyclicalSGMCMC": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4),
     "CyclicalSGMCMC-sgld": _maker(CyclicalSGMCMC, cycle_length=5, exploration_ratio=0.4, base="sgld"),
     "EntropyMCMC": _maker(EntropyMCMC, guide_variance=0.1),
-    "ScaleAdaptedSGHMC": _maker(ScaleAdaptedSGHMC, adaptation_steps=4, eps=0.1),
-    "ScaleAdaptedSGHMC-cold": _maker(
-        ScaleAdaptedSGHMC, adaptation_steps=4, adaptation_temperature=0.0, integrator="semi_implicit", eps=0.1
+    "AdaptedSGHMC": _maker(AdaptedSGHMC, warmup_steps=4, eps=0.1),
+    "AdaptedSGHMC-cold": _maker(
+        AdaptedSGHMC, warmup_steps=4, warmup_temperature=0.0, integrator="semi_implicit", eps=0.1
     ),
+    "AdaptedSGHMC-whitened": _maker(AdaptedSGHMC, warmup_steps=4, warmup=WhitenedSGHMC, eps=0.1),
+    "AdaptedSGHMC-adam": _maker(AdaptedSGHMC, warmup_steps=4, warmup=torch.optim.Adam, eps=0.1),
     "MCLMC-noise": _maker(MCLMC, preconditioner="gradient_noise"),
     "MCLMC-control": _maker(MCLMC, energy_target=1e-3),
     "HMC": _maker(HMC, leapfrog_steps=3),
@@ -73,7 +75,6 @@ _CHOSEN: dict[str, Make] = {
     "L2E-paper": _maker(L2E, network=_network("scaled"), feature_set="scaled", form="paper", beta_scale=0.3),
     "L2E-whitened": _maker(L2E, network=_network("whitened"), feature_set="whitened"),
     "KineticL2E": _maker(KineticL2E, network=_network(2, outputs=1)),
-    "ScaleAdaptedL2E": _maker(ScaleAdaptedL2E, network=_network("lean", outputs=4), adaptation_steps=4, eps=0.1),
     "PrecondL2E": _maker(PrecondL2E, network=_network("paper"), correction="network"),
     "MetaSGMCMC": _maker(MetaSGMCMC, network=_meta_network()),
     "MetaSGMCMC-difference": _maker(MetaSGMCMC, network=_meta_network(), correction="finite_difference"),
@@ -87,6 +88,8 @@ SAMPLERS: dict[str, Make] = {
 } | _CHOSEN
 #: Those with a network: their rules work on flat buffers, and have tests of their own for leading axes.
 LEARNED = frozenset(name for name, make in SAMPLERS.items() if issubclass(make.cls, LearnedSampler))  # type: ignore
+#: Those whose rule takes a tensor for one matrix, and so no leading axes.
+OF_MATRICES = frozenset({"WhitenedSGHMC"})
 #: Those that cannot step without a closure.
 NEED_CLOSURE = frozenset(
     {"HMC", "MCLMC", "MCLMC-noise", "MCLMC-control", "PSGLD-probe", "KineticL2E", "MetaSGMCMC", "MetaSGMCMC-difference"}

@@ -9,7 +9,7 @@ import pretrained
 FIGURES = Path(__file__).parents[1] / "docs/figures/bias"
 #: What x is, where it is more than lr·k/N.
 _AXIS = {
-    "ScaleAdaptedSGHMC": "x = hᵢ²k, hᵢ the coordinate's own step, with the mass frozen",
+    "AdaptedSGHMC": "x = hᵢ²k, hᵢ the coordinate's own step, with the mass frozen",
     "CyclicalSGMCMC": "x = lr·k/N at the peak of lr, over the sampling phases of cycles of 200 steps. A phase begins "
     "near the mode, and is too short for soft directions",
     "PSGLD": "x = lr·G·k/N with the G of a chain at the posterior, lr·√(k/T). Full gradients, without Γ (the default)",
@@ -19,7 +19,6 @@ _AXIS = {
 }
 #: Learned samplers whose law is that of another for some networks: the other, and which networks.
 _LIKE = {
-    "ScaleAdaptedL2E": ("BAOA", "Once the mass is frozen, with any network, it is"),
     "KineticL2E": ("SGHMC", "With an untrained network it is"),
     "L2E": ("SGHMC", "With an untrained network it is"),
     "PrecondL2E": ("SGHMC", "With an untrained network it is"),

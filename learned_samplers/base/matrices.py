@@ -87,8 +87,28 @@ def operations(segments: Segments) -> float:
     return total
 
 
+def directions(
+    ahead: Sequence[Tensor], states: Sequence[Tensor], parameters: Sequence[Tensor], decay: Any = 0.0
+) -> list[Tensor]:
+    """Of matrices (..., rows, columns) the orthogonal factor of each, whitened by ``states``, times its `attenuation`.
+
+    The root mean square is about 1 over a tensor, or less by the attenuation; a single row is divided by its own.
+    ``parameters`` and ``decay``, λ/N, are for the attenuation: 0 has none.
+    """
+    rows = orthogonal(whitening.whitened(ahead, states, normalise=False))
+    if not rows or not (isinstance(decay, Tensor) or decay):
+        return rows
+    return [row * factor for row, factor in zip(rows, attenuations(ahead, parameters, decay), strict=True)]
+
+
 def warn_if_slow(
-    params: Sequence[Tensor], sees: str, instead: str, *, whitens: bool = True, makes_orthogonal: bool = True
+    params: Sequence[Tensor],
+    sees: str,
+    instead: str,
+    *,
+    whitens: bool = True,
+    makes_orthogonal: bool = True,
+    stacklevel: int = 6,
 ) -> None:
     """Say so where the directions of these matrices take long at every step; on CPUs alone.
 
@@ -106,7 +126,7 @@ def warn_if_slow(
         warnings.warn(
             f"{sees} each matrix's {what}, {needed / 1e9:.0f} billion operations a step here "
             f"(the largest is {largest[0]}×{largest[1]}): slow on a CPU. {instead}",
-            stacklevel=6,
+            stacklevel=stacklevel,
         )
 
 

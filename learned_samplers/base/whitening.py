@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,6 +86,33 @@ class RootSteps:
                 self.last[p] = step
                 if state.numel():
                     state[1] = _inverse_root(state[0])
+
+    def keep(self, sampler: Any, params: Sequence[Tensor], step: Any) -> None:
+        """`after` a step of a sampler whose state "whitening" they are.
+
+        Raises:
+            RuntimeError: inside ``torch.compile``, where nothing can be kept by the step: a parameter has no gradient.
+        """
+        if torch.compiler.is_compiling():
+            if any(p.grad is None for group in sampler.param_groups for p in group["params"] if p.requires_grad):
+                raise RuntimeError(
+                    f"{type(sampler).__name__} whitens, and a parameter has no gradient: take the step outside of "
+                    "torch.compile"
+                )
+        else:
+            self.after(int(step), params, [sampler.state[p]["whitening"] for p in params])
+
+    def save(self, sampler: Any, saved: dict[str, Any]) -> None:
+        """Put into a saved state of the sampler what cannot be told from the number of its steps."""
+        irregular = self.irregular(sampler.step_count)
+        if irregular:
+            saved["sampler"]["roots"] = {i: irregular[p] for _, p, i in sampler.indexed(saved) if p in irregular}
+
+    def load(self, sampler: Any, saved: dict[str, Any]) -> None:
+        """Go on after a saved state, which the sampler has loaded."""
+        known = saved["sampler"].get("roots", {})
+        last = {p: known[i] for _, p, i in sampler.indexed(saved) if i in known}
+        self.resume(sampler.step_count, last, (p for p, own in sampler.state.items() if "whitening" in own))
 
     def bookmark(self) -> Callable[[], None]:
         """What puts them back as they are now, for a step that is undone."""

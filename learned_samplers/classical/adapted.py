@@ -1,4 +1,4 @@
-"""SGHMC with a diagonal mass that is adapted while burning in, then frozen, so that its law is known."""
+"""Warm up by any optimizer, freeze a mass that was measured meanwhile, and sample with it: the law is known."""
 
 from __future__ import annotations
 
@@ -11,150 +11,208 @@ from torch import Tensor
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.master_weights import MASTER, has_master, working_dtype
-from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
+from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, as_number, scalar_sqrt
+from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.baoa import baoa_rule
+from learned_samplers.classical.cyclical import cycle_of
+from learned_samplers.classical.mass import MASSES
 from learned_samplers.classical.sghmc import sghmc_rule
+from learned_samplers.classical.warmup import MakeOptimizer, WarmUp
 
 #: The rules that a mass can be given to, by the name of the integrator.
 INTEGRATORS = {"baoa": baoa_rule, "semi_implicit": sghmc_rule}
 
 
-def diagonal_mass_rule(
+def adapted_rule(
     parameter: Any,
     gradient: Any,
     noise: Any,
     momentum: Any,
-    root: Any,
-    *,
-    integrator: str,
-    ops: Operations = FUNCTIONAL,
-    **settings: Any,
-) -> tuple[Any, Any]:
-    """A step of `baoa_rule` or `sghmc_rule` in the coordinates φ = θ/√G, with ``root`` = √G one number a coordinate.
-
-    In φ the gradient is √G·∇Ũ, and θ moves by √G times φ's movement; so coordinate i has the step √(lr·Gᵢ/N), and the
-    law exp(−U/T − ‖r‖²/2T) is the integrator's for any √G > 0 that does not depend on θ. ``gradient`` is that of the
-    mean loss *and prior*, g + λθ/N; ``settings`` are lr, num_data, temperature and momentum_decay. A tensor as
-    ``momentum_decay`` is a friction for each coordinate (not in the form for lists: lists have no arithmetic).
-    """
-    pushed = ops.multiply(ops.affine(gradient, 1.0, 0.0), root)
-    still = ops.map(torch.zeros_like, gradient)
-    moved, momentum = INTEGRATORS[integrator](still, pushed, noise, momentum, prior_precision=0.0, ops=ops, **settings)
-    return ops.add_product(parameter, moved, root), momentum
-
-
-def scale_adapted_rule(
-    parameter: Any,
-    gradient: Any,
-    noise: Any,
-    momentum: Any,
-    second_moment: Any,
+    state: Any,
     *,
     num_data: Any,
     prior_precision: Any,
     momentum_decay: Any,
-    eps: Any,
-    adaptation_rate: Any = 0.0,
+    floor: Any = 0.0,
+    rate: Any = None,
+    freezes: bool = False,
+    integrator: str = "baoa",
+    mass: str = "diagonal",
     ops: Operations = FUNCTIONAL,
     **settings: Any,
 ) -> tuple[Any, Any, Any]:
-    """One step of `ScaleAdaptedSGHMC` as a pure function, with any leading batch axes.
+    """One step of `AdaptedSGHMC` that is none of its warm-up, as a pure function, with any leading batch axes.
 
-    v̂ ← v̂ + w·(ĝ² − v̂), ĝ = g + λθ/N;  then `diagonal_mass_rule` with G = a/(√v̂ + eps).
+    It is `baoa_rule` or `sghmc_rule` in the coordinates φ = S⁻¹·θ, where the gradient is S·ĝ, ĝ = g + λθ/N, and θ moves
+    by S times φ's movement: the law exp(−U/T − ‖r‖²/2T) is the integrator's for any S that does not depend on θ.
 
-    w is ``adaptation_rate``; at 0 the mass stands still and the step is the sampler's. ``settings`` are lr, temperature
-    and integrator.
+    Args:
+        parameter, gradient, noise, momentum: as for these rules.
+        state: of the mass: S, or where it is still measured what `Mass.measure` gives.
+        rate: weight of this gradient in the mass; None where it is frozen.
+        freezes: return S in the place of the state.
+        settings: lr and temperature. A tensor as ``momentum_decay`` is a friction for each coordinate (not in the form
+            for lists, which have no arithmetic).
     """
-    gradient = ops.combine(gradient, parameter, prior_precision / num_data)
-    if isinstance(adaptation_rate, Tensor) or adaptation_rate != 0:
-        second_moment = ops.scale(second_moment, 1 - adaptation_rate)
-        second_moment = ops.add_product(second_moment, gradient, gradient, adaptation_rate)
-    root = ops.map(lambda scale: (momentum_decay / (scale + eps)) ** 0.5, ops.sqrt(second_moment))
-    settings = {**settings, "num_data": num_data, "momentum_decay": momentum_decay, "ops": ops}
-    return *diagonal_mass_rule(parameter, gradient, noise, momentum, root, **settings), second_moment
+    kind, frozen = MASSES[mass], state
+    if rate is not None:
+        state = kind.measure(state, gradient, rate, ops)
+        frozen = kind.freeze(state, ops, momentum_decay=momentum_decay, floor=floor)
+    pushed = kind.apply(ops.combine(gradient, parameter, prior_precision / num_data), frozen, ops)
+    still = ops.map(torch.zeros_like, parameter)
+    settings |= {"num_data": num_data, "momentum_decay": momentum_decay, "prior_precision": 0.0, "ops": ops}
+    moved, momentum = INTEGRATORS[integrator](still, pushed, noise, momentum, **settings)
+    return ops.add(parameter, kind.apply(moved, frozen, ops)), momentum, frozen if freezes else state
 
 
-class ScaleAdaptedSGHMC(Sampler):
-    """Adam for the first steps, then a sampler whose step size in each coordinate is what Adam had settled on.
+class AdaptedSGHMC(Sampler):
+    """Trains by an optimizer of your choice, then samples with step sizes fitted to each weight, and a known law.
 
-    Source: Springenberg et al., Bayesian optimization with robust Bayesian neural networks, NeurIPS 2016, where it is
-    scale-adapted SGHMC.
+    The first ``warmup_steps`` W of a run find a mode and measure a mass, which is then frozen: a moving one (pSGLD,
+    Adam with noise) has no law. With a = ``momentum_decay``, β = ``decay``, S of the share ``settling_share``, t the
+    step:
 
-    A diagonal mass follows the gradients' second moment for ``adaptation_steps`` steps and is then frozen, which gives
-    the chain a law that a moving mass (pSGLD, Adam with noise) does not have. With ĝ = g + λθ/N the gradient of
-    the mean loss and prior, a = ``momentum_decay``, β = ``decay`` and t the step,
+        t ≤ W       v̂ ← v̂ + (1−β)/(1−βᵗ)·(g² − v̂)                                        Adam's, of the mean loss
+        t ≤ W·(1−S) the step of ``warmup`` (None: the step below, with the mass of that moment)             explore
+        t ≤ W       the step below, with the mass of that moment, at the temperature                         settle
+        t > W       the step below, with G as it was at t = W                                                sample
 
-        v̂ ← v̂ + (1−β)/(1−βᵗ)·(ĝ² − v̂)                                while t ≤ adaptation_steps: Adam's v̂
-                                          (of a tensor that joins at a later t it starts at its first g², averaged)
-        G = a/(√v̂ + eps);    hᵢ = √(lr·Gᵢ/N)                           the step of each coordinate
-        r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r        integrator="baoa"
-        r ← (1−a)·r − h·N·ĝ + √(2aT)·ξ;   θ ← θ + h·r                                 integrator="semi_implicit"
+        ĝ = g + λθ/N;   G = a/(√v̂ + √(λT)/N + eps);   hᵢ = √(lr·Gᵢ/N)                    the step of each coordinate
+        r ← r − h·N·ĝ;  θ ← θ + (h/2)·r;  r ← (1−a)·r + √(T(2a−a²))·ξ;  θ ← θ + (h/2)·r           integrator="baoa"
+        r ← (1−a)·r − h·N·ĝ + √(2aT)·ξ;   θ ← θ + h·r                                    integrator="semi_implicit"
 
-    The factor a makes ``lr`` Adam's: at temperature 0, with the mass frozen and the semi-implicit integrator, this is
-    ``torch.optim.Adam(lr, betas=(1−a, β), eps)`` with that v̂ and no bias correction of its first moment (with "baoa",
-    at the rate lr·(1 − a/2)). `from_optimizer` takes over a trained model and its Adam and samples from there.
+    √(λT)/N is the root mean square of the prior's gradient, at the prior: without it a weight that hardly ever sees a
+    gradient would fly away on its noise. Settling matters because at a mode, where a warm-up ends, gradients are
+    smaller than in the posterior around it. r begins at zero (or drawn, by ``momentum_init``) after a ``warmup``.
 
     Invariant law once the mass is frozen: exp(−U/T) up to O(lr), for *any* mass; on quadratics "baoa" has Var θ = T/k
     exactly, and "semi_implicit" SGHMC's variance with ηk = hᵢ²k. Before, there is none, and `is_sampling` is False, so
-    that `PosteriorSamples` collects nothing. At the posterior √v̂ ∝ √k, so that a condition number of
-    10⁴ becomes one of 100 in hᵢ²k. Stable while hᵢ²k < 2(2−a) ("baoa": < 4).
+    that `PosteriorSamples` collects nothing. At the posterior √v̂ ∝ √k, so that a condition number of 10⁴ becomes one
+    of 100 in hᵢ²k. Stable while hᵢ²k < 2(2−a) ("baoa": < 4). The factor a makes ``lr`` Adam's: without a warm-up, at
+    temperature 0 and with the semi-implicit integrator, this is ``torch.optim.Adam(lr, betas=(1−a, β), eps)`` without a
+    bias correction of its first moment. `from_optimizer` takes over a trained model and its Adam and samples at once.
+
+    With ``cycle_length`` K all of it begins anew every K steps from the weights where it is (t counts from 1 in each
+    cycle; mass and momenta are forgotten), to visit several modes. Each cycle's samples keep the law around what its
+    warm-up found; how often a mode is found is not its probability, hence the badge "heuristic" then.
+
+    Source: Springenberg et al., Bayesian optimization with robust Bayesian neural networks, NeurIPS 2016, where it is
+    scale-adapted SGHMC; other warm-ups, the settling and the prior in the mass are ours.
+
+        AdaptedSGHMC(model.parameters(), 0.003, num_data=N, warmup_steps=2000)
+        AdaptedSGHMC(model.parameters(), num_data=N, warmup_steps=2000, warmup=WhitenedSGHMC)
+        AdaptedSGHMC(model.parameters(), 0.003, N, warmup_steps=2000,
+                     warmup=lambda groups: torch.optim.SGD(groups, 0.1))
 
     Args:
-        params, num_data, temperature, prior_precision, momentum_init, foreach, generator, options: as for `SGHMC`.
-        lr: Adam's learning rate. Begin with the one that trains the network.
-        adaptation_steps: steps in which the mass is adapted. 0 only in `from_optimizer`: there is no mass otherwise.
-        adaptation_temperature: T of these steps; None is ``temperature``, 0 makes them plain optimisation.
+        params, num_data, temperature, prior_precision, prior_mean, momentum_init, foreach, generator, options: as for
+            `SGHMC`.
+        lr: Adam's learning rate. Begin with the one that trains the network. By default that of a warm-up by another
+            sampler or by Adam.
+        warmup_steps: W; half the run, say.
+        warmup: None, or what makes an optimizer of parameter groups: the class of a sampler that needs nothing but
+            gradients (`WhitenedSGHMC`, `L2E`, ...), a ``functools.partial`` of one, or any callable, as
+            ``lambda groups: torch.optim.AdamW(groups, lr=0.001)``. A class of samplers also gets ``lr``, ``num_data``,
+            ``temperature`` and ``prior_precision``, and follows them; other optimizers keep their own settings, and
+            minimise the loss (their weight decay is the prior's part). None stays at the mass of the moment.
+        warmup_temperature: T while it explores; None is ``temperature``, 0 makes a warm-up by a sampler or by none
+            plain optimisation.
+        settling_share: S in [0, 1); by default .25 with a ``warmup``, 0 without one, whose chain has settled anyway.
+        mass: "diagonal".
+        cycle_length: K > W, in steps; None for a single warm-up.
         momentum_decay: a in (0, 1]; Adam's β₁ is 1 − a.
         decay: β in [0, 1), Adam's β₂: the memory of the second moment.
-        eps: added to √v̂, in units of the mean loss's gradient. Adam's 1e-8 will not do: a weight that hardly ever sees
-            a gradient would get the mass 1e-8/a and fly away on its noise.
+        eps: in units of the mean loss's gradient. Adam's 1e-8 will not do without a prior: a weight that hardly ever
+            sees a gradient would get the mass 1e-8/a.
         integrator: "baoa" or "semi_implicit".
 
     Raises:
-        ValueError, TypeError: an argument is out of range or of a wrong type; a step of a parameter that joined after
-            the mass was frozen. See `Sampler.step` for the others of a step.
+        ValueError, TypeError: an argument is out of range or of a wrong type; ``warmup`` makes no optimizer of the
+            groups, or one that needs more than gradients; a step of a parameter that joined after the mass was frozen.
+            See `Sampler.step` for the others of a step.
     """
 
     badge = "O(h)"
-    not_sharded = ""
-    state_names = ("momentum", "second_moment")
-    structural = ("integrator",)
-    hyperparameters = (*Sampler.hyperparameters, "momentum_decay", "eps", "integrator")
-    rule = staticmethod(scale_adapted_rule)
+    state_names = ("momentum", "mass")
+    structural = ("integrator", "mass", "cycle_length")
+    hyperparameters = (*Sampler.hyperparameters, "momentum_decay", "integrator", "mass")
+    rule = staticmethod(adapted_rule)
     needs_master_in_float16 = True
+    #: Makes the optimizer that explores, or None.
+    warmup: MakeOptimizer | None = None
+    #: That optimizer, while it explores.
+    explorer: WarmUp | None = None
 
     def __init__(
         self,
         params: Any,
-        lr: float,
-        num_data: float,
+        lr: float | None = None,
+        num_data: float | None = None,
         *,
-        adaptation_steps: int,
-        adaptation_temperature: float | None = None,
+        warmup_steps: int,
+        warmup: MakeOptimizer | None = None,
+        warmup_temperature: float | None = None,
+        settling_share: float | None = None,
+        mass: str = "diagonal",
+        cycle_length: int | None = None,
         momentum_decay: float = 0.1,
         decay: float = 0.999,
         eps: float = 1e-5,
         integrator: str = "baoa",
         temperature: float = 1.0,
         prior_precision: float = 0.0,
+        prior_mean: PriorMean = None,
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],
     ):
-        super().__init__(params, arguments(locals()), generator=generator)
+        given = arguments(locals())
+        if warmup is not None and not callable(warmup):
+            raise TypeError(f"warmup must be None or make an optimizer of parameter groups, got {warmup!r:.60}")
+        if warmup is None and lr is None:
+            raise ValueError("lr must be given without a warmup, which might have one, got None")
+        self.warmup = given.pop("warmup")
+        given["settling_share"] = (0.0 if warmup is None else 0.25) if settling_share is None else settling_share
+        unknown = 1.0 + 0.0  # an object of its own, by which the groups without a learning rate are found again
+        given["lr"] = unknown if lr is None else lr
+        super().__init__(params, given, generator=generator)
+        if cycle_length is not None:
+            self.badge = "heuristic"  # type: ignore[misc]
+        if warmup is not None:
+            self.explorer = self._new_explorer(takes_lr=lr is not None)
+            self.explorer.give_lr(self.param_groups, unknown)
+            if lr is None:
+                self.defaults["lr"] = self.param_groups[0]["lr"]
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
         validation.momentum(group)
-        validation.whole("adaptation_steps", group["adaptation_steps"], least=0)
-        if group["adaptation_temperature"] is not None:
-            validation.non_negative("adaptation_temperature", group["adaptation_temperature"])
+        validation.whole("warmup_steps", group["warmup_steps"], least=0 if self.warmup is None else 1)
+        validation.fraction("settling_share", group["settling_share"], open_right=True)
+        if group["warmup_temperature"] is not None:
+            validation.non_negative("warmup_temperature", group["warmup_temperature"])
         validation.fraction("decay", group["decay"], open_right=True)
         validation.positive("eps", group["eps"])
         validation.one_of("integrator", group["integrator"], INTEGRATORS)
+        validation.one_of("mass", group["mass"], MASSES)
+        length = group["cycle_length"]
+        if length is not None:
+            validation.whole("cycle_length", length)
+            if length <= group["warmup_steps"]:
+                raise ValueError(
+                    f"cycle_length {length} leaves no step to sample in after warmup_steps={group['warmup_steps']}"
+                )
+        validation.same_in_all_groups(self, group, ("warmup_steps", "settling_share", "mass", "cycle_length"))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if self.explorer is not None:
+            self.explorer.add(self.param_groups[-1])
+
+    add_param_group.__doc__ = Sampler.add_param_group.__doc__
 
     @classmethod
     def from_optimizer(
@@ -164,7 +222,7 @@ class ScaleAdaptedSGHMC(Sampler):
         *,
         prior_precision: float | None = None,
         **settings: Any,
-    ) -> ScaleAdaptedSGHMC:
+    ) -> AdaptedSGHMC:
         """Go on from a model that ``torch.optim.Adam`` or ``AdamW`` has trained: sample, from the first step on.
 
         The parameters, their groups and names, each group's lr and β₁ (a = 1 − β₁) are the optimizer's, and the mass is
@@ -187,10 +245,11 @@ class ScaleAdaptedSGHMC(Sampler):
         if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
             raise TypeError(f"optimizer must be torch.optim.Adam or AdamW, got {type(optimizer).__name__}")
         groups = [_sampling_group(g, optimizer, num_data, prior_precision, settings) for g in optimizer.param_groups]
-        adapted = {"adaptation_steps", "adaptation_temperature", "decay"} & settings.keys()
-        if adapted:
-            raise ValueError(f"{', '.join(sorted(adapted))} must not be given: the optimizer's mass is frozen at once")
-        settings = {"lr": groups[0]["lr"], **settings, "adaptation_steps": 0}
+        of_warmup = {"warmup", "warmup_steps", "warmup_temperature", "settling_share", "cycle_length", "decay"}
+        if of_warmup & settings.keys():
+            named = ", ".join(sorted(of_warmup & settings.keys()))
+            raise ValueError(f"{named} must not be given: the optimizer's mass is frozen at once")
+        settings = {"lr": groups[0]["lr"], **settings, "warmup_steps": 0}
         sampler = cls(groups, num_data=num_data, **settings)
         for group, theirs in zip(sampler.param_groups, optimizer.param_groups, strict=True):
             for i, p in enumerate(group["params"]):
@@ -198,56 +257,224 @@ class ScaleAdaptedSGHMC(Sampler):
                     moment = _second_moment(optimizer.state.get(p, {}), theirs, sampler.name_of(group, i))
                     dtype = working_dtype(group, p)
                     sampler.state[p]["momentum"] = sampler.initial_state(group, p, "momentum").to(dtype)
-                    sampler.state[p]["second_moment"] = moment.to(p.device, dtype)
+                    sampler.state[p]["mass"] = moment.to(p.device, dtype)
                     if has_master(group, p):
                         sampler.state[p][MASTER] = p.detach().float()
+            sampler._freeze(group)
         return sampler
+
+    # ---------------------------------------------------------------- where in its cycle the chain is
+
+    @staticmethod
+    def _position(group: dict[str, Any]) -> Any:
+        """Steps done since the chain, or its cycle, began."""
+        return group["step"] % group["cycle_length"] if group.get("cycle_length") else group["step"]
+
+    @staticmethod
+    def _exploration(group: dict[str, Any]) -> int:
+        """The first of the ``warmup_steps``, in which the warm-up's own optimizer moves."""
+        steps = group["warmup_steps"]
+        return max(min(steps, 1), steps - int(group["settling_share"] * steps))
+
+    def _new_explorer(self, *, takes_lr: bool = True) -> WarmUp:
+        assert self.warmup is not None
+        return WarmUp(self.warmup, self.param_groups, self._exploration(self.param_groups[0]), takes_lr=takes_lr)
+
+    def _explores(self, group: dict[str, Any]) -> bool:
+        return self.warmup is not None and self._position(group) < self._exploration(group)
 
     @property
     def is_sampling(self) -> bool:
         """Whether the last step was one with the frozen mass (and, under a cyclical schedule, one that samples)."""
-        frozen = all(group["step"] > group["adaptation_steps"] for group in self.param_groups)
-        return frozen and super().is_sampling
+        group = self.param_groups[0]
+        length, done = group["cycle_length"], group["step"]
+        done = (done - 1) % length + 1 if length and done else done
+        return done > group["warmup_steps"] and super().is_sampling
+
+    @property
+    def cycle(self) -> int:
+        """Index of the cycle that the last step belonged to, from 0."""
+        length = self.param_groups[0]["cycle_length"]
+        return cycle_of(self.step_count, length) if length else super().cycle
+
+    # ---------------------------------------------------------------- the step
+
+    def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
+        hyper = super().hyper(group, keep_tensors=keep_tensors)
+        step, steps = self._position(group), group["warmup_steps"]
+        heat = hyper["prior_precision"] * hyper["temperature"]
+        prior = scalar_sqrt(heat) / hyper["num_data"] if isinstance(heat, Tensor) or heat else 0.0
+        if step < self._exploration(group) and group["warmup_temperature"] is not None:
+            hyper["temperature"] = group["warmup_temperature"]
+        rate = None
+        if step < steps:
+            # In double precision, for 1 − βᵗ is a small difference; compiled as a tensor, for one graph of all steps.
+            time = torch.full((), step + 1, dtype=torch.float64) if torch.compiler.is_compiling() else step + 1
+            rate = (1 - group["decay"]) / (1 - group["decay"] ** time)
+        return {**hyper, "floor": prior + group["eps"], "rate": rate, "freezes": step + 1 == steps}
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         evaluation = super().evaluate(closure)
         for group in self.param_groups:
             for i, p in enumerate(group["params"]):
                 # A parameter may lack a gradient, and so a mass, where missing_gradient is "skip".
-                if not p.requires_grad or p.grad is None or "second_moment" in self.state.get(p, {}):
+                if not p.requires_grad or p.grad is None or "mass" in self.state.get(p, {}):
                     continue
                 # Read for new ones alone: a compiled step must not depend on the count.
-                if group["step"] >= group["adaptation_steps"]:
+                if (step := self._position(group)) >= group["warmup_steps"]:
                     raise ValueError(
-                        f"parameter {self.name_of(group, i)} has no mass: adaptation_steps is "
-                        f"{group['adaptation_steps']} and {group['step']} steps are over; let it join before the "
-                        "mass is frozen, or use from_optimizer"
+                        f"parameter {self.name_of(group, i)} has no mass: warmup_steps is {group['warmup_steps']} and "
+                        f"{step} steps are over; let it join before the mass is frozen, or use from_optimizer"
                     )
+        if self.explorer is not None and not self._explores(self.param_groups[0]):
+            self.explorer = None
         return evaluation
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        # The group counts the steps of v̂, so that zeros would not be forgotten by one that joins while others adapt.
-        # The mean over its tensor (its part of a sharded one): of few gradients v̂ would let single weights fly away.
+        step = self._position(group)
+        if step == 0 and group["step"]:
+            self._begin_cycle(group, inputs.params)
+        if self.warmup is not None and step == self._exploration(group):
+            self._begin_sampling(group)
         for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
-            joins = p.numel() and "second_moment" not in self.state.get(p, {})
-            if joins and 0 < group["step"] < group["adaptation_steps"]:
-                self.state_of(group, p, "second_moment").add_(gradient.square().mean())
-        super().advance(group, inputs)
+            joins = step and p.numel() and "mass" not in self.state.get(p, {})
+            if not self._explores(group):
+                self.state_of(group, p, "momentum")
+            state = self.state_of(group, p, "mass")
+            if joins:  # else it would take long to forget that it began at zero
+                MASSES[group["mass"]].begin(state, gradient)
+        if self._explores(group):
+            self._explore(group, inputs)
+        else:
+            super().advance(group, inputs)
+        if step + 1 == group["warmup_steps"]:
+            self._freeze(group)
 
-    def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
-        hyper = super().hyper(group, keep_tensors=keep_tensors)
-        step = group["step"] + 1
-        if torch.compiler.is_compiling():  # a tensor keeps one graph for every step
-            step = torch.full((), step, dtype=torch.float64)
-        adapting = step <= group["adaptation_steps"]
-        if group["adaptation_temperature"] is not None:
-            burning = group["adaptation_temperature"]
-            burning = burning if keep_tensors or torch.compiler.is_compiling() else as_number(burning)
-            if isinstance(adapting, Tensor):
-                hyper["temperature"] = burning * adapting + hyper["temperature"] * ~adapting
-            elif adapting:
-                hyper["temperature"] = burning
-        return {**hyper, "adaptation_rate": adapting * (1 - group["decay"]) / (1 - group["decay"] ** step)}
+    def _begin_cycle(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """Forget all but the weights, and the master copies of those that move now."""
+        if self.warmup is not None and group is self.param_groups[0]:
+            self.explorer = self._new_explorer()
+        here = {id(p) for p in params}
+        for p in group["params"]:
+            if id(p) not in here:
+                self.state.pop(p, None)
+                continue
+            for name in self.state_names:
+                self.state[p].pop(name, None)
+
+    def _begin_sampling(self, group: dict[str, Any]) -> None:
+        """A momentum for all parameters that have a mass, whether they have a gradient in this step or not."""
+        for p in group["params"]:
+            own = self.state.get(p, {})
+            if "mass" in own:
+                own["momentum"] = self.initial_state(group, p, "momentum").to(own["mass"].dtype)
+
+    def _freeze(self, group: dict[str, Any]) -> None:
+        """Freeze the mass of all parameters that have one, whether they have a gradient in this step or not."""
+        hyper = self.hyper(group)
+        for p in group["params"]:
+            if "mass" in self.state.get(p, {}):
+                state, known = self.state[p]["mass"], {name: hyper[name] for name in ("momentum_decay", "floor")}
+                frozen = MASSES[group["mass"]].freeze(state, FUNCTIONAL, **known)
+                state.copy_(
+                    frozen + 0 * state
+                )  # of a gradient that overflows it would be zero, and the chain stand still
+
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        if name == "mass":
+            return p.new_zeros(self.state_shape(name, p))
+        return super().initial_state(group, p, name)
+
+    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        shape = tuple(p.shape)
+        return MASSES[self.defaults["mass"]].state_shape(shape) if name == "mass" else shape
+
+    def _explore(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        """Measure the mass, and take a step of the optimizer that explores."""
+        if inputs.params:
+            states = [self.state[p]["mass"] for p in inputs.params]
+            MASSES[group["mass"]].measure(states, inputs.gradients, self.hyper(group)["rate"], FOREACH)
+        number = next(i for i, each in enumerate(self.param_groups) if each is group)
+        assert self.explorer is not None
+        self.explorer.step(number, group, inputs, self._position(group), self.generator)
+
+    @property
+    def not_sharded(self) -> str:  # type: ignore[override]
+        return "" if self.warmup is None else "its warm-up may need whole tensors"
+
+    @property
+    def not_differentiable(self) -> str:  # type: ignore[override]
+        if self.warmup is not None:
+            return "its warm-up is another optimizer"
+        return "" if self.param_groups[0]["cycle_length"] is None else "its twin has no cycles (cycle_length=None)"
+
+    # ---------------------------------------------------------------- saving and resuming
+
+    def saved_names(self, group: dict[str, Any], p: Tensor) -> tuple[str, ...]:
+        validation.whole("warmup_steps", group["warmup_steps"], least=0)  # of a saved state; the rest is checked later
+        validation.fraction("settling_share", group["settling_share"], open_right=True)
+        names = super().saved_names(group, p)
+        if self.warmup is not None and 0 < self._done(group) <= self._exploration(group):
+            return tuple(name for name in names if name != "momentum")
+        return names
+
+    @staticmethod
+    def _done(group: dict[str, Any]) -> int:
+        """Steps taken in the cycle that the last step belonged to."""
+        step, length = group["step"], group.get("cycle_length")
+        return (step - 1) % length + 1 if length and step else step
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `Sampler.state_dict`, with that of the optimizer that explores while it does."""
+        saved, first = super().state_dict(), self.param_groups[0]
+        if self.explorer is not None and self._position(first) and self._explores(first):
+            saved["sampler"]["warmup"] = self.explorer.state_dict()
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.validate_saved(state_dict)
+        explorer = self._resumed(state_dict)
+        super().load_state_dict(state_dict)
+        self.explorer = explorer
+
+    load_state_dict.__doc__ = Sampler.load_state_dict.__doc__
+
+    def validate_header(self, header: dict[str, Any]) -> None:
+        super().validate_header(header)
+        if self.warmup is None and "warmup" in header:
+            raise ValueError("state_dict is of a chain that explores by a warmup, this sampler has none")
+
+    def _resumed(self, saved: dict[str, Any]) -> WarmUp | None:
+        """A new optimizer that explores on from a saved state; None if nothing is explored there."""
+        group, state = {**self.param_groups[0], **saved["param_groups"][0]}, saved["sampler"].get("warmup")
+        if not self._explores(group):
+            return None
+        explorer = self._new_explorer()
+        if self._position(group) == 0:
+            return explorer
+        if state is None:
+            raise ValueError("state_dict is of a chain that explores without a warmup, this sampler has one")
+        noise = self.rng_state(), self.global_rng_state()
+        try:
+            explorer.load_state_dict(state, saved["state"], self.param_groups[0]["params"][0].device)
+        finally:
+            for states in noise:
+                self.set_rng_state(states)
+        return explorer
+
+    def bookmark(self) -> Callable[[], None]:
+        explorer = self.explorer
+        others = None if explorer is None else explorer.bookmark()
+
+        def restore() -> None:
+            self.explorer = explorer
+            if others is not None:
+                others()
+
+        return restore
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in ("warmup", "explorer", "badge")}}
 
 
 def _sampling_group(

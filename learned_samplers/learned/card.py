@@ -28,13 +28,12 @@ def summary(card: dict[str, Any]) -> str:
     widths = " → ".join(str(width) for width in (layers[0][1], *(out for out, _ in layers)))
     count = sum(out * (into + 1) for out, into in layers)
     defaults = ", ".join(f"{name}={value:g}" for name, value in card["defaults"].items())
-    more = ", adaptation_steps=STEPS // 2" if card["sampler"] == "ScaleAdaptedL2E" else ""
     metrics, tables = dict(card["metrics"]), card["metrics"].get("tables", {})
     metrics.pop("tables", None)
     rows: dict[str, str | list[str]] = {
         "sampler": f"{card['sampler']}{_form(card)}, network {widths} on the features {card.get('feature_set', '')!r}: "
         f"{count} weights",
-        "use": f"{card['sampler']}(params, num_data=N, network={card['name']!r}{more}); by default {defaults}",
+        "use": f"{card['sampler']}(params, num_data=N, network={card['name']!r}); by default {defaults}",
         "law": _law(card),
         "trained": _training(meta),
         "repeat": [meta.get("reproduce") or meta["command"], *_afterwards(meta)],

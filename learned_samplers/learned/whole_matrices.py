@@ -96,7 +96,7 @@ def warn_if_slow(params: Sequence[Tensor], name: str, named: FeatureSet) -> None
         matrices.warn_if_slow(
             params,
             f"{name}'s network sees",
-            "Weights without it: network='l2e' of L2E, 'scale-adapted-l2e' of ScaleAdaptedL2E",
+            "Weights without it: network='l2e'",
             whitens=named.whitens,
             makes_orthogonal=named.whole != "whitened",
         )

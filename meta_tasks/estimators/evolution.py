@@ -122,17 +122,6 @@ class EvolutionStrategies(Estimator):
             raise ValueError(f"learned={self.learned} exceeds the {rule.num_weights} meta-parameters of {rule.name}")
         if self.horizon.cycles > 1 and not rule.begins_anew:
             raise ValueError(f"cycles={self.horizon.cycles}: {rule.name} has no cycles")
-        cycle = self.horizon.shortest // self.horizon.cycles
-        if self.horizon.cycles > 1 and rule.least_burn_in and not round(cycle * self.horizon.burn_in):
-            raise ValueError(
-                f"burn_in={self.horizon.burn_in} leaves {rule.name} no step to explore in at the start of each of "
-                f"cycles={self.horizon.cycles}, of {cycle} steps"
-            )
-        if self.horizon.cycles == 1 and self.horizon.burn_in < rule.least_burn_in:
-            raise ValueError(
-                f"burn_in={self.horizon.burn_in} is less than {rule.least_burn_in}, the share of a run in which "
-                f"{rule.name} explores: those states are no samples"
-            )
         return Evaluator(family, rule, objective, self.sigma, seed, learned=self.learned)
 
     def estimate(self, seed: int, jobs: Sequence[Job], results: Sequence[JobResult], size: int) -> Tensor:

@@ -81,8 +81,6 @@ class SamplerRule:
     capturable: bool = True
     #: Whether it can begin anew in each of several cycles, see `in_cycles`.
     begins_anew: ClassVar[bool] = False
-    #: Share of a run in which it explores, whose states are no samples.
-    least_burn_in: ClassVar[float] = 0.0
     #: Of a rule that `in_cycles` gave, steps after which the inner loop forgets its state and counts from 0 again.
     restart_every: int | None = None
 
@@ -101,7 +99,7 @@ class SamplerRule:
             ValueError: it is no rule that can.
         """
         if not self.begins_anew:
-            raise ValueError(f"{self.name} has no cycles, L2E and ScaleAdaptedL2E have")
+            raise ValueError(f"{self.name} has no cycles, L2E has")
         other = copy.copy(self)
         other.restart_every, other.capturable = length, False
         return other

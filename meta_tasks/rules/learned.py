@@ -22,7 +22,6 @@ from learned_samplers.learned.preconditioned.rule import PreconditionedSettings,
 from learned_samplers.learned.registry import settings_from_card
 from meta_tasks.rules.base import arguments_of
 from meta_tasks.rules.network_rule import LEARNED_RULES, CoordinateRule, NetworkRule, settings_given
-from meta_tasks.rules.scale_adapted import ScaleAdaptedL2ERule
 
 __all__ = [
     "LEARNED_RULES",
@@ -31,7 +30,6 @@ __all__ = [
     "MetaSGMCMCRule",
     "NetworkRule",
     "PrecondL2ERule",
-    "ScaleAdaptedL2ERule",
     "rule_from_card",
 ]
 
@@ -77,7 +75,7 @@ class L2ERule(CoordinateRule):
         super().__init__(chosen, hidden, start, tell_horizon)
 
     def in_cycles(self, length: int, exploration: int) -> Self:
-        """As the explorer of `ScaleAdaptedL2E` in cycles, each a run of its own, whose length it is always told.
+        """As the warm-up of `AdaptedSGHMC` in cycles, each a run of its own, whose length it is always told.
 
         It explores throughout.
         """

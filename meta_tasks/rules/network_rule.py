@@ -19,7 +19,6 @@ from learned_samplers.learned.l2e.rule import L2ESettings
 from learned_samplers.learned.native.step import can_step, step_flat_
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
-from learned_samplers.learned.scale_adapted.rule import ScaleAdaptedL2ESettings
 from learned_samplers.learned.settings import LearnedSettings
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import SamplerRule, State, arguments_of
@@ -112,7 +111,7 @@ class CoordinateRule(NetworkRule):
 
     def __init__(
         self,
-        settings: L2ESettings | PreconditionedSettings | ScaleAdaptedL2ESettings,
+        settings: L2ESettings | PreconditionedSettings,
         hidden: Sequence[int] | None,
         start: tuple[str, float] | Path | None,
         tell_horizon: float = 0.0,

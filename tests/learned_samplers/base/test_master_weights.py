@@ -8,7 +8,7 @@ import io
 import pytest
 import torch
 
-from learned_samplers import BAOA, HMC, L2E, PSGLD, SGHMC, SGLD, ScaleAdaptedSGHMC
+from learned_samplers import BAOA, HMC, L2E, PSGLD, SGHMC, SGLD, AdaptedSGHMC
 from learned_samplers.base import master_weights
 from tests.harness import SAMPLERS, flat, small_network
 
@@ -198,7 +198,7 @@ def test_sampling_from_a_trained_adam_in_bfloat16():
     for _ in range(3):
         _closure(model, optimizer)()
         optimizer.step()
-    sampler = ScaleAdaptedSGHMC.from_optimizer(optimizer, 100)
+    sampler = AdaptedSGHMC.from_optimizer(optimizer, 100)
     saved = copy.deepcopy(sampler.state_dict())  # before the first step
     sampler.load_state_dict(saved)
     for _ in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learned_samplers import HMC, ScaleAdaptedL2E
+from learned_samplers import HMC, AdaptedSGHMC, WhitenedSGHMC
 from learned_samplers.base import gradients
 from tests.harness import SAMPLERS, closure_for, running
 
@@ -126,7 +126,7 @@ def test_an_error_within_the_update_leaves_no_weight_around_its_priors_mean(name
         torch.testing.assert_close(p.detach(), was)
 
 
-@pytest.mark.parametrize("name", ["SGHMC", "L2E", "ScaleAdaptedSGHMC"])
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "AdaptedSGHMC"])
 @pytest.mark.parametrize("size", [2, 40, 2_000_000])
 def test_a_parameter_of_another_shape_is_refused_before_anything_moves(name, size):
     p = torch.nn.Parameter(torch.zeros(16))
@@ -142,7 +142,7 @@ def test_a_parameter_of_another_shape_is_refused_before_anything_moves(name, siz
     assert not p.any()
 
 
-@pytest.mark.parametrize("name", ["SGHMC", "L2E", "KineticL2E", "ScaleAdaptedSGHMC"])
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "KineticL2E", "AdaptedSGHMC"])
 def test_a_network_that_is_converted_after_the_first_step_is_refused(name):
     p = torch.nn.Parameter(torch.zeros(16))
     sampler = SAMPLERS[name]([p])
@@ -178,8 +178,14 @@ def test_a_sampler_that_half_precision_breaks_is_not_given_it_by_a_later_convers
 
 def test_a_cycle_that_fails_to_begin_leaves_the_state_of_parameters_without_gradient():
     a, b = (torch.nn.Parameter(torch.randn(3, 4)) for _ in range(2))
-    sampler = ScaleAdaptedL2E(
-        [a, b], num_data=10, adaptation_steps=4, cycle_length=6, missing_gradient="skip", temperature=0.0
+    sampler = AdaptedSGHMC(
+        [a, b],
+        num_data=10,
+        warmup=WhitenedSGHMC,
+        warmup_steps=4,
+        cycle_length=6,
+        missing_gradient="skip",
+        temperature=0.0,
     )
     for _ in range(6):
         a.grad, b.grad = torch.randn(3, 4), torch.randn(3, 4)

@@ -7,14 +7,14 @@ import warnings
 import pytest
 import torch
 
-from learned_samplers import HMC, L2E, SGHMC, SGLD, CyclicalSGMCMC, ScaleAdaptedL2E
+from learned_samplers import HMC, L2E, SGHMC, SGLD, AdaptedSGHMC, CyclicalSGMCMC
 
 MESSAGE = "torch's random generator is in a state that it had at an earlier step"
 SAMPLERS = {
     "SGLD": lambda p, **more: SGLD(p, 1e-3, 100, **more),
     "SGHMC": lambda p, **more: SGHMC(p, 1e-3, 100, **more),
     "L2E": lambda p, **more: L2E(p, 1e-3, 100, **more),
-    "ScaleAdaptedL2E": lambda p, **more: ScaleAdaptedL2E(p, 1e-3, 100, adaptation_steps=10, **more),
+    "AdaptedSGHMC": lambda p, **more: AdaptedSGHMC(p, 1e-3, 100, warmup=L2E, warmup_steps=10, **more),
     "CyclicalSGMCMC": lambda p, **more: CyclicalSGMCMC(p, 1e-3, 100, cycle_length=10, **more),
 }
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from learned_samplers import L2E, SGHMC, SGLD, EntropyMCMC, PosteriorSamples, ScaleAdaptedSGHMC
+from learned_samplers import L2E, SGHMC, SGLD, AdaptedSGHMC, EntropyMCMC, PosteriorSamples
 from learned_samplers.learned import two_passes
 from learned_samplers.learned.network import build_network
 from tests.harness import SAMPLERS
@@ -85,7 +85,7 @@ for name, make in {**SAMPLERS, "L2E-normalised": lean, "L2E-narrow": narrow}.ite
             assert isinstance(value, DTensor) and near, (name, key, value)
     done.add(name)
 expected = {"SGLD", "SGLRW", "SGHMC", "SGHMC-normal", "BAOA", "PSGLD", "CyclicalSGMCMC", "CyclicalSGMCMC-sgld"}
-expected |= {"EntropyMCMC", "ScaleAdaptedSGHMC", "ScaleAdaptedSGHMC-cold", "L2E", "L2E-adaptive", "L2E-paper"}
+expected |= {"EntropyMCMC", "AdaptedSGHMC", "AdaptedSGHMC-cold", "L2E", "L2E-adaptive", "L2E-paper"}
 expected |= {"L2E-normalised"}
 assert done == expected, done ^ expected
 """,
@@ -122,7 +122,7 @@ distributed.CHECK_EVERY = 100
 makers = {
     "SGLD": lambda p: SGLD(p, 0.05, 100),
     "SGHMC": lambda p: SGHMC(p, 0.05, 100, momentum_init="normal", prior_precision=1.0, prior_mean="initial"),
-    "adapted": lambda p: ScaleAdaptedSGHMC(p, 0.05, 100, adaptation_steps=4),
+    "adapted": lambda p: AdaptedSGHMC(p, 0.05, 100, warmup_steps=4),
     "L2E": lambda p: L2E(p, 0.05, 100, network="l2e"),
 }
 for name, make in makers.items():
@@ -190,7 +190,7 @@ half = x[rank::2].bfloat16()
 makers = {
     "SGHMC": lambda p: SGHMC(p, 1e-3, 100, momentum_init="normal"),
     "entropy": lambda p: EntropyMCMC(p, 1e-3, 100),
-    "adapted": lambda p: ScaleAdaptedSGHMC(p, 1e-3, 100, adaptation_steps=4),
+    "adapted": lambda p: AdaptedSGHMC(p, 1e-3, 100, warmup_steps=4),
 }
 for name, make in makers.items():
     model = sharded(plain().bfloat16())

@@ -213,7 +213,7 @@ def test_cycled_betas_of_ivon():
 
 def test_a_parameter_that_lacked_its_gradient_while_the_mass_was_adapted_has_none():
     model = small_network()
-    sampler = SAMPLERS["ScaleAdaptedSGHMC"](model.named_parameters(), missing_gradient="skip")
+    sampler = SAMPLERS["AdaptedSGHMC"](model.named_parameters(), missing_gradient="skip")
     for _ in range(6):  # two of them with the frozen mass, and still without that parameter
         closure_for(model, sampler)()
         model[0].weight.grad = None
@@ -222,15 +222,15 @@ def test_a_parameter_that_lacked_its_gradient_while_the_mass_was_adapted_has_non
         sampler.step(closure_for(model, sampler))
 
 
-@pytest.mark.parametrize("name", ["SGHMC", "L2E", "ScaleAdaptedL2E"])
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "AdaptedSGHMC-whitened"])
 def test_a_step_inside_autocast_is_that_outside(name):
     """Its matrix products must not be rounded; compiled code would read bfloat16 as float32."""
-    more = {"adaptation_steps": 5} if name == "ScaleAdaptedL2E" else {}
+    make = learned_samplers.L2E if name == "L2E" else SAMPLERS[name]  # with the shipped network
     after = []
     for inside in (False, True):
         torch.manual_seed(0)
         layer, x = torch.nn.Linear(20, 30), torch.randn(8, 20)
-        sampler = getattr(learned_samplers, name)(layer.parameters(), lr=0.01, num_data=100, **more)
+        sampler = make(layer.parameters(), lr=0.01, num_data=100)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             layer(x).square().mean().backward()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):

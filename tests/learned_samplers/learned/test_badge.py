@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import pretrained
-from learned_samplers import L2E, KineticL2E, MetaSGMCMC, ScaleAdaptedL2E
+from learned_samplers import L2E, KineticL2E, MetaSGMCMC
 from learned_samplers.learned import weights
-from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.network import build_network
 from learned_samplers.learned.preconditioned import PrecondL2E
 from tests.learned_samplers.learned.test_weights import make_card, make_network, rewrite_card
@@ -190,35 +189,3 @@ def test_shipped_laws_say_at_what_they_were_measured(name):
     law = pretrained.card(name)["law"]
     assert len(law["lr"]) == len(law["momentum_decay"]) == len(law["largest_bias"]) == len(law["error"]) >= 2
     assert law["lr"][0] >= pretrained.card(name)["defaults"]["lr"]
-
-
-def test_a_frozen_mass_keeps_its_badge_however_long_it_was_explored(tmp_path):
-    """The law was measured after three steps of exploration, at two temperatures; no measurement is needed between."""
-    path = tmp_path / "mass.safetensors"
-    module = build_network("lean", (4,), 4)
-    card = make_card(
-        sampler="ScaleAdaptedL2E", feature_set="lean", features=list(FEATURE_SETS["lean"].names), scales={}
-    )
-    del card["form"]
-    weights.save(path, module, card)
-    run = dict(num_data=10, network=path)
-    measured = ScaleAdaptedL2E([parameter()], adaptation_steps=3, **run).fingerprint()
-    law = {
-        "verdict": "no bias seen",
-        "reason": "bias 1% at lr, 0% at lr/4",
-        "largest_bias": [0.01, 0.002],
-        "error": [0.004] * 2,
-        "lr": [0.4, 0.1],
-        "momentum_decay": [0.25, 0.25],
-        "temperature": 0.1,
-        "temperatures": [1.0, 0.1],
-        **measured,
-    }
-    weights.save(path, module, {**card, "law": law})
-    assert measured["settings"]["adaptation_steps"] == 3
-    for temperature in (1.0, 0.5, 0.1):
-        assert ScaleAdaptedL2E([parameter()], adaptation_steps=9, temperature=temperature, **run).badge == "O(h)"
-    cold = ScaleAdaptedL2E([parameter()], adaptation_steps=9, temperature=0.01, **run)
-    assert cold.badge_reason == "temperature is 0.01, and the law was measured from 0.1 to 1"
-    # The planted fault: a setting that the law does depend on.
-    assert "mass_scale is 2.0" in ScaleAdaptedL2E([parameter()], adaptation_steps=3, mass_scale=2.0, **run).badge_reason

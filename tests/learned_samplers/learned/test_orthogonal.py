@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import L2E, ScaleAdaptedL2E
+from learned_samplers import L2E, AdaptedSGHMC
 from learned_samplers.base.matrices import orthogonal
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import FEATURE_SETS
@@ -73,7 +73,7 @@ def test_compiled_code_and_torch_walk_the_same_way_with_the_shipped_weights(adap
         params = [nn.Parameter(matrix(300, 120).float()), nn.Parameter(matrix(1, 7)[0].float())]
         own = dict(lr=1e-4, num_data=1000, generator=torch.Generator().manual_seed(3))
         if adapted:
-            sampler = ScaleAdaptedL2E(params, adaptation_steps=4, network="scale-adapted-l2e-matrix", **own)
+            sampler = AdaptedSGHMC(params, warmup=L2E, warmup_steps=4, **own)
         else:
             sampler = L2E(params, network="l2e-gated", total_steps=10, **own)
         for step in range(6):
@@ -113,7 +113,5 @@ def test_matrices_that_take_long_at_every_step_are_spoken_of_before_the_first():
     with pytest.warns(UserWarning, match=message) as caught:
         L2E([large], num_data=10, network="l2e-gated")
     assert caught[0].filename == __file__
-    with pytest.warns(UserWarning, match=r"^ScaleAdaptedL2E's .*, 37 billion .* 'scale-adapted-l2e' of ScaleAdapted"):
-        ScaleAdaptedL2E([small, large], num_data=10, adaptation_steps=5, network="scale-adapted-l2e-matrix")
     L2E([large], num_data=10, network="l2e")
     L2E([nn.Parameter(large.detach().to("meta"))], num_data=10, network=None, feature_set="matrix", lr=0.1)

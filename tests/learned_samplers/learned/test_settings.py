@@ -18,24 +18,19 @@ from learned_samplers.learned.sampler import REGISTRY
 
 CLASSES = {name: each.settings_class for name, each in REGISTRY.items()}
 
-#: Of the run, not of the weights, and without a default.
-NEEDED = {"ScaleAdaptedL2E": {"adaptation_steps": 4}}
-
 
 def parameter():
     return torch.zeros(3, requires_grad=True)
 
 
 def make(name, **keywords):
-    if "settings" not in keywords:
-        keywords = {**NEEDED.get(name, {}), **keywords}
     return REGISTRY[name]([parameter()], 0.1, 10, network=None, **keywords)
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_keywords_settings_and_card_are_three_ways_to_the_same(name):
     """Every number setting, at another value than its default: nothing is lost on any of the ways."""
-    default = CLASSES[name](**NEEDED.get(name, {}))
+    default = CLASSES[name]()
     numbers = [each.name for each in fields(default) if isinstance(getattr(default, each.name), float)]
     assert numbers
     # 0.75 is within every range but that of clips, which may have to be at least 1.
@@ -116,7 +111,7 @@ def test_settings_belong_to_the_sampler_and_not_to_its_groups():
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_state_dict_has_the_settings_as_plain_values_and_is_refused_by_others(name):
-    default = CLASSES[name](**NEEDED.get(name, {}))
+    default = CLASSES[name]()
     scale = next(each.name for each in fields(default) if isinstance(getattr(default, each.name), float))
     sampler = make(name, **{scale: torch.tensor(0.5)})  # a tensor becomes a number, or nothing could load it
     buffer = io.BytesIO()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import L2E, ScaleAdaptedL2E
+from learned_samplers import L2E
 from learned_samplers.base import whitening
 from learned_samplers.base.matrices import orthogonal
 from learned_samplers.base.segments import Segments
@@ -155,22 +155,6 @@ def test_a_chain_resumes_bit_for_bit_and_refuses_a_state_of_other_shape():
     spoilt["state"][0]["whitening"] = torch.zeros(2, 1, 3, 3)
     with pytest.raises(ValueError, match="whitening"):
         twin.load_state_dict(spoilt)
-
-
-def test_scale_adapted_l2e_explores_with_it_and_samples_without():
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    sampler = ScaleAdaptedL2E(
-        model.parameters(), lr=1e-3, num_data=10, network=None, feature_set="whitened", adaptation_steps=6
-    )
-    for step in range(9):
-        sampler.zero_grad()
-        model(matrix(6, 4, step).float()).square().mean().backward()
-        sampler.step()
-        if step == 4:
-            kept = sampler.state[model.weight]["whitening"].clone()
-    assert kept.any()
-    torch.testing.assert_close(sampler.state[model.weight]["whitening"], kept)
 
 
 def test_what_it_refuses():

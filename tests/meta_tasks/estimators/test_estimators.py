@@ -9,7 +9,6 @@ from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping, antitheti
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.rules.learned import L2ERule
-from meta_tasks.rules.scale_adapted import ScaleAdaptedL2ERule
 from meta_tasks.tasks import GaussianFamily
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 
@@ -181,28 +180,12 @@ def test_cycles_are_for_whole_inner_loops_of_a_sampler_that_begins_anew():
     horizon = Horizon(40, 40, samples=4, cycles=2)
     estimator = AntitheticES(0.1, 2, horizon)
     (job, _) = estimator.jobs(0, 0)
-    rule = ScaleAdaptedL2ERule()
-    unroll = estimator.evaluator(QuadraticFamily(), rule, "bma", 0).make(job)
-    assert (unroll.rule.restart_every, unroll.rule.settings.adaptation_steps) == (20, job.schedule.burn_in) == (20, 10)
     explorer = estimator.evaluator(QuadraticFamily(), L2ERule("residual", "lean"), "bma", 0).make(job).rule
     assert (explorer.restart_every, explorer.settings.total_steps) == (20, 20)
     with pytest.raises(ValueError, match="cycles=2: LearnableSGD has no cycles"):
         estimator.evaluator(QuadraticFamily(), LearnableSGD(), "bma", 0)
     with pytest.raises(ValueError, match="cycles=2 need an estimator of whole inner loops"):
         NoiseReuseES(0.1, 2, horizon, 20)
-
-
-@pytest.mark.parametrize(("burn_in", "longest"), [(0.0, 40), (0.02, 40), (0.02, 60)])
-def test_every_cycle_has_steps_to_explore_in(burn_in, longest):
-    """Cycles of 20 steps: .02 of that is rounded to none, whatever the longest run."""
-    family, rule = QuadraticFamily(), ScaleAdaptedL2ERule("lean", (4,))
-    estimator = AntitheticES(0.1, 2, Horizon(40, longest, samples=4, burn_in=burn_in, cycles=2))
-    with pytest.raises(ValueError, match=rf"burn_in={burn_in} leaves ScaleAdaptedL2E no step to explore in"):
-        estimator.evaluator(family, rule, "bma", 0)
-    estimator.evaluator(family, L2ERule("residual", "lean", (4,)), "bma", 0)  # which explores throughout
-    enough = AntitheticES(0.1, 2, Horizon(40, longest, samples=4, burn_in=0.05, cycles=2))
-    evaluator = enough.evaluator(family, rule, "bma", 0)
-    assert all(evaluator.make(enough.jobs(0, i)[0]).rule.settings.adaptation_steps >= 1 for i in range(20))
 
 
 @pytest.mark.parametrize("make", [AntitheticES, lambda *each: NoiseReuseES(*each, 10)], ids=["es", "nres"])
@@ -266,11 +249,3 @@ def test_noise_reuse_over_an_episode_is_es_on_the_mean_of_the_running_losses():
 def test_impossible_estimators_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_states_of_the_exploration_are_no_samples():
-    """`ScaleAdaptedL2E` explores in the first half of a run, whatever the burn-in."""
-    rule = ScaleAdaptedL2ERule("lean", (4,))
-    with pytest.raises(ValueError, match=r"burn_in=0\.2 is less than 0\.5, the share of a run in which"):
-        AntitheticES(0.1, 2, Horizon(40, 40, samples=4, burn_in=0.2)).evaluator(QuadraticFamily(), rule, "bma", 0)
-    AntitheticES(0.1, 2, Horizon(40, 40, samples=4, burn_in=0.5)).evaluator(QuadraticFamily(), rule, "bma", 0)

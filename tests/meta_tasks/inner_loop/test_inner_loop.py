@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import L2E, PSGLD, SGHMC, CyclicalSGMCMC, KineticL2E, ScaleAdaptedL2E
+from learned_samplers import L2E, PSGLD, SGHMC, CyclicalSGMCMC, KineticL2E
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll, on_device
 from meta_tasks.objectives import BMALoss, CELoss
 from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules.classical import CyclicalRule, LearnableSGD, PSGLDRule, SGHMCRule
-from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule, ScaleAdaptedL2ERule
+from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule
 from tests.meta_tasks.toy_tasks import QuadraticTask, image_task
 
 SCHEDULE = Schedule(12, 6, 2)
@@ -71,9 +71,6 @@ class Replay(nn.Module):
         "l2e-whitened",
         "l2e-damped_orthogonal_whitened",
         "kinetic",
-        "scale-adapted",
-        "scale-adapted-whitened",
-        "scale-adapted-cycles",
     ],
 )
 def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatch):
@@ -84,16 +81,11 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
     feature_set = name.rsplit("-")[-1] if name.endswith(("adaptive", "whitened")) else "paper"
     form = "paper" if name.endswith("paper") else "residual"
     scales = {"alpha_scale": 0.5, "beta_scale": 0.5} if form == "paper" else {}  # of its usual 1e-3 nothing moves
-    sees = "whitened" if name.endswith("whitened") else None
-    adapted = ScaleAdaptedL2ERule(sees, reference_data=None, beta_scale=1.0, eps=0.01)
     rule = {
         "sghmc": SGHMCRule(),
         "psgld": PSGLDRule(),
         "cyclical": CyclicalRule(4, 0.5),
         "kinetic": KineticRule(),
-        "scale-adapted": adapted.for_run(8),  # 4 steps explore
-        "scale-adapted-whitened": adapted.for_run(8),
-        "scale-adapted-cycles": adapted.in_cycles(4, 3),
     }.get(name) or L2ERule(form, feature_set, **scales)
     weights = l2e_weights(rule) if rule.num_weights else torch.zeros(4, 0)
     seed = 2  # the second group: members 2 and 3
@@ -120,10 +112,6 @@ def test_a_member_takes_the_steps_of_the_optimizer(name, temperature, monkeypatc
                 sampler = CyclicalSGMCMC(params, cycle_length=4, exploration_ratio=0.5, **common)
             elif name == "kinetic":
                 sampler = KineticL2E(params, network=rule.network(weights[member]), **common)
-            elif name.startswith("scale-adapted"):
-                length = 4 if name.endswith("cycles") else None
-                own = dict(network=rule.network(weights[member]), settings=rule.settings, cycle_length=length)
-                sampler = ScaleAdaptedL2E(params, **own, **common)
             else:
                 network = rule.network(weights[member])
                 sampler = L2E(params, network=network, form=form, feature_set=feature_set, **scales, **common)

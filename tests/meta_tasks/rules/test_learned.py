@@ -18,7 +18,7 @@ from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
 from meta_tasks.rules.base import Hyperparameters, MemberStep
 from meta_tasks.rules.classical import SGHMCRule
-from meta_tasks.rules.learned import L2ERule, PrecondL2ERule, ScaleAdaptedL2ERule
+from meta_tasks.rules.learned import L2ERule, PrecondL2ERule
 from tests.meta_tasks.toy_tasks import image_task
 
 
@@ -219,29 +219,3 @@ def test_a_share_is_between_zero_and_one(share):
 def test_only_a_network_that_sees_progress_is_told_of_it():
     with pytest.raises(ValueError, match="tell_horizon is for a feature set with the progress"):
         L2ERule(feature_set="adaptive", tell_horizon=0.5)
-
-
-def test_scale_adapted_l2e_starts_at_a_network_of_l2e_with_no_opinion_of_the_mass(tmp_path):
-    scales = dict(beta_scale=10.0, friction_scale=0.0, reference_data=50_000.0)
-    path, weights = weight_file(tmp_path, L2ERule("residual", "lean", (8, 8), gated=True, **scales))
-    second = ScaleAdaptedL2ERule(start=path)
-    started = second.initial_weights(3)
-    *hidden, (weight, bias) = second.prepare(started)
-    *theirs, (old_weight, old_bias) = L2ERule("residual", "lean", (8, 8), gated=True, **scales).prepare(weights)
-    for ours, old in zip(hidden, theirs, strict=True):
-        assert torch.equal(ours[0], old[0])
-        assert torch.equal(ours[1], old[1])
-    assert torch.equal(weight[:3], old_weight)
-    assert torch.equal(bias[:3], old_bias)
-    assert not weight[3].any()
-    with pytest.raises(ValueError, match="was trained with the scales"):
-        ScaleAdaptedL2ERule(start=path, beta_scale=2.0)
-
-
-def test_half_a_run_of_scale_adapted_l2e_explores():
-    rule = ScaleAdaptedL2ERule()
-    assert rule.settings.adaptation_steps is None
-    assert rule.for_run(41).settings.adaptation_steps == 20
-    task = image_task(lr=0.05)
-    with pytest.raises(ValueError, match="adaptation_steps is not known"):
-        Unroll(task, rule, BMALoss, Schedule(8, 4, 2), [1]).advance(rule.initial_weights(0).expand(2, -1))

@@ -11,7 +11,7 @@ from learned_samplers.learned.sampler import REGISTRY
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
-from meta_tasks.rules.learned import LEARNED_RULES, KineticRule, ScaleAdaptedL2ERule
+from meta_tasks.rules.learned import LEARNED_RULES, KineticRule
 from tests.meta_tasks.toy_tasks import image_task
 
 
@@ -46,7 +46,6 @@ def end_of_a_run(name, settings):
         ("L2E", {"form": "residual", "feature_set": "lean"}),
         ("L2E", {"form": "paper"}),
         ("PrecondL2E", {"feature_set": "lean"}),
-        ("ScaleAdaptedL2E", {}),
         ("KineticL2E", {}),
         ("MetaSGMCMC", {"correction": "finite_difference"}),
     ],
@@ -64,7 +63,6 @@ def test_every_setting_that_is_not_refused_has_an_effect(name, base):
 @pytest.mark.parametrize(
     ("rule", "setting", "message"),
     [
-        (ScaleAdaptedL2ERule, {"adaptation_steps": 25}, "adaptation_steps must be None in the inner loop, .* got 25"),
         (KineticRule, {"hessian": "none"}, "hessian must be 'finite_difference' in the inner loop, .* got 'none'"),
         (KineticRule, {"probe_size": 1.0}, r"probe_size must be 0\.001 in the inner loop, .* got 1\.0"),
     ],

@@ -18,12 +18,12 @@ from learned_samplers import (
     SGLD,
     SGLRW,
     SGNHT,
+    AdaptedSGHMC,
     CyclicalSGMCMC,
     EntropyMCMC,
     KineticL2E,
     MetaSGMCMC,
     Sampler,
-    ScaleAdaptedSGHMC,
 )
 from learned_samplers.approximations import IVON
 from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
@@ -39,7 +39,7 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "SGLRW": lambda params: SGLRW(params, LR, NUM_DATA),
     "SGHMC": lambda params: SGHMC(params, LR, NUM_DATA),
     "BAOA": lambda params: BAOA(params, LR, NUM_DATA),
-    "ScaleAdaptedSGHMC": lambda params: ScaleAdaptedSGHMC(params, LR, NUM_DATA, adaptation_steps=2),
+    "AdaptedSGHMC": lambda params: AdaptedSGHMC(params, LR, NUM_DATA, warmup_steps=2),
     "SGNHT": lambda params: SGNHT(params, LR, NUM_DATA),
     "cyclical SGMCMC": lambda params: CyclicalSGMCMC(params, LR, NUM_DATA, cycle_length=100, exploration_ratio=0.0),
     "EntropyMCMC": lambda params: EntropyMCMC(params, LR, NUM_DATA, guide_variance=0.1),

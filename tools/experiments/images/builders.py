@@ -6,6 +6,7 @@ Each function is (parameter groups, settings, lr, number of training images, ste
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,12 +23,11 @@ from learned_samplers import (
     SGLD,
     SGLRW,
     SGNHT,
+    AdaptedSGHMC,
     CyclicalSGMCMC,
     EntropyMCMC,
     KineticL2E,
     MetaSGMCMC,
-    ScaleAdaptedL2E,
-    ScaleAdaptedSGHMC,
 )
 from learned_samplers.approximations import IVON
 from learned_samplers.learned import weights
@@ -113,13 +113,14 @@ def l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> to
 
 
 def scale_adapted_l2e(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
-    # Burn-in is for exploring and for settling in the mass that the last step of exploring chooses: the card says which
-    # share of it settles.
+    # Burn-in is for exploring and for settling.
     exploration = int(s.burn_in * steps)
     if not exploration:
         raise ValueError(f"burn_in={s.burn_in} of {steps} steps leaves ScaleAdaptedL2E none in which to explore")
     network = s.scale_adapted_l2e_network
-    return ScaleAdaptedL2E(groups, lr, num_data, adaptation_steps=exploration, network=network, **posterior(s))
+    return AdaptedSGHMC(
+        groups, lr, num_data, warmup=partial(L2E, network=network), warmup_steps=exploration, **posterior(s)
+    )
 
 
 def cyclical_scale_adapted_l2e(
@@ -129,8 +130,9 @@ def cyclical_scale_adapted_l2e(
     exploration = int(s.exploration_ratio * length)
     if not exploration:
         raise ValueError(f"exploration_ratio={s.exploration_ratio} of {length} steps a cycle leaves none to explore in")
-    own: Any = dict(adaptation_steps=exploration, cycle_length=length, network=s.scale_adapted_l2e_network)
-    return ScaleAdaptedL2E(groups, lr, num_data, **own, **posterior(s))
+    warmup = partial(L2E, network=s.scale_adapted_l2e_network)
+    own: Any = dict(warmup=warmup, warmup_steps=exploration, cycle_length=length)
+    return AdaptedSGHMC(groups, lr, num_data, **own, **posterior(s))
 
 
 def l2e_paper(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
@@ -156,17 +158,17 @@ def sglrw(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> 
 def scale_adapted(groups: Groups, s: Settings, lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
     # The mass is adapted for the first half of burn-in and frozen for the other. Adapted without noise it fits the
     # mode, where gradients are smaller than in the posterior: on the digits (T = 1) half of such runs then diverged.
-    adaptation_steps = int(s.burn_in * steps) // 2
-    if not adaptation_steps:
+    warmup_steps = int(s.burn_in * steps) // 2
+    if not warmup_steps:
         raise ValueError(
             f"burn_in={s.burn_in} of {steps} steps leaves ScaleAdaptedSGHMC none in which to adapt its mass"
         )
-    return ScaleAdaptedSGHMC(
+    return AdaptedSGHMC(
         groups,
         lr,
         num_data,
-        adaptation_steps=adaptation_steps,
-        adaptation_temperature=0.0 if s.cold_adaptation else None,
+        warmup_steps=warmup_steps,
+        warmup_temperature=0.0 if s.cold_adaptation else None,
         momentum_decay=s.momentum_decay,
         **posterior(s),
     )

@@ -71,7 +71,8 @@ def seconds_per_gradient(method: ImageMethod, settings: Settings, data: ImageDat
     with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer, tqdm(disable=True) as bar:
         # A budget of its own that is never reached: nothing is written, and no validation is timed.
         log = Log(writer, bar, data, 1_000_000, likelihood=likelihood_of(data, settings))
-        whitens = "whitening" in getattr(optimizer, "state_names", ())
+        warming = getattr(optimizer, "explorer", None)
+        whitens = "whitening" in getattr(warming.optimizer if warming else optimizer, "state_names", ())
         before, timed = WHITENING_STEPS if whitens else (1, STEPS - 1)
         minibatch_run(model, optimizer, data, before, draws, log)
         synchronize(data.train_x.device)

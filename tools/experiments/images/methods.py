@@ -14,7 +14,7 @@ import torch
 from experiments.harness.methods import Method, by_name
 from experiments.harness.tuning import Choice, Tuning, next_of_series, rates_around
 from experiments.images import builders
-from learned_samplers import CyclicalSchedule, CyclicalSGMCMC, ScaleAdaptedL2E
+from learned_samplers import AdaptedSGHMC, CyclicalSchedule, CyclicalSGMCMC
 from learned_samplers.learned import weights
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ImageMethod(Method):
 
     def schedule(self, optimizer: torch.optim.Optimizer, settings: Settings, steps: int) -> CyclicalSchedule | None:
         """The cyclical schedule of an optimizer that has none of its own; None where none is wanted."""
-        if not self.cyclical or isinstance(optimizer, (CyclicalSGMCMC, ScaleAdaptedL2E)):
+        if not self.cyclical or isinstance(optimizer, (CyclicalSGMCMC, AdaptedSGHMC)):
             return None
         return CyclicalSchedule(optimizer, builders.cycle_length(settings, steps), settings.exploration_ratio)  # type: ignore[arg-type]
 

@@ -122,7 +122,7 @@ class Settings:
     # L2E takes for as many data.
     l2e_network: str = "default"
     # Weights of ScaleAdaptedL2E.
-    scale_adapted_l2e_network: str = "scale-adapted-l2e-gated"
+    scale_adapted_l2e_network: str = "l2e-gated"
     # Weights of L2E in the paper's form.
     l2e_paper_network: str = "l2e-paper"
     # Weights of Kinetic-L2E.

@@ -19,7 +19,7 @@ from experiments.harness.output import settings_of, write_outputs
 from experiments.harness.tables import markdown
 from learned_samplers.checks.linear import read_linear_step
 from learned_samplers.checks.simulation import Simulation
-from learned_samplers.classical.adapted import diagonal_mass_rule
+from learned_samplers.classical.adapted import adapted_rule
 from learned_samplers.plots import PALETTE
 
 NUM_DATA, LR, DECAY = 100, 0.1, 0.1
@@ -167,7 +167,7 @@ def cyclical(make: Make, options: Bias, *, noise: float = 0.0, cycles: int = 4) 
 
 
 class _Frozen(torch.optim.Optimizer):
-    """`ScaleAdaptedSGHMC` with a mass that is constant, and so no part of the state: its rule, with G = a."""
+    """`AdaptedSGHMC` with a mass that is constant, and so no part of the state: its rule, with G = a."""
 
     def __init__(self, params: list[Tensor], integrator: str):
         super().__init__(params, {"lr": LR})
@@ -181,9 +181,15 @@ class _Frozen(torch.optim.Optimizer):
             for p in group["params"]:
                 momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
                 root = torch.full_like(p, math.sqrt(DECAY))
-                hyper = {"lr": group["lr"], "num_data": NUM_DATA, "temperature": 1.0, "momentum_decay": DECAY}
+                hyper: dict[str, Any] = {
+                    "lr": group["lr"],
+                    "num_data": NUM_DATA,
+                    "temperature": 1.0,
+                    "momentum_decay": DECAY,
+                }
                 noise = torch.randn_like(p)
-                moved = diagonal_mass_rule(p, p.grad, noise, momentum, root, integrator=self.integrator, **hyper)
+                hyper |= {"momentum_decay": DECAY, "prior_precision": 0.0, "integrator": self.integrator}
+                *moved, _ = adapted_rule(p, p.grad, noise, momentum, root, **hyper)
                 for before, after in zip((p, momentum), moved, strict=True):
                     before.copy_(after)
 
@@ -211,7 +217,7 @@ _CHAIN: dict[str, Any] = {"spectrum": _MIXED, "per_chain": True, "steps": 6.0}
 #: Sampler → its curves, by their labels.
 CURVES: dict[str, dict[str, Callable[[Bias], list[Point]]]] = {
     **{name: _both(exact, maker(name)) for name in ("SGHMC", "BAOA", "SGLD")},
-    "ScaleAdaptedSGHMC": {
+    "AdaptedSGHMC": {
         "baoa, full gradients": _MASS["baoa"],
         "baoa, minibatches": partial(_MASS["baoa"], noise=NOISE / DECAY),
         "semi-implicit, full gradients": _MASS["semi_implicit"],

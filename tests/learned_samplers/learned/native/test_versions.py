@@ -10,7 +10,7 @@ from tests.harness import SAMPLERS, small_data, small_network
 
 
 @pytest.mark.skipif(native_library() is None, reason="the compiled update is not there")
-@pytest.mark.parametrize("name", ["SGHMC", "L2E", "ScaleAdaptedL2E", "MetaSGMCMC", "KineticL2E", "PrecondL2E"])
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "AdaptedSGHMC", "MetaSGMCMC", "KineticL2E", "PrecondL2E"])
 def test_a_graph_of_the_weights_before_is_refused_after_a_step(name):
     model, (x, y) = small_network(), small_data()
     sampler = SAMPLERS[name](model.parameters())

@@ -8,7 +8,7 @@ from experiments.images import builders
 from experiments.images.methods import METHODS
 from experiments.images.settings import Settings
 
-from learned_samplers import L2E, ScaleAdaptedL2E
+from learned_samplers import L2E
 from learned_samplers.learned import weights
 from learned_samplers.learned.cards import META_TRAINING_FIELDS
 from learned_samplers.learned.default_weights import GATED_FROM
@@ -43,10 +43,10 @@ def test_a_network_that_sees_how_much_of_its_run_is_over_is_told_its_length(tmp_
 
 
 def test_the_scale_adapted_one_explores_for_all_of_burn_in(learned_weights):
-    settings = replace(SETTINGS, scale_adapted_l2e_network=learned_weights["scale_adapted_l2e_network"])
+    settings = replace(SETTINGS, scale_adapted_l2e_network=learned_weights["l2e_network"])
     sampler = builders.scale_adapted_l2e(groups(), settings, 0.01, 100, 700)
-    assert sampler.settings.adaptation_steps == 210
     group = sampler.param_groups[0]
+    assert group["warmup_steps"] == 210
     assert (group["lr"], group["temperature"], group["prior_precision"]) == (0.01, 0.5, 2.0)
     with pytest.raises(ValueError, match=r"burn_in=0.3 of 3 steps leaves ScaleAdaptedL2E none in which to explore"):
         builders.scale_adapted_l2e(groups(), settings, 0.01, 100, 3)
@@ -59,10 +59,8 @@ def test_with_few_data_l2e_runs_at_the_rate_that_its_card_recommends():
     assert METHODS["L2E"].rate(settings) == own.card["defaults"]["lr"]
 
 
-def test_comparisons_run_the_default_weights_of_both_learned_samplers():
+def test_comparisons_run_the_default_weights():
     p = [torch.nn.Parameter(torch.zeros(2, 3))]
-    explored = ScaleAdaptedL2E(p, num_data=100, adaptation_steps=6)
-    assert Settings().scale_adapted_l2e_network == explored.card["name"]
     for num_data in (100, GATED_FROM - 1, GATED_FROM):
         own = L2E(p, num_data=num_data).card["name"]
         assert Settings().with_weights(num_data).l2e_network == own
