@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from learned_samplers.base import validation
@@ -15,6 +16,15 @@ PARAMETRISATIONS: dict[str, tuple[str, ...]] = {
     "chen": ("learning_rate", "momentum_decay", "temperature", "prior_precision"),
     "ma": ("step_size", "friction", "temperature", "prior_precision"),
     "l2e": ("step_size", "momentum_decay", "temperature", "prior_precision"),
+}
+#: From the step of each parametrisation and N to lr, and back.
+_LR: dict[str, tuple[Callable[[float, float], float], Callable[[float, float], float]]] = {
+    "learned_samplers": (lambda step, n: step, lambda lr, n: lr),
+    "torch_sgd": (lambda step, n: step, lambda lr, n: lr),
+    "welling_teh": (lambda step, n: step * n / 2, lambda lr, n: 2 * lr / n),
+    "chen": (lambda step, n: step * n, lambda lr, n: lr / n),
+    "ma": (lambda step, n: step**2 * n, lambda lr, n: math.sqrt(lr / n)),
+    "l2e": (lambda step, n: step * n, lambda lr, n: lr / n),
 }
 
 
@@ -63,45 +73,31 @@ def convert(source: str, target: str, *, num_data: float, **values: float) -> di
 
 
 def _to_ours(source: str, n: float, given: dict[str, float]) -> dict[str, Any]:
-    ours: dict[str, Any] = {
+    step = given[PARAMETRISATIONS[source][0]]
+    decay = given.get("momentum_decay")
+    if "momentum" in given:
+        decay = 1 - given["momentum"]
+    elif "friction" in given:
+        decay = given["friction"] * step
+    return {
+        "lr": _LR[source][0](step, n),
+        "momentum_decay": decay,
         "temperature": given.get("temperature", 1.0),
-        "prior_precision": given.get("prior_precision", 0.0),
-        "momentum_decay": given.get("momentum_decay"),
+        "prior_precision": given.get("prior_precision", given.get("weight_decay", 0.0) * n),
     }
-    if source == "learned_samplers":
-        ours["lr"] = given["lr"]
-    elif source == "torch_sgd":
-        ours["lr"] = given["lr"]
-        ours["prior_precision"] = given.get("weight_decay", 0.0) * n
-        ours["momentum_decay"] = 1 - given["momentum"] if "momentum" in given else None
-    elif source == "welling_teh":
-        ours["lr"] = given["step_size"] * n / 2
-    elif source == "chen":
-        ours["lr"] = given["learning_rate"] * n
-    elif source == "ma":
-        ours["lr"] = given["step_size"] ** 2 * n
-        ours["momentum_decay"] = given["friction"] * given["step_size"] if "friction" in given else None
-    else:
-        ours["lr"] = given["step_size"] * n
-    return ours
 
 
 def _from_ours(target: str, n: float, ours: dict[str, Any]) -> dict[str, Any]:
-    lr, decay, prior = ours["lr"], ours["momentum_decay"], ours["prior_precision"]
-    shared = {"temperature": ours["temperature"], "prior_precision": prior}
-    if target == "learned_samplers":
-        return {"lr": lr, "momentum_decay": decay, **shared}
-    if target == "torch_sgd":
-        momentum = None if decay is None else 1 - decay
-        return {"lr": lr, "momentum": momentum, "weight_decay": prior / n, "temperature": ours["temperature"]}
-    if target == "welling_teh":
-        return {"step_size": 2 * lr / n, **shared}
-    if target == "chen":
-        return {"learning_rate": lr / n, "momentum_decay": decay, **shared}
-    if target == "ma":
-        step = math.sqrt(lr / n)
-        return {"step_size": step, "friction": None if decay is None else decay / step, **shared}
-    return {"step_size": lr / n, "momentum_decay": decay, **shared}
+    names, decay = PARAMETRISATIONS[target], ours["momentum_decay"]
+    step = _LR[target][1](ours["lr"], n)
+    values = {
+        **ours,
+        names[0]: step,
+        "momentum": None if decay is None else 1 - decay,
+        "friction": None if decay is None else decay / step,
+        "weight_decay": ours["prior_precision"] / n,
+    }
+    return {name: values[name] for name in names}
 
 
 def prior_precision(standard_deviation: float) -> float:

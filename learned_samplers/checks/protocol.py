@@ -6,18 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from learned_samplers.classical.mclmc import MCLMC
-
-_MCLMC = (
-    "one direction spans all its weights (two at least), so that coordinates are neither independent chains nor moved "
-    "one by one; look at its energy_variance, or compare moments over chains of a target that you know"
-)
-
 
 def refuse(sampler: Any, what: str) -> None:
     """ValueError with the reason, for a sampler of which ``what`` cannot say anything."""
-    reason = _MCLMC if isinstance(sampler, MCLMC) else getattr(sampler, "not_checked", "")
-    if reason:
+    if reason := getattr(sampler, "not_checked", ""):
         raise ValueError(f"{what} cannot check {type(sampler).__name__}: {reason}")
 
 
@@ -27,11 +19,13 @@ def take_step(sampler: Any, closure: Callable[[], Any]) -> None:
     try:
         sampler.step(closure)
     except TypeError as error:
-        if _takes_one_argument(sampler.step):
-            raise
-        raise TypeError(
-            f"{name}.step must take a closure, as step(self, closure=None), and call it: it sets p.grad"
-        ) from error
+        try:
+            inspect.signature(sampler.step).bind(None)
+        except TypeError:
+            raise TypeError(
+                f"{name}.step must take a closure, as step(self, closure=None), and call it: it sets p.grad"
+            ) from error
+        raise
     except RuntimeError as error:
         if "does not require grad" not in str(error):
             raise
@@ -39,11 +33,3 @@ def take_step(sampler: Any, closure: Callable[[], Any]) -> None:
             f"{name}.step calls backward() on what the closure returns; this closure has set p.grad itself and returns "
             "a loss without a graph, as the closures of torch's optimizers do after their own backward()"
         ) from error
-
-
-def _takes_one_argument(step: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(step).bind(None)
-    except TypeError:
-        return False
-    return True

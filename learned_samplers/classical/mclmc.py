@@ -77,6 +77,10 @@ class MCLMC(Sampler):
     needs_closure = True
     reads_loss = True
     not_sharded = "its momentum has one length over all weights"
+    not_checked = (
+        "one direction spans all its weights (two at least), so that coordinates are neither independent chains nor "
+        "moved one by one; look at its energy_variance, or compare moments over chains of a target that you know"
+    )
     half_precision = False
     group_keys = ("tally",)
     takes_prior_mean = False

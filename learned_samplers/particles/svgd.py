@@ -27,7 +27,7 @@ from learned_samplers.particles.target_weights import check_weights, fixed_weigh
 class SteinSampler(ParticleSampler):
     """Base class of the samplers with a kernel between the particles; each head is moved as by `SVGD`."""
 
-    settings = ("kernel", "kernel_on")
+    settings: ClassVar[tuple[str, ...]] = ("kernel", "kernel_on")
 
     kernel: Kernel
     kernel_on: str

@@ -53,40 +53,37 @@ def _gradient(x):
 START, N, PRIOR = torch.linspace(-1, 1, 6, dtype=torch.float64), 500, 3.0
 
 
-def test_welling_and_tehs_chain():
-    s = 1e-3
-    ours = convert("welling_teh", "learned_samplers", num_data=N, step_size=s, prior_precision=PRIOR)
-    ours.pop("momentum_decay", None)
-    chain = _chain(lambda p: SGLD(p, num_data=N, **ours), START, _gradient, N)
-    x = START.clone()
+def welling_teh(x, memory, step_size, prior_precision):
+    return x - step_size / 2 * (_gradient(x) + prior_precision * x) + math.sqrt(step_size) * torch.randn_like(x), None
+
+
+def chen(x, v, learning_rate, momentum_decay, prior_precision):
+    noise = math.sqrt(2 * momentum_decay * learning_rate) * torch.randn_like(x)
+    v = (1 - momentum_decay) * v - learning_rate * (_gradient(x) + prior_precision * x) + noise
+    return x + v, v
+
+
+def ma(x, r, step_size, friction, temperature):
+    noise = math.sqrt(2 * friction * step_size * temperature) * torch.randn_like(x)
+    r = r - step_size * _gradient(x) - step_size * friction * r + noise
+    return x + step_size * r, r
+
+
+@pytest.mark.parametrize(
+    ("theirs", "make", "given"),
+    [
+        (welling_teh, SGLD, dict(step_size=1e-3, prior_precision=PRIOR)),
+        (chen, SGHMC, dict(learning_rate=1e-4, momentum_decay=0.2, prior_precision=PRIOR)),
+        (ma, SGHMC, dict(step_size=0.01, friction=15.0, temperature=0.3)),
+    ],
+)
+def test_a_chain_written_in_their_convention_is_ours(theirs, make, given):
+    ours = convert(theirs.__name__, "learned_samplers", num_data=N, **given)
+    chain = _chain(lambda p: make(p, num_data=N, **ours), START, _gradient, N)
+    x, memory = START.clone(), torch.zeros_like(START)
     torch.manual_seed(0)
     for _ in range(5):
-        x = x - s / 2 * (_gradient(x) + PRIOR * x) + math.sqrt(s) * torch.randn_like(x)
-    assert torch.allclose(chain, x)
-
-
-def test_chens_chain():
-    eta, alpha = 1e-4, 0.2
-    given = dict(learning_rate=eta, momentum_decay=alpha, prior_precision=PRIOR)
-    ours = convert("chen", "learned_samplers", num_data=N, **given)
-    chain = _chain(lambda p: SGHMC(p, num_data=N, **ours), START, _gradient, N)
-    x, v = START.clone(), torch.zeros_like(START)
-    torch.manual_seed(0)
-    for _ in range(5):
-        v = (1 - alpha) * v - eta * (_gradient(x) + PRIOR * x) + math.sqrt(2 * alpha * eta) * torch.randn_like(x)
-        x = x + v
-    assert torch.allclose(chain, x)
-
-
-def test_the_chain_with_a_step_and_a_friction():
-    step, friction = 0.01, 15.0
-    ours = convert("ma", "learned_samplers", num_data=N, step_size=step, friction=friction, temperature=0.3)
-    chain = _chain(lambda p: SGHMC(p, num_data=N, **ours), START, _gradient, N)
-    x, r = START.clone(), torch.zeros_like(START)
-    torch.manual_seed(0)
-    for _ in range(5):
-        r = r - step * _gradient(x) - step * friction * r + math.sqrt(2 * friction * step * 0.3) * torch.randn_like(x)
-        x = x + step * r
+        x, memory = theirs(x, memory, **given)
     assert torch.allclose(chain, x)
 
 
