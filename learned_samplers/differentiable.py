@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from learned_samplers.base.master_weights import has_master
+from learned_samplers.base.guards.precision import has_master
 from learned_samplers.base.optional import require
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.classical.mclmc import MCLMC

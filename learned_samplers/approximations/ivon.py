@@ -13,6 +13,7 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.guards import replicas
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, norms
@@ -209,7 +210,7 @@ class IVON(Sampler):
         if self._inside:
             raise RuntimeError("sampled_params() inside of sampled_params(): the weights are a draw already")
         if torch.is_grad_enabled() and not self.agreed:
-            self._keep_together()  # the first draw of a replicated chain comes before its first step
+            replicas.keep_together(self)  # the first draw of a replicated chain comes before its first step
         # What one process alone predicts must not move the generator that all copies of a chain have in common.
         draw = self.noise_like if torch.is_grad_enabled() or not self.agreed else torch.randn_like
         groups = {p: group for group in self.param_groups for p in group["params"] if p.requires_grad}

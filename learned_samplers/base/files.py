@@ -1,14 +1,20 @@
-"""Writing files whole or not at all."""
+"""Files that are written whole or not at all, and folders that one process at a time writes to."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import re
 import socket
+import weakref
 from pathlib import Path
+from typing import Self
 
-from learned_samplers.base.locks import process_exists
+import filelock
+
+# ------------------------------------------------------------------------------------------------- writing
 
 
 def write_atomically(path: Path, data: bytes, *, clean: bool = True) -> None:
@@ -21,7 +27,7 @@ def write_atomically(path: Path, data: bytes, *, clean: bool = True) -> None:
         OSError: the system's errno (ENOSPC for a full disk) with the path; the temporary file is removed.
     """
     if clean:
-        remove_leftovers(path.parent, path.name)
+        _remove_leftovers(path)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -67,16 +73,169 @@ def append(path: Path, size: int, data: bytes) -> None:
             raise
 
 
-def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files that killed processes of this host left in a folder: all, or those of one file."""
-    what = ".+" if name is None else re.escape(name)
-    pattern = re.compile(rf"\.{what}\.{re.escape(socket.gethostname())}\.(\d+)\.tmp")
+def _remove_leftovers(path: Path) -> None:
+    """Remove the temporary files of a file that processes of this host left, and are dead."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.{re.escape(socket.gethostname())}\.(\d+)\.tmp")
     with contextlib.suppress(OSError):
-        for path in list(folder.iterdir()):
-            if (match := pattern.fullmatch(path.name)) and not process_exists(int(match[1])):
-                path.unlink(missing_ok=True)
+        for each in list(path.parent.iterdir()):
+            if (match := pattern.fullmatch(each.name)) and not _process_exists(int(match[1])):
+                each.unlink(missing_ok=True)
+
+
+def _process_exists(pid: int) -> bool:
+    """Whether a process of that number runs on this host; True if the system cannot tell."""
+    if os.name != "posix":  # os.kill would end the process there
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True  # it is another user's
+    return True
 
 
 def _named(error: OSError, path: Path, data: bytes) -> OSError:
     reason = f"{error.strerror or error} (while writing {len(data)} bytes; nothing was changed)"
     return OSError(error.errno, reason, str(path))
+
+
+# ------------------------------------------------------------------------------------------------- locks
+
+LOCK = ".lock"
+
+
+class FolderLock:
+    """Marks a folder as being written by this process, until :meth:`release` or the end of the process.
+
+    It is a lock of ``filelock`` on the file ``.lock`` in the folder, which the system lets go of when its process ends,
+    however it ends. The file says who holds it. Works between processes and between objects of one process.
+
+    Args:
+        folder: an existing folder.
+
+    Raises:
+        RuntimeError: another one is writing there; the message names its process.
+        OSError: the folder cannot be written to.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder) / LOCK
+        self._pid = os.getpid()
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, "no lock can be made in a folder that is not writable", str(folder))
+        self._content = b""
+        while not self._content:
+            before = _read(self.path)  # some versions of filelock empty the file where they try
+            lock = self._lock(before)
+            self._content = self._sign(lock, before)
+        self._finalizer = weakref.finalize(self, _release, lock, self.path, self._content, self._pid)
+
+    def _lock(self, content: bytes) -> filelock.BaseFileLock:
+        try:
+            lock: filelock.BaseFileLock = filelock.FileLock(self.path, timeout=0, thread_local=False)
+            try:
+                lock.acquire()
+            except NotImplementedError:  # a file system that cannot lock: the file itself is the lock
+                lock = filelock.SoftFileLock(self.path, timeout=0, thread_local=False)
+                lock.acquire()
+        except filelock.Timeout:
+            raise RuntimeError(self._whose(content)) from None
+        return lock
+
+    def _sign(self, lock: filelock.BaseFileLock, before: bytes) -> bytes:
+        """Write our name into the file; what it holds then, b"" where its last holder has just removed it."""
+        found = _read(self.path)
+        if found and found != before:
+            return found  # the lock is the file itself, and says whose it is in filelock's own words
+        owner = {"pid": self._pid, "host": socket.gethostname(), "token": os.urandom(8).hex()}
+        try:
+            with open(self.path, "r+b") as file:
+                file.write(json.dumps(owner).encode())
+                file.truncate()
+        except FileNotFoundError:
+            lock.release()
+            return b""
+        return _read(self.path)
+
+    def _whose(self, content: bytes) -> str:
+        owner = _parsed(content)
+        if (owner.get("pid"), owner.get("host")) == (self._pid, socket.gethostname()):
+            return (
+                f"{self.path.parent} is being written by another object of this process (process {self._pid}): detach "
+                "or close that one first"
+            )
+        process = f"process {owner['pid']} on host {owner.get('host')}" if "pid" in owner else "another process"
+        return (
+            f"{self.path.parent} is being written by {process}: two writers would mix their results. Wait for it or "
+            f"end it; if it is gone, delete {self.path}"
+        )
+
+    @property
+    def held(self) -> bool:
+        """Whether the lock file is (still) this one's."""
+        own = self._finalizer.alive and self._pid == os.getpid()  # a forked child has a copy, and no lock
+        return own and _read(self.path) == self._content
+
+    def require_held(self) -> None:
+        """Raise RuntimeError unless the lock is held: it was released, or its file was removed or replaced."""
+        if not self.held:
+            why = "has been removed or replaced" if self._finalizer.alive else "was released"
+            raise RuntimeError(f"the lock {self.path} {why}: nothing is written to {self.path.parent} any more")
+
+    def release(self) -> None:
+        """Remove the lock file. Calling it again does nothing; a lock that another process holds by now stays."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.release()
+
+
+_of_this_process: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()
+_of_the_parent: list[filelock.BaseFileLock] = []
+
+
+def shared_lock(folder: str | os.PathLike[str]) -> FolderLock | None:
+    """This process's lock on a folder, one for all objects that ask for it; the last one to let go of it releases it.
+
+    The processes that ``torchrun`` starts are one owner: the first of them (``RANK`` 0) holds the lock, and the others
+    get None.
+
+    Raises:
+        RuntimeError, OSError: as `FolderLock`.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return None
+    path = Path(folder).resolve()
+    lock = _of_this_process.get(path)
+    if lock is None or not lock.held:
+        _of_this_process[path] = lock = FolderLock(path)
+    return lock
+
+
+def _release(lock: filelock.BaseFileLock, path: Path, content: bytes, pid: int) -> None:
+    if os.getpid() != pid:  # a forked child's copy: to release it, or to drop it, would end the parent's lock
+        _of_the_parent.append(lock)
+        return
+    if _read(path) == content:  # while it is locked: who opens the file now finds that it is gone, and begins anew
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+    lock.release()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _parsed(content: bytes) -> dict[str, object]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
+from learned_samplers.base import validation
+
 
 class SamplerOptions(TypedDict, total=False):
     """Options that every sampler takes by keyword; the first two may also stand in a parameter group.
 
     ``master_weights``: keep a float32 copy of half-precision parameters in the state and do the update on it, as
-    `learned_samplers.base.master_weights` explains. None does so for bfloat16 and float16; True does too, and refuses
+    `learned_samplers.base.guards.precision` explains. None does so for bfloat16 and float16; True does too, and refuses
     parameters that are wider; False updates the parameters themselves, which breaks the law.
 
     ``missing_gradient``: what to do with a parameter that requires a gradient and has none: "error", or "skip", as
@@ -18,12 +20,15 @@ class SamplerOptions(TypedDict, total=False):
 
     ``distributed``: whether the processes of a process group hold one chain between them ("replicated": all draw the
     same noise, and drift raises) or one each ("independent"). "auto" takes parameters of a `DistributedDataParallel`
-    module for replicas and all others for chains of their own; see `learned_samplers.base.distributed`.
+    module for replicas and all others for chains of their own; see `learned_samplers.base.guards.replicas`.
+
+    ``momentum``: torch's name for 1 − ``momentum_decay``, where the sampler has one; also in a parameter group.
     """
 
     master_weights: bool | None
     missing_gradient: Literal["error", "skip"]
     distributed: Literal["auto", "replicated", "independent"]
+    momentum: float
 
 
 #: Options that are hyperparameters of a group, with their defaults.
@@ -41,9 +46,28 @@ _BOOKKEEPING = frozenset(
 def known_options(sampler: str, options: Mapping[str, Any], hyperparameters: Iterable[str]) -> dict[str, Any]:
     """The options as they are; TypeError for a keyword that no sampler has, which names ours where there is one."""
     for key, value in options.items():
-        if key not in SamplerOptions.__annotations__:
+        if key not in SamplerOptions.__annotations__ or (key == "momentum" and "momentum_decay" not in hyperparameters):
             raise TypeError(f"{sampler} has no argument {key}{_advice(sampler, key, value, set(hyperparameters))}")
     return dict(options)
+
+
+def momentum_as_decay(sampler: str, values: Mapping[str, Any], hyperparameters: Iterable[str]) -> dict[str, Any]:
+    """Keywords or keys of a group with ``momentum_decay`` = 1 − ``momentum`` in the place of torch's name.
+
+    Raises:
+        ValueError: both are given, or the momentum is not in [0, 1). TypeError: it is no number.
+    """
+    if "momentum" not in values or "momentum_decay" not in hyperparameters:
+        return dict(values)
+    momentum = values["momentum"]
+    if "momentum_decay" in values:
+        raise ValueError(
+            f"{sampler} was given momentum={momentum!r} and momentum_decay={values['momentum_decay']!r}: "
+            "momentum_decay is 1 - momentum, give one of them"
+        )
+    validation.fraction("momentum", momentum, open_right=True)
+    others = {key: value for key, value in values.items() if key != "momentum"}
+    return {**others, "momentum_decay": 1 - momentum}
 
 
 def refuse_unknown(sampler: str, group: Mapping[str, Any], hyperparameters: Mapping[str, Any], own: Iterable[str]):
@@ -56,7 +80,7 @@ def refuse_unknown(sampler: str, group: Mapping[str, Any], hyperparameters: Mapp
             raise ValueError(f"a parameter group of {sampler} has no key {key!r}{advice}")
 
 
-def refuse_late(sampler: str, group: Mapping[str, Any], hyperparameters: Mapping[str, Any]):
+def refuse_late(sampler: str, group: Mapping[str, Any], hyperparameters: Iterable[str]):
     """Raise ValueError for a name of torch's that training code has written into a group, and that nothing reads."""
     for key in ("weight_decay", "momentum", "betas"):
         if key in group and key not in hyperparameters:

@@ -15,8 +15,7 @@ argument in the two in-place forms.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -243,12 +242,3 @@ def is_finite(value: Any) -> bool:
 def as_number(value: Any) -> Any:
     """The Python number in a zero-dimensional tensor; anything else as it is."""
     return value.item() if isinstance(value, Tensor) else value
-
-
-def without_autocast(groups: Sequence[dict[str, Any]]) -> AbstractContextManager[Any]:
-    """For an update in the parameters' own precision, where ``step`` is called inside ``torch.autocast``.
-
-    Its matrix products would be rounded, and compiled code is given addresses of what it takes for float32.
-    """
-    kind = next((p.device.type for group in groups for p in group["params"]), "cpu")
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,20 @@ def of_params(group: dict[str, Any], params: list[Tensor]) -> list[Tensor] | Non
         return None
     by_parameter = {id(p): mean for p, mean in zip(group["params"], means, strict=True)}
     return [by_parameter[id(p)].to(p) for p in params]
+
+
+def centred_at_zero(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
+    """Apply the rule in coordinates in which the prior's mean is zero."""
+    shifted: list[tuple[list[Tensor], list[Tensor]]] = []
+    for group, inputs in zip(sampler.param_groups, evaluation.groups, strict=True):
+        if means := of_params(group, inputs.params):
+            torch._foreach_sub_(inputs.params, means)
+            shifted.append((inputs.params, means))
+    try:
+        rule()
+    finally:
+        for params, means in shifted:
+            torch._foreach_add_(params, means)
 
 
 @torch.no_grad()

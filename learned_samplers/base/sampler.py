@@ -1,27 +1,46 @@
 """The base class of the samplers: everything but the update rule.
 
 A sampler is a ``torch.optim.Optimizer`` whose step draws the next state of a Markov chain. A subclass states its
-update as one pure function (`Sampler.rule`) and names its hyperparameters and its state; validation, gradients,
-noise, closures, the ``foreach`` path, and exact resumption live here.
+update as one pure function (`Sampler.rule`) and names its hyperparameters and its state. A step reads
+
+    guards before → gather (`Sampler.evaluate`: closure, gradients) → the rule (`Sampler.advance`) within guards
+
+and a guard that does not apply to a step is not in its list, nor costs it anything. In order, and why:
+
+    before  hyperparameters  a scheduler, a hand or a loaded state may have changed them since the last step
+            schedule         no step at the rate or temperature of another step
+            replicas         copies of one chain draw the same noise, and are compared
+    around  clipping         it watches what was gathered, before anything else changes it
+            autocast off     of the whole update
+            shards           this process's parts take the place of the parameters, for all that follows
+            overflow         what it undoes is what the rule and the masters have written
+            masters          float32 copies take the place of half-precision parameters
+            prior's mean     innermost: the rule works in coordinates in which it is zero
+
+One more, the watch for a generator that is set back, stands where noise is drawn (`Sampler.noise_like`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from learned_samplers.base import distributed, gradients, master_weights, prior_mean, sharding, validation
-from learned_samplers.base.clipping import ClippingWatch
-from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, refuse_late, refuse_unknown
-from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite, without_autocast
-from learned_samplers.base.parameters import listed_parameters, validate_parameters
-from learned_samplers.base.reseeding import ReseedingWatch
+from learned_samplers.base import prior_mean, sharding, step, validation
+from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, momentum_as_decay, refuse_unknown
+from learned_samplers.base.guards import overflow, precision, replicas, schedule, shards
+from learned_samplers.base.guards.hyperparameters import ChangedHyperparameters
+from learned_samplers.base.guards.misuse import ClippingWatch, ReseedingWatch
+from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
 from learned_samplers.base.saved_state import ResumableOptimizer
 from learned_samplers.base.step import Evaluation, GroupInputs, blocks
-from learned_samplers.base.temperatures import temperatures_of, warn_of_several
+
+#: What is called before a step, and what the rule of a step is called within: see `learned_samplers.base.guards`.
+Before = Callable[["Sampler"], None]
+Around = Callable[["Sampler", Evaluation, Callable[[], None]], None]
 
 
 class Sampler(ResumableOptimizer):
@@ -60,11 +79,11 @@ class Sampler(ResumableOptimizer):
     #: Whether the update reads the loss beside the gradients, so that a closure must return it.
     reads_loss: ClassVar[bool] = False
     #: Why parameters must not be sharded over processes, "" where they may be: where the update acts on each weight by
-    #: itself, or takes the statistics of whole tensors from `learned_samplers.base.sharding`.
+    #: itself, or takes the statistics of whole tensors from `learned_samplers.base.guards.shards`.
     not_sharded: str = "its update may need more of a tensor than one process has"
     #: Why there is no gradient through a step, "" where there is: see `learned_samplers.differentiable`.
     not_differentiable: ClassVar[str] = ""
-    #: "auto", "replicated" or "independent"; see `learned_samplers.base.distributed`.
+    #: "auto", "replicated" or "independent"; see `learned_samplers.base.guards.replicas`.
     distributed: str = "auto"
     #: Whether this process has agreed with the others on the noise of a replicated chain.
     agreed: bool = False
@@ -76,10 +95,23 @@ class Sampler(ResumableOptimizer):
         validation.one_of("distributed", self.distributed, ("auto", "replicated", "independent"))
         defaults = {**self.group_options, "prior_mean": None, **defaults}
         self._validate_new(defaults)
+        self._begin()
         super().__init__(params, defaults)
         self.generator = generator
         if generator is None and self.mesh is not None:
             self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Any:
+        if {"momentum", "momentum_decay"} <= keywords.keys():  # __init__ could not tell a default from what is given
+            momentum_as_decay(cls.__name__, keywords, keywords)
+        return super().__new__(cls)
+
+    def _begin(self) -> None:
+        """What guards remember of the steps so far: it is not saved, and a copy of the sampler begins anew."""
+        self.changed_hyperparameters = ChangedHyperparameters()
+        #: Shape of the gradient and dtype of each parameter in its first step.
+        self.first_shapes: dict[Tensor, tuple[torch.Size, torch.dtype]] = {}
+        self.clipping, self.reseeding = ClippingWatch(), ReseedingWatch()
 
     # ---------------------------------------------------------------- arguments
 
@@ -98,40 +130,21 @@ class Sampler(ResumableOptimizer):
         validation.positive("lr", group["lr"])
         self._validate(group)
 
-    def _validate_changed(self) -> None:
-        """Check each group whose hyperparameters differ from those checked last; a scheduler may have changed them."""
-        known, changed = self.__dict__.setdefault("_validated", {}), False
-        for position, group in enumerate(self.param_groups):
-            found = [*map(group.get, self.defaults), len(group)]
-            last = known.get(position) or known.setdefault(position, validation.LastValues())
-            if last.differ_from(found):
-                refuse_late(type(self).__name__, group, {**self.defaults, **dict.fromkeys(self.group_keys)})
-                self._validate(group)
-                means = known.setdefault((position, "prior_mean"), validation.LastValues())
-                if means.differ_from([group.get("prior_mean")]):  # a schedule changes lr in every step, and no mean
-                    prior_mean.validate(self, "prior_mean", group.get("prior_mean"), group["params"])
-                    means.keep([group.get("prior_mean")])
-                last.keep(found)
-                changed = True
-        if changed:  # parts of a network that have other numbers of data have no posterior together
-            for group in self.param_groups:
-                validation.same_in_all_groups(self, group, ("num_data",))
-            warn_of_several(self)
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in `torch.optim.Optimizer`, after checking its hyperparameters and tensors."""
-        listed = listed_parameters(param_group)
+        listed = validation.listed_parameters(param_group)
         others = [p for group in self.param_groups for p in group["params"]]
-        validate_parameters(listed, others)
+        validation.validate_parameters(listed, others)
+        param_group = momentum_as_decay(type(self).__name__, param_group, self.defaults)
         refuse_unknown(type(self).__name__, param_group, self.defaults, self.group_keys)
         group = {**self.defaults, **param_group, "params": listed}
         if self.param_groups and "prior_mean" not in param_group:
             prior_mean.refuse_inherited(group["prior_mean"])
         self._validate_new(group)
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in listed]
-        mesh = sharding.mesh_of(self, listed)
-        master_weights.validate(self, group, tensors)
-        dtypes = [master_weights.working_dtype(group, p) for p in tensors]
+        mesh = shards.mesh_of(self, listed)
+        precision.validate(self, group, tensors)
+        dtypes = [precision.working_dtype(group, p) for p in tensors]
         group["prior_mean"] = prior_mean.resolve(self, group["prior_mean"], tensors, dtypes)
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         validation.whole("step", group["step"], least=0)
@@ -159,57 +172,59 @@ class Sampler(ResumableOptimizer):
                 step. (Not inside ``torch.compile``, where nothing can be raised.)
             RuntimeError: the copies of a replicated chain have drifted apart. Nothing has changed after any of these.
         """
-        if not torch.compiler.is_compiling():
-            self._validate_changed()
-            if self.schedule is not None:
-                self.schedule.validate()
-            elif "sampling_temperature" in self.param_groups[0]:
-                raise RuntimeError(
-                    f"the lr and temperature of {type(self).__name__}, from a saved state, are those of one step of a "
-                    "CyclicalSchedule, and none is attached: make one, or set both and delete the groups' 'peak_lr' "
-                    "and 'sampling_temperature'"
-                )
-            self._keep_together()
+        for guard in self.guards_before():
+            guard(self)
         evaluation = self.evaluate(closure)
-        if torch.compiler.is_compiling():
-            master_weights.refuse_compiled(self, evaluation.groups)
-        else:
-            watch = self.__dict__.get("_watch") or self.__dict__.setdefault("_watch", ClippingWatch())
-            watch.see([g for inputs in evaluation.groups for g in inputs.gradients], evaluation.groups[0].total_norm)
-        with without_autocast(self.param_groups), sharding.on_parts(self, evaluation):
-            swapped = master_weights.swap_in(self, evaluation.groups)
-            try:
-                if evaluation.large:
-                    gradients.advance_or_restore(self, evaluation, swapped)
-                else:
-                    self.advance_all(evaluation)
-            finally:
-                master_weights.swap_out(swapped)
+        rule: Callable[[], None] = partial(self.advance_all, evaluation)
+        for around in reversed(self.guards_around(evaluation)):
+            rule = partial(around, self, evaluation, rule)
+        rule()
         for group in self.param_groups:
             group["step"] += 1
         return evaluation.loss
 
+    def guards_before(self) -> list[Before]:
+        """What may refuse the next step before anything is evaluated, in this order."""
+        if torch.compiler.is_compiling():  # where nothing can be raised
+            return []
+        guards: list[Before] = [self.changed_hyperparameters]
+        if self.schedule is not None or "sampling_temperature" in self.param_groups[0]:
+            guards.append(schedule.keep_step)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            guards.append(replicas.keep_together)
+        return guards
+
+    def guards_around(self, evaluation: Evaluation) -> list[Around]:
+        """What the rule of a step is applied within, the outermost first."""
+        guards: list[Around] = []
+        if not (self.clipping.warned or torch.compiler.is_compiling()):
+            guards.append(self.clipping)
+        if torch.is_autocast_enabled(self.param_groups[0]["params"][0].device.type):
+            guards.append(precision.outside_autocast)
+        if self.mesh is not None:
+            guards.append(shards.on_parts)
+        large = half_precision = centred = False
+        for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
+            large |= inputs.large
+            half_precision |= inputs.half_precision and group.get("master_weights") is not False
+            centred |= group.get("prior_mean") is not None
+        if large:
+            guards.append(overflow.undone)
+        if half_precision:
+            guards.append(precision.on_masters)
+        if centred:
+            guards.append(prior_mean.centred_at_zero)
+        return guards
+
     def advance_all(self, evaluation: Evaluation) -> None:
         """Apply the rule to every group, in place."""
         for group, inputs in zip(self.param_groups, evaluation.groups, strict=True):
-            means = prior_mean.of_params(group, inputs.params)
-            if means:  # the rule works in coordinates in which the prior's mean is zero
-                torch._foreach_sub_(inputs.params, means)
-            try:
-                self.advance(group, inputs)
-            finally:
-                if means:
-                    torch._foreach_add_(inputs.params, means)
+            self.advance(group, inputs)
 
     def _loaded(self) -> None:
-        self.__dict__.pop("_noise", None)  # the generator may be put back to where it was then
+        self.reseeding = ReseedingWatch()  # the generator may be put back to where it was then
         if self.schedule is not None:  # the state may be one of before the schedule's last step, or of no schedule
             self.schedule.step()
-
-    def _keep_together(self) -> None:
-        """With the first step in a process group, find out whether other processes hold this chain too; compare."""
-        if distributed.in_process_group():
-            distributed.keep_together(self) if self.replicated is not False else distributed.refuse_late(self)
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
         """Compute and check the loss and the gradients of all groups; no parameter moves yet.
@@ -235,7 +250,7 @@ class Sampler(ResumableOptimizer):
 
     def collect_gradients(self) -> list[GroupInputs]:
         """The sampled parameters of each group and their gradients, which are there, dense and finite."""
-        return gradients.collect(self)
+        return step.collect(self)
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         """Apply the rule to one group, in place."""
@@ -277,8 +292,7 @@ class Sampler(ResumableOptimizer):
         if generator is None:
             if torch.compiler.is_compiling():
                 return torch.randn_like(p)
-            watch = self.__dict__.get("_noise") or self.__dict__.setdefault("_noise", ReseedingWatch())
-            return watch.drawn(torch.randn_like, p, self.step_count)
+            return self.reseeding.drawn(torch.randn_like, p, self.step_count)
         return torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
 
     def state_of(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
@@ -323,14 +337,38 @@ class Sampler(ResumableOptimizer):
             A dict for each group, of the keys "kinetic" and "configurational"; nan where there is no momentum or no
             gradient.
         """
-        return [temperatures_of(group, self.state) for group in self.param_groups]
+        return [self._temperatures_of(group) for group in self.param_groups]
+
+    def _temperatures_of(self, group: dict[str, Any]) -> dict[str, float]:
+        moved = [p for p in group["params"] if p.requires_grad and p.grad is not None]
+        size = sum(p.numel() for p in moved)
+        momenta = [self.state[p]["momentum"] for p in moved if "momentum" in self.state.get(p, {})]
+        held = sum(r.numel() for r in momenta)  # one that has just joined has none yet
+        kinetic = sum(sharding.total(_single(r).square()) for r in momenta) / held if held else float("nan")
+        num_data, prior = as_number(group["num_data"]), as_number(group["prior_precision"])
+        offsets = zip(moved, prior_mean.centred(group, moved), strict=True)
+        virial = sum(sharding.total(_single(x) * (num_data * _single(p.grad) + prior * _single(x))) for p, x in offsets)
+        return {"kinetic": kinetic, "configurational": virial / size if size else float("nan")}
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("generator", "schedule", "distributed", "replicated")}
         return {**super().__getstate__(), **own}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not hasattr(self, "first_shapes"):  # a copy; torch also calls it to load a state
+            self._begin()
+
 
 def arguments(local: dict[str, Any]) -> dict[str, Any]:
     """A constructor's ``locals()`` without what is no hyperparameter: the defaults of its parameter groups."""
     named = {k: v for k, v in local.items() if k not in ("self", "params", "generator", "options", "__class__")}
-    return {**named, **known_options(type(local["self"]).__name__, local.get("options", {}), named)}
+    own = type(local["self"]).__name__
+    options = known_options(own, local.get("options", {}), named)
+    return {**named, **momentum_as_decay(own, options, named)}
+
+
+def _single(x: Tensor | None) -> Tensor:
+    """In single precision at least: N·g of half precision would overflow."""
+    assert x is not None
+    return x.to(torch.promote_types(x.dtype, torch.float32))

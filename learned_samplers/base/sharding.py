@@ -1,30 +1,12 @@
-"""One chain whose parameters are sharded over the processes of a device mesh (`fully_shard`, tensor parallelism).
-
-A sharded parameter is a `DTensor`: each process holds a part of it. The update of most samplers acts on each weight by
-itself, so that every process does it on its own part, a plain tensor that shares the parameter's memory; the state is
-kept in DTensors of the parameter's layout, which is what ``torch.distributed.checkpoint`` saves and loads. Only what
-belongs to the chain as a whole is exchanged: whether everything is finite, and the statistics of whole tensors.
-
-Noise: one private generator is the same in all processes and gives one seed a step; the noise of a part is drawn from
-a generator seeded by that, the parameter's number, and the part's number on the mesh. So parts are independent, copies
-of one part are equal, and the chain's only random state is the same everywhere. (On a CPU torch takes 32 bits of a
-seed: two of a million steps may well share their noise, which no average sees.)
-"""
+"""Tensors that are sharded over the processes of a device mesh: which they are, how they lie, and what is exchanged."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from learned_samplers.base.master_weights import has_master, put_in_place, swap_out
-from learned_samplers.base.segments import Segments
-from learned_samplers.base.step import Evaluation, norms
 
 
 def is_sharded(x: Any) -> bool:
@@ -43,33 +25,6 @@ def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if is_sharded(x) else x  # type: ignore[attr-defined]
 
 
-def mesh_of(sampler: Any, listed: Sequence[Any]) -> Any:
-    """The device mesh of a sampler that gets a new group of tensors or (name, tensor) pairs, None without DTensors.
-
-    Raises:
-        TypeError: the sampler cannot have sharded parameters.
-        ValueError: they do not lie on one mesh, or in a way that cannot be sampled.
-    """
-    known = sampler.mesh
-    for i, entry in enumerate(listed):
-        name, p = entry if isinstance(entry, tuple) else (f"params[{i}]", entry)
-        if not is_sharded(p):
-            continue
-        own, parameter = type(sampler).__name__, f"parameter {name!r} is a DTensor"
-        if reason := sampler.not_sharded:
-            raise TypeError(f"{own} cannot sample sharded parameters ({parameter}): {reason}")
-        if sampler.distributed == "independent":
-            raise ValueError(f"distributed='independent': {parameter}, whose parts belong to one chain")
-        if known is None and sampler.param_groups:
-            raise ValueError(f"{parameter}, and those of the first group are not: give sharded parameters first")
-        if known is not None and p.device_mesh != known:
-            raise ValueError(f"{parameter} on another device mesh ({p.device_mesh}) than those before ({known})")
-        if not all(placement.is_shard() or placement.is_replicate() for placement in p.placements):
-            raise ValueError(f"{parameter} of placements {p.placements}; each must be Shard or Replicate")
-        known = p.device_mesh
-    return known
-
-
 def placed_like(x: Tensor, p: Tensor) -> Tensor:
     """A full tensor, the same in all processes, laid out as the parameter ``p`` of its shape."""
     if not is_sharded(p) or is_sharded(x):
@@ -83,10 +38,10 @@ def same_layout(x: Tensor, p: Tensor) -> bool:
     """Whether a state tensor is laid out as its parameter's would be."""
     if not is_sharded(p):
         return not is_sharded(x)
-    return is_sharded(x) and (x.device_mesh, x.placements) == (p.device_mesh, _placements(p, x.dim()))  # type: ignore
+    return is_sharded(x) and (x.device_mesh, x.placements) == (p.device_mesh, placements(p, x.dim()))  # type: ignore
 
 
-def _placements(p: Any, dims: int) -> tuple[Any, ...]:
+def placements(p: Any, dims: int) -> tuple[Any, ...]:
     """The layout of a state of ``dims`` axes whose last ones are those of ``p``."""
     lead = dims - p.dim()
     if not lead:
@@ -96,41 +51,12 @@ def _placements(p: Any, dims: int) -> tuple[Any, ...]:
     return tuple(Shard(each.dim + lead) if each.is_shard() else each for each in p.placements)
 
 
-def _like_parameter(x: Tensor, p: Any) -> Tensor:
-    """The DTensor of a state whose part here is ``x``."""
-    from torch.distributed.tensor import DTensor
-
-    shape = (*x.shape[: x.dim() - p.dim()], *p.shape)
-    stride = p.stride() if len(shape) == p.dim() else torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        x, p.device_mesh, _placements(p, x.dim()), run_check=False, shape=torch.Size(shape), stride=stride
-    )
-
-
-# ------------------------------------------------------------------------------------------- what is exchanged
-
-
 def summed(x: Tensor, p: Any) -> Tensor:
     """The sum of each process's ``x`` over the parts of ``p``, in place."""
     for axis, placement in enumerate(p.placements):
         if not placement.is_replicate():
             dist.all_reduce(x, group=p.device_mesh.get_group(axis))
     return x
-
-
-def norms_of(tensors: Sequence[Tensor], mesh: Any) -> list[float]:
-    """The norm of each whole tensor, not finite in any process if it is not finite in one."""
-    if mesh is None:
-        return norms(tensors)
-    values = norms([local(x) for x in tensors])
-    # Copies count as their mean, so that one that is not finite is seen everywhere.
-    squares = torch.tensor(values, dtype=torch.float64).square()
-    squares = squares.to(mesh.device_type) if mesh.device_type != "cpu" else squares
-    for axis in range(mesh.ndim):
-        copied = [not is_sharded(x) or x.placements[axis].is_replicate() for x in tensors]  # type: ignore
-        squares = torch.where(torch.tensor(copied, device=squares.device), squares / mesh.size(axis), squares)
-        dist.all_reduce(squares, group=mesh.get_group(axis))
-    return squares.sqrt().tolist()
 
 
 def all_finite(x: Tensor) -> bool:
@@ -152,123 +78,3 @@ def total(x: Tensor) -> float:
     """The sum of a tensor's elements over all processes."""
     own = local(x).sum()
     return (summed(own, x) if is_sharded(x) else own).item()
-
-
-class ShardSegment(Segments):
-    """One tensor of which each process holds a part; its statistics are those of the whole.
-
-    Args:
-        p: the sharded parameter.
-    """
-
-    def __init__(self, p: Any):
-        size = local(p).numel()
-        for name, value in (("lengths", (p.numel(),)), ("edges", (0, size)), ("total", size), ("_owner", p)):
-            object.__setattr__(self, name, value)
-
-    def mean_square(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return self.from_norms(torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype))
-
-    def from_norms(self, norms: Tensor) -> Tensor:
-        return summed(norms.square(), self._owner) / self.lengths[0]  # type: ignore[attr-defined]
-
-    def mean(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return summed(x.sum(-1, keepdim=True, dtype=dtype), self._owner) / self.lengths[0]  # type: ignore[attr-defined]
-
-    def expand(self, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        return x
-
-
-# ------------------------------------------------------------------------------------------- the step
-
-
-class Parts:
-    """This process's parts of a sampler's parameters during one step: their noise, and the tensors they belong to."""
-
-    def __init__(self, seed: int, owners: dict[Tensor, Tensor], mesh: Any):
-        self.seed, self.owners = seed, owners
-        self._numbers = {part: i for i, part in enumerate(owners)}
-        self._mesh, self._generators = mesh, dict[Tensor, torch.Generator]()
-
-    def generator(self, part: Tensor) -> torch.Generator:
-        """The source of a part's noise in this step."""
-        if part not in self._generators:
-            number = self._numbers[part] * self._mesh.size() + self._place(self.owners[part])
-            self._generators[part] = torch.Generator(part.device).manual_seed(self.seed + number)
-        return self._generators[part]
-
-    def _place(self, p: Any) -> int:
-        """Number of the part on the mesh; copies of one part have the same."""
-        place = 0
-        if is_sharded(p):
-            for axis, placement in enumerate(p.placements):
-                if not placement.is_replicate():
-                    place = place * self._mesh.size(axis) + self._mesh.get_local_rank(axis)
-        return place
-
-    def segments(self, part: Tensor) -> Segments:
-        """Where the whole tensor's statistics come from."""
-        owner = self.owners[part]
-        return ShardSegment(owner) if is_sharded(owner) else Segments((part.numel(),))
-
-
-def on_parts(sampler: Any, evaluation: Evaluation | None = None) -> AbstractContextManager[None]:
-    """Within it a sampler's groups, inputs and state are this process's parts; new state becomes DTensors after it."""
-    # torch 2.6 cannot compile a generator, which most samplers have no need of.
-    return nullcontext() if sampler.mesh is None else _on_parts(sampler, evaluation)
-
-
-@contextmanager
-def _on_parts(sampler: Any, evaluation: Evaluation | None) -> Iterator[None]:
-    if torch.compiler.is_compiling():
-        raise NotImplementedError("a step of sharded parameters cannot be compiled: compile the network")
-    state, before = sampler.state, sampler.generator.get_state()
-    kept = [(group, group["params"], group["prior_mean"]) for group in sampler.param_groups]
-    parts = {p: local(p) for _, params, _ in kept for p in params}
-    owners = {part: p for p, part in parts.items()}
-    seed = int(torch.randint(2**62, (), generator=sampler.generator, device=sampler.generator.device))
-    try:
-        sampler.parts = Parts(seed, owners, sampler.mesh)
-        given = {parts[p]: {name: local(x) for name, x in own.items()} for p, own in state.items()}
-        sampler.state = defaultdict(dict, {part: dict(own) for part, own in given.items()})
-        for group, params, means in kept:
-            group["params"] = [parts[p] for p in params]
-            group["prior_mean"] = means if means is None else [local(mean) for mean in means]
-        for inputs in evaluation.groups if evaluation is not None else ():
-            inputs.gradients = [_gradient(g, p) for g, p in zip(inputs.gradients, inputs.params, strict=True)]
-            inputs.params = [parts[p] for p in inputs.params]
-        yield
-        for part, own in sampler.state.items():
-            p = owners[part]
-            for name, x in own.items():  # in one order everywhere
-                if x is not given.get(part, {}).get(name):  # new, or another tensor than before
-                    state[p][name] = _like_parameter(x, p) if is_sharded(p) else x
-    except BaseException:
-        sampler.generator.set_state(before)
-        raise
-    finally:
-        for group, params, means in kept:
-            group["params"], group["prior_mean"] = params, means
-        sampler.state, sampler.parts = state, None
-
-
-def _gradient(gradient: Any, p: Any) -> Tensor:
-    if is_sharded(gradient) and gradient.placements != p.placements:
-        gradient = gradient.redistribute(p.device_mesh, p.placements)
-    return local(gradient)
-
-
-def make_state(sampler: Any) -> None:
-    """Give a sampler that has taken no step its state, for a checkpoint to be read into."""
-    with torch.no_grad(), on_parts(sampler):
-        for group in sampler.param_groups:
-            for p in group["params"]:
-                if not sampler.parts.owners[p].requires_grad:
-                    continue
-                # As in a step: the state of half-precision parameters is made from their float32 copies.
-                swapped = [put_in_place(sampler, p)] if has_master(group, p) else []
-                try:
-                    for name in sampler.saved_names(group, p):
-                        sampler.state_of(group, p, name)
-                finally:
-                    swap_out(swapped)

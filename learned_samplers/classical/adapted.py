@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
-from learned_samplers.base.master_weights import MASTER, has_master, working_dtype
+from learned_samplers.base.guards.precision import MASTER, has_master, working_dtype
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, as_number, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments

@@ -8,8 +8,9 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from learned_samplers.base import master_weights, validation
+from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.guards import precision
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
@@ -130,7 +131,7 @@ class PSGLD(Sampler):
         self._joining = [{**self.defaults, **param_group}] if isinstance(param_group, dict) else []
         try:
             for group in self.param_groups:
-                master_weights.validate(self, group, group["params"])
+                precision.validate(self, group, group["params"])
             super().add_param_group(param_group)
         finally:
             self._joining = []

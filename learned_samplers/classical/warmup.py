@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base.master_weights import MASTER
+from learned_samplers.base.guards.precision import MASTER
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.step import GroupInputs
 

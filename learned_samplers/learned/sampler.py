@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
-from learned_samplers.base.master_weights import working_dtype
+from learned_samplers.base.guards.precision import working_dtype
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import GroupInputs

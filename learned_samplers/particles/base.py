@@ -12,8 +12,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from learned_samplers.base import distributed, validation
-from learned_samplers.base.operations import as_number, without_autocast
+from learned_samplers.base import validation
+from learned_samplers.base.guards import replicas
+from learned_samplers.base.guards.precision import without_autocast
+from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.particles import base_optimizer as base_optimizers
 from learned_samplers.particles.base_optimizer import BaseOptimizer
@@ -185,16 +187,16 @@ class ParticleSampler(Sampler):
 
     def _refuse_replicas(self) -> None:
         """Before the first step: gradients are taken by ``torch.autograd.grad``, which no wrapper averages."""
-        if self.step_count or not distributed.in_process_group():
+        if self.step_count or not replicas.in_process_group():
             return
-        if distributed.are_replicas("auto", [p for group in self.param_groups for p in group["params"]]):
+        if replicas.are_replicas("auto", [p for group in self.param_groups for p in group["params"]]):
             raise ValueError(
                 f"{type(self).__name__} cannot move the parameters of a DistributedDataParallel module: it does not "
                 "average their gradients, and the processes' particles would drift apart"
             )
 
     def _validate_groups(self) -> None:
-        self._validate_changed()
+        self.changed_hyperparameters(self)
         for group in self.param_groups:
             validation.same_in_all_groups(self, group, ("num_data", "temperature"))
 

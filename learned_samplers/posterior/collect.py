@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from learned_samplers.base import validation
-from learned_samplers.base.distributed import writes
+from learned_samplers.base.guards.replicas import writes
 from learned_samplers.posterior import compiled
 from learned_samplers.posterior.collection import SampleCollection
 from learned_samplers.posterior.network import refuse_scripted, tensors_of

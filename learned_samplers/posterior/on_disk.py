@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from learned_samplers.base.files import append, write_atomically
-from learned_samplers.base.locks import LOCK, FolderLock
+from learned_samplers.base.files import LOCK, FolderLock, append, write_atomically
 from learned_samplers.posterior.network import parameters_of, plain_names, tensors_of
 from learned_samplers.posterior.normalisation import normalisation_buffers
 from learned_samplers.posterior.snapshots import Fingerprints

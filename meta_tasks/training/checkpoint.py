@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from learned_samplers.base import validation
-from learned_samplers.base.files import write_atomically
-from learned_samplers.base.locks import FolderLock
+from learned_samplers.base.files import FolderLock, write_atomically
 
 __all__ = ["Checkpoints", "check_same", "differences"]
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base.group_keys import SamplerOptions
-from learned_samplers.base.operations import as_number, without_autocast
+from learned_samplers.base.guards.precision import without_autocast
+from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import prior_mean
-from learned_samplers.base.master_weights import MASTER
+from learned_samplers.base.guards.precision import MASTER
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.flat_buffers import gather, together
 from learned_samplers.learned.l2e.optimizer import L2E

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learned_samplers.base import distributed
+from learned_samplers.base.guards import replicas
 from tests.two_processes import outcomes
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
@@ -161,8 +161,8 @@ for sampler in (HMC(model.parameters(), 0.01, 100), MCLMC(model.parameters(), 0.
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
 """,
     "drift_raises_everywhere": """
-from learned_samplers.base import distributed
-distributed.CHECK_EVERY = 5
+from learned_samplers.base.guards import replicas
+replicas.CHECK_EVERY = 5
 network = DistributedDataParallel(model)
 sampler = SGLD(model.parameters(), 0.01, 100)
 run(network, sampler, 7)
@@ -195,7 +195,7 @@ def test_two_processes(name, two_processes):
 
 def test_replicas_are_recognised():
     p = torch.zeros(2, requires_grad=True)
-    assert not distributed.in_process_group()
-    assert not distributed.are_replicas("auto", [p])
-    assert distributed.are_replicas("replicated", [p])
-    assert not distributed.are_replicas("independent", [p])
+    assert not replicas.in_process_group()
+    assert not replicas.are_replicas("auto", [p])
+    assert replicas.are_replicas("replicated", [p])
+    assert not replicas.are_replicas("independent", [p])

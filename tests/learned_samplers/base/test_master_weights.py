@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from learned_samplers import BAOA, HMC, L2E, PSGLD, SGHMC, SGLD, AdaptedSGHMC
-from learned_samplers.base import master_weights
+from learned_samplers.base.guards import precision
 from tests.harness import SAMPLERS, flat, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
@@ -222,7 +222,7 @@ def test_no_parameter_stays_in_float32_after_an_error(monkeypatch):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     before = flat(model).clone()
-    follow, calls = master_weights._follow, []
+    follow, calls = precision._follow, []
 
     def out_of_memory(*arguments):
         calls.append(arguments)
@@ -230,7 +230,7 @@ def test_no_parameter_stays_in_float32_after_an_error(monkeypatch):
             raise torch.OutOfMemoryError("planted")
         return follow(*arguments)
 
-    monkeypatch.setattr(master_weights, "_follow", out_of_memory)
+    monkeypatch.setattr(precision, "_follow", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError, match="planted"):
         sampler.step()
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learned_samplers import HMC, AdaptedSGHMC, WhitenedSGHMC
-from learned_samplers.base import gradients
+from learned_samplers.base import step
 from tests.harness import SAMPLERS, closure_for, running
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
@@ -64,7 +64,7 @@ def test_an_error_in_the_first_step_leaves_no_state_behind(name):
 def test_a_step_that_may_overflow_is_undone_with_all_that_it_wrote(name, monkeypatch):
     """Weights, states, noise, and what a sampler counts in its groups, although they have moved already."""
     model, sampler, unchanged = running(name)
-    monkeypatch.setattr(gradients, "_beyond", lambda *_: True)
+    monkeypatch.setattr(step, "_beyond", lambda *_: True)
     own = sampler.advance
 
     def advance(group, inputs):

@@ -113,10 +113,10 @@ dist.all_gather(both, own)
 assert torch.equal(*both)
 with torch.no_grad():
     copies[1].bias.to_local().add_(rank)
-from learned_samplers.base import distributed
-distributed.CHECK_EVERY = 3
+from learned_samplers.base.guards import replicas
+replicas.CHECK_EVERY = 3
 assert "drifted apart" in refused(RuntimeError, lambda: run(copies, sampler, 1, torch.ones(1, 4), y[:1]))
-distributed.CHECK_EVERY = 100
+replicas.CHECK_EVERY = 100
 """,
     "a_checkpoint_resumes_bit_for_bit": """
 makers = {

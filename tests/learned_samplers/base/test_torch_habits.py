@@ -17,6 +17,9 @@ def parameter(*shape):
     return torch.zeros(shape or (3,), requires_grad=True)
 
 
+WITH_MOMENTUM = {name for name, make in SAMPLERS.items() if "momentum_decay" in make([parameter()]).defaults}
+
+
 @EVERY
 @pytest.mark.parametrize(
     ("argument", "message"),
@@ -29,8 +32,8 @@ def parameter(*shape):
     ],
 )
 def test_torchs_arguments_are_refused_with_ours(name, argument, message):
-    if argument == "betas" and name in NEED_DRAWS:
-        pytest.skip("IVON has betas as Adam does")
+    if (argument == "betas" and name in NEED_DRAWS) or (argument == "momentum" and name in WITH_MOMENTUM):
+        pytest.skip("this sampler has it")
     with pytest.raises(TypeError, match=message):
         SAMPLERS[name]([parameter()], **{argument: 0.9})
 
@@ -39,8 +42,9 @@ def test_torchs_arguments_are_refused_with_ours(name, argument, message):
 def test_torchs_keys_in_a_group_are_refused_with_ours(name):
     with pytest.raises(ValueError, match=r"prior_precision = num_data \* weight_decay = 100 \* 0.0005 = 0.05"):
         SAMPLERS[name]([{"params": [parameter()], "weight_decay": 5e-4}])
-    with pytest.raises(ValueError, match="momentum_decay = 1 - momentum"):
-        SAMPLERS[name]([{"params": [parameter()], "momentum": 0.9}])
+    if name not in WITH_MOMENTUM:
+        with pytest.raises(ValueError, match="momentum_decay = 1 - momentum"):
+            SAMPLERS[name]([{"params": [parameter()], "momentum": 0.9}])
     sampler = SAMPLERS[name]([parameter()])
     with pytest.raises(ValueError, match="no key 'lrr'"):
         sampler.add_param_group({"params": [parameter()], "lrr": 0.1})
@@ -72,6 +76,40 @@ def test_labels_and_schedulers_keys_are_no_hyperparameters():
         PSGLD([parameter()], 0.1, 100, alpha=0.99)
     with pytest.raises(TypeError, match="SGLD has no momentum"):
         SGLD([parameter()], 0.1, 100, momentum=0.9)
+
+
+@pytest.mark.parametrize("name", sorted(WITH_MOMENTUM))
+def test_momentum_is_one_minus_its_decay_as_keyword_and_in_a_group(name):
+    for momentum in (0.0, 0.75):
+        by_keyword = SAMPLERS[name]([{"params": [parameter()]}, {"params": [parameter()]}], momentum=momentum)
+        assert [group["momentum_decay"] for group in by_keyword.param_groups] == [1 - momentum] * 2
+        given = {"params": [parameter()], "momentum": momentum}
+        in_group = SAMPLERS[name]([given]).param_groups[0]
+        assert in_group["momentum_decay"] == 1 - momentum
+        assert "momentum" not in in_group
+        assert given["momentum"] == momentum, "the user's own dict stays"
+    for make in (
+        lambda: SAMPLERS[name]([parameter()], momentum=0.9, momentum_decay=0.1),
+        lambda: SAMPLERS[name]([{"params": [parameter()], "momentum": 0.9, "momentum_decay": 0.1}]),
+    ):
+        with pytest.raises(ValueError, match=r"momentum=0.9 and momentum_decay=0.1"):
+            make()
+    for wrong, error in ((1.0, ValueError), (-0.1, ValueError), ("fast", TypeError)):
+        with pytest.raises(error, match="momentum must"):
+            SAMPLERS[name]([parameter()], momentum=wrong)
+
+
+def test_sghmc_by_momentum_is_sgd_with_it_at_temperature_zero():
+    """The limit in torch's own words, in which prior_precision/num_data is its weight decay."""
+    one, other = small_network().double(), small_network().double()
+    sampler = SGHMC(one.parameters(), 0.05, 100, momentum=0.75, temperature=0.0, prior_precision=3.0)
+    sgd = torch.optim.SGD(other.parameters(), 0.05, momentum=0.75, weight_decay=0.03)
+    for model, optimizer in ((one, sampler), (other, sgd)):
+        for step in range(5):
+            for p in model.parameters():
+                p.grad = torch.full_like(p, 0.1 * step) + p.detach()
+            optimizer.step()
+    assert torch.allclose(flat(one), flat(other), atol=1e-12)
 
 
 # ---------------------------------------------------------------- missing gradients

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from learned_samplers.base.locks import LOCK
+from learned_samplers.base.files import LOCK
 from meta_tasks.estimators import AntitheticES, NoiseReuseES
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD

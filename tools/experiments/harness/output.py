@@ -12,8 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from learned_samplers.base.files import write_atomically
-from learned_samplers.base.locks import shared_lock
+from learned_samplers.base.files import shared_lock, write_atomically
 
 
 def command_line(tool: str, arguments: Sequence[str] | None) -> str:

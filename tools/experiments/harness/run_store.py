@@ -12,8 +12,7 @@ from tqdm import tqdm
 
 import learned_samplers
 import meta_tasks
-from learned_samplers.base.files import write_atomically
-from learned_samplers.base.locks import FolderLock, shared_lock
+from learned_samplers.base.files import FolderLock, shared_lock, write_atomically
 from meta_tasks.fingerprints import code_fingerprint, data_fingerprint, fingerprint
 
 __all__ = ["RunStore", "data_fingerprint", "fingerprint"]

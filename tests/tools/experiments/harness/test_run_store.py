@@ -14,7 +14,7 @@ import pytest
 import torch
 from experiments.harness.run_store import RunStore, fingerprint
 
-from learned_samplers.base.locks import LOCK
+from learned_samplers.base.files import LOCK
 
 
 def test_a_run_is_made_once_for_the_same_settings(tmp_path):

@@ -34,7 +34,16 @@ def in_process_group() -> bool:
 
 
 def keep_together(sampler: Any) -> None:
-    """Before a step in a process group: at the first one find out whether the chain is replicated, later compare."""
+    """Before a step in a process group: at the first one find out whether the chain is replicated, later compare.
+
+    Raises:
+        RuntimeError: the copies have drifted apart, or the chain turns out to be replicated after its first step.
+    """
+    if not in_process_group():
+        return
+    if sampler.replicated is False:
+        _refuse_late(sampler)
+        return
     params = [p for group in sampler.param_groups for p in group["params"] if p.requires_grad]
     if sampler.agreed:
         if sampler.step_count % CHECK_EVERY == 0:
@@ -52,7 +61,7 @@ def keep_together(sampler: Any) -> None:
         sampler.replicated = False
 
 
-def refuse_late(sampler: Any) -> None:
+def _refuse_late(sampler: Any) -> None:
     """Raise RuntimeError where a `DistributedDataParallel` module was made after a chain's first step.
 
     Looked for before steps 2, 3, 5, 9, 17, …: it takes some milliseconds.

@@ -1,4 +1,4 @@
-"""Float32 copies of half-precision parameters, so that small updates are not rounded away.
+"""The precision of an update: in float32 for half-precision parameters, and never that of ``torch.autocast``.
 
 A bfloat16 number has 8 significant bits: a step that is less than 1/512 of a weight leaves it where it is, and a step
 that is a little more moves it by 1/256. A sampler's steps are of that size, and its noise is what gives the law:
@@ -14,12 +14,12 @@ Memory for each weight: 4 bytes for the master, and 4 instead of 2 for each numb
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from learned_samplers.base.step import GroupInputs
 
 #: Dtypes that need a master.
 HALF = frozenset({torch.bfloat16, torch.float16})
@@ -58,21 +58,20 @@ def validate(sampler: Any, group: dict[str, Any], params: list[Tensor]) -> None:
                 )
 
 
-def refuse_compiled(sampler: Any, groups: list[GroupInputs]) -> None:
-    """Raise NotImplementedError for a step with masters that is being compiled."""
-    for group, inputs in zip(sampler.param_groups, groups, strict=True):
-        if any(has_master(group, p) for p in inputs.params):
-            raise NotImplementedError(
-                "master_weights: a step of half-precision parameters cannot be compiled; compile the network, or keep "
-                "float32 parameters"
-            )
+def on_masters(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
+    """Apply the rule to the masters, in the place of half-precision parameters, and float32 gradients beside them.
 
-
-def swap_in(sampler: Any, groups: list[GroupInputs]) -> list[tuple[Tensor, Tensor]]:
-    """Put the masters in the place of half-precision parameters, and float32 gradients beside them, for `swap_out`."""
+    Raises:
+        NotImplementedError: the step is being compiled.
+    """
+    if torch.compiler.is_compiling():
+        raise NotImplementedError(
+            "master_weights: a step of half-precision parameters cannot be compiled; compile the network, or keep "
+            "float32 parameters"
+        )
     swapped: list[tuple[Tensor, Tensor]] = []
     try:
-        for group, inputs in zip(sampler.param_groups, groups, strict=True):
+        for group, inputs in zip(sampler.param_groups, evaluation.groups, strict=True):
             for i, p in enumerate(inputs.params):
                 if has_master(group, p):
                     inputs.gradients[i] = inputs.gradients[i].float()
@@ -83,7 +82,25 @@ def swap_in(sampler: Any, groups: list[GroupInputs]) -> list[tuple[Tensor, Tenso
         for p, own in swapped:
             p.data = own
         raise
-    return swapped
+    try:
+        rule()
+    finally:
+        swap_out(swapped)
+
+
+def outside_autocast(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
+    """Apply the rule in the parameters' own precision, where ``step`` is called inside of ``torch.autocast``."""
+    with without_autocast(sampler.param_groups):
+        rule()
+
+
+def without_autocast(groups: Sequence[dict[str, Any]]) -> AbstractContextManager[Any]:
+    """For an update in the parameters' own precision.
+
+    Its matrix products would be rounded, and compiled code is given addresses of what it takes for float32.
+    """
+    kind = next((p.device.type for group in groups for p in group["params"]), "cpu")
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def put_in_place(sampler: Any, p: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,102 @@
+"""Two habits of training loops that harm no optimizer and break the law of a sampler: each is told once."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.sharding import local
+
+#: Steps with one and the same total norm after which the warning is given.
+PATIENCE = 10
+# Clipping divides by the norm plus 1e-6, in single precision.
+_SAME = 1e-5
+
+
+class ClippingWatch:
+    """Gradients clipped to a norm: warns where their total keeps returning to its largest value.
+
+    Clipped gradients have the total norm that they are clipped to, again and again, and never a larger one, while the
+    norm of a single tensor changes. Gradients of one tensor alone cannot be told apart from a constant gradient, and
+    clipping by value leaves no such trace.
+    """
+
+    def __init__(self) -> None:
+        self.largest = self.share = 0.0
+        self.hits = 0
+        self.warned = False
+
+    def __call__(self, sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
+        self._see([g for inputs in evaluation.groups for g in inputs.gradients], evaluation.groups[0].total_norm)
+        rule()
+
+    def _see(self, gradients: list[Tensor], total: float) -> None:
+        """One step's gradients, and the norm of all together."""
+        if len(gradients) < 2 or not 0 < total < math.inf or total < self.largest * (1 - _SAME):
+            return
+        share = torch.linalg.vector_norm(local(gradients[0])).item() / total
+        if total > self.largest * (1 + _SAME):
+            self.largest, self.share, self.hits = total, share, 1
+        else:
+            changed = abs(share - self.share) > 1e-3 * max(share, self.share)
+            self.share, self.hits = share, self.hits + changed
+        if self.hits >= PATIENCE:
+            self.warned = True
+            warnings.warn(
+                f"the gradients had the total norm {self.largest:g} in {PATIENCE} steps and never a larger one: they "
+                "seem to be clipped. Clipping makes the posterior wider without bound (see "
+                "docs/how-to/gradient_clipping.md); in the Hugging Face Trainer write max_grad_norm=0",
+                stacklevel=5,
+            )
+
+
+class ReseedingWatch:
+    """torch's generator set back again and again: warns where a step begins to draw in a state that was there before.
+
+    A function that calls ``torch.manual_seed`` once an epoch, for its validation or its batches, makes a chain repeat
+    its noise; noise that comes back adds up, and the chain drifts far out of its law. States are kept at steps 1, 2, 4,
+    8, … of those seen, of which one lies in the part that repeats. (It stands where the noise is drawn,
+    `Sampler.noise_like`, and not in the list of a step: a closure of `HMC` draws within its evaluation.)
+    """
+
+    def __init__(self) -> None:
+        self.kept: set[int] = set()
+        self.count = 0
+        self.step: int | None = None
+        self.warned = False
+
+    def drawn(self, draw: Callable[[Tensor], Tensor], like: Tensor, step: int) -> Tensor:
+        """``draw(like)``; the generator's state before the first draw of each step counts."""
+        if step == self.step or self.warned or (before := _state(like.device)) is None:
+            return draw(like)
+        self.step, state = step, hash(before)
+        self.count += 1
+        noise = draw(like)
+        # A draw that leaves the state where it was was none: `check_sampler` gives numbers of its own.
+        if state in self.kept and _state(like.device) != before:
+            self.warned = True
+            warnings.warn(
+                "torch's random generator is in a state that it had at an earlier step: something sets it back "
+                "(torch.manual_seed in a function that validates or makes batches?), and the chain's noise repeats. A "
+                "chain with such noise does not sample its law. Give the sampler a generator of its own: "
+                "generator=torch.Generator().manual_seed(0)",
+                stacklevel=3,
+            )
+        elif self.count & (self.count - 1) == 0:
+            self.kept.add(state)
+        return noise
+
+
+def _state(device: torch.device) -> bytes | None:
+    """The state of the default generator of a device; None where it cannot be had for nothing."""
+    if device.type == "cpu":
+        return torch.default_generator.get_state().numpy().tobytes()
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index].get_state().numpy().tobytes()
+    return None
