@@ -13,7 +13,6 @@ from mkdocs.structure.files import File
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from website import pages
-from website.markup import leftovers
 
 # mkdocs counts the warnings of its own loggers, and --strict ends on them.
 log = logging.getLogger("mkdocs.hooks")
@@ -23,12 +22,20 @@ _FETCHED = re.compile(
 )
 _ROLE = re.compile(r":(?:func|meth|class|mod|attr):(?=<code>)")
 _NAME = re.compile(r"<code>(\w+)</code>")
+#: What a page would show as it stands in its source, because the source was meant for something else than Markdown.
+_BLOCK = re.compile(r"<(pre|code)\b.*?</\1>", re.DOTALL)
+_RAW = re.compile(r"<p>\s*:+\s*</p>|={6,}|``|:(?:func|meth|class|mod|attr):|~learned_samplers")
+
+
+def leftovers(html: str) -> list[str]:
+    """Pieces of another markup that a page's reader would see raw."""
+    return _RAW.findall(_BLOCK.sub("", html))
 
 
 def on_config(config: Any) -> Any:
     """Fill in the generated parts of the navigation."""
     generated = {
-        "<generated samplers>": [f"samplers/{name}.md" for name in pages.sampler_names()],
+        "<generated samplers>": [f"samplers/{name}.md" for name in pages.samplers()],
         "<generated reference>": [f"reference/{name}.md" for name in (*pages.REFERENCE, "integrations")],
     }
 
@@ -48,7 +55,7 @@ def on_files(files: Any, config: Any) -> Any:
     for name in pages.without_docstring():
         log.warning("%s has no docstring", name)
     made = {page: pages.file_page(page) for page in pages.FILES}
-    made |= {f"samplers/{name}.md": pages.sampler_page(name) for name in pages.sampler_names()}
+    made |= {f"samplers/{name}.md": pages.sampler_page(name) for name in pages.samplers()}
     made |= {f"reference/{name}.md": pages.reference_page(name) for name in pages.REFERENCE}
     made["reference/integrations.md"] = pages.integrations_page()
     for path, content in made.items():
@@ -85,7 +92,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
         log.warning("%s shows %r, which was meant as something else", page.file.src_uri, piece)
     here = PurePosixPath(page.file.src_uri)
     up = "../" * len(here.parents[1:])
-    names = set(pages.sampler_names()) - {here.stem if here.parent.name == "samplers" else ""}
+    names = set(pages.samplers()) - {here.stem if here.parent.name == "samplers" else ""}
 
     def link(match: re.Match[str]) -> str:
         name = match[1]
