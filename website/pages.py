@@ -129,7 +129,7 @@ def shipped(name: str) -> str:
 def check_source(sampler: type) -> None:
     """Raise ValueError unless a docstring has a paragraph that begins with "Source:" and holds a year."""
     docstring = inspect.cleandoc(sampler.__doc__ or "")
-    found = re.search(r"^Source: (.*?)(?=\n\n|\Z)", docstring, re.DOTALL | re.MULTILINE)
+    found = re.search(r"^Sources?: (.*?)(?=\n\n|\Z)", docstring, re.DOTALL | re.MULTILINE)
     if found is None or not re.search(r"\b(19|20)\d\d\b|arXiv", found[1]):
         raise ValueError(f'{sampler.__name__}\'s docstring has no paragraph "Source: authors, title, year"')
 

@@ -40,11 +40,6 @@ def test_every_sampler_has_a_page_with_its_rule_and_its_bias():
     assert "cards.md#kinetic-l2e); its law on Gaussians: bias" in pages.sampler_page("KineticL2E")
 
 
-def test_every_sampler_is_on_the_page_that_compares_them():
-    text = (ROOT / "docs/which_sampler.md").read_text()
-    assert [name for name in pages.samplers() if f"`{name}`" not in text] == []
-
-
 def test_a_docstring_without_a_source_is_refused(monkeypatch):
     text = learned_samplers.SGHMC.__doc__
     for said in ("", "Source: somebody.", "A Source: Chen, 2014."):
