@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 
@@ -21,3 +22,10 @@ def require(module: str, extra: str) -> Any:
         raise ModuleNotFoundError(
             f'{package} is needed here and is not installed: pip install "learned-samplers[{extra}]"', name=package
         ) from error
+
+
+def import_arviz() -> Any:
+    """ArviZ, without the notice about its future that it prints once a day."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return require("arviz", "arviz")

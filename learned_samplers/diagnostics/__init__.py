@@ -15,9 +15,9 @@ from learned_samplers.diagnostics.landscape import (
     loss_barrier,
     loss_lines,
     loss_plane,
-    network_loss,
 )
 from learned_samplers.diagnostics.learning_coefficient import LearningCoefficient, local_learning_coefficient
+from learned_samplers.diagnostics.network_loss import network_loss
 
 __all__ = [
     "MINIMUM_DRAWS",

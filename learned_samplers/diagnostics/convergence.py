@@ -16,8 +16,8 @@ from scipy.stats import norm, rankdata
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.posterior.arviz_export import import_arviz
-from learned_samplers.posterior.collection import SampleCollection
+from learned_samplers.base.optional import import_arviz
+from learned_samplers.posterior import SampleCollection
 
 MINIMUM_DRAWS = 4
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -14,19 +12,9 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.diagnostics.class_losses import log_probabilities, mean_loss
-from learned_samplers.metrics.arrays import as_tensor
-from learned_samplers.posterior.collection import SampleCollection
-from learned_samplers.posterior.inputs import as_inputs
-from learned_samplers.posterior.normalisation import normalisation_buffers
-from learned_samplers.posterior.outputs import Output, Reading
-from learned_samplers.posterior.snapshots import same_values
+from learned_samplers.posterior import SampleCollection
 
 State = Mapping[str, Tensor]
-
-
-class OwnBuffers(ValueError):
-    """Samples have buffers of their own, such as running statistics, none of which fit weights between two samples."""
 
 
 def cosine_similarity(samples: Iterable[State] | Tensor) -> np.ndarray:
@@ -221,84 +209,3 @@ def loss_barrier(
 ) -> float:
     """Barrier between two sets of weights, as in :attr:`LossLines.barriers`."""
     return float(loss_lines([first, second], loss, num_points=num_points).barriers[0])
-
-
-def network_loss(
-    samples: SampleCollection,
-    x: Any,
-    labels: Tensor,
-    *,
-    kind: str = "nll",
-    batch_size: int = 256,
-    output: Output = "softmax",
-    class_axis: int | None = None,
-    select: int | str | None = None,
-) -> Callable[[dict[str, Tensor]], float]:
-    """A loss for :func:`loss_lines`: the mean of the network over (x, labels) as a function of its weights.
-
-    Of a sample's own weights it is that of the sample's prediction. What `SampleCollection.predict` refuses is refused
-    here too, when the loss is first computed.
-
-    Args:
-        samples: whose network, frozen parameters and buffers are used.
-        x: inputs (N, ...), or a tuple of them.
-        labels: integers, one for each prediction: (N,), or (N, ...) with ``class_axis``.
-        kind: "nll" for the negative log-likelihood in nats, "error" for the share of wrong predictions.
-        batch_size: examples run at once.
-        output, class_axis, select: how the network's output is read, as in `SampleCollection.predict`. A function gives
-            probabilities, (N, C), or (N,) of class 1 of two. "regression" has no classes.
-
-    Raises:
-        RuntimeError: there is no sample yet.
-        OwnBuffers: a network with running statistics, or samples with different buffers.
-        TypeError, ValueError: an argument that cannot be used.
-    """
-    validation.one_of("kind", kind, ("nll", "error"))
-    validation.whole("batch_size", batch_size)
-    reading, model = Reading(output, class_axis, select=select), samples.model
-    if reading.output == "regression":
-        raise ValueError(f"output must say where the classes are for kind={kind!r}, got 'regression', which has none")
-    count, given = len(as_inputs(x)[0]), as_tensor("labels", labels)
-    if given.shape[:1] != (count,):
-        raise ValueError(
-            f"labels must be as many as the {count} inputs, got {len(given) if given.ndim else 'one number'}"
-        )
-    if normalisation_buffers(model):
-        raise OwnBuffers(
-            f"samples: {type(model).__name__} has running statistics, which do not fit weights between two samples"
-        )
-    samples._require_samples("whose loss could be computed")
-    fixed = {**samples._fixed(), **_shared_buffers(samples)}
-
-    def evaluate(state: dict[str, Tensor]) -> float:
-        parts = samples._runner.predictions(
-            lambda _: state,
-            [0],
-            fixed,
-            x,
-            partial(log_probabilities, reading=reading),
-            reading,
-            batch_size=batch_size,
-            sample_chunk=1,
-            vectorize=False,
-            targets=None,
-        )
-        with closing(parts):
-            return mean_loss(next(parts)[0], given, kind)
-
-    return evaluate
-
-
-def _shared_buffers(samples: SampleCollection) -> dict[str, Tensor]:
-    """The buffers that every sample holds a copy of, the same in all; OwnBuffers where one differs."""
-    first = samples._store.read(0)
-    shared = {name: tensor for name, tensor in first.items() if name not in samples.parameter_names}
-    for k in range(1, len(samples) if shared else 0):
-        other = samples._store.read(k)
-        for name, tensor in shared.items():
-            if not same_values(tensor, other[name]):
-                raise OwnBuffers(
-                    f"samples: the buffer {name!r} differs from sample 0 to sample {k}, and no values of it belong to "
-                    "the weights between two samples"
-                )
-    return shared

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from learned_samplers.base import validation
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.posterior.collect import PosteriorSamples, is_on_disk
+from learned_samplers.posterior import PosteriorSamples
 
 MISSING = ("refuse", "warn")
 
@@ -39,7 +39,7 @@ def begin(
     message = ""
     if steps_done and state is None:
         message = f"training goes on at step {steps_done}, but {why}: those collected so far would be lost"
-    elif state is None and held is not None and len(held) and not is_on_disk(held._store):
+    elif state is None and held is not None and len(held) and held.path is None:
         message = (
             f"training begins anew, but this callback holds {len(held)} posterior samples of a run before, which would "
             "be lost: give each run a CollectPosterior of its own, or keep them (samples = collect.posterior; "

@@ -3,6 +3,7 @@
 from learned_samplers.posterior.arviz_export import to_arviz
 from learned_samplers.posterior.collect import PosteriorSamples
 from learned_samplers.posterior.collection import SampleCollection
+from learned_samplers.posterior.normalisation import OwnBuffers
 from learned_samplers.posterior.outputs import Uncertainty
 
-__all__ = ["PosteriorSamples", "SampleCollection", "Uncertainty", "to_arviz"]
+__all__ = ["OwnBuffers", "PosteriorSamples", "SampleCollection", "Uncertainty", "to_arviz"]

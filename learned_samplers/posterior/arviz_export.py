@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -10,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.optional import require
+from learned_samplers.base.optional import import_arviz
 
 
 class Chain(Protocol):
@@ -23,13 +22,6 @@ class Chain(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> dict[str, Tensor]: ...
     def __iter__(self) -> Iterator[dict[str, Tensor]]: ...
-
-
-def import_arviz() -> Any:
-    """Import ArviZ without the notice about its future that it prints once a day."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return require("arviz", "arviz")
 
 
 def to_arviz(

@@ -24,14 +24,17 @@ from learned_samplers.posterior.normalisation import validate_policy
 from learned_samplers.posterior.on_disk import FolderStore
 from learned_samplers.posterior.snapshots import Snapshots, on_device, sampled_parameters, unwrapped, validate_dtype
 from learned_samplers.posterior.store import (
-    ElsewhereStore,
     Entry,
     MemoryStore,
     Progress,
+    RecordsStore,
     compare_settings,
     validate_counts,
 )
 from learned_samplers.posterior.tensor_files import Tensors, require_finite
+
+#: Below this share of the largest learning rate of a kept sample, samples are near copies of each other.
+VANISHING = 0.01
 
 
 class PosteriorSamples(SampleCollection):
@@ -127,7 +130,7 @@ class PosteriorSamples(SampleCollection):
             validation.whole("max_samples", max_samples)
         self.burn_in, self.thinning, self.max_samples = burn_in, thinning, max_samples
         self.dtype = validate_dtype(dtype)
-        self.device = torch.device(device)
+        self.device, self.path = torch.device(device), None if path is None else Path(path)
         self.buffers = validate_policy(model, buffers)
         sampled = sampled_parameters(model, sampler)
         settings = {
@@ -140,18 +143,19 @@ class PosteriorSamples(SampleCollection):
         }
         store: MemoryStore | FolderStore = MemoryStore()
         if path is not None:
-            store = FolderStore(path, settings, self.device) if writes(sampler) else ElsewhereStore(str(path))
+            store = FolderStore(path, settings, self.device) if writes(sampler) else RecordsStore(str(path))
         super().__init__(model, store, settings)
         self._store: MemoryStore | FolderStore = store
         self._snapshots = Snapshots(
             model, list(sampled), buffers, store_frozen=store_frozen, dtype=dtype, device=self.device
         )
         self._progress = store.progress
-        self._has_stepped, self._rates = False, LearningRates()
+        self._has_stepped = False
+        self._largest_rate, self._warned_of_rate = 0.0, False
         self._sampler: Optimizer | None = sampler
         self._counts = not hasattr(sampler, "step_count")
         # Of an optimizer that counts no steps nobody knows where in the folder's chain it is.
-        self._placed = not (self._counts and self._progress.last_step)
+        self._step_is_known = not (self._counts and self._progress.last_step)
         tensors = tensors_of(model)
         self._varying = {name: tensors[name] for name in self._snapshots.varying_names()}
         self._token, self._key = torch.zeros(1), compiled.register(self._after_compiled_step)
@@ -184,9 +188,9 @@ class PosteriorSamples(SampleCollection):
 
     def _after_step(self, step: int, sampling: bool, cycle: int, given: Tensors | None = None) -> None:
         before = self._progress
-        if not self._placed and isinstance(self._store, FolderStore):
+        if not self._step_is_known and isinstance(self._store, FolderStore):
             place = f"({type(self._sampler).__name__}) counts no steps, so that its place in a chain is not known"
-            raise RuntimeError(another_chain(place, before.last_step, self._store.folder))
+            raise RuntimeError(self._another_chain(place))
         step = before.last_step + 1 if self._counts else step
         if step <= before.last_step:
             raise RuntimeError(self._gone_back(step))
@@ -208,10 +212,18 @@ class PosteriorSamples(SampleCollection):
     def _gone_back(self, step: int) -> str:
         seen = self._progress.last_step
         if isinstance(self._store, FolderStore) and not self._has_stepped:
-            return another_chain(f"is at step {step}", seen, self._store.folder)
+            return self._another_chain(f"is at step {step}")
         return (
             f"the sampler is at step {step}, but step {seen} has been seen: when a sampler goes back to a checkpoint, "
             "load the state dict that PosteriorSamples had then as well"
+        )
+
+    def _another_chain(self, place: str) -> str:
+        """The error where a sampler, at ``place``, does not go on from where the chain in the folder ends."""
+        return (
+            f"the sampler {place}, but {self.path} holds a chain up to step {self._progress.last_step}: to continue "
+            "it, load the state dicts of the sampler and of PosteriorSamples from their checkpoint; to begin it again, "
+            f"call restart() on this object, or delete {self.path}"
         )
 
     def _keep(self, step: int, cycle: int, given: Tensors | None) -> None:
@@ -242,7 +254,25 @@ class PosteriorSamples(SampleCollection):
             raise
         self._progress = progress
         if added:
-            self._rates.keep(self._sampler, step)
+            self._warn_of_a_vanishing_rate(step)
+
+    def _warn_of_a_vanishing_rate(self, step: int) -> None:
+        """Once, where a sample is kept at a learning rate far below that of others."""
+        sampler: Any = self._sampler
+        # A cyclical schedule means to fall, and goes up again; draws from a Gaussian do not depend on the rate.
+        falls = getattr(sampler, "schedule", None) is not None
+        if self._warned_of_rate or falls or hasattr(sampler, "sampled_params"):
+            return
+        present = max((float(group["lr"]) for group in sampler.param_groups if "lr" in group), default=0.0)
+        self._largest_rate = max(self._largest_rate, present)
+        if present < VANISHING * self._largest_rate:
+            self._warned_of_rate = True
+            warnings.warn(
+                f"the sample of step {step} was kept at lr={present:.3g}, and others at up to {self._largest_rate:.3g}:"
+                " at so small a learning rate samples are near copies of each other. End the schedule above 0, "
+                "detach() before, or use CyclicalSchedule",
+                stacklevel=2,
+            )
 
     def _why_empty(self) -> str:
         return self._progress.why_empty(self.burn_in, self.thinning)
@@ -271,7 +301,10 @@ class PosteriorSamples(SampleCollection):
     def restart(self) -> None:
         """Drop all samples and begin again at step 0, for a chain that died before its first checkpoint."""
         self._store.clear()
-        self._progress, self._reestimated, self._placed = Progress(), {}, True
+        self._begin_from(Progress())
+
+    def _begin_from(self, progress: Progress) -> None:
+        self._progress, self._reestimated, self._step_is_known = progress, {}, True
         self._snapshots.forget()
 
     def __enter__(self) -> Self:
@@ -293,7 +326,7 @@ class PosteriorSamples(SampleCollection):
             "settings": dict(self._settings),
             "progress": asdict(self._progress),
             "entries": [asdict(entry) for entry in self._store.entries],
-            "samples": None if is_on_disk(self._store) else list(map(self._store.read, range(len(self)))),
+            "samples": None if self.path is not None else [self._store.read(k) for k in range(len(self))],
             "fixed": self._store.fixed,
             "frozen": dict(self._store.frozen),
         }
@@ -309,84 +342,34 @@ class PosteriorSamples(SampleCollection):
             ValueError: the state is of a collection with other settings or another network, is incomplete, names a
                 file that is missing, or holds weights that are not finite.
         """
-        self._progress = load_state(self._store, state, self._settings, self.device)
-        self._snapshots.forget()
-        self._reestimated, self._placed = {}, True
-
-
-def is_on_disk(store: MemoryStore | FolderStore) -> bool:
-    """Whether a checkpoint names the samples of this store without holding them."""
-    return isinstance(store, FolderStore | ElsewhereStore)
-
-
-def another_chain(place: str, seen: int, folder: Path) -> str:
-    """The error where a sampler, at ``place``, does not go on from step ``seen`` of the chain that a folder holds."""
-    return (
-        f"the sampler {place}, but {folder} holds a chain up to step {seen}: to continue it, load the state dicts of "
-        "the sampler and of PosteriorSamples from their checkpoint; to begin it again, call restart() on this object, "
-        f"or delete {folder}"
-    )
-
-
-def load_state(
-    store: MemoryStore | FolderStore, state: Mapping[str, Any], settings: Mapping[str, Any], device: torch.device
-) -> Progress:
-    """Restore a store from a state dict of `PosteriorSamples`; see `PosteriorSamples.load_state_dict`."""
-    try:
-        compare_settings(settings, state["settings"], "the state dict")
-        progress = Progress(**state["progress"])
-        entries = [Entry(**entry) for entry in state["entries"]]
-        samples, fixed, frozen = state["samples"], state["fixed"], dict(state.get("frozen", {}))
-        if samples is not None and len(samples) != len(entries):
-            raise ValueError(f"the state dict lists {len(entries)} samples and holds {len(samples)}")
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a state dict of PosteriorSamples ({type(error).__name__}: {error})") from error
-    validate_counts("the state dict", progress, *entries)
-    in_folder = is_on_disk(store)
-    if (samples is None) != in_folder:
-        kinds = ("on disk", "in memory")
-        raise ValueError(f"the state dict's samples are {kinds[not in_folder]}, this collection's {kinds[in_folder]}")
-    if in_folder:
-        stride = max(progress.stride, store.progress.stride)
-        progress = replace(progress, stride=stride)
-        entries = [entry for entry in entries if entry.number % stride == 0]
-    added = {} if samples is None else {entry.step: dict(s) for entry, s in zip(entries, samples, strict=True)}
-    for step, sample in added.items():
-        shapes = {name: list(sample[name].shape) for name in settings["shapes"] if name in sample}
-        compare_settings({"shapes": settings["shapes"]}, {"shapes": shapes}, f"the sample of step {step}")
-        require_finite(f"the sample of step {step}", sample, shapes)
-        added[step] = on_device(sample, device)
-    if fixed is not None:
-        fixed = on_device(fixed, device)
-        # First, because writing it can fail; alone it changes nothing that is read.
-        store.set_fixed(fixed, frozen)
-    store.commit(entries, added, progress, delete=False)
-    store.fixed, store.frozen = fixed, frozen
-    return progress
-
-
-#: Below this share of the largest learning rate of a kept sample, samples are near copies of each other.
-SHARE = 0.01
-
-
-class LearningRates:
-    """The largest learning rate at which a collector has kept a sample."""
-
-    def __init__(self) -> None:
-        self._largest, self._said = 0.0, False
-
-    def keep(self, sampler: Any, step: int) -> None:
-        """Take note of a kept sample; warn, once, if the learning rate has fallen far below that of others."""
-        # A cyclical schedule means to fall, and goes up again; draws from a Gaussian do not depend on the rate.
-        if self._said or getattr(sampler, "schedule", None) is not None or hasattr(sampler, "sampled_params"):
-            return
-        present = max((float(group["lr"]) for group in sampler.param_groups if "lr" in group), default=0.0)
-        self._largest = max(self._largest, present)
-        if present < SHARE * self._largest:
-            self._said = True
-            warnings.warn(
-                f"the sample of step {step} was kept at lr={present:.3g}, and others at up to {self._largest:.3g}: at "
-                "so small a learning rate samples are near copies of each other. End the schedule above 0, detach() "
-                "before, or use CyclicalSchedule",
-                stacklevel=2,
-            )
+        store, settings = self._store, self._settings
+        try:
+            compare_settings(settings, state["settings"], "the state dict")
+            progress = Progress(**state["progress"])
+            entries = [Entry(**entry) for entry in state["entries"]]
+            samples, fixed, frozen = state["samples"], state["fixed"], dict(state.get("frozen", {}))
+            if samples is not None and len(samples) != len(entries):
+                raise ValueError(f"the state dict lists {len(entries)} samples and holds {len(samples)}")
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a state dict of PosteriorSamples ({type(error).__name__}: {error})") from error
+        validate_counts("the state dict", progress, *entries)
+        on_disk = self.path is not None
+        if (samples is None) != on_disk:
+            kinds = ("on disk", "in memory")
+            raise ValueError(f"the state dict's samples are {kinds[not on_disk]}, this collection's {kinds[on_disk]}")
+        if on_disk:
+            progress = replace(progress, stride=max(progress.stride, store.progress.stride))
+            entries = [entry for entry in entries if entry.number % progress.stride == 0]
+        added = {} if samples is None else {entry.step: dict(s) for entry, s in zip(entries, samples, strict=True)}
+        for step, sample in added.items():
+            shapes = {name: list(sample[name].shape) for name in settings["shapes"] if name in sample}
+            compare_settings({"shapes": settings["shapes"]}, {"shapes": shapes}, f"the sample of step {step}")
+            require_finite(f"the sample of step {step}", sample, shapes)
+            added[step] = on_device(sample, self.device)
+        if fixed is not None:
+            fixed = on_device(fixed, self.device)
+            # First, because writing it can fail; alone it changes nothing that is read.
+            store.set_fixed(fixed, frozen)
+        store.commit(entries, added, progress, delete=False)
+        store.fixed, store.frozen = fixed, frozen
+        self._begin_from(progress)

@@ -1,4 +1,4 @@
-"""A collection of sampled weights of one network: reading, predicting, saving. Collecting is in ``collecting.py``."""
+"""A collection of sampled weights of one network: reading, predicting, saving. Collecting is in ``collect.py``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ from learned_samplers.posterior.normalisation import normalisation_buffers, vali
 from learned_samplers.posterior.on_disk import read_collection, save_collection, validate_network
 from learned_samplers.posterior.predict import Predictive
 from learned_samplers.posterior.snapshots import Fingerprints, same_values
-from learned_samplers.posterior.store import Entry, MemoryStore, MergedStore, Part, compare_settings, warn_of_copies
+from learned_samplers.posterior.store import (
+    Entry,
+    MemoryStore,
+    MergedStore,
+    StoreView,
+    compare_settings,
+    warn_of_copies,
+)
 from learned_samplers.posterior.tensor_files import Tensors, require_finite
 
 
@@ -243,7 +250,7 @@ class SampleCollection(Predictive):
         """One collection for each chain, in order; the opposite of :meth:`merge`."""
         parts = []
         for chain in dict.fromkeys(self.chains):
-            store = Part(self._store, [k for k, entry in enumerate(self._store.entries) if entry.chain == chain])
+            store = StoreView(self._store, [k for k, entry in enumerate(self._store.entries) if entry.chain == chain])
             part = SampleCollection(self.model, store, self._settings)
             part._reestimated = self._reestimated
             parts.append(part)
@@ -267,8 +274,8 @@ def given_samples(
         raise ValueError("samples must hold at least one set of weights, got none")
     shapes = {name: list(parameter.shape) for name, parameter in parameters_of(model).items()}
     others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
-    owners = _owners(model)
-    known = {*shapes, *others, *owners}
+    first_names = _first_names(model)
+    known = {*shapes, *others, *first_names}
     samples = [with_plain_names(_without_count(sample, known), known) for sample in samples]
     statistics = normalisation_buffers(model)
     store = MemoryStore()
@@ -280,10 +287,10 @@ def given_samples(
                     f"samples[{k}]: {name!r} is a {type(value).__name__} and no tensor: leave it out, for a sample is "
                     "the network's parameters and buffers"
                 )
-        for name, owner in owners.items():
+        for name, owner in first_names.items():
             if name in sample and owner in sample and not same_values(sample[name], sample[owner].to(sample[name])):
                 raise ValueError(f"samples[{k}]: {name!r} and {owner!r} are one tensor in the model, and differ here")
-        rows[k + 1] = {name: t.detach().clone() for name, t in sample.items() if name not in owners}
+        rows[k + 1] = {name: t.detach().clone() for name, t in sample.items() if name not in first_names}
         expected = {**shapes, **{name: shape for name, shape in others.items() if name in samples[0]}}
         found = {name: list(tensor.shape) for name, tensor in rows[k + 1].items()}
         if found != expected:
@@ -301,7 +308,7 @@ def given_samples(
     return store, {"shapes": shapes, "buffers": buffers}
 
 
-def _owners(model: nn.Module) -> dict[str, str]:
+def _first_names(model: nn.Module) -> dict[str, str]:
     """Of each further name of a tied parameter or buffer the one that the samples have it under."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     plain, first = plain_names([name for name, _ in named]), dict[int, str]()

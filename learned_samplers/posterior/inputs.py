@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from learned_samplers.posterior.store import chunks
-
 #: A tensor or array (N, ...), a tuple or a dictionary of them, or a DataLoader.
 Inputs = Any
 
@@ -34,6 +32,15 @@ class Batch(NamedTuple):
         """The same batch on a device."""
         kwargs = {name: tensor.to(device) for name, tensor in self.kwargs.items()}
         return Batch(tuple(tensor.to(device) for tensor in self.args), kwargs, self.length)
+
+    def first(self, count: int) -> Batch:
+        """Its first examples."""
+        return self.rows(slice(count))
+
+    def rows(self, chosen: slice) -> Batch:
+        """Some of its examples."""
+        kwargs = {name: tensor[chosen] for name, tensor in self.kwargs.items()}
+        return Batch(tuple(tensor[chosen] for tensor in self.args), kwargs, len(range(self.length)[chosen]))
 
 
 def as_batches(
@@ -62,14 +69,7 @@ def as_batches(
             raise ValueError("x must hold at least one example, got a loader of no batch")
         return batches
     whole = _one_batch(x, dtype)
-    return [
-        Batch(
-            tuple(tensor[rows.start : rows.stop] for tensor in whole.args),
-            {name: tensor[rows.start : rows.stop] for name, tensor in whole.kwargs.items()},
-            len(rows),
-        )
-        for rows in chunks(whole.length, batch_size)
-    ]
+    return [whole.rows(slice(start, start + batch_size)) for start in range(0, whole.length, batch_size)]
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
@@ -81,13 +81,6 @@ def _shuffles(loader: DataLoader[Any]) -> bool:
         held = (getattr(each, name, None) for name in ("sampler", "batch_sampler"))
         samplers += [one for one in held if one is not None and all(one is not other for other in samplers)]
     return False
-
-
-def as_inputs(x: Any) -> tuple[Tensor, ...]:
-    """A tensor or array, or a tuple of them with one length, as the network's positional arguments."""
-    if isinstance(x, Mapping):
-        raise TypeError("x must be a tensor or a tuple of tensors here, got a dictionary")
-    return _one_batch(x, None).args
 
 
 def _one_batch(x: Any, dtype: torch.dtype | None) -> Batch:
@@ -156,33 +149,25 @@ def _without_target(item: Any, targets: bool | None) -> Any:
     return tuple(item[0]) if isinstance(item[0], list) else item[0]  # torch's loaders make lists of tuples
 
 
-class Repeatable:
+class RepeatedBatches:
     """Iterates again and again over data to compute statistics from: inputs as above, or any iterable of batches.
 
     Here the order does not matter, so a loader may shuffle. The other arguments are as for `as_batches`.
     """
 
     def __init__(
-        self,
-        data: Any,
-        batch_size: int,
-        dtype: torch.dtype | None = None,
-        *,
-        targets: bool | None = None,
-        second: str = "",
+        self, data: Any, batch_size: int, dtype: torch.dtype | None = None, *, targets: bool | None, second: str
     ) -> None:
         self._dtype, self._targets, self._second = dtype, targets, second
-        self._batches: Iterable[Any]
-        if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
-            self._batches = as_batches(data, batch_size, dtype)
-        elif isinstance(data, Iterable):
-            # A one-shot iterator must last for every pass.
-            self._batches = list(data) if isinstance(data, Iterator) else data
-        else:
+        if not isinstance(data, Iterable):
             raise TypeError(f"data must be a tensor, a tuple of tensors or a loader, got {type(data).__name__}")
+        self._split = isinstance(data, Tensor | np.ndarray | tuple | Mapping)
+        # A one-shot iterator must last for every pass.
+        kept = list(data) if isinstance(data, Iterator) else data
+        self._batches: Iterable[Any] = as_batches(data, batch_size, dtype) if self._split else kept
 
     def __iter__(self) -> Iterator[Batch]:
-        if isinstance(self._batches, list) and all(isinstance(item, Batch) for item in self._batches):
+        if self._split:
             yield from self._batches
             return
         for item in _inputs_of(self._batches, self._targets, self._second):

@@ -1,4 +1,4 @@
-"""Names of a network's tensors, the same for the plain network and for one that is compiled or wrapped for DDP."""
+"""A network under other weights than its own, whose names are the same when it is compiled or wrapped for DDP."""
 
 from __future__ import annotations
 
@@ -45,6 +45,22 @@ def refuse_sharded(model: nn.Module) -> None:
         )
 
 
+def refuse_merged(model: nn.Module, sampled: Callable[[], Iterable[str]]) -> None:
+    """Raise ValueError if a layer has added a sampled adapter to the weight beside it, as ``eval`` does with loralib's.
+
+    A sample's own adapter would then not be seen at all. ``sampled`` gives the names of the sampled weights.
+    """
+    merged = {name: each for name, each in model.named_modules() if getattr(each, "merged", False) is True}
+    tensors = tensors_of(model) if merged else {}
+    own = {id(tensors[name]) for name in sampled() if name in tensors} if merged else set()
+    for name, module in merged.items():
+        if any(id(p) in own for p in module.parameters()):
+            raise ValueError(
+                f"model: its layer {name!r} has merged its adapter into its weight (merged=True), which hides the "
+                "samples of the adapter: unmerge it first, by model.train() or as its library does"
+            )
+
+
 def plain_names(names: Iterable[str]) -> dict[str, str]:
     """Each name → the name without ``_orig_mod.`` and, if all of them begin with it, ``module.``."""
     plain = {name: ".".join(part for part in name.split(".") if part != "_orig_mod") for name in names}
@@ -62,6 +78,7 @@ def with_plain_names(tensors: Mapping[str, T], known: Iterable[str]) -> dict[str
 
 
 def plain_names_of(model: nn.Module) -> dict[str, str]:
+    """Plain names of a model's parameters and buffers."""
     return plain_names([name for name, _ in (*model.named_parameters(), *model.named_buffers())])
 
 
@@ -82,65 +99,6 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {**parameters_of(model), **buffers_of(model)}
 
 
-class Caller:
-    """Runs a model with other tensors in the place of its own, given by plain name; the model's own are not touched.
-
-    What its forward leaves in attributes of the modules is gone after every run.
-
-    Raises:
-        ValueError: the model is sharded: its hooks would put its own weights back.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.network = network_of(model)
-        refuse_sharded(self.network)
-        self._actual = {short: name for name, short in plain_names_of(self.network).items()}
-
-    def __call__(self, state: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        named = {self._actual[name]: tensor for name, tensor in state.items()}
-        before = Attributes(self.network)
-        try:
-            return functional_call(self.network, named, args, dict(kwargs))
-        finally:
-            before.restore()
-
-
-_ABSENT = object()
-#: Tables of hooks and the like, which no forward writes into.
-_OF_TORCH = set(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
-
-
-class Attributes:
-    """The present attributes of all modules of a network, to be put back by :meth:`restore`.
-
-    A forward may leave tensors in its modules: attention weights for a figure, a cache, or the weight that the hooks of
-    ``weight_norm`` and ``prune`` compute. Those of a run under vmap cannot be used after it, and those of one sample
-    are wrong for the next. Lists and dictionaries are remembered one level deep; values of tensors are not.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        self._dictionaries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        self._lists: list[tuple[list[Any], list[Any]]] = []
-        for module in network.modules():
-            own = vars(module)
-            self._dictionaries.append((own, dict(own)))
-            for name, value in own.items():
-                if isinstance(value, dict) and name not in _OF_TORCH:
-                    self._dictionaries.append((value, dict(value)))
-                elif isinstance(value, list):
-                    self._lists.append((value, list(value)))
-
-    def restore(self) -> None:
-        """Put everything back that is not as it was."""
-        for now, before in self._dictionaries:
-            if len(now) != len(before) or any(now.get(key, _ABSENT) is not value for key, value in before.items()):
-                now.clear()
-                now.update(before)
-        for items, kept in self._lists:
-            if len(items) != len(kept) or any(a is not b for a, b in zip(items, kept, strict=True)):
-                items[:] = kept
-
-
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """The whole model in evaluation mode; afterwards every module is in the mode in which it was found.
@@ -157,17 +115,48 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def refuse_merged(model: nn.Module, sampled: Callable[[], Iterable[str]]) -> None:
-    """Raise ValueError if a layer has added a sampled adapter to the weight beside it, as ``eval`` does with loralib's.
+#: Tables of hooks and the like, which no forward writes into.
+_OF_TORCH = set(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
 
-    A sample's own adapter would then not be seen at all. ``sampled`` gives the names of the sampled weights.
+
+@contextmanager
+def attributes_kept(network: nn.Module) -> Iterator[None]:
+    """Within it a forward may write into attributes of the network's modules; afterwards they are as before.
+
+    Such as attention weights for a figure, a cache, or the weight that the hooks of ``weight_norm`` and ``prune``
+    compute: those of a run under vmap cannot be used after it, and those of one sample are wrong for the next. Lists
+    and dictionaries are remembered one level deep; values of tensors are not.
     """
-    merged = {name: each for name, each in model.named_modules() if getattr(each, "merged", False) is True}
-    tensors = tensors_of(model) if merged else {}
-    own = {id(tensors[name]) for name in sampled() if name in tensors} if merged else set()
-    for name, module in merged.items():
-        if any(id(p) in own for p in module.parameters()):
-            raise ValueError(
-                f"model: its layer {name!r} has merged its adapter into its weight (merged=True), which hides the "
-                "samples of the adapter: unmerge it first, by model.train() or as its library does"
-            )
+    held: list[tuple[Any, Any]] = []
+    for module in network.modules():
+        own = vars(module)
+        inner = [v for k, v in own.items() if isinstance(v, list) or (isinstance(v, dict) and k not in _OF_TORCH)]
+        held += [(each, dict(each) if isinstance(each, dict) else list(each)) for each in (own, *inner)]
+    try:
+        yield
+    finally:
+        for now, before in held:
+            if isinstance(now, dict):
+                if now.keys() != before.keys() or any(now[key] is not value for key, value in before.items()):
+                    now.clear()
+                    now.update(before)
+            elif len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+                now[:] = before
+
+
+class FunctionalNetwork:
+    """Runs a model with other tensors in the place of its own, given by plain name; the model's own are not touched.
+
+    Raises:
+        ValueError: the model is sharded: its hooks would put its own weights back.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.network = network_of(model)
+        refuse_sharded(self.network)
+        self._actual = {short: name for name, short in plain_names_of(self.network).items()}
+
+    def __call__(self, state: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        named = {self._actual[name]: tensor for name, tensor in state.items()}
+        with attributes_kept(self.network):
+            return functional_call(self.network, named, args, dict(kwargs))

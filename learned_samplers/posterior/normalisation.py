@@ -1,4 +1,4 @@
-"""Running statistics of normalisation layers, computed anew from data for every sample."""
+"""Buffers beside sampled weights: the policies, and running statistics computed anew from data for every sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.posterior.inputs import Repeatable, second_input
+from learned_samplers.posterior.inputs import RepeatedBatches, second_input
 from learned_samplers.posterior.network import (
     buffers_of,
     network_of,
@@ -18,6 +18,58 @@ from learned_samplers.posterior.network import (
     tensors_of,
 )
 from learned_samplers.posterior.tensor_files import Tensors, require_writable
+
+POLICIES = ("refuse", "snapshot", "reestimate")
+
+
+class OwnBuffers(ValueError):
+    """Samples have buffers of their own, such as running statistics, none of which fit weights between two samples."""
+
+
+def normalisation_layers(model: nn.Module) -> list[tuple[Any, list[str]]]:
+    """The batch (or instance) normalisation layers with running statistics, and the plain names of their buffers."""
+    # The base class of every BatchNorm, SyncBatchNorm and InstanceNorm of torch.
+    base = nn.modules.batchnorm._NormBase
+    layers = []
+    plain = plain_names_of(model)
+    for prefix, module in model.named_modules():
+        if isinstance(module, base) and module.track_running_stats and module.running_mean is not None:
+            own = [plain[f"{prefix}.{name}" if prefix else name] for name, _ in module.named_buffers(recurse=False)]
+            layers.append((module, own))
+    return layers
+
+
+def normalisation_buffers(model: nn.Module) -> list[str]:
+    """Plain names of the buffers that batch (or instance) normalisation updates in training mode."""
+    return [name for _, names in normalisation_layers(model) for name in names]
+
+
+def validate_policy(model: nn.Module, buffers: str) -> str:
+    """``buffers``, if it is a policy that suits the model's buffers; ValueError otherwise."""
+    if buffers not in POLICIES:
+        raise ValueError(f"buffers must be one of {POLICIES}, got {buffers!r}")
+    for name, buffer in buffers_of(model).items():
+        if buffer.layout != torch.strided:
+            raise ValueError(
+                f"model: its buffer {name!r} is sparse ({buffer.layout}) and cannot be kept with the samples: make it "
+                "dense, or an attribute of the module that is no buffer"
+            )
+        require_writable(f"model: its buffer {name!r}", buffer)
+    statistics = normalisation_buffers(model)
+    if statistics and buffers == "refuse":
+        raise ValueError(
+            f"the model has running statistics ({statistics[0]!r} and {len(statistics) - 1} more buffers) that belong "
+            "to the weights they were computed with: choose buffers='snapshot' to keep them with each sample, or "
+            "buffers='reestimate' to compute them from data before predicting; got buffers='refuse'"
+        )
+    if buffers == "reestimate" and not statistics:
+        raise ValueError("buffers='reestimate', but the model has no normalisation layer with running statistics")
+    return buffers
+
+
+def statistics_to_compute(model: nn.Module, fixed: Mapping[str, Tensor]) -> list[str]:
+    """Names of the running statistics that each sample needs: of all layers but those that keep fixed ones."""
+    return [name for name in normalisation_buffers(model) if name not in fixed]
 
 
 def reestimated_buffers(
@@ -45,7 +97,7 @@ def reestimated_buffers(
         layer.training = True
         layer.register_forward_pre_hook(_count_call)
     dtype = next(work.parameters()).dtype
-    batches = Repeatable(data, batch_size, dtype, targets=targets, second=second_input(work))
+    batches = RepeatedBatches(data, batch_size, dtype, targets=targets, second=second_input(work))
     with torch.no_grad():
         for state in states:
             refuse_merged(work, state.keys)
@@ -72,55 +124,6 @@ def reestimated_buffers(
             yield {name: tensors[name].clone() for name in names}
 
 
-def statistics_to_compute(model: nn.Module, fixed: Mapping[str, Tensor]) -> list[str]:
-    """Names of the running statistics that each sample needs: of all layers but those that keep fixed ones."""
-    return [name for name in normalisation_buffers(model) if name not in fixed]
-
-
 def _count_call(layer: Any, inputs: Any) -> None:
     """Give the next call of a layer its share in a plain average; ``momentum=None`` does so in batch norm alone."""
     layer.momentum = 1.0 if layer.momentum is None else layer.momentum / (1 + layer.momentum)
-
-
-POLICIES = ("refuse", "snapshot", "reestimate")
-
-
-def validate_policy(model: nn.Module, buffers: str) -> str:
-    """``buffers``, if it is a policy that suits the model's buffers; ValueError otherwise."""
-    if buffers not in POLICIES:
-        raise ValueError(f"buffers must be one of {POLICIES}, got {buffers!r}")
-    for name, buffer in buffers_of(model).items():
-        if buffer.layout != torch.strided:
-            raise ValueError(
-                f"model: its buffer {name!r} is sparse ({buffer.layout}) and cannot be kept with the samples: make it "
-                "dense, or an attribute of the module that is no buffer"
-            )
-        require_writable(f"model: its buffer {name!r}", buffer)
-    statistics = normalisation_buffers(model)
-    if statistics and buffers == "refuse":
-        raise ValueError(
-            f"the model has running statistics ({statistics[0]!r} and {len(statistics) - 1} more buffers) that belong "
-            "to the weights they were computed with: choose buffers='snapshot' to keep them with each sample, or "
-            "buffers='reestimate' to compute them from data before predicting; got buffers='refuse'"
-        )
-    if buffers == "reestimate" and not statistics:
-        raise ValueError("buffers='reestimate', but the model has no normalisation layer with running statistics")
-    return buffers
-
-
-def normalisation_layers(model: nn.Module) -> list[tuple[Any, list[str]]]:
-    """The batch (or instance) normalisation layers with running statistics, and the plain names of their buffers."""
-    # The base class of every BatchNorm, SyncBatchNorm and InstanceNorm of torch.
-    base = nn.modules.batchnorm._NormBase
-    layers = []
-    plain = plain_names_of(model)
-    for prefix, module in model.named_modules():
-        if isinstance(module, base) and module.track_running_stats and module.running_mean is not None:
-            own = [plain[f"{prefix}.{name}" if prefix else name] for name, _ in module.named_buffers(recurse=False)]
-            layers.append((module, own))
-    return layers
-
-
-def normalisation_buffers(model: nn.Module) -> list[str]:
-    """Plain names of the buffers that batch (or instance) normalisation updates in training mode."""
-    return [name for _, names in normalisation_layers(model) for name in names]

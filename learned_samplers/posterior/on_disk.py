@@ -1,4 +1,4 @@
-"""Posterior samples in a folder: one safetensors file a sample, and an index that grows by a line a sample."""
+"""Posterior samples on disk: a folder that grows by a file and a line of its index a sample, and one file of all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from learned_samplers.posterior.tensor_files import (
 VERSION = 2
 INDEX = "index.jsonl"
 #: The index of version 1, rewritten as a whole for every sample.
-FIRST_INDEX = "index.json"
+INDEX_OF_VERSION_1 = "index.json"
 FIXED = "fixed.safetensors"
 
 
@@ -75,28 +75,28 @@ class FolderStore:
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"path={str(self.folder)!r} is not a folder")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._require_ours()
+        self._refuse_other_files()
         self._lock = FolderLock(self.folder)
         try:
             for file in self.folder.iterdir():
                 if _is_temporary(file.name):
                     file.unlink()
-            if (self.folder / INDEX).is_file() or (self.folder / FIRST_INDEX).is_file():
+            if (self.folder / INDEX).is_file() or (self.folder / INDEX_OF_VERSION_1).is_file():
                 self._open(settings)
             else:
-                self._require_ours()
+                self._refuse_other_files()
                 self.settings = settings
             if not self._size:
                 self._write_index(self.entries, self.progress)
-            (self.folder / FIRST_INDEX).unlink(missing_ok=True)
+            (self.folder / INDEX_OF_VERSION_1).unlink(missing_ok=True)
         except BaseException:
             self._lock.release()
             raise
 
-    def _require_ours(self) -> None:
+    def _refuse_other_files(self) -> None:
         """Raise ValueError if the folder holds files and no index."""
         names = {file.name for file in self.folder.iterdir() if not _is_temporary(file.name)} - {LOCK}
-        if names and not names & {INDEX, FIRST_INDEX}:
+        if names and not names & {INDEX, INDEX_OF_VERSION_1}:
             if all(name.startswith("step-") or name == FIXED for name in names):
                 raise ValueError(
                     f"path={str(self.folder)!r} holds samples and no {INDEX} that would say what they are: restore it, "
@@ -107,12 +107,12 @@ class FolderStore:
     def _open(self, settings: dict[str, Any] | None) -> None:
         path = self.folder / INDEX
         if not path.is_file():
-            path = self.folder / FIRST_INDEX
+            path = self.folder / INDEX_OF_VERSION_1
             if not path.is_file():
                 raise FileNotFoundError(f"no posterior samples in {self.folder}: {INDEX} is missing")
         try:
             data = path.read_bytes()
-            self._read_index(path, data) if path.name == INDEX else self._read_first_index(path, data)
+            self._read_index(path, data) if path.name == INDEX else self._read_index_of_version_1(path, data)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if str(error).startswith(str(path)):
                 raise
@@ -133,20 +133,20 @@ class FolderStore:
         if _is_whole(torn[:-1]):
             raise ValueError(f"{path}: its last line is damaged (no end of line)")
         header, *lines = whole.decode().splitlines() or [""]
-        content = _unsealed(header)
+        content = _checked(header)
         if content["format"] != FORMAT or content["version"] != VERSION:
             raise ValueError(f"{path}: not an index of {FORMAT}, version {VERSION}")
         self.settings = dict(content["settings"])
         for number, line in enumerate(lines, 2):
             try:
-                record = _unsealed(line)
+                record = _checked(line)
             except ValueError as error:
                 raise ValueError(f"{path}: line {number} is damaged ({error})") from error
             self.progress = Progress(*record["progress"])
             self.entries += [Entry(*entry) for entry in record["entries"]]
         self._size = len(whole)
 
-    def _read_first_index(self, path: Path, data: bytes) -> None:
+    def _read_index_of_version_1(self, path: Path, data: bytes) -> None:
         index = json.loads(data)
         if index["format"] != FORMAT or index["version"] != 1:
             raise ValueError(f"{path}: not an index of {FORMAT}, version 1")
@@ -163,7 +163,7 @@ class FolderStore:
                 raise ValueError(f"{self._file(entry)}: the sample of step {entry.step} is missing")
 
     def _write_index(self, entries: Sequence[Entry], progress: Progress) -> None:
-        header = _sealed({"format": FORMAT, "version": VERSION, "settings": self.settings})
+        header = _with_checksum({"format": FORMAT, "version": VERSION, "settings": self.settings})
         data = header + _record(entries, progress)
         write_atomically(self.folder / INDEX, data, clean=False)
         self._size = len(data)
@@ -238,7 +238,7 @@ class FolderStore:
 
 def _is_temporary(name: str) -> bool:
     """Whether a file is an unfinished write of one of the folder's own; the holder of the lock may remove it."""
-    ours = (".step-", f".{INDEX}.", f".{FIRST_INDEX}.", f".{FIXED}.", f"{LOCK}.")
+    ours = (".step-", f".{INDEX}.", f".{INDEX_OF_VERSION_1}.", f".{FIXED}.", f"{LOCK}.")
     return name.endswith(".tmp") and name.startswith(ours)
 
 
@@ -247,10 +247,10 @@ def _record(entries: Sequence[Entry], progress: Progress) -> bytes:
         "progress": list(asdict(progress).values()),
         "entries": [list(asdict(entry).values()) for entry in entries],
     }
-    return _sealed(content)
+    return _with_checksum(content)
 
 
-def _sealed(content: dict[str, Any]) -> bytes:
+def _with_checksum(content: dict[str, Any]) -> bytes:
     """A line of the index: the checksum and the text of a JSON object."""
     text = json.dumps(content)
     return json.dumps([checksum(text), text]).encode() + b"\n"
@@ -258,12 +258,12 @@ def _sealed(content: dict[str, Any]) -> bytes:
 
 def _is_whole(line: bytes) -> bool:
     try:
-        return bool(_unsealed(line.decode()))
+        return bool(_checked(line.decode()))
     except (ValueError, RecursionError):
         return False
 
 
-def _unsealed(line: str) -> dict[str, Any]:
+def _checked(line: str) -> dict[str, Any]:
     sealed = json.loads(line)
     if not isinstance(sealed, list) or len(sealed) != 2 or not isinstance(sealed[1], str):
         raise ValueError("not a checksum and a text")

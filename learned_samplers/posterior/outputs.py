@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from learned_samplers.base import validation
 from learned_samplers.posterior.inputs import ADVICE
@@ -23,8 +24,8 @@ ENOUGH = 16
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How the output of a network is to be read; see `SampleCollection.predict` for the arguments.
+class OutputFormat:
+    """What the output of a network is; see `SampleCollection.predict` for the arguments.
 
     Raises:
         TypeError, ValueError: an option that is unknown or does not go with the others.
@@ -36,8 +37,6 @@ class Reading:
     select: int | str | None = None
 
     def __post_init__(self) -> None:
-        if self.output == "classification":  # what "softmax" was called first
-            object.__setattr__(self, "output", "softmax")
         if not callable(self.output) and self.output not in OUTPUTS:
             raise ValueError(f"output must be 'softmax', 'binary', 'regression' or a function, got {self.output!r}")
         if self.class_axis is not None:
@@ -93,8 +92,8 @@ class Reading:
 
     # -- probabilities that are taken for logits ----------------------------------------------------------------------
 
-    def tells_from(self, examples: int) -> bool:
-        """Whether outputs of so many examples say if they are the logits that they are read as."""
+    def can_recognise(self, examples: int) -> bool:
+        """Whether outputs of so many examples tell logits, as which they are read, from probabilities."""
         return self.output == "softmax" or (self.output == "binary" and examples >= ENOUGH)
 
     def refuse_probabilities(self, raw: Any) -> None:
@@ -132,6 +131,19 @@ class Reading:
         if self.output == "regression":
             return self.moments(raw)[..., 0]
         return self._probabilities(self.tensor(raw))
+
+    def log_prediction(self, raw: Any) -> Tensor:
+        """Logarithms of the probabilities of classes, with their axis last, (N, ..., C).
+
+        They are those of the logits, and not of the prediction, in which a small probability has become zero.
+        """
+        self.prediction(raw)  # refuses what does not fit
+        logits = self.tensor(raw)
+        axis = self.axis(logits.ndim)
+        if axis is None:
+            logits, axis = logits.flatten().unsqueeze(1), -1
+        logits = logits.movedim(axis, -1)
+        return logsigmoid(torch.cat([-logits, logits], -1)) if self.output == "binary" else logits.log_softmax(-1)
 
     def moments(self, raw: Any) -> Tensor:
         """Mean and variance of a regression, stacked along a new last axis; the variance is 0 without noise."""
@@ -236,7 +248,7 @@ class Uncertainty(NamedTuple):
     epistemic: Tensor
 
 
-def entropy_decomposition(parts: Iterable[Tensor], reading: Reading) -> Uncertainty:
+def entropy_decomposition(parts: Iterable[Tensor], form: OutputFormat) -> Uncertainty:
     r"""Split the entropy of (k, N, ..., C, ...) probabilities: H(mean of p_k) = mean of H(p_k) + mutual information.
 
     The mutual information between target and weights is the epistemic part (BALD; Houlsby et al., arXiv:1112.5745).
@@ -244,7 +256,7 @@ def entropy_decomposition(parts: Iterable[Tensor], reading: Reading) -> Uncertai
     total = expected = torch.zeros(())
     count, axis = 0, None
     for part in parts:
-        axis = reading.axis(part.ndim - 1)
+        axis = form.axis(part.ndim - 1)
         total = total + part.double().sum(0)
         expected = expected + _entropy(part.double(), axis).sum(0)
         count += len(part)
@@ -300,10 +312,3 @@ def draw_targets(moments: Tensor, generator: torch.Generator | None) -> Tensor:
     means, variances = moments.unbind(-1)
     noise = torch.randn(means.shape, generator=generator, dtype=means.dtype, device=means.device)
     return means + variances.sqrt() * noise
-
-
-def validated(moments: Tensor) -> Tensor:
-    """The moments (..., 2), checked to be finite; ValueError otherwise, for a scale ≤ 0 too."""
-    if not moments.isfinite().all():
-        raise ValueError("the network gave a mean or a variance that is not finite, or a scale that is not above 0")
-    return moments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any, TypedDict, Unpack
 
@@ -13,20 +13,24 @@ from torch import Tensor, nn
 from learned_samplers.base import validation
 from learned_samplers.posterior.inputs import Inputs
 from learned_samplers.posterior.network import refuse_scripted
-from learned_samplers.posterior.normalisation import reestimated_buffers, statistics_to_compute
+from learned_samplers.posterior.normalisation import (
+    OwnBuffers,
+    normalisation_buffers,
+    reestimated_buffers,
+    statistics_to_compute,
+)
 from learned_samplers.posterior.outputs import (
     Noise,
     Output,
-    Reading,
+    OutputFormat,
     Uncertainty,
     draw_classes,
     draw_targets,
     entropy_decomposition,
-    validated,
     variance_decomposition,
 )
 from learned_samplers.posterior.running import Runner
-from learned_samplers.posterior.snapshots import Fingerprints
+from learned_samplers.posterior.snapshots import Fingerprints, same_values
 from learned_samplers.posterior.store import Store
 from learned_samplers.posterior.tensor_files import Tensors
 
@@ -187,12 +191,12 @@ class Predictive:
         Returns:
             `Uncertainty`, with fields ``mean``, ``total``, ``aleatoric`` and ``epistemic``.
         """
-        reading = _reading(options, "uncertainty")
-        if reading.output == "regression":
-            with closing(self._moments(x, options, reading)) as parts:
+        form = _output_format(options, "uncertainty")
+        if form.output == "regression":
+            with closing(self._moments(x, options, form)) as parts:
                 return variance_decomposition(parts)
         with closing(self._predictions(x, options)) as parts:
-            return entropy_decomposition(parts, reading)
+            return entropy_decomposition(parts, form)
 
     def draws(self, x: Inputs, *, generator: torch.Generator | None = None, **options: Unpack[Options]) -> Tensor:
         """Draws of targets from the predictive distribution, one for each sample: (K, N) classes or (K, N, ...) reals.
@@ -203,51 +207,106 @@ class Predictive:
             x, options: as in :meth:`predict`; a regression needs ``noise``.
             generator: source of the draws, on the device of ``x``; None for torch's global one.
         """
-        reading = _reading(options, "draws")
-        if reading.output == "regression":
-            if reading.noise is None:
+        form = _output_format(options, "draws")
+        if form.output == "regression":
+            if form.noise is None:
                 raise ValueError(
                     "draws of a regression's targets need noise=, which was not given; the samples of the function "
                     "itself are predict_samples(x, output='regression')"
                 )
-            with closing(self._moments(x, options, reading)) as parts:
+            with closing(self._moments(x, options, form)) as parts:
                 return torch.cat([draw_targets(part, generator) for part in parts])
         with closing(self._predictions(x, options)) as parts:
-            return torch.cat([draw_classes(part, reading.axis(part.ndim - 1), generator) for part in parts])
+            return torch.cat([draw_classes(part, form.axis(part.ndim - 1), generator) for part in parts])
 
-    def _moments(self, x: Inputs, options: Options, reading: Reading) -> Generator[Tensor, None, None]:
-        with closing(self._predictions(x, options, reading.moments)) as parts:
+    def _moments(self, x: Inputs, options: Options, form: OutputFormat) -> Generator[Tensor, None, None]:
+        with closing(self._predictions(x, options, form.moments)) as parts:
             for part in parts:
-                yield validated(part)
+                if not part.isfinite().all():
+                    raise ValueError(
+                        "the network gave a mean or a variance that is not finite, or a scale that is not above 0"
+                    )
+                yield part
+
+    def function_of_weights(
+        self, x: Inputs, *, log: bool = False, **options: Unpack[Options]
+    ) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        """The network's prediction for ``x`` as a function of its weights, which need not be a sample's.
+
+        Args:
+            x, options: as in :meth:`predict`.
+            log: give logarithms of the probabilities of classes instead, with their axis last: (N, ..., C). They do not
+                vanish where the probabilities do.
+
+        Returns:
+            A function from the sampled parameters by name to the prediction (N, ...). The rest (frozen parameters,
+            buffers) is what all samples share.
+
+        Raises:
+            RuntimeError: there is no sample yet.
+            OwnBuffers: a network with running statistics, or samples with different buffers.
+            TypeError, ValueError: as in :meth:`predict`; ``log`` of what has no classes.
+        """
+        form, keywords = self._validated(options)
+        if log and form.output not in ("softmax", "binary"):
+            raise ValueError(f"log=True goes with output='softmax' or 'binary' only, got {form.output!r}")
+        fixed = {**self._fixed(), **self._shared_buffers()}
+        transform = form.log_prediction if log else form.prediction
+
+        def prediction(weights: Mapping[str, Tensor]) -> Tensor:
+            given = dict(weights)
+            with closing(
+                self._runner.predictions(lambda _: given, [0], fixed, x, transform, form, **keywords)
+            ) as parts:
+                return next(parts)[0]
+
+        return prediction
+
+    def _shared_buffers(self) -> Tensors:
+        """The buffers that every sample holds a copy of, the same in all; OwnBuffers where one differs."""
+        if normalisation_buffers(self.model):
+            raise OwnBuffers(
+                f"samples: {type(self.model).__name__} has running statistics, which do not fit weights between two "
+                "samples"
+            )
+        shared = {n: tensor for n, tensor in self._store.read(0).items() if n not in self._settings["shapes"]}
+        for k in range(1, len(self) if shared else 0):
+            other = self._store.read(k)
+            for name, tensor in shared.items():
+                if not same_values(tensor, other[name]):
+                    raise OwnBuffers(
+                        f"samples: the buffer {name!r} differs from sample 0 to sample {k}, and no values of it belong "
+                        "to the weights between two samples"
+                    )
+        return shared
 
     def _predictions(
         self, x: Inputs, options: Options, transform: Callable[[Any], Tensor] | None = None
     ) -> Generator[Tensor, None, None]:
+        form, keywords = self._validated(options)
+        wanted = options.get("num_samples")
+        count = len(self) if wanted is None else wanted
+        chosen = [(k + 1) * len(self) // count - 1 for k in range(count)]
+        return self._runner.predictions(
+            self._state, chosen, self._fixed(), x, transform or form.prediction, form, **keywords
+        )
+
+    def _validated(self, options: Options) -> tuple[OutputFormat, dict[str, Any]]:
+        """What the output is, and the options of how to run."""
         unknown = set(options) - set(Options.__annotations__)
         if unknown:
             raise TypeError(f"unknown option {min(unknown)!r}; there are {', '.join(Options.__annotations__)}")
         self._require_samples("to predict with")
-        wanted = options.get("num_samples")
-        count = len(self) if wanted is None else wanted
-        batch_size, sample_chunk = options.get("batch_size", 256), options.get("sample_chunk", 8)
-        validation.whole("num_samples", count)
-        validation.whole("batch_size", batch_size)
-        validation.whole("sample_chunk", sample_chunk)
-        if count > len(self):
+        count = options.get("num_samples")
+        keywords: dict[str, Any] = {"batch_size": 256, "sample_chunk": 8, "vectorize": None, "targets": None}
+        keywords = {name: options.get(name, default) for name, default in keywords.items()}
+        if count is not None:
+            validation.whole("num_samples", count)
+        validation.whole("batch_size", keywords["batch_size"])
+        validation.whole("sample_chunk", keywords["sample_chunk"])
+        if count is not None and count > len(self):
             raise ValueError(f"num_samples must be at most the {len(self)} samples held, got {count}")
-        reading = _reading(options)
-        return self._runner.predictions(
-            self._state,
-            [(k + 1) * len(self) // count - 1 for k in range(count)],
-            self._fixed(),
-            x,
-            transform or reading.prediction,
-            reading,
-            batch_size=batch_size,
-            sample_chunk=sample_chunk,
-            vectorize=options.get("vectorize"),
-            targets=options.get("targets"),
-        )
+        return _output_format(options), keywords
 
     def reestimate_buffers(self, data: Any, *, batch_size: int = 256, targets: bool | None = None) -> None:
         """Compute every sample's normalisation statistics from data, for ``buffers="reestimate"``.
@@ -283,7 +342,7 @@ class Predictive:
         self._reestimated = dict(zip(keys, results, strict=True))
 
 
-def _reading(options: Options, method: str = "") -> Reading:
+def _output_format(options: Options, method: str = "") -> OutputFormat:
     """The options about the network's output; ValueError if ``method`` cannot work with a function."""
     output = options.get("output", "softmax")
     if method and callable(output):
@@ -291,4 +350,4 @@ def _reading(options: Options, method: str = "") -> Reading:
             f"{method} needs to know what the output means: output='softmax', 'binary' or 'regression', not a function "
             "(predict_samples takes one)"
         )
-    return Reading(output, options.get("class_axis"), options.get("noise"), options.get("select"))
+    return OutputFormat(output, options.get("class_axis"), options.get("noise"), options.get("select"))

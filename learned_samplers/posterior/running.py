@@ -1,4 +1,4 @@
-"""Running one network under many sets of weights, without touching the network's own."""
+"""Running one network under many sets of weights, without touching its own, and a check that it takes them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from torch.utils.data import DataLoader
 
 from learned_samplers.posterior.inputs import ADVICE, Batch, Inputs, as_batches, second_input
 from learned_samplers.posterior.network import (
-    Attributes,
-    Caller,
+    FunctionalNetwork,
+    attributes_kept,
     buffers_of,
     evaluation_mode,
     network_of,
     refuse_merged,
     tensors_of,
 )
-from learned_samplers.posterior.outputs import ENOUGH, Reading
-from learned_samplers.posterior.store import chunks
+from learned_samplers.posterior.outputs import ENOUGH, OutputFormat
 from learned_samplers.posterior.tensor_files import Tensors
 
 log = logging.getLogger(__name__)
+
+#: Examples on which a network is tried before its first predictions.
+FEW = ENOUGH
+
+#: Runs the network on a batch with these weights of a sample in the place of its own.
+Call = Callable[[Tensors, Batch], Any]
 
 
 def vmap_is_faster(model: nn.Module) -> bool:
@@ -39,14 +44,15 @@ def vmap_is_faster(model: nn.Module) -> bool:
 class Runner:
     """Runs a model under several sets of weights: as one with vmap, or one after the other where vmap cannot.
 
-    Whether vmap can run the model is found out once and remembered.
+    What is found out about the model is remembered: whether vmap can run it, and what its first batch told.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.vmap_fails = False
-        self._trial = Trial(model)
         self._second = second_input(network_of(model))
+        self._uses_weights = False
+        self._gives_logits: set[str] = set()
 
     def predictions(
         self,
@@ -55,7 +61,7 @@ class Runner:
         fixed: Mapping[str, Tensor],
         x: Inputs,
         transform: Callable[[Any], Tensor],
-        reading: Reading,
+        form: OutputFormat,
         *,
         batch_size: int,
         sample_chunk: int,
@@ -65,7 +71,7 @@ class Runner:
         """Yield predictions of shape (k, N, ...) for consecutive chunks of at most ``sample_chunk`` samples.
 
         A chunk of samples is read and stacked once and then run over all batches of ``x``. ``transform`` goes from the
-        network's output to the prediction, ``reading`` says what that output is.
+        network's output to the prediction, ``form`` says what that output is.
         """
         model = self.model
         refuse_merged(model, lambda: read(indices[0]))
@@ -76,30 +82,28 @@ class Runner:
         home = next(iter((*batches[0].args, *batches[0].kwargs.values()))).device
         dtypes = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
         buffers = buffers_of(model)
-        static = {name: tensor.to(reference.device, dtypes[name]) for name, tensor in {**buffers, **fixed}.items()}
-        call = Caller(model)
+        network = FunctionalNetwork(model)
 
-        def raw(state: Tensors, batch: Batch) -> Any:
+        def placed(tensors: Mapping[str, Tensor]) -> Tensors:
+            return {name: tensor.to(reference.device, dtypes[name]) for name, tensor in tensors.items()}
+
+        static = placed({**buffers, **fixed})
+
+        def call(state: Tensors, batch: Batch) -> Any:
             # A network may write into its buffers; what it writes must reach neither the samples nor the model.
-            merged = {
-                name: tensor.clone() if name in buffers else tensor for name, tensor in {**static, **state}.items()
-            }
-            return call(merged, batch.args, batch.kwargs)
+            values = {**static, **state}
+            copied = {name: tensor.clone() if name in buffers else tensor for name, tensor in values.items()}
+            return network(copied, batch.args, batch.kwargs)
 
         def forward(state: Tensors, batch: Batch) -> Tensor:
-            return transform(raw(state, batch))
-
-        def sample(index: int) -> Tensors:
-            return {name: tensor.to(reference.device, dtypes[name]) for name, tensor in read(index).items()}
+            return transform(call(state, batch))
 
         with evaluation_mode(model), torch.no_grad():
-            self._trial(raw, sample, indices, static, batches[0].to(reference.device), transform, reading)
-            for part in chunks(len(indices), sample_chunk):
-                states = [read(indices[position]) for position in part]
-                stacked = {
-                    name: torch.stack([state[name] for state in states]).to(reference.device, dtypes[name])
-                    for name in states[0]
-                }
+            first = batches[0].to(reference.device)
+            self._try(call, lambda index: placed(read(index)), indices, static, first, transform, form)
+            for start in range(0, len(indices), sample_chunk):
+                states = [read(index) for index in indices[start : start + sample_chunk]]
+                stacked = placed({name: torch.stack([state[name] for state in states]) for name in states[0]})
                 pieces = []
                 for batch in batches:
                     try:
@@ -119,101 +123,74 @@ class Runner:
     def _run(
         self, forward: Callable[[Tensors, Batch], Tensor], stacked: Tensors, batch: Batch, vectorize: bool | None
     ) -> Tensor:
-        if vectorize is None:
-            vectorize = vmap_is_faster(self.model) and not self.vmap_fails
-            required = False
-        else:
-            required = vectorize
-        if not vectorize:
-            return _one_by_one(forward, stacked, batch)
+        def sample(k: int) -> Tensor:
+            return forward({name: tensor[k] for name, tensor in stacked.items()}, batch)
+
+        def one_by_one() -> Tensor:
+            return torch.stack([sample(k) for k in range(len(next(iter(stacked.values()))))])
+
+        wanted = vmap_is_faster(self.model) and not self.vmap_fails if vectorize is None else vectorize
+        if not wanted:
+            return one_by_one()
         try:
             return vmap(lambda state: forward(state, batch))(stacked)
         except Exception as error:
             # Whose fault is it? If the network runs plainly on this batch then it is vmap that cannot run it.
-            if not required:
-                predictions = _one_by_one(forward, stacked, batch)
+            if vectorize is None:
+                predictions = one_by_one()
                 self.vmap_fails = True
                 log.debug("vmap cannot run %s (%s): one sample after the other", type(self.model).__name__, error)
                 return predictions
-            forward({name: tensor[0] for name, tensor in stacked.items()}, batch)
+            sample(0)
             raise RuntimeError(
                 f"torch.func.vmap cannot run {type(self.model).__name__} ({type(error).__name__}: {error}); "
                 "leave vectorize out, or pass vectorize=False, to run the samples one after the other"
             ) from error
 
-
-def _one_by_one(forward: Callable[[Tensors, Batch], Tensor], stacked: Tensors, batch: Batch) -> Tensor:
-    count = len(next(iter(stacked.values())))
-    return torch.stack([forward({name: tensor[k] for name, tensor in stacked.items()}, batch) for k in range(count)])
-
-
-#: Examples in a trial.
-FEW = ENOUGH
-
-#: Runs the network with these weights of a sample in the place of its own.
-Call = Callable[[Tensors, Batch], Any]
-
-
-class Trial:
-    """Runs a network on a few examples before its first predictions, once a collection."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._reached = False
-        self._read: set[str] = set()
-
-    def __call__(
+    def _try(
         self,
         call: Call,
-        read: Callable[[int], Tensors],
+        sample: Callable[[int], Tensors],
         indices: Sequence[int],
         fixed: Tensors,
         batch: Batch,
         transform: Callable[[Any], Tensor],
-        reading: Reading,
+        form: OutputFormat,
     ) -> None:
-        """Raise ValueError if the predictions would not be made with the samples' weights, or of other outputs.
+        """Once, on few examples: ValueError if the network takes no sampled weights, or does not give logits.
 
-        Args:
-            read: from an index to a sample, on the network's device and in its dtypes.
-            reading: what the outputs are said to be.
-            Others: as for :func:`require_reached`.
+        ``sample`` goes from an index to a sample, on the network's device and in its dtypes; the others are as for
+        :func:`require_weights_used`.
         """
-        unread = reading.tells_from(batch.length) and reading.output not in self._read
+        unknown = form.can_recognise(batch.length) and form.output not in self._gives_logits
         # Of the network's own weights both ways give the same: nothing to see yet, and the prediction is right.
-        others = (read(index) for index in dict.fromkeys((indices[0], indices[-1])))
-        other = None if self._reached else next((s for s in others if not is_present(self.model, s)), None)
-        if other is None and not unread:
+        ends = (sample(index) for index in dict.fromkeys((indices[0], indices[-1])))
+        other = None if self._uses_weights else next((s for s in ends if not _is_present(self.model, s)), None)
+        if other is None and not unknown:
             return
-        state = other if other is not None else read(indices[0])
-        for part in (first_few(batch), batch):
+        state = other if other is not None else sample(indices[0])
+        for part in (batch.first(FEW), batch):
             try:
                 raw = call(state, part)
                 transform(raw)
             except Exception:  # there may be networks that need the whole batch; the prediction raises any other error
                 continue
-            if unread:
-                reading.refuse_probabilities(raw)
-                self._read.add(str(reading.output))
+            if unknown:
+                form.refuse_probabilities(raw)
+                self._gives_logits.add(str(form.output))
             if other is not None:
-                require_reached(self.model, call, other, fixed, part, transform)
-                self._reached = True
+                require_weights_used(self.model, call, other, fixed, part, transform)
+                self._uses_weights = True
             return
 
 
-def first_few(batch: Batch) -> Batch:
-    """The first examples of a batch."""
-    kwargs = {name: tensor[:FEW] for name, tensor in batch.kwargs.items()}
-    return Batch(tuple(tensor[:FEW] for tensor in batch.args), kwargs, min(FEW, batch.length))
-
-
-def is_present(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+def _is_present(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
     """Whether these are the model's own weights."""
     tensors = tensors_of(model)
     return all(torch.equal(tensors[name], value) for name, value in state.items())
 
 
-def require_reached(
+def require_weights_used(
     model: nn.Module, call: Call, state: Tensors, fixed: Tensors, batch: Batch, transform: Callable[[Any], Tensor]
 ) -> None:
     """Raise ValueError where the network with a sample's weights copied into it predicts something else than ``call``.
@@ -232,28 +209,25 @@ def require_reached(
     network = network_of(model)
     device = next(network.parameters()).device
 
-    def given(values: Tensors) -> Tensor:
-        with _same_noise(device):
+    def predicted(values: Tensors) -> Tensor:
+        with _same_random_numbers(device):
             return transform(call(values, batch))
 
-    first = given(state)
-    before = Attributes(network)
+    first = predicted(state)
     try:
-        with _copied(network, {**fixed, **state}), _same_noise(device):
+        with attributes_kept(network), _copied(network, {**fixed, **state}), _same_random_numbers(device):
             second = transform(network(*batch.args, **batch.kwargs))
     except Exception:  # weights that cannot be written to, say
         return
-    finally:
-        before.restore()
     if first.shape != second.shape or not first.is_floating_point():
         return
     limit = _rounding(network, device)
     apart = _distance(first, second)
-    if apart <= limit or _distance(first, given(state)) > limit:
+    if apart <= limit or _distance(first, predicted(state)) > limit:
         return
     own = {name: tensor.detach() for name, tensor in tensors_of(network).items()}
     changed = [name for name, value in state.items() if not torch.equal(own[name], value)]
-    missed = (name for name in changed if torch.equal(given({**state, name: own[name]}), first))
+    missed = (name for name in changed if torch.equal(predicted({**state, name: own[name]}), first))
     name = next(missed, changed[0])
     raise ValueError(
         f"forward of {type(network).__name__} uses sampled weights, {name!r} perhaps, otherwise than as attributes of "
@@ -264,7 +238,7 @@ def require_reached(
 
 
 @contextmanager
-def _same_noise(device: torch.device) -> Iterator[None]:
+def _same_random_numbers(device: torch.device) -> Iterator[None]:
     """Within it torch's random numbers go on from where they are now, and after it they go on from there again."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield

@@ -71,6 +71,59 @@ def validate_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     return dtype
 
 
+def mark(tensor: Tensor, *, values: bool = False) -> Any:
+    """A cheap mark of a tensor, which changes whenever torch writes to it in place or moves it.
+
+    Changes through ``tensor.data`` in place are the exception, and those by an optimizer with ``fused=True``, which
+    raises no version.
+
+    Args:
+        values: take the sum and the norm in as well, which these change; without it no value is read.
+    """
+    try:
+        own = tensor._version, tensor.data_ptr(), tensor.dtype
+    except RuntimeError:  # an inference tensor has no version
+        return object()
+    return (*own, *_sums(tensor.detach())) if values else own
+
+
+def _sums(tensor: Tensor) -> list[float]:
+    """Two numbers about the values; of a sharded tensor about all parts, so that every process decides the same."""
+    if not tensor.is_floating_point():
+        return []
+    part = local(tensor)
+    both = torch.stack([part.sum(dtype=torch.float64), torch.linalg.vector_norm(part, dtype=torch.float64).square()])
+    return (summed(both, tensor) if is_sharded(tensor) else both).tolist()
+
+
+class Fingerprints:
+    """The fingerprints of a model's tensors, each computed again only after its tensor was changed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._known: dict[str, tuple[Any, str]] = {}
+
+    def of(self, name: str, tensor: Tensor) -> str:
+        """The fingerprint of one tensor of the model."""
+        current = mark(tensor)
+        if name not in self._known or self._known[name][0] != current:
+            self._known[name] = current, fingerprint(whole(tensor))
+        return self._known[name][1]
+
+    def validate(self, expected: Mapping[str, str], source: str) -> None:
+        """Raise ValueError, naming the first tensor that is not the model's, unless all fingerprints are."""
+        tensors = tensors_of(self.model) if expected else {}
+        for name, digest in expected.items():
+            if name not in tensors:
+                raise ValueError(f"{source}: {name!r} does not exist in {type(self.model).__name__}")
+            if self.of(name, tensors[name]) != digest:
+                raise ValueError(
+                    f"{source}: the frozen parameters are not stored there and must come with the model, but {name!r} "
+                    f"of this {type(self.model).__name__} has other values than when the samples were collected: load "
+                    "the base model's weights into it first"
+                )
+
+
 class Snapshots:
     """Takes samples of one model.
 
@@ -141,7 +194,7 @@ class Snapshots:
     def first_unsampled(self) -> tuple[Tensors, dict[str, str]]:
         """Copies of what is stored once, and the fingerprints of the rest."""
         stored, known = self.unsampled()
-        self._marks = {name: _mark(tensor) for name, tensor in {**stored, **known}.items()}
+        self._marks = {name: _parameter_mark(tensor) for name, tensor in {**stored, **known}.items()}
         fingerprints = {name: self._fingerprints.of(name, tensor) for name, tensor in known.items()}
         return {name: self.stored(tensor, None) for name, tensor in stored.items()}, fingerprints
 
@@ -154,7 +207,7 @@ class Snapshots:
         self._refuse_changed_modes(fixed, step)
         stored, known = self.unsampled()
         for name, tensor in {**stored, **known}.items():
-            current = _mark(tensor)
+            current = _parameter_mark(tensor)
             is_parameter = isinstance(tensor, nn.Parameter)
             if is_parameter and self._marks.get(name) == current:
                 continue
@@ -180,10 +233,10 @@ class Snapshots:
         modes = ("evaluation", "training")
         for layer, names in normalisation_layers(self.model):
             if layer.training == (names[0] in fixed):
-                earlier = "" if layer.training else " (or an earlier version of this package collected it)"
+                doubt = "" if layer.training else " (or an earlier version of this package collected it)"
                 raise ValueError(
                     f"the layer of {names[0]!r} is in {modes[layer.training]} mode at step {step}, but was in "
-                    f"{modes[not layer.training]} mode at the first sample{earlier}, which says whether its statistics "
+                    f"{modes[not layer.training]} mode at the first sample{doubt}, which says whether its statistics "
                     f"are re-estimated: call .train({not layer.training}) on it if that mode was meant; else begin a "
                     "collection anew"
                 )
@@ -194,7 +247,7 @@ class Snapshots:
         return sharding.whole(tensor.detach()).to(self.device, chosen, copy=True)
 
 
-def _mark(tensor: Tensor) -> Any:
+def _parameter_mark(tensor: Tensor) -> Any:
     # Only what requires a gradient can be moved by another optimizer, whose fused step no version shows.
     return mark(tensor, values=isinstance(tensor, nn.Parameter) and tensor.requires_grad)
 
@@ -211,56 +264,3 @@ def same_values(first: Tensor, second: Tensor) -> bool:
     if first.shape != second.shape or not (first.is_floating_point() and second.is_floating_point()):
         return False
     return bool(((first == second) | (first.isnan() & second.isnan())).all())
-
-
-def mark(tensor: Tensor, *, values: bool = False) -> Any:
-    """A cheap mark of a tensor, which changes whenever torch writes to it in place or moves it.
-
-    Changes through ``tensor.data`` in place are the exception, and those by an optimizer with ``fused=True``, which
-    raises no version.
-
-    Args:
-        values: take the sum and the norm in as well, which these change; without it no value is read.
-    """
-    try:
-        own = tensor._version, tensor.data_ptr(), tensor.dtype
-    except RuntimeError:  # an inference tensor has no version
-        return object()
-    return (*own, *_sums(tensor.detach())) if values else own
-
-
-def _sums(tensor: Tensor) -> list[float]:
-    """Two numbers about the values; of a sharded tensor about all parts, so that every process decides the same."""
-    if not tensor.is_floating_point():
-        return []
-    part = local(tensor)
-    both = torch.stack([part.sum(dtype=torch.float64), torch.linalg.vector_norm(part, dtype=torch.float64).square()])
-    return (summed(both, tensor) if is_sharded(tensor) else both).tolist()
-
-
-class Fingerprints:
-    """The fingerprints of a model's tensors, each computed again only after its tensor was changed."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._known: dict[str, tuple[Any, str]] = {}
-
-    def of(self, name: str, tensor: Tensor) -> str:
-        """The fingerprint of one tensor of the model."""
-        current = mark(tensor)
-        if name not in self._known or self._known[name][0] != current:
-            self._known[name] = current, fingerprint(whole(tensor))
-        return self._known[name][1]
-
-    def validate(self, expected: Mapping[str, str], source: str) -> None:
-        """Raise ValueError, naming the first tensor that is not the model's, unless all fingerprints are."""
-        tensors = tensors_of(self.model) if expected else {}
-        for name, digest in expected.items():
-            if name not in tensors:
-                raise ValueError(f"{source}: {name!r} does not exist in {type(self.model).__name__}")
-            if self.of(name, tensors[name]) != digest:
-                raise ValueError(
-                    f"{source}: the frozen parameters are not stored there and must come with the model, but {name!r} "
-                    f"of this {type(self.model).__name__} has other values than when the samples were collected: load "
-                    "the base model's weights into it first"
-                )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -123,12 +123,8 @@ class MemoryStore:
         """Do nothing: no file is held open."""
 
 
-class ElsewhereStore(MemoryStore):
-    """The records of samples that the first process of a replicated or sharded chain writes to a folder.
-
-    Args:
-        folder: where they are.
-    """
+class RecordsStore(MemoryStore):
+    """The records alone of samples that the first process of a replicated or sharded chain writes to ``folder``."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -188,7 +184,7 @@ def warn_of_copies(store: MergedStore) -> None:
             )
 
 
-class Part:
+class StoreView:
     """A read-only view of some samples of another store, as it is now."""
 
     def __init__(self, store: Store, indices: Sequence[int]) -> None:
@@ -209,9 +205,3 @@ def compare_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any], source:
                 keys = [key for key in {**value, **other} if value.get(key) != other.get(key)]
                 name, value, other = f"{name}[{keys[0]!r}]", value.get(keys[0]), other.get(keys[0])
             raise ValueError(f"{name}={value!r} differs from {other!r} in {source}")
-
-
-def chunks(total: int, size: int) -> Iterator[range]:
-    """Consecutive index ranges of at most ``size`` that cover ``range(total)``."""
-    for start in range(0, total, size):
-        yield range(start, min(start + size, total))

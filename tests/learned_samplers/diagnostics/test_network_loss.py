@@ -78,7 +78,7 @@ def test_buffers_of_each_samples_own_are_refused():
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 2))
     sampler = torch.optim.SGD(model.parameters(), lr=0.3)
     samples = PosteriorSamples(model, sampler, buffers="snapshot")
-    with pytest.raises(RuntimeError, match="no sample whose loss could be computed"):
+    with pytest.raises(RuntimeError, match="no sample to predict with"):
         diagnostics.network_loss(samples, X, LABELS)
     for _ in range(3):
         sampler.zero_grad()

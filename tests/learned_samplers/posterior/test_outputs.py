@@ -138,11 +138,6 @@ def test_classes_on_any_axis():
     torch.testing.assert_close(samples.predict(X, class_axis=-2), raw.softmax(2).mean(0))
 
 
-def test_the_first_name_of_softmax_still_works():
-    samples, raw = collection(3)
-    torch.testing.assert_close(samples.predict(X, output="classification"), raw.softmax(2).mean(0))
-
-
 Named = namedtuple("Named", ["logits", "auxiliary"])
 
 

@@ -81,7 +81,7 @@ def test_the_network_is_left_as_it_was_and_noise_is_no_fault(source):
     before = copy.deepcopy(model.state_dict())
     versions = {key: tensor._version for key, tensor in tensors.items()}
     posterior.predict(X)
-    assert posterior._runner._trial._reached
+    assert posterior._runner._uses_weights
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
     assert versions == {key: tensor._version for key, tensor in tensors.items()}
     assert [m.training for m in model.modules()] == [True] * 3
@@ -131,7 +131,7 @@ def test_a_network_that_needs_all_rows_is_tried_with_all():
 
     posterior = collect(Graph())
     assert posterior.predict(X).shape == (40, 3)
-    assert posterior._runner._trial._reached
+    assert posterior._runner._uses_weights
 
 
 def test_in_half_precision_rounding_is_no_fault():
@@ -139,7 +139,7 @@ def test_in_half_precision_rounding_is_no_fault():
     members = [nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 3)).bfloat16() for _ in range(3)]
     samples = SampleCollection.from_samples(members[0], [member.state_dict() for member in members])
     assert samples.predict(X.bfloat16()).shape == (40, 3)
-    assert samples._runner._trial._reached
+    assert samples._runner._uses_weights
 
 
 # torch itself says that TorchScript is on its way out.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from experiments.images.settings import Settings
-from learned_samplers.posterior.outputs import Reading
+from learned_samplers.posterior.outputs import OutputFormat
 from meta_tasks.datasets import ImageData
 
 
@@ -59,13 +59,13 @@ class Regression:
     curve = "rmse"
 
     @property
-    def reading(self) -> Reading:
+    def output_format(self) -> OutputFormat:
         """How the network's output is read."""
-        return Reading("regression", noise="log_variance" if self.noise is None else self.noise)
+        return OutputFormat("regression", noise="log_variance" if self.noise is None else self.noise)
 
     def moments(self, output: Any, targets: Tensor | None = None) -> Tensor:
         """Mean and variance along a new last axis, (n, k, 2)."""
-        found = self.reading.moments(output)
+        found = self.output_format.moments(output)
         found = found.unsqueeze(1) if found.ndim == 2 else found
         if targets is not None and found.shape[:-1] != targets.shape:
             raise ValueError(

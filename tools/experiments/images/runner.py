@@ -26,9 +26,8 @@ from experiments.images.result import Result, new_result
 from experiments.images.scoring import score, validate, write_curves
 from experiments.images.settings import Settings
 from experiments.images.training import build_network, hmc_run, own_network
-from learned_samplers.diagnostics.landscape import OwnBuffers
 from learned_samplers.integrations.tensorboard import write_settings
-from learned_samplers.posterior.collect import PosteriorSamples, SampleCollection
+from learned_samplers.posterior import OwnBuffers, PosteriorSamples, SampleCollection
 from learned_samplers.posterior.tensor_files import NotFinite
 from meta_tasks.datasets import ImageData
 from meta_tasks.progress import progress
