@@ -19,8 +19,7 @@ import torch
 from learned_samplers.base.guards.precision import has_master
 from learned_samplers.base.optional import require
 from learned_samplers.base.sampler import Sampler
-from learned_samplers.classical.mclmc import MCLMC
-from learned_samplers.classical.mclmc_rule import joined, step_length
+from learned_samplers.classical.mclmc import MCLMC, joined, step_length
 from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
 
 if TYPE_CHECKING:

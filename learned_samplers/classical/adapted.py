@@ -11,7 +11,7 @@ from torch import Tensor
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards.precision import MASTER, has_master, working_dtype
-from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, as_number, scalar_sqrt
+from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs
@@ -19,7 +19,7 @@ from learned_samplers.classical.baoa import baoa_rule
 from learned_samplers.classical.cyclical import cycle_of
 from learned_samplers.classical.mass import MASSES
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.classical.warmup import MakeOptimizer, WarmUp
+from learned_samplers.classical.warmup import MakeOptimizer, WarmUp, sampling_group, second_moment
 
 #: The rules that a mass can be given to, by the name of the integrator.
 INTEGRATORS = {"baoa": baoa_rule, "semi_implicit": sghmc_rule}
@@ -244,7 +244,7 @@ class AdaptedSGHMC(Sampler):
         """
         if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
             raise TypeError(f"optimizer must be torch.optim.Adam or AdamW, got {type(optimizer).__name__}")
-        groups = [_sampling_group(g, optimizer, num_data, prior_precision, settings) for g in optimizer.param_groups]
+        groups = [sampling_group(g, optimizer, num_data, prior_precision, settings) for g in optimizer.param_groups]
         of_warmup = {"warmup", "warmup_steps", "warmup_temperature", "settling_share", "cycle_length", "decay"}
         if of_warmup & settings.keys():
             named = ", ".join(sorted(of_warmup & settings.keys()))
@@ -254,7 +254,7 @@ class AdaptedSGHMC(Sampler):
         for group, theirs in zip(sampler.param_groups, optimizer.param_groups, strict=True):
             for i, p in enumerate(group["params"]):
                 if p.requires_grad:
-                    moment = _second_moment(optimizer.state.get(p, {}), theirs, sampler.name_of(group, i))
+                    moment = second_moment(optimizer.state.get(p, {}), theirs, sampler.name_of(group, i))
                     dtype = working_dtype(group, p)
                     sampler.state[p]["momentum"] = sampler.initial_state(group, p, "momentum").to(dtype)
                     sampler.state[p]["mass"] = moment.to(p.device, dtype)
@@ -269,6 +269,12 @@ class AdaptedSGHMC(Sampler):
     def _position(group: dict[str, Any]) -> Any:
         """Steps done since the chain, or its cycle, began."""
         return group["step"] % group["cycle_length"] if group.get("cycle_length") else group["step"]
+
+    @staticmethod
+    def _done(group: dict[str, Any]) -> int:
+        """Steps taken in the cycle that the last step belonged to."""
+        step, length = group["step"], group.get("cycle_length")
+        return (step - 1) % length + 1 if length and step else step
 
     @staticmethod
     def _exploration(group: dict[str, Any]) -> int:
@@ -286,10 +292,8 @@ class AdaptedSGHMC(Sampler):
     @property
     def is_sampling(self) -> bool:
         """Whether the last step was one with the frozen mass (and, under a cyclical schedule, one that samples)."""
-        group = self.param_groups[0]
-        length, done = group["cycle_length"], group["step"]
-        done = (done - 1) % length + 1 if length and done else done
-        return done > group["warmup_steps"] and super().is_sampling
+        first = self.param_groups[0]
+        return self._done(first) > first["warmup_steps"] and super().is_sampling
 
     @property
     def cycle(self) -> int:
@@ -376,9 +380,7 @@ class AdaptedSGHMC(Sampler):
             if "mass" in self.state.get(p, {}):
                 state, known = self.state[p]["mass"], {name: hyper[name] for name in ("momentum_decay", "floor")}
                 frozen = MASSES[group["mass"]].freeze(state, FUNCTIONAL, **known)
-                state.copy_(
-                    frozen + 0 * state
-                )  # of a gradient that overflows it would be zero, and the chain stand still
+                state.copy_(frozen + 0 * state)  # not 0 where a gradient overflows: the chain would stand still
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         if name == "mass":
@@ -417,12 +419,6 @@ class AdaptedSGHMC(Sampler):
         if self.warmup is not None and 0 < self._done(group) <= self._exploration(group):
             return tuple(name for name in names if name != "momentum")
         return names
-
-    @staticmethod
-    def _done(group: dict[str, Any]) -> int:
-        """Steps taken in the cycle that the last step belonged to."""
-        step, length = group["step"], group.get("cycle_length")
-        return (step - 1) % length + 1 if length and step else step
 
     def state_dict(self) -> dict[str, Any]:
         """As `Sampler.state_dict`, with that of the optimizer that explores while it does."""
@@ -475,39 +471,3 @@ class AdaptedSGHMC(Sampler):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{name: getattr(self, name) for name in ("warmup", "explorer", "badge")}}
-
-
-def _sampling_group(
-    theirs: dict[str, Any], optimizer: torch.optim.Optimizer, num_data: Any, prior: float | None, settings: Any
-) -> dict[str, Any]:
-    """A parameter group of the sampler from one of Adam: its parameters, learning rate, momentum and weight decay."""
-    if theirs["maximize"]:
-        raise ValueError("optimizer must minimise the loss, got maximize=True")
-    decay = theirs["weight_decay"]
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or theirs.get("decoupled_weight_decay", False)
-    if prior is None and decoupled and decay:
-        raise ValueError(
-            f"prior_precision must be given: AdamW's weight_decay={decay} is no prior (num_data * weight_decay = "
-            f"{as_number(num_data) * decay:g} is the nearest)"
-        )
-    names, lr = theirs.get("param_names"), as_number(theirs["lr"])
-    peak = max((as_number(theirs[key]) for key in ("initial_lr", "max_lr") if key in theirs), default=lr)
-    if "lr" not in settings and lr < peak / 10:
-        raise ValueError(
-            f"lr must be given: a schedule has brought that of {type(optimizer).__name__} from {peak:g} down to "
-            f"{lr:g}, at which a chain stands still; take one near the largest that trained well"
-        )
-    return {
-        "params": list(zip(names, theirs["params"], strict=True)) if names else list(theirs["params"]),
-        "lr": settings.get("lr", lr),
-        "momentum_decay": settings.get("momentum_decay", 1 - as_number(theirs["betas"][0])),
-        "prior_precision": as_number(num_data) * decay if prior is None else prior,
-    }
-
-
-def _second_moment(state: dict[str, Any], group: dict[str, Any], name: str) -> Tensor:
-    """Adam's bias-corrected second moment of one parameter, a new tensor."""
-    if "exp_avg_sq" not in state:
-        raise ValueError(f"parameter {name} has no state in the optimizer: it must have taken a step before")
-    moment = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-    return moment / (1 - as_number(group["betas"][1]) ** as_number(state["step"]))

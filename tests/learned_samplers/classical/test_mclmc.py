@@ -11,8 +11,8 @@ import torch
 from scipy.integrate import solve_ivp
 
 from learned_samplers import MCLMC
-from learned_samplers.classical import mclmc_rule as rules
-from learned_samplers.classical.mclmc_rule import joined, noise_scale, normalise, turn
+from learned_samplers.classical import mclmc as rules
+from learned_samplers.classical.mclmc import joined, noise_scale, normalise, turn
 from tests.harness import closure_for, flat, small_network
 from tests.learned_samplers.classical.test_hmc import banana_energy, moments_by_quadrature, run_chains
 
