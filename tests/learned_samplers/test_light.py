@@ -81,9 +81,10 @@ def test_the_headline_runs_on_random_data_in_a_bare_install():
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(code, package, extra):
-    wanted = f'{package} is needed here and is not installed: pip install "learned-samplers[{extra}]"'
     program = f"{BARE}\nimport torch\ntry:\n    exec({code!r})\nexcept ImportError as error:\n    print(error)"
-    assert run(program).strip() == wanted
+    told = run(program)
+    assert told.startswith(package)
+    assert f"learned-samplers[{extra}]" in told
 
 
 def test_every_extra_that_is_named_exists():

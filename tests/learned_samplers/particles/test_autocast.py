@@ -150,27 +150,6 @@ def test_a_prior_in_the_closure_is_that_outside_autocast(name, dtype):
         torch.testing.assert_close(found, PRIORS[name](1).log_density(x.to(dtype).float(), outputs.float()))
 
 
-@pytest.mark.parametrize("name", ["gp of products", "fitted"])
-def test_a_step_with_a_prior_within_autocast(name):
-    """The prior moves the particles by the score that it has outside."""
-    after = []
-    x = torch.linspace(-1, 1, 6)[:, None]
-    for wide in (False, True):
-        p = parameter(4, 6)
-        prior = PRIORS[name](0)
-        sampler = FSVGD([p], 0.01, 1)
-
-        def closure(p=p, prior=prior, wide=wide):
-            with autocast(None if wide else torch.bfloat16):
-                outputs = p * 1.0
-                return 0 * outputs.sum(1), outputs, prior.log_density(x, outputs)
-
-        with autocast(torch.bfloat16):
-            sampler.step(closure)
-        after.append(p.detach().clone())
-    assert torch.equal(*after)
-
-
 def test_draws_of_a_network_in_half_precision_take_wider_inputs():
     network = nn.Linear(3, 2).to(torch.bfloat16)
     draws = network_draws(network, 1.0)
