@@ -8,8 +8,7 @@ Mushrooms (data root: mushroom/agaricus-lepiota.data; left out, with a line that
 the wheel with several radii. A network predicts what every arm pays; in every round a member of the posterior is drawn,
 and the arm that it thinks best is taken. What counts is the cumulative regret in percent of that of uniform choice.
 
-Under --out: table.md, results.json, figure.png, every run (after an interruption the same command continues) and
-TensorBoard curves.
+Under --out: table.md, results.json, figure.png and every run: after an interruption the same command continues.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from experiments.bandits.experiment import Runs
-from experiments.bandits.options import parse
+from experiments.bandits.experiment import Runs, parse
 from experiments.bandits.report import report
-from experiments.harness.output import command_line, explained, tensorboard_hint
+from experiments.harness.output import command_line, explained
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = options.folder()
     with explained(out):
         text = report(options, experiment.all(), command_line("bandits", arguments))
-    print(f"\n{text}\nwritten to {out}; {tensorboard_hint(out)}")
+    print(f"\n{text}\nwritten to {out}")
 
 
 if __name__ == "__main__":

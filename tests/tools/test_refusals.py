@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from experiments.bandits.experiment import BanditOptions
+from experiments.bandits.posteriors import Budget
 from experiments.benchmarks.inner import InnerBenchmark
 from experiments.benchmarks.memory import MemoryBenchmark
 from experiments.benchmarks.step import StepBenchmark
@@ -56,6 +58,15 @@ ROWS = [
     (Bias, {"samplers": ("Adam",)}, "samplers"),
     (Bias, {"coordinates": 0}, "coordinates"),
     (Posterior, {"steps": 210}, "steps"),
+    (BanditOptions, {"seeds": 0}, "seeds"),
+    (BanditOptions, {"method": ("Uniform", "Uniform")}, "method"),
+    (Budget, {"contexts": 0}, "contexts"),
+    (Budget, {"sghmc_lr": -1.0}, "sghmc_lr"),
+    (Budget, {"momentum_decay": float("nan")}, "momentum_decay"),
+    (Budget, {"momentum_decay": 0.0}, "momentum_decay"),
+    (Budget, {"measurement_points": -1}, "measurement_points"),
+    (Budget, {"fsvgd_lr": float("inf")}, "fsvgd_lr"),
+    (Budget, {"hidden": (0,)}, "hidden"),
 ]
 
 

@@ -1,35 +1,73 @@
-"""The runs of `bandits.py`: Thompson sampling by every method on every problem."""
+"""The options and the runs of `bandits.py`: Thompson sampling by every method on every problem."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+import tyro
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
-from experiments.bandits.options import SCALES, WHEELS, BanditOptions
 from experiments.bandits.posteriors import METHODS, Budget, History, Posterior
 from experiments.bandits.problems import Bandit, mushroom, read_mushrooms, wheel
+from experiments.harness import options as common
+from experiments.harness.methods import one_of
+from experiments.harness.options import DataOptions, RunOptions, each_once
 from experiments.harness.run_store import RunStore, fingerprint
 from meta_tasks.progress import progress
 
 POINTS = 200  # of a regret curve that are kept
+#: The wheel's radii δ by the problem's name.
+WHEELS = {f"wheel_{delta}": delta for delta in (0.5, 0.7, 0.9, 0.95, 0.99)}
+#: For each kind of problem by what rewards are divided before the network sees them, and the standard deviation of the
+#: noise that the likelihood assumes, in units of the reward. The wheel's own, .01, is too small to learn from.
+SCALES = {"mushroom": (10.0, 1.0), "wheel": (50.0, 5.0)}
+PRESETS = {"cpu": Budget(), "paper": Budget(contexts=40_000, members=20, hidden=(100, 100))}
+
+
+@dataclass(frozen=True)
+class BanditOptions(DataOptions, RunOptions):
+    """Thompson sampling on contextual bandits, with posteriors by f-SVGD, bootstrap and SGHMC.
+
+    Raises:
+        ValueError: an argument out of range, by name and value.
+    """
+
+    # A preset of all budget options; options given beside it override its values.
+    preset: Annotated[str, one_of(PRESETS)] = "cpu"
+    # Problems to play.
+    problem: tuple[Annotated[str, one_of(("mushroom", *WHEELS))], ...] = ("mushroom", *WHEELS)
+    # Posteriors for Thompson sampling, in any letter case.
+    method: tuple[Annotated[str, one_of(METHODS)], ...] = tuple(METHODS)
+    # Rounds, networks and training.
+    budget: Annotated[Budget, tyro.conf.OmitArgPrefixes] = field(default_factory=Budget)
+    # Pay the expectation of every reward, without its noise.
+    expected_rewards: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        each_once(self, "problem", "method")
+
+    def folder(self) -> Path:
+        """Where the results go."""
+        suffix = "_expected" if self.expected_rewards else ""
+        return self.out or Path("runs") / f"bandits_{self.preset}{suffix}"
+
+
+def parse(arguments: Sequence[str] | None, description: str | None = None) -> BanditOptions:
+    """The options; those of the preset are the defaults of the others."""
+    presets = {name: BanditOptions(preset=name, budget=budget) for name, budget in PRESETS.items()}
+    return common.parse(arguments, BanditOptions(), presets, description)
 
 
 def play(
-    bandit: Bandit,
-    make: Callable[..., Posterior],
-    budget: Budget,
-    scale: float,
-    noise: float,
-    seed: int,
-    tell: Callable[[int], object] | None = None,
+    bandit: Bandit, make: Callable[..., Posterior], budget: Budget, scale: float, noise: float, seed: int
 ) -> Tensor:
     """The arms that Thompson sampling chooses, (n,).
 
@@ -39,7 +77,6 @@ def play(
         budget: of training.
         scale, noise: see `SCALES`.
         seed: of the networks, the minibatches and the choices.
-        tell: called after each update of the posterior, with the number of rounds since the one before.
     """
     rounds, arms = bandit.expected.shape
     generator = torch.Generator().manual_seed(seed)
@@ -53,8 +90,6 @@ def play(
         chosen[start:end] = now
         history.add(now, bandit.rewards[start:end].gather(1, now[:, None])[:, 0] / scale)
         posterior.update(history)
-        if tell is not None:
-            tell(end - start)
     return chosen
 
 
@@ -63,8 +98,7 @@ class Runs:
 
     def __init__(self, options: BanditOptions):
         self.options = options
-        folder = options.folder()
-        self.stores = {problem: RunStore(folder, fresh=options.fresh) for problem in options.problem}
+        self.stores = {problem: RunStore(options.folder(), fresh=options.fresh) for problem in options.problem}
         self.problems = list(options.problem)
         self.mushrooms: tuple[Tensor, Tensor] | None = None
         if "mushroom" in self.problems:
@@ -78,6 +112,7 @@ class Runs:
             raise ValueError("no problem is left")
 
     def bandit(self, problem: str, seed: int) -> Bandit:
+        """The rounds of a problem."""
         generator = torch.Generator().manual_seed(seed)
         rounds = self.options.budget.contexts
         if problem == "mushroom":
@@ -87,53 +122,33 @@ class Runs:
             bandit = wheel(WHEELS[problem], rounds, generator)
         return replace(bandit, rewards=bandit.expected) if self.options.expected_rewards else bandit
 
-    def run(self, problem: str, method: str, seed: int, tell: Callable[[int], object] | None = None) -> dict[str, Any]:
+    def run(self, problem: str, method: str, seed: int) -> dict[str, Any]:
         """``relative_regret`` in percent after ``rounds``, ``arms``: how often each was taken, and ``seconds``."""
         budget, (scale, noise) = self.options.budget, SCALES[problem.partition("_")[0]]
-        name, store = f"{problem}_{method}_seed{seed}", self.stores[problem]
 
         def make() -> dict[str, Any]:
             bandit, start = self.bandit(problem, seed), time.perf_counter()
             # Another stream than that of the rounds.
-            arms = play(bandit, METHODS[method].build, budget, scale, noise, seed + 10_000, tell)
-            seconds = time.perf_counter() - start
-            curve = bandit.relative_regret(arms)
+            arms = play(bandit, METHODS[method].build, budget, scale, noise, seed + 10_000)
+            seconds, curve = time.perf_counter() - start, bandit.relative_regret(arms)
             rounds = torch.linspace(1, len(curve), min(POINTS, len(curve))).round().long()
-            store.begin(name)
-            with SummaryWriter(store.board(name)) as writer:
-                for at in rounds.tolist():
-                    writer.add_scalar(f"relative_regret/{problem}", curve[at - 1], at)
-            counts = arms.bincount(minlength=bandit.expected.shape[1])
-            return {
-                "rounds": rounds.tolist(),
-                "relative_regret": curve[rounds - 1].tolist(),
-                "arms": counts.tolist(),
-                "seconds": seconds,
-            }
+            counts = arms.bincount(minlength=bandit.expected.shape[1]).tolist()
+            regret = curve[rounds - 1].tolist()
+            return {"rounds": rounds.tolist(), "relative_regret": regret, "arms": counts, "seconds": seconds}
 
-        settings = {
-            "problem": problem,
-            "method": method,
-            "seed": seed,
-            "scale": scale,
-            "noise": noise,
-            **asdict(budget),
-            "expected_rewards": self.options.expected_rewards,
-        }
-        return store.run(name, settings, make)
+        settings = {"problem": problem, "method": method, "seed": seed, "scale": scale, "noise": noise}
+        settings |= {**asdict(budget), "expected_rewards": self.options.expected_rewards}
+        return self.stores[problem].run(f"{problem}_{method}_seed{seed}", settings, make)
 
     def all(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
         """Problem → method → its runs, one a seed."""
         options = self.options
         runs: dict[str, dict[str, list[dict[str, Any]]]] = {p: {m: [] for m in options.method} for p in self.problems}
-        rounds, done = options.budget.contexts, 0
-        total = rounds * len(self.problems) * len(options.method) * options.seeds
-        with progress(total=total, unit="round") as bar:
+        with progress(total=len(self.problems) * len(options.method) * options.seeds, unit="run") as bar:
             for seed in options.seed_list():
                 for problem in self.problems:
                     for method in options.method:
                         bar.set_description(f"{problem}, {method}, seed {seed}")
-                        runs[problem][method].append(self.run(problem, method, seed, bar.update))
-                        done += rounds
-                        bar.update(done - bar.n)  # a kept run tells nothing
+                        runs[problem][method].append(self.run(problem, method, seed))
+                        bar.update()
         return runs

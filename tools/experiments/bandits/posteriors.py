@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from experiments.harness.methods import Method, by_name
-from experiments.harness.options import at_least, at_least_one, not_negative, positive
+from experiments.harness.options import at_least, at_least_one, positive
 from learned_samplers import FSVGD, SGHMC
 from learned_samplers.base import validation
 from learned_samplers.particles import FittedPrior, measurement_set
 from meta_tasks.networks import batched_mlp
+
+#: Standard deviation of the noise on f-SVGD's measurement points; contexts are about 1.
+MEASUREMENT_NOISE = 0.1
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,6 @@ class Budget:
     fsvgd_lr: float = 5e-3
     # f-SVGD: measurement points beside the minibatch.
     measurement_points: int = 32
-    # f-SVGD: standard deviation of their noise (contexts are about 1).
-    measurement_noise: float = 0.1
     # Bootstrap: Adam's learning rate.
     bootstrap_lr: float = 3e-3
     # SGHMC: learning rate in units of the noise's variance (the loss is a squared error over it).
@@ -60,7 +61,6 @@ class Budget:
             raise ValueError(f"hidden must hold positive widths, got {self.hidden}")
         at_least(0, self, "measurement_points")
         positive(self, "fsvgd_lr", "bootstrap_lr", "sghmc_lr")
-        not_negative(self, "measurement_noise")
         validation.fraction("momentum_decay", self.momentum_decay, open_left=True)
 
 
@@ -142,19 +142,13 @@ class FunctionSpace(Posterior):
     def __init__(self, contexts: Tensor, arms: int, noise: float, budget: Budget, generator: torch.Generator):
         super().__init__(contexts, arms, noise, budget, generator)
         self.sampler = FSVGD(self.tensors, budget.fsvgd_lr, 1.0, base_optimizer=torch.optim.Adam)
-        self.prior = FittedPrior(
-            lambda x, count: forward(prior_draw(self.sizes, count, generator), x), generator=generator
-        )
+        draws = lambda x, count: forward(prior_draw(self.sizes, count, generator), x)  # noqa: E731
+        self.prior = FittedPrior(draws, generator=generator)
 
     def step(self, history: History, batch: Tensor) -> None:
         seen = history.contexts[: history.count]
-        inputs = measurement_set(
-            seen[batch],
-            seen,
-            self.budget.measurement_points,
-            scale=self.budget.measurement_noise,
-            generator=self.generator,
-        )
+        count, own = self.budget.measurement_points, {"scale": MEASUREMENT_NOISE, "generator": self.generator}
+        inputs = measurement_set(seen[batch], seen, count, **own)
 
         def closure() -> tuple[Tensor, Tensor, Tensor]:
             f = forward(self.tensors, inputs)

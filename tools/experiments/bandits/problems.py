@@ -21,13 +21,16 @@ ATTRIBUTES = 22
 
 @dataclass(frozen=True)
 class Bandit:
-    """So many rounds of a bandit, drawn beforehand, so that every method meets the same ones."""
+    """So many rounds of a bandit, drawn beforehand, so that every method meets the same ones.
 
-    #: (n, d).
+    Attributes:
+        contexts: (n, d).
+        rewards: (n, A), what each arm would pay in each round.
+        expected: (n, A), its expectation.
+    """
+
     contexts: Tensor
-    #: (n, A), what each arm would pay in each round.
     rewards: Tensor
-    #: (n, A), its expectation.
     expected: Tensor
 
     def regret(self, arms: Tensor) -> Tensor:
@@ -58,12 +61,8 @@ def read_mushrooms(root: str | os.PathLike[str] | None = None) -> tuple[Tensor, 
     """
     path = data_root(root) / "mushroom" / "agaricus-lepiota.data"
     if not path.is_file():
-        fetch(
-            "mushroom",
-            str(path),
-            "take agaricus-lepiota.data from https://archive.ics.uci.edu/dataset/73/mushroom",
-            None,
-        )
+        where = "take agaricus-lepiota.data from https://archive.ics.uci.edu/dataset/73/mushroom"
+        fetch("mushroom", str(path), where, None)
     rows = []
     for number, line in enumerate(path.read_text(encoding="ascii", errors="replace").splitlines(), start=1):
         fields = line.strip().split(",")

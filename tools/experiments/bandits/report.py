@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from experiments.bandits.options import PUBLISHED, SCALES, WHEELS, BanditOptions
+from experiments.bandits.experiment import SCALES, WHEELS, BanditOptions
 from experiments.bandits.posteriors import METHODS
 from experiments.harness.figures import grid_lines, new_figure
 from experiments.harness.output import counted, write_outputs
@@ -19,19 +19,6 @@ Runs = dict[str, dict[str, list[dict[str, Any]]]]  # problem → method → its 
 
 def title(problem: str) -> str:
     return f"wheel, δ = {WHEELS[problem]}" if problem in WHEELS else problem
-
-
-def table(runs: Runs) -> list[dict[str, str]]:
-    """A row a problem: the methods' relative regrets after the last round, and what is published."""
-    rows = []
-    for problem, methods in runs.items():
-        row = {"problem": title(problem)}
-        for method, results in methods.items():
-            row[method] = spread([r["relative_regret"][-1] for r in results], 2)
-        published = PUBLISHED[problem.partition("_")[0]]
-        row["published"] = ", ".join(f"{m} {text}" for m, text in published.items())
-        rows.append(row)
-    return rows
 
 
 def figure(path: Path, runs: Runs) -> None:
@@ -51,8 +38,7 @@ def figure(path: Path, runs: Runs) -> None:
             ax.plot(x, mean, color=colours[method], label=method)
             if len(results) > 1:
                 std = curves.std(0)
-                low = (mean - std).clamp_min(1)
-                ax.fill_between(x, low, mean + std, color=colours[method], alpha=0.2, linewidth=0)
+                ax.fill_between(x, (mean - std).clamp_min(1), mean + std, color=colours[method], alpha=0.2, linewidth=0)
         ax.set(title=title(problem), yscale="log", ylim=(1, 200), xlabel="rounds", ylabel="regret, % of uniform")
         ax.set_yticks((1, 2, 5, 10, 20, 50, 100, 200), minor=False)
         ax.set_yticks((), minor=True)
@@ -67,15 +53,17 @@ def figure(path: Path, runs: Runs) -> None:
 
 
 def report(options: BanditOptions, runs: Runs, command: str) -> str:
-    """Write table, figure and numbers; the table."""
-    out = options.folder()
+    """Write table (a row a problem: relative regrets after the last round), figure and numbers; the table."""
+    rows = [
+        {"problem": title(problem)} | {m: spread([r["relative_regret"][-1] for r in each], 2) for m, each in by.items()}
+        for problem, by in runs.items()
+    ]
     note = (
         f"cumulative regret after {options.budget.contexts:,} rounds in % of uniform choice, mean ± standard deviation "
-        f"over {counted(options.seeds, 'seed')}{', rewards without noise' if options.expected_rewards else ''}; "
-        "published: after 40,000 rounds, of the wheel for a δ that its source does not give"
+        f"over {counted(options.seeds, 'seed')}{', rewards without noise' if options.expected_rewards else ''}"
     )
-    text = f"{markdown(table(runs))}\n\n{note}"
+    text = f"{markdown(rows)}\n\n{note}"
     settings = {"budget": asdict(options.budget), "scales": SCALES, "expected_rewards": options.expected_rewards}
-    write_outputs(out, command, text, {"settings": settings, "runs": runs})
-    figure(out / "figure.png", runs)
+    write_outputs(options.folder(), command, text, {"settings": settings, "runs": runs})
+    figure(options.folder() / "figure.png", runs)
     return text
