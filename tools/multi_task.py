@@ -3,8 +3,7 @@
     python tools/multi_task.py --preset cpu       # small runs, the whole table with its tuning: 40 minutes
     python tools/multi_task.py --preset paper --device cuda
 
-The files of MNIST and Fashion-MNIST are needed. --dry-run says what a preset will take on this
-machine; it needs no files.
+The files of MNIST and Fashion-MNIST are needed.
 
 For each data set and method learning rates (and, where particles repel each other, two scales of the energies) are
 tried on the first seed, in short runs. The choice with the lowest NLL on the validation images (of the ensemble, mean
@@ -22,7 +21,7 @@ from collections.abc import Sequence
 
 from experiments.harness.devices import prepare_torch
 from experiments.harness.output import command_line, explained, tensorboard_hint
-from experiments.multi_task.comparison import Comparison, cost_table, parse
+from experiments.multi_task.comparison import Comparison, parse
 from experiments.multi_task.report import report
 
 from meta_tasks.progress import progress
@@ -33,9 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained():
         options = parse(arguments, __doc__)
         device = prepare_torch(options.device, options.threads)
-        if options.dry_run:
-            print(cost_table(options, device))
-            return
     with explained(options.out), progress(unit="step", smoothing=0.02, mininterval=1) as bar:
         comparison = Comparison(options, device, bar)
         for name in options.dataset:

@@ -1,12 +1,9 @@
-"""Run samplers on toy problems: particles with their baselines, chains on Gaussians and on a posterior of two weights.
+"""Run samplers where the answer is known: on Gaussians, and on a posterior of two weights with two modes.
 
-    python tools/toy.py mixtures    # three mixtures with a common region, five seeds: about a minute
-    python tools/toy.py zdt3        # a Pareto front in five pieces, in its box: half an hour
     python tools/toy.py bias        # how far each sampler is from a Gaussian, against its step size: minutes
     python tools/toy.py posterior   # SGD, SGHMC, cyclical SGMCMC and L2E between two modes: seconds
 
-Writes table.md, results.json and figures under --out. The particles' commands keep every finished run, too, so that an
-interrupted one goes on where it was.
+Writes table.md, results.json and figures under --out.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from experiments.harness.options import parse_command
 from experiments.harness.output import command_line, explained
 from experiments.toys.bias import Bias
 from experiments.toys.bias import draw as draw_bias
-from experiments.toys.particles import ZDT3, Mixtures, compare
 from experiments.toys.trajectories import Posterior, draw
 
 
@@ -26,8 +22,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     with explained():
         commands: dict[str, tuple[type, Any]] = {
-            "mixtures": (Mixtures, compare),
-            "zdt3": (ZDT3, compare),
             "bias": (Bias, draw_bias),
             "posterior": (Posterior, draw),
         }

@@ -17,7 +17,6 @@ from experiments.images.sample_options import SampleOptions
 from experiments.meta_training import options as meta_training
 from experiments.multi_task import comparison as multi_task
 from experiments.toys.bias import Bias
-from experiments.toys.particles import ZDT3, Mixtures
 from experiments.toys.trajectories import Posterior
 
 from meta_tasks.estimators import Estimator
@@ -37,8 +36,6 @@ def nothing(*_: object) -> None:
 
 
 TOYS = {
-    "mixtures": (Mixtures, nothing),
-    "zdt3": (ZDT3, nothing),
     "bias": (Bias, nothing),
     "posterior": (Posterior, nothing),
 }

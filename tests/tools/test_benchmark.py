@@ -129,11 +129,6 @@ def test_the_step_command_times_what_was_chosen(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- memory
 
 
-def test_a_step_needs_some_times_the_particles():
-    """40 MB of particles: more than gradient and direction, and far below all pairs' differences, 1.6 GB."""
-    assert 80e6 < memory.in_its_own_process(memory.extra_bytes, "SVGD", 40, 250_000) < 800e6
-
-
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("name", "most"), [("L2E", 3.5), ("L2E, network l2e", 1.5)])
 def test_a_step_of_l2e_on_one_huge_tensor_needs_little_beside_its_state(name, most, compiled):
@@ -145,16 +140,11 @@ def test_a_step_of_l2e_on_one_huge_tensor_needs_little_beside_its_state(name, mo
     assert 4 * 0.9 < peak < 4 * most
 
 
-def test_the_memory_tables(tmp_path, monkeypatch):
-    def measured(what, name, *numbers):
-        return (12.0, 6.0) if what is memory.step_bytes else 8 * numbers[0] * numbers[1]
-
-    monkeypatch.setattr(memory, "in_its_own_process", measured)
-    options = ["--particles", "5", "50", "--parameters", "1000000"]
-    benchmark.main(["memory", *options, "--out", str(tmp_path / "memory.md")])
+def test_the_memory_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "in_its_own_process", lambda what, name, *numbers: (12.0, 6.0))
+    benchmark.main(["memory", "--out", str(tmp_path / "memory.md")])
     rows = [[c.strip() for c in line.split("|")[1:-1]] for line in (tmp_path / "memory.md").read_text().splitlines()]
     assert ["L2E, without compiled code", "12.0 (3.0×)", "1.50×", "1.50×"] in rows
-    assert ["M=50, d=1,000,000", *["400 (2.0×)"] * 3] in rows
 
 
 # ---------------------------------------------------------------- inner loop

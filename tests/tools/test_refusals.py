@@ -15,7 +15,6 @@ from experiments.function_space.uci_runs import UCI
 from experiments.multi_task.comparison import TaskOptions
 from experiments.multi_task.methods import Settings
 from experiments.toys.bias import Bias
-from experiments.toys.particles import ZDT3, Mixtures
 from experiments.toys.trajectories import Posterior
 
 ROWS = [
@@ -26,8 +25,6 @@ ROWS = [
     (StepBenchmark, {"threads": 0}, "threads"),
     (StepBenchmark, {"sizes": (16, 0)}, "sizes"),
     (StepBenchmark, {"samplers": ("SGHCM",)}, "samplers"),
-    (MemoryBenchmark, {"particles": (-1,)}, "particles"),
-    (MemoryBenchmark, {"parameters": (0,)}, "parameters"),
     (MemoryBenchmark, {"weights": 100}, "weights"),
     (InnerBenchmark, {"processes": 0}, "processes"),
     (InnerBenchmark, {"device": "cuda"}, "device"),
@@ -51,10 +48,6 @@ ROWS = [
     (Settings, {"warm_up": 1.0}, "warm_up"),
     (Settings, {"halve_every": 0.0}, "halve_every"),
     (Settings, {"temperature": -1.0}, "temperature"),
-    (Mixtures, {"seeds": 0}, "seeds"),
-    (Mixtures, {"lr": float("nan")}, "lr"),
-    (ZDT3, {"temperature": -1.0}, "temperature"),
-    (ZDT3, {"temperature": float("inf")}, "temperature"),
     (Bias, {"samplers": ("Adam",)}, "samplers"),
     (Bias, {"coordinates": 0}, "coordinates"),
     (Posterior, {"steps": 210}, "steps"),

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from experiments.harness import options as common
-from experiments.harness.devices import device_name
 from experiments.harness.methods import one_of
 from experiments.harness.options import DataOptions, DeviceOptions, RunOptions, at_least_one, each_once, not_negative
 from experiments.harness.run_store import RunStore
-from experiments.harness.tables import markdown
 from experiments.harness.tuning import Choice as Rate
 from experiments.harness.tuning import Tuning, rates_around, score_text, tune
 from experiments.multi_task.methods import ENERGIES, METHODS, Settings
-from experiments.multi_task.runner import Result, make_network, new_result, run, store_for, train
+from experiments.multi_task.runner import Result, new_result, run, store_for
 from meta_tasks.datasets import MultiTaskData, load_overlaid
-
-STEPS = 3  # that a dry run times, after as many that it does not
-PAIRS = 108_000  # training examples of `load_overlaid` where no limit is set
 
 
 @dataclass(frozen=True, order=True)
@@ -70,8 +62,6 @@ class TaskOptions(DeviceOptions, DataOptions, RunOptions):
     extensions: int = 1
     # Epochs of a tuning run.
     tune_epochs: int = 1
-    # Time a few steps of every method on random images, say what all runs will cost here, and stop.
-    dry_run: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,38 +172,3 @@ class Comparison:
                 self.run(method, choice, options.settings.epochs, seed, data, store, test=True)
                 for seed in options.seed_list()
             ]
-
-
-def seconds_per_step(options: TaskOptions, method: str, device: str) -> float:
-    """Wall-clock seconds of a step on random images, by the loop that the runs have."""
-    settings, parts = options.settings, []
-    for count in (STEPS * settings.batch_size, 10, 10):
-        images = torch.randint(256, (count, 1, settings.size, settings.size), dtype=torch.uint8)
-        parts += [images, torch.randint(10, (count, 2))]
-    data = MultiTaskData("random", ("one", "two"), 10, *parts).to(device)
-    choice = options.choices(method)[0]
-    result = new_result(settings, "random", method, choice.lr, choice.energy, 1, options.seed)
-    network = make_network(settings, result, data)
-    with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer, tqdm(disable=True) as bar:
-        for _ in range(2):  # the first allocates
-            result.seconds, result.steps = 0.0, 0
-            train(network, settings, result, data, writer, bar)
-    if result.diverged is not None:
-        raise ValueError(f"dry_run: {method} cannot be timed: {result.diverged}")
-    return result.seconds / result.steps
-
-
-def cost_table(options: TaskOptions, device: str) -> str:
-    """The runs that are planned and what they will take here, as Markdown; no file is needed."""
-    rows, total = [], 0.0
-    for name in options.dataset:
-        for method in options.method:
-            steps = options.steps(options.settings.train or PAIRS, options.planned_epochs(method))
-            seconds = seconds_per_step(options, method, device)
-            total += steps * seconds / 3600
-            row = {"data set": name, "method": method, "steps": f"{steps:,}", "ms/step": f"{1000 * seconds:.3g}"}
-            rows.append({**row, "hours": f"{steps * seconds / 3600:.3g}"})
-    return (
-        f"{markdown(rows)}\n\n{total:.3g} hours together on {device_name(device)}, at the speed of {STEPS} steps on "
-        "random images; validation after every epoch, scoring, and further learning rates come on top"
-    )

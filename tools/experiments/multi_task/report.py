@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.harness.figures import grid_lines, new_figure
 from experiments.harness.output import counted, write_outputs
-from experiments.harness.tables import finished, markdown, mean_and_std, spread, with_failures
+from experiments.harness.tables import finished, markdown, spread, with_failures
 from experiments.harness.tuning import Tuning
 from experiments.multi_task.comparison import Choice, TaskOptions
 from experiments.multi_task.methods import ENERGIES, METHODS
@@ -104,19 +104,13 @@ def content(finals: Finals, tunings: Tunings, tasks: Tasks) -> dict[str, Any]:
     for dataset, methods in finals.items():
         sets[dataset] = {}
         for method, runs in methods.items():
-            scores = {
-                f"{score}, {task}": mean_and_std(values(runs, score, k))
-                for score in SCORES
-                for k, task in enumerate(tasks[dataset])
-                if finished(runs)
-            }
+            scores = {f"{s}, {task}": values(runs, s, k) for s in SCORES for k, task in enumerate(tasks[dataset])}
             tuning = tunings.get(dataset, {}).get(method)
             trials = [] if tuning is None else [run for tried in tuning.trials.values() for run in tried]
             keys = ("lr", "energy", "epochs", "seed", "validation_nll")
             sets[dataset][method] = {
                 "tuning": [{key: getattr(run, key) for key in keys} for run in trials],
-                "mean": {key: mean for key, (mean, _) in scores.items()},
-                "std": {key: std if len(finished(runs)) > 1 else None for key, (_, std) in scores.items()},
+                "scores": scores,
                 "runs": [{k: v for k, v in asdict(r).items() if k != "settings"} for r in runs],
             }
     first = next(iter(next(iter(finals.values())).values()))[0]

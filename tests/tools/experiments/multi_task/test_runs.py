@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
-from experiments.multi_task.comparison import PAIRS, cost_table, parse
 from experiments.multi_task.methods import METHODS, Settings, make_sampler
 from experiments.multi_task.networks import LeNet, SeparateNetworks
 from experiments.multi_task.report import overconfidence, run_table, score_table
@@ -17,7 +14,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from learned_samplers import metrics
-from meta_tasks.datasets import MultiTaskData, load_overlaid
+from meta_tasks.datasets import MultiTaskData
 
 EVERY = tuple(METHODS)
 
@@ -272,24 +269,3 @@ def test_constant_particles_are_counted():
     assert constant_particles(p) == 1
     p[0, 2] = p[0, 2, :1].clone()
     assert constant_particles(p) == 1, "the other task's head still sees the image"
-
-
-# ---------------------------------------------------------------- the cost
-
-
-def test_every_method_has_a_row_and_its_steps():
-    own = ["--preset", "paper", "--batch-size", "8", "--dataset", "multi_mnist", "--method", "MGDA", "SingleTask"]
-    options = parse(own)
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in cost_table(options, "cpu").splitlines()]
-    assert [row[:2] for row in rows[2:4]] == [["multi_mnist", "MGDA"], ["multi_mnist", "SingleTask"]]
-    steps = 3 * 100 * (108_000 // 8)  # seeds × epochs × minibatches; a single rate is not tuned
-    for row in rows[2:4]:
-        assert row[2] == f"{steps:,}"
-        assert float(row[4]) == pytest.approx(steps * float(row[3]) / 3.6e6, rel=0.02)
-    tuned = parse(["--preset", "cpu", "--batch-size", "8"])
-    assert tuned.steps(10_000, tuned.planned_epochs("MGDA")) == (3 * 4 + 3 * 1) * (10_000 // 8)
-
-
-def test_the_pairs_that_are_counted_are_those_that_are_made():
-    defaults = {name: each.default for name, each in inspect.signature(load_overlaid).parameters.items()}
-    assert defaults["partners"] * (60_000 - defaults["validation"]) == PAIRS
