@@ -73,12 +73,6 @@ class JobResult:
         return replace(self, losses=convert(self.losses), gradient=gradient)
 
 
-def check_one_cycle(horizon: Horizon) -> None:
-    """Raise ValueError if the horizon has cycles, which windows would cut."""
-    if horizon.cycles > 1:
-        raise ValueError(f"cycles={horizon.cycles} need an estimator of whole inner loops, antithetic ES")
-
-
 class Episodes:
     """Cuts inner loops ("episodes") into windows of W steps; a slot runs one window an iteration, episode by episode.
 
@@ -120,18 +114,14 @@ class Episodes:
         return self.schedule(-(-drawn.steps // self.window) * self.window)
 
 
-def perturbation(seed: int, pair: tuple[int, int], sigma: float, size: int, learned: int | None = None) -> Tensor:
-    """η ~ N(0, σ²I) of a pair, (size,); zero but for its last ``learned`` components if that is a number."""
-    held = 0 if learned is None else size - learned
-    drawn = sigma * torch.randn(size - held, generator=generator(seed, *pair, "perturbation"))
-    return torch.nn.functional.pad(drawn, (held, 0))
+def perturbation(seed: int, pair: tuple[int, int], sigma: float, size: int) -> Tensor:
+    """η ~ N(0, σ²I) of a pair, (size,), made from its name wherever it is needed."""
+    return sigma * torch.randn(size, generator=generator(seed, *pair, "perturbation"))
 
 
-def antithetic_members(
-    weights: Tensor, seed: int, pairs: Sequence[tuple[int, int]], sigma: float, learned: int | None = None
-) -> Tensor:
+def antithetic_members(weights: Tensor, seed: int, pairs: Sequence[tuple[int, int]], sigma: float) -> Tensor:
     """φ + η and φ − η of each pair in turn, (2·pairs, n)."""
-    steps = [perturbation(seed, pair, sigma, len(weights), learned) for pair in pairs]
+    steps = [perturbation(seed, pair, sigma, len(weights)) for pair in pairs]
     return torch.stack([member for step in steps for member in (weights + step, weights - step)])
 
 
@@ -145,7 +135,6 @@ class Evaluator:
         sigma: of the estimator.
         seed: of the run.
         curve_points: points of the inner training curves.
-        learned: of the estimator.
     """
 
     family: TaskFamily
@@ -154,13 +143,12 @@ class Evaluator:
     sigma: float
     seed: int
     curve_points: int = 20
-    learned: int | None = None
     slots: dict[int, Unroll] = field(default_factory=dict)
 
     def run(self, job: Job, weights: Tensor) -> JobResult:
         """Evaluate one job at meta-parameters (n,)."""
         started = time.perf_counter()
-        members = antithetic_members(weights, self.seed, job.pairs, self.sigma, self.learned)
+        members = antithetic_members(weights, self.seed, job.pairs, self.sigma)
         unroll = self._unroll(job)
         failed_before = sum(step >= 0 for step in unroll.failed_at)
         unroll.advance(members, job.skip)
@@ -194,7 +182,7 @@ class Evaluator:
         seeds = [derive_seed(self.seed, *pair, "unroll") for pair in job.pairs]
         return Unroll(
             task,
-            job.schedule.rule_for(self.rule, self.seed, *job.task),
+            self.rule.for_run(job.schedule.steps, self.seed, *job.task),
             objective_named(self.objective),
             job.schedule,
             seeds,

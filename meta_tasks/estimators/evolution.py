@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from learned_samplers.base import validation
-from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult, check_one_cycle, perturbation
+from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult, perturbation
 from meta_tasks.inner_loop.schedule import Horizon, Schedule
 from meta_tasks.objectives import objective_named
 from meta_tasks.random_streams import generator
@@ -57,12 +58,9 @@ class Shaping:
 
 
 def _centred_ranks(losses: Tensor) -> Tensor:
-    flat = losses.flatten()
     # Equal losses share the mean of their ranks, so that an ineffective perturbation counts nothing.
-    below = (flat[:, None] > flat[None, :]).to(flat).sum(1)
-    below += 0.5 * ((flat[:, None] == flat[None, :]).to(flat).sum(1) - 1)
-    ranks = (below / max(len(flat) - 1, 1) - 0.5).view_as(losses)
-    return ranks[:, 0] - ranks[:, 1]
+    ranks = (torch.from_numpy(rankdata(losses.numpy())) - 1) / max(losses.numel() - 1, 1)
+    return -ranks.view_as(losses).diff(dim=1).flatten()
 
 
 class EvolutionStrategies(Estimator):
@@ -74,8 +72,6 @@ class EvolutionStrategies(Estimator):
         horizon: how long inner loops are.
         pairs_per_task: pairs that share a task (and run as one batch); divides ``pairs``.
         shaping: of the loss differences.
-        learned: number of meta-parameters, the last ones, that are perturbed and so learned; None for all. The variance
-            of the estimate grows with their number.
 
     Raises:
         ValueError: an argument is out of range.
@@ -89,7 +85,6 @@ class EvolutionStrategies(Estimator):
         *,
         pairs_per_task: int = 1,
         shaping: Shaping | None = None,
-        learned: int | None = None,
     ) -> None:
         validation.positive("sigma", sigma)
         validation.whole("pairs", pairs)
@@ -97,9 +92,7 @@ class EvolutionStrategies(Estimator):
         if pairs < 1 or pairs_per_task < 1 or pairs % pairs_per_task:
             raise ValueError(f"pairs must be a positive multiple of pairs_per_task={pairs_per_task}, got {pairs}")
         self.sigma, self.pairs, self.pairs_per_task, self.horizon = sigma, pairs, pairs_per_task, horizon
-        if learned is not None:
-            validation.whole("learned", learned)
-        self.shaping, self.learned = shaping or Shaping(), learned
+        self.shaping = shaping or Shaping()
 
     def specification(self) -> dict[str, Any]:
         return {
@@ -109,7 +102,6 @@ class EvolutionStrategies(Estimator):
             "pairs_per_task": self.pairs_per_task,
             "shaping": self.shaping.kind,
             "limit": self.shaping.limit,
-            "learned": self.learned,
             "horizon": self.horizon.specification(),
         }
 
@@ -118,11 +110,7 @@ class EvolutionStrategies(Estimator):
             raise ValueError(f"objective={objective!r} has no value, only a gradient; {self.name} needs values")
         if not family.has_validation:
             raise ValueError(f"family {family.name!r} has no validation data, whose loss {self.name} needs")
-        if self.learned is not None and self.learned > rule.num_weights:
-            raise ValueError(f"learned={self.learned} exceeds the {rule.num_weights} meta-parameters of {rule.name}")
-        if self.horizon.cycles > 1 and not rule.begins_anew:
-            raise ValueError(f"cycles={self.horizon.cycles}: {rule.name} has no cycles")
-        return Evaluator(family, rule, objective, self.sigma, seed, learned=self.learned)
+        return Evaluator(family, rule, objective, self.sigma, seed)
 
     def estimate(self, seed: int, jobs: Sequence[Job], results: Sequence[JobResult], size: int) -> Tensor:
         names = [name for job in jobs for name in job.pairs]
@@ -150,7 +138,7 @@ class EvolutionStrategies(Estimator):
             return total
         shaped = self.shaping(losses[counts].double())
         for name, difference in zip((n for n, use in zip(names, counts.tolist()) if use), shaped):
-            step = perturbation(seed, name, self.sigma, size, self.learned)
+            step = perturbation(seed, name, self.sigma, size)
             total += difference / (2 * self.sigma**2) * step.double()
         return total / len(shaped)
 
@@ -186,7 +174,7 @@ class NoiseReuseES(EvolutionStrategies):
 
     Args:
         window: W, steps in an iteration.
-        sigma, pairs, horizon, pairs_per_task, shaping, learned: as for every estimator; ``horizon`` is the episode's,
+        sigma, pairs, horizon, pairs_per_task, shaping: as for every estimator; ``horizon`` is the episode's,
             rounded up to whole windows, its burn-in not used.
 
     Raises:
@@ -205,11 +193,9 @@ class NoiseReuseES(EvolutionStrategies):
         *,
         pairs_per_task: int = 1,
         shaping: Shaping | None = None,
-        learned: int | None = None,
     ) -> None:
         horizon = replace(horizon, burn_in=0.0)
-        super().__init__(sigma, pairs, horizon, pairs_per_task=pairs_per_task, shaping=shaping, learned=learned)
-        check_one_cycle(horizon)
+        super().__init__(sigma, pairs, horizon, pairs_per_task=pairs_per_task, shaping=shaping)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if horizon.longest // horizon.samples > window:

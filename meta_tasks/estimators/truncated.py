@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult, check_one_cycle
+from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult
 from meta_tasks.inner_loop.chains import ChainUnroll
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.objectives import SteinKL, objective_named
@@ -65,7 +65,6 @@ class TruncatedBackpropagation(Estimator):
         SteinKL(ridge, in_chain)  # says what is wrong with them
         for name, value, least in (("chains", chains, 1), ("slots", slots, 1), ("replay", replay, 0)):
             validation.whole(name, value, least=least)
-        check_one_cycle(horizon)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if not 1 <= every <= window:

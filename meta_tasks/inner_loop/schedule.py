@@ -9,7 +9,6 @@ import torch
 
 from learned_samplers.base import validation
 from meta_tasks.random_streams import log_uniform
-from meta_tasks.rules.base import SamplerRule
 
 __all__ = ["Horizon", "Schedule"]
 
@@ -80,19 +79,6 @@ class Schedule:
             step = (step - 1) % self.cycle_length + 1
         return step > self.burn_in and (step - self.burn_in) % self.thinning == 0
 
-    def rule_for(self, rule: SamplerRule, *keys: int | str) -> SamplerRule:
-        """The rule for a run on this schedule, told its steps, or beginning anew in each of its cycles.
-
-        Args:
-            keys: fix what the rule draws for the run, see `SamplerRule.for_run`.
-
-        Raises:
-            ValueError: there are cycles, and the rule has none.
-        """
-        if self.cycle_length is None:
-            return rule.for_run(self.steps, *keys)
-        return rule.in_cycles(self.cycle_length, self.burn_in)
-
     @property
     def num_samples(self) -> int:
         """K, states collected in all."""
@@ -107,22 +93,20 @@ class Horizon:
     Args:
         shortest, longest: steps.
         samples: K, states collected in a run.
-        burn_in: share of the steps (of each cycle) before the collection window, in [0, 1).
-        cycles: of a run, which share the samples evenly.
+        burn_in: share of the steps before the collection window, in [0, 1).
 
     Raises:
-        TypeError, ValueError: an argument is out of range, the samples do not divide among the cycles, or the
-            collection window of the shortest run has fewer than K steps.
+        TypeError, ValueError: an argument is out of range, or the collection window of the shortest run has fewer than
+            K steps.
     """
 
     shortest: int
     longest: int
     samples: int = 10
     burn_in: float = 0.5
-    cycles: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("shortest", "longest", "samples", "cycles"):
+        for name in ("shortest", "longest", "samples"):
             validation.whole(name, getattr(self, name))
         if self.longest < self.shortest:
             raise ValueError(f"horizon: longest={self.longest} is less than shortest={self.shortest}")
@@ -133,8 +117,6 @@ class Horizon:
                 f"horizon: a run of {self.shortest} steps with burn_in={self.burn_in} has a collection window of "
                 f"{window} steps, fewer than samples={self.samples}"
             )
-        if self.cycles > 1:
-            Schedule.cyclical(self.shortest, self.cycles, self.samples, self.burn_in)
 
     def specification(self) -> dict[str, Any]:
         """Plain values for checkpoints."""
@@ -146,6 +128,4 @@ class Horizon:
 
     def schedule_of(self, steps: int) -> Schedule:
         """The schedule of a run of so many steps."""
-        if self.cycles > 1:
-            return Schedule.cyclical(steps, self.cycles, self.samples, self.burn_in)
         return Schedule.ending(steps, steps - round(steps * self.burn_in), self.samples)

@@ -21,7 +21,7 @@ from meta_tasks.random_streams import Minibatches, derive_seed, generator
 from meta_tasks.rules.base import MemberStep, SamplerRule
 from meta_tasks.tasks.task import Task
 
-__all__ = ["Unroll", "hessian_product"]
+__all__ = ["Unroll", "hessian_product", "mapped", "on_device"]
 
 # δ of the finite difference for Hessian-vector products: what `learned_samplers.KineticL2E` uses.
 _PROBE = 1e-3
@@ -125,17 +125,12 @@ class Unroll:
             if self.schedule.collects(self.step):
                 self._collect()
         parameter, state = before
-        task, step = self.task, self._in_cycle(self.step - 1)
-        at = MemberStep(parameter, gradient, None, state, task.segments, task.hyperparameters, step)
+        task = self.task
+        at = MemberStep(parameter, gradient, None, state, task.segments, task.hyperparameters, self.step - 1)
         self.output_scales = self.rule.output_scales(prepared, at)
-
-    def _in_cycle(self, step: int) -> int:
-        return step if self.rule.restart_every is None else step % self.rule.restart_every
 
     def _step(self, prepared: Any) -> Tensor:
         """One step of all members, which may be taken in place; returns the gradient before it."""
-        if self.step and not self._in_cycle(self.step):
-            self.state = self.rule.initial_state(self.parameter, self.task.segments)
         indices = self._indices()
         loss, gradient = self._loss_and_gradient(indices)
         task, rule = self.task, self.rule
@@ -146,7 +141,7 @@ class Unroll:
             self.state,
             task.segments,
             task.hyperparameters,
-            self._in_cycle(self.step),
+            self.step,
             loss if rule.needs_loss else None,
             partial(hessian_product, task, self.parameter, indices, gradient) if rule.needs_hessian else None,
         )
@@ -251,10 +246,13 @@ class Unroll:
         self._curve, self._stretch = list(saved["curve"]), saved["stretch"].to(device, copy=True)
 
 
+def mapped(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """The same lists and dictionaries of converted values; tuples become lists."""
+    if isinstance(value, dict):
+        return {name: mapped(one, convert) for name, one in value.items()}
+    return [mapped(one, convert) for one in value] if isinstance(value, list | tuple) else convert(value)
+
+
 def on_device(value: Any, device: torch.device | str) -> Any:
     """A value, or lists and dictionaries of values, with its tensors on a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {name: on_device(one, device) for name, one in value.items()}
-    return [on_device(one, device) for one in value] if isinstance(value, list | tuple) else value
+    return mapped(value, lambda each: each.to(device) if isinstance(each, Tensor) else each)

@@ -1,4 +1,4 @@
-"""Image classifiers by name: `build`, `names`, `describe`; and many copies of one at once: `batched_network_for`.
+"""Image classifiers by name: `build`, `names`; and many copies of one at once: `batched_network_for`.
 
 Every network maps images (n, C, H, W) to logits (n, num_classes) and keeps no buffers, so that its parameters are all
 of its state: a posterior sample is then a list of tensors, with no running statistics to decide about.
@@ -18,7 +18,7 @@ from meta_tasks.networks.convolution import BatchedConvolution, cnn, gong_cnn, l
 from meta_tasks.networks.mlp import BatchedMLP, mlp
 from meta_tasks.networks.residual import BatchedResidual, resnet, resnet20_frn, resnet_frn
 
-__all__ = ["batched_network_for", "build", "describe", "names"]
+__all__ = ["batched_network_for", "build", "names"]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     builder.__name__: builder for builder in (mlp, cnn, lenet, gong_cnn, resnet, resnet20_frn, resnet_frn, vit)
@@ -30,15 +30,6 @@ def names() -> tuple[str, ...]:
     return tuple(_BUILDERS)
 
 
-def describe(name: str) -> str:
-    """One paragraph about an architecture and its options.
-
-    Raises:
-        ValueError: an unknown name.
-    """
-    return " ".join((called(_BUILDERS, name).__doc__ or "").split())
-
-
 def build(name: str, input_shape: Sequence[int], num_classes: int, **options: object) -> nn.Module:
     """A freshly initialised network (from torch's global random state).
 
@@ -46,7 +37,7 @@ def build(name: str, input_shape: Sequence[int], num_classes: int, **options: ob
         name: one of `names()`.
         input_shape: (C, H, W) of one image.
         num_classes: number of logits.
-        options: the architecture's own, see `describe(name)`.
+        options: the architecture's own, the keyword arguments of the function of its name.
 
     Raises:
         ValueError: an unknown name, a shape that is not three positive integers or too small for the architecture,
@@ -71,10 +62,9 @@ def batched_network_for(name: str, input_shape: Sequence[int], num_classes: int,
     def make() -> nn.Module:
         return build(name, input_shape, num_classes, **options)
 
-    by_hand: dict[str, type[BatchedNetwork]] = {
-        **{"cnn": BatchedConvolution, "mlp": BatchedMLP},
-        **dict.fromkeys(("resnet_frn", "resnet20_frn", "resnet"), BatchedResidual),
-    }
-    if name == "resnet" and (options.get("norm", "frn"), options.get("activation", "silu")) != ("frn", "silu"):
-        return BatchedModule(make)
+    by_hand: dict[str, type[BatchedNetwork]] = {"cnn": BatchedConvolution, "mlp": BatchedMLP}
+    if name in ("resnet_frn", "resnet20_frn") or (
+        name == "resnet" and (options.get("norm", "frn"), options.get("activation", "silu")) == ("frn", "silu")
+    ):
+        return BatchedResidual(make)
     return by_hand.get(name, BatchedModule)(make)

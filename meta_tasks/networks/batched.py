@@ -29,6 +29,9 @@ class BatchedNetwork:
     Args:
         build: makes a freshly initialised network from torch's global random state.
 
+    Attributes:
+        module: one that it made, to look at.
+
     Raises:
         ValueError: the network keeps buffers.
     """
@@ -36,7 +39,7 @@ class BatchedNetwork:
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         self.build = build
         with torch.random.fork_rng(devices=[]):
-            module = build()
+            self.module = module = build()
         if next(module.buffers(), None) is not None:
             raise ValueError(f"{type(module).__name__} keeps buffers; the inner loop runs networks of parameters only")
         self.names, shapes = zip(*((name, tuple(p.shape)) for name, p in module.named_parameters()), strict=True)
@@ -72,14 +75,9 @@ class BatchedNetwork:
 class BatchedModule(BatchedNetwork):
     """P copies of any network without buffers, through autograd, one member at a time."""
 
-    def __init__(self, build: Callable[[], nn.Module]) -> None:
-        super().__init__(build)
-        with torch.random.fork_rng(devices=[]):
-            self._module = build()
-
     def _member(self, weights: Tensor, x: Tensor) -> Tensor:
         views = {name: tensor[0] for name, tensor in self.views(weights.unsqueeze(0)).items()}
-        return functional_call(self._module, views, (x,))
+        return functional_call(self.module, views, (x,))
 
     def logits(self, weights: Tensor, x: Tensor) -> Tensor:
         per_group = len(weights) // len(x)

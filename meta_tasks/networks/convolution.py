@@ -120,23 +120,19 @@ class BatchedConvolution(BatchedNetwork):
     A convolution call works on some members (a group of channels for each) and some images; the gradients of the pieces
     add up. What pieces are fastest was measured, see docs/inner_loop.md.
 
-    Args:
-        build: makes the network.
+    Attributes:
         members_per_call, images_per_call: size of the pieces; None takes what was fastest on this kind of device.
     """
 
-    def __init__(
-        self, build: Callable[[], nn.Module], members_per_call: int | None = None, images_per_call: int | None = None
-    ) -> None:
+    members_per_call: int | None = None
+    images_per_call: int | None = None
+
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
         super().__init__(build)
         self.depth = sum(name.startswith("convolutions.") for name in self.names) // 2
         self.channels, self.in_channels = self.shapes["convolutions.0.weight"][:2]
         self.residual = "shortcut.weight" in self.shapes
         self.linear = [name.removesuffix(".weight") for name in self.names if name.startswith("linear.")][::2]
-        for name, value in (("members_per_call", members_per_call), ("images_per_call", images_per_call)):
-            if value is not None:
-                validation.whole(name, value)
-        self.members_per_call, self.images_per_call = members_per_call, images_per_call
 
     def _member_pieces(self, members: int, x: Tensor) -> list[tuple[slice, slice]]:
         """Which members go into one call, and which groups of images they need."""
@@ -226,11 +222,11 @@ class BatchedConvolution(BatchedNetwork):
         )
         g = _aten.max_pool2d_with_indices_backward(pooled, before_pool, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
         if self.residual:
-            _convolution_gradients(out, "shortcut", hidden[0], g, w["shortcut.weight"], len(x), False, 0)
+            _convolution_gradients(out, "shortcut", hidden[0], g, w["shortcut.weight"], len(x), False)
         for i in reversed(range(self.depth)):
             name = f"convolutions.{i}"
             groups = len(x) if i == 0 else members
-            g = _convolution_gradients(out, name, hidden[i], g, w[f"{name}.weight"], groups, i > 0, 1)
+            g = _convolution_gradients(out, name, hidden[i], g, w[f"{name}.weight"], groups, i > 0)
             if i > 0:
                 _aten.threshold_backward.grad_input(g, hidden[i], 0, grad_input=g)
         return loss
@@ -244,22 +240,12 @@ def _convolution_gradients(
     weight: Tensor,
     groups: int,
     needs_input: bool,
-    padding: int,
 ) -> Any:
     """Writes the gradients of weight and bias to ``out``; returns that of the input, or None if it is not needed."""
     flat = weight.reshape(-1, *weight.shape[2:]).contiguous(memory_format=torch.channels_last)
+    stride, padding, outputs = [1, 1], [weight.shape[-1] // 2] * 2, [needs_input, True, True]
     g_input, g_weight, g_bias = _aten.convolution_backward(
-        gradient,
-        layer_input,
-        flat,
-        [len(flat)],
-        [1, 1],
-        [padding, padding],
-        [1, 1],
-        False,
-        [0, 0],
-        groups,
-        [needs_input, True, True],
+        gradient, layer_input, flat, [len(flat)], stride, padding, [1, 1], False, [0, 0], groups, outputs
     )
     out[f"{name}.weight"].copy_(g_weight.view(weight.shape))
     out[f"{name}.bias"].copy_(g_bias.view(weight.shape[:2]))

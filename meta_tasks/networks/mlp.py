@@ -83,11 +83,9 @@ class BatchedMLP(BatchedNetwork):
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         super().__init__(build)
-        with torch.random.fork_rng(devices=[]):
-            layers = list(build().children())
         self.linear = [name.removesuffix(".weight") for name in self.names if name.endswith(".weight")]
-        kinds = [type(layer) for layer in layers if type(layer) in _ACTIVATIONS]
-        self._activations = [_ACTIVATIONS[kind] for kind in kinds]
+        kinds = map(type, self.module.children())
+        self._activations = [_ACTIVATIONS[kind] for kind in kinds if kind in _ACTIVATIONS]
 
     def _forward(self, w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Logits, inputs of the layers, and pre-activations."""

@@ -157,8 +157,7 @@ class BatchedResidual(BatchedNetwork):
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         super().__init__(build)
-        with torch.random.fork_rng(devices=[]):
-            module = build()
+        module = self.module
         if not isinstance(module, ResNet) or (module.norm, module.activation) != ("frn", "silu"):
             raise TypeError(f"build must make a ResNet with norm 'frn' and activation 'silu', got {module}")
         convolutions = [m.convolution_1 for m in module.modules() if isinstance(m, ResidualBlock)]

@@ -57,8 +57,8 @@ class HeldOutEvaluation:
         lrs: the grid.
         baseline_lrs: that of the hand-designed samplers; by default the same.
         seed: of tasks and runs; the same through a whole meta-training.
-        burn_in, cycles: of the sampler's runs, as of `meta_tasks.inner_loop.schedule.Horizon`: what it is trained with.
-            The baselines keep theirs: the second half of one run, and the cyclical one its cycles.
+        burn_in: share of the sampler's runs before states are collected: what it is trained with. The baselines keep
+            theirs: half of a run, and the cyclical one its cycles.
 
     Raises:
         ValueError: an argument is out of range.
@@ -76,15 +76,13 @@ class HeldOutEvaluation:
         baseline_lrs: Sequence[float] | None = None,
         seed: int = 0,
         burn_in: float = _BURN_IN,
-        cycles: int = 1,
     ) -> None:
         if tasks < 1 or chains < 1 or not lrs:
             raise ValueError(f"evaluation needs tasks, chains and lrs, got {tasks}, {chains} and {tuple(lrs)}")
         self.family, self.steps, self.samples, self.lrs = family, steps, samples, tuple(lrs)
         self.baseline_lrs = self.lrs if baseline_lrs is None else tuple(baseline_lrs)
         validation.fraction("burn_in", burn_in, open_right=True)
-        validation.whole("cycles", cycles)
-        self.burn_in, self.cycles = burn_in, cycles
+        self.burn_in = burn_in
         for name in ("lrs", "baseline_lrs"):
             for lr in getattr(self, name):
                 validation.positive(name, lr)
@@ -99,19 +97,15 @@ class HeldOutEvaluation:
         """Raise now the errors that `record` would raise in mid-run.
 
         Raises:
-            ValueError: the gradients do not pay for the states of the rule or of a baseline, or the rule has no cycles
-                and is to run in several.
+            ValueError: the gradients do not pay for the states of the rule or of a baseline.
         """
-        self._schedule(rule).rule_for(rule, "held-out")
+        schedule = self._schedule(rule, self.burn_in)
+        rule.for_run(schedule.steps, "held-out")
         self._cyclical()
 
-    def _schedule(self, rule: SamplerRule) -> Schedule:
-        """Of the sampler that is trained."""
-        return self._single_run(rule, self.burn_in, self.cycles)
-
-    def _single_run(self, rule: SamplerRule, burn_in: float = _BURN_IN, cycles: int = 1) -> Schedule:
+    def _schedule(self, rule: SamplerRule, burn_in: float) -> Schedule:
         steps = steps_for(rule, self.steps)
-        return Horizon(steps, steps, self.samples, burn_in, cycles).schedule_of(steps)
+        return Horizon(steps, steps, self.samples, burn_in).schedule_of(steps)
 
     def _cyclical(self) -> Schedule:
         cycles = self.samples // 2 if self.samples % 2 == 0 else 1
@@ -123,7 +117,7 @@ class HeldOutEvaluation:
         Args:
             scores: plain values, kept in checkpoints: "specification", "baselines" (scored here if there are none),
                 "sampler" (a list, by "iteration"). Where they are of other held-out tasks they go as they are into the
-                list "earlier", and the baselines are scored anew.
+                list "other_tasks", and the baselines are scored anew.
             rule, weights: the sampler.
             iteration: of the meta-training.
         """
@@ -141,7 +135,7 @@ class HeldOutEvaluation:
         return score
 
     def set_aside(self, scores: dict[str, Any]) -> None:
-        """Put scores of other held-out tasks or runs, with which these cannot be compared, into "earlier"; says so.
+        """Put scores of other held-out tasks or runs, with which these cannot be compared, into "other_tasks"; says so.
 
         Args:
             scores: as of `record`.
@@ -150,8 +144,8 @@ class HeldOutEvaluation:
 
         saved = scores.get("specification", {})
         if "baselines" in scores and (other := differences(saved, self.specification())):
-            before = {key: scores.pop(key) for key in list(scores) if key != "earlier"}
-            scores.setdefault("earlier", []).append(before)
+            before = {key: scores.pop(key) for key in list(scores) if key != "other_tasks"}
+            scores.setdefault("other_tasks", []).append(before)
             tqdm.write(f"the scores so far are of other held-out tasks, and the best is sought anew: {other}")
 
     def score(
@@ -170,12 +164,11 @@ class HeldOutEvaluation:
             ValueError: the gradients do not pay for the states.
         """
         lrs = self.lrs if lrs is None else lrs
-        own = self._schedule(rule) if schedule is None else schedule
+        own = self._schedule(rule, self.burn_in) if schedule is None else schedule
         weights = torch.zeros(0) if weights is None else weights
         best, failed = [], 0
         for number, config in enumerate(self.configs):
-            keys = ("held-out", self.seed, number)
-            of_run = own.rule_for(rule, *keys) if schedule is None else rule.for_run(own.steps, *keys)
+            of_run = rule.for_run(own.steps, "held-out", self.seed, number)
             runs = [self._run(of_run, weights, own, number, replace(config, lr=lr)) for lr in lrs]
             failed += sum(int(nll.isnan().sum()) for nll, _ in runs)
             best.append(min(self._mean(*run) for run in runs))
@@ -207,16 +200,16 @@ class HeldOutEvaluation:
         schedule, lrs = self._cyclical(), self.baseline_lrs
         assert schedule.cycle_length is not None
         cyclical = CyclicalRule(schedule.cycle_length, _EXPLORATION)
-        plain = {"SGHMC": SGHMCRule(), "PSGLD": PSGLDRule()}
-        scores = {name: self.score(rule, schedule=self._single_run(rule), lrs=lrs) for name, rule in plain.items()}
-        return {**scores, "CyclicalSGMCMC": self.score(cyclical, schedule=schedule, lrs=lrs)}
+        runs: list[tuple[SamplerRule, Schedule]] = [
+            (rule, self._schedule(rule, _BURN_IN)) for rule in (SGHMCRule(), PSGLDRule())
+        ]
+        return {rule.name: self.score(rule, schedule=own, lrs=lrs) for rule, own in [*runs, (cyclical, schedule)]}
 
     def specification(self) -> dict[str, Any]:
         """Plain values that fix the scores, for checkpoints."""
         return {
             "steps": self.steps,
             "burn_in": self.burn_in,
-            "cycles": self.cycles,
             "samples": self.samples,
             "tasks": len(self.configs),
             "chains": self.chains,

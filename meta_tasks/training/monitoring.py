@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +81,21 @@ class Monitor:
     def iteration(self, done: Iteration) -> None:
         """Losses (overall and by kind of task), gradient, failures, speed, output scales and inner curves."""
         add, number = self._writer.add_scalar, done.number
-        add("meta_loss/all", done.loss, number)
-        add("meta_loss/median", done.median_loss, number)
-        add("gradient/norm", done.gradient_norm, number)
-        add("gradient/mean_loss_difference", done.mean_difference, number)
-        add("gradient/rms_loss_difference", done.rms_difference, number)
-        add("inner_loop/failed_members", done.failed, number)
-        add("inner_loop/member_steps_per_second", done.member_steps_per_second, number)
-        kinds, scales = defaultdict(list), defaultdict(list)
+        values = {
+            "meta_loss/all": [done.loss],
+            "meta_loss/median": [done.median_loss],
+            "gradient/norm": [done.gradient_norm],
+            "gradient/mean_loss_difference": [done.mean_difference],
+            "gradient/rms_loss_difference": [done.rms_difference],
+            "inner_loop/failed_members": [done.failed],
+            "inner_loop/member_steps_per_second": [done.member_steps_per_second],
+        }
         for result in done.results:
-            kinds[result.kind].append(result.losses.nanmean())
+            values.setdefault(f"meta_loss/{result.kind}", []).append(result.losses.nanmean().item())
             for name, value in result.scales.items():
-                scales[name].append(torch.tensor(value))
-        for kind, losses in kinds.items():
-            add(f"meta_loss/{kind}", torch.stack(losses).nanmean(), number)
-        for name, values in scales.items():
-            add(f"output_scale/{name}", torch.stack(values).nanmean(), number)
+                values.setdefault(f"output_scale/{name}", []).append(value)
+        for name, each in values.items():
+            add(name, torch.tensor(each, dtype=torch.float64).nanmean(), number)
         if done.number % 10 == 1 and done.results[0].curve:
             from matplotlib.figure import Figure
 
@@ -108,11 +106,11 @@ class Monitor:
             axes.legend(fontsize="x-small")
             self._writer.add_figure("inner_loop/curves", figure, number)
 
-    def evaluation(self, iteration: int, score: Score, baselines: dict[str, Score]) -> None:
+    def evaluation(self, iteration: int, score: Score, baselines: dict[str, dict[str, float]]) -> None:
         """The held-out score beside the baselines'."""
-        for name, each in {"sampler": score, **baselines}.items():
-            self._writer.add_scalar(f"held_out_nll/{name}", each.nll, iteration)
-            self._writer.add_scalar(f"held_out_accuracy/{name}", each.accuracy, iteration)
+        for name, each in {"sampler": asdict(score), **baselines}.items():
+            self._writer.add_scalar(f"held_out_nll/{name}", each["nll"], iteration)
+            self._writer.add_scalar(f"held_out_accuracy/{name}", each["accuracy"], iteration)
         self._writer.add_scalar("held_out_nll/failed_share", score.share_failed, iteration)
         self._writer.flush()
 

@@ -20,7 +20,7 @@ from meta_tasks.objectives import objective_named
 from meta_tasks.rules.base import SamplerRule
 from meta_tasks.tasks.family import TaskFamily
 from meta_tasks.training.checkpoint import Checkpoints, check_same
-from meta_tasks.training.evaluation import EarlyStopping, HeldOutEvaluation, Score
+from meta_tasks.training.evaluation import EarlyStopping, HeldOutEvaluation
 from meta_tasks.training.monitoring import Iteration, Monitor, ZeroGradients
 from meta_tasks.training.process import of_first_rank, stop_signals
 from meta_tasks.training.workers import Executor, SerialExecutor
@@ -135,17 +135,16 @@ class Trainer:
         self.stopping = EarlyStopping(settings.patience)
         if settings.patience and (evaluation is None or not settings.evaluate_every):
             raise ValueError(f"patience={settings.patience} counts evaluations on held-out tasks, and there are none")
-        # Whether weights and unrolls are those of one and the same iteration, and which iteration was saved last.
+        # Whether weights and unrolls are of one and the same iteration, and which one was saved last.
         self._whole, self._saved_at = True, 0
         self._zeros = ZeroGradients()
         if evaluation is not None and settings.evaluate_every:
             evaluation.check(rule)
-        checkpoints = Checkpoints(folder, settings.keep_checkpoints) if folder is not None else None
-        self.checkpoints = checkpoints
+        self.checkpoints = Checkpoints(folder, settings.keep_checkpoints) if folder is not None else None
         saved = of_first_rank(self._open)
         try:
             # What the checkpoints are of; a family says the names of its data sets alone.
-            self._data = {} if checkpoints is None else family.data_fingerprints()
+            self._data = {} if folder is None else family.data_fingerprints()
             if saved is not None:
                 self._restore(saved)  # before any process is started, so that a wrong folder costs nothing
             self.executor = make_executor(estimator.evaluator(family, rule, settings.objective, settings.seed))
@@ -172,6 +171,9 @@ class Trainer:
         if self.checkpoints is not None:
             self.checkpoints.release()
 
+    def _jobs(self) -> list[Job]:
+        return self.estimator.jobs(self.settings.seed, self.iteration)
+
     def specification(self) -> dict[str, Any]:
         """Plain values that fix the result of the run: sampler, family, estimator, outer loop."""
         return {
@@ -180,9 +182,6 @@ class Trainer:
             "estimator": self.estimator.specification(),
             "outer_loop": self.settings.outer_loop,
         }
-
-    def _jobs(self) -> list[Job]:
-        return self.estimator.jobs(self.settings.seed, self.iteration)
 
     @property
     def result(self) -> torch.Tensor:
@@ -198,14 +197,11 @@ class Trainer:
         Where an iteration fails, those before it are saved, if nothing that they need was lost with it; the error says.
 
         Args:
-            minutes: bound on the time of this call; the iteration that is running is finished. 0: nothing is begun.
+            minutes: bound on the time of this call (≥ 0); the iteration that is running is finished.
             progress: whether to show a progress bar.
 
         Returns:
             "finished", "time is up", "interrupted", or where patience ran out, that.
-
-        Raises:
-            ValueError: a time that is negative or not finite.
         """
         if minutes is not None:
             validation.non_negative("minutes", minutes)
@@ -226,20 +222,20 @@ class Trainer:
             self.evaluation.set_aside(self.scores)  # lest scores on other held-out tasks end the run
         while self.iteration < self.settings.iterations:
             now = time.monotonic()
+            over = minutes is not None and now - started >= 60 * minutes
+            due = self.iteration > self._saved_at and now - saved > 60 * self.settings.checkpoint_minutes
             # The clocks and signals of several ranks differ; all do what the first one decides.
-            ended, interrupted, over, save = self.executor.agree(
-                (
-                    self.stopping.over(self.scores),
-                    stopped(),
-                    minutes is not None and now - started >= 60 * minutes,
-                    self.iteration > self._saved_at and now - saved > 60 * self.settings.checkpoint_minutes,
-                )
-            )
-            if ended or interrupted or over:
-                self._save()
-                without = f"no better after {self.settings.patience} evaluations: stopped"
-                return without if ended else "interrupted" if interrupted else "time is up"
-            if save:
+            reasons = {
+                f"no better after {self.settings.patience} evaluations: stopped": self.stopping.over(self.scores),
+                "interrupted": stopped(),
+                "time is up": over,
+            }
+            *ends, due = self.executor.agree((*reasons.values(), due))
+            for reason, holds in zip(reasons, ends):
+                if holds:
+                    self._save()
+                    return reason
+            if due:
                 self._save()
                 saved = now
             if self.iteration == 0:
@@ -300,8 +296,7 @@ class Trainer:
             score = self.evaluation.record(self.scores, self.rule, self.averaged, self.iteration)
             self.stopping.look(self.scores, self.averaged)
             if self.monitor is not None:
-                baselines = {name: Score(**each) for name, each in self.scores["baselines"].items()}
-                self.monitor.evaluation(self.iteration, score, baselines)
+                self.monitor.evaluation(self.iteration, score, self.scores["baselines"])
         if self.monitor is not None and draw and self.iteration % draw == 0:
             self.monitor.figures(self.iteration, self.rule.figures(self.averaged))
 
@@ -338,21 +333,19 @@ class Trainer:
     def _write(self, unrolls: dict[int, Any]) -> None:
         if self.checkpoints is None or not self.main:
             return
-        self.checkpoints.save(
-            self.iteration,
-            {
-                "specification": self.specification(),
-                "data": self._data,
-                "weights": self.weights.detach(),
-                "averaged": self.averaged,
-                "best": self.stopping.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "seconds": self.seconds,
-                "history": self.history,
-                "scores": self.scores,
-                "unrolls": unrolls,
-            },
-        )
+        payload = {
+            "specification": self.specification(),
+            "data": self._data,
+            "weights": self.weights.detach(),
+            "averaged": self.averaged,
+            "best": self.stopping.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "seconds": self.seconds,
+            "history": self.history,
+            "scores": self.scores,
+            "unrolls": unrolls,
+        }
+        self.checkpoints.save(self.iteration, payload)
         self._saved_at = self.iteration
 
     def _restore(self, saved: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from meta_tasks.estimators import Evaluator, Job, JobResult
+from meta_tasks.inner_loop.unroll import mapped
 from meta_tasks.training.process import of_first_rank, one_core
 
 __all__ = ["Executor", "ProcessExecutor", "RankExecutor", "SerialExecutor"]
@@ -232,16 +233,8 @@ def _answer(what: str, argument: Any, evaluator: Evaluator) -> tuple[bool, Any]:
 
 
 def _to_numpy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.cpu().numpy()
-    if isinstance(value, dict):
-        return {key: _to_numpy(each) for key, each in value.items()}
-    return [_to_numpy(each) for each in value] if isinstance(value, list) else value
+    return mapped(value, lambda each: each.cpu().numpy() if isinstance(each, Tensor) else each)
 
 
 def _from_numpy(value: Any) -> Any:
-    if hasattr(value, "__array_interface__"):
-        return torch.from_numpy(value)
-    if isinstance(value, dict):
-        return {key: _from_numpy(each) for key, each in value.items()}
-    return [_from_numpy(each) for each in value] if isinstance(value, list) else value
+    return mapped(value, lambda each: torch.from_numpy(each) if hasattr(each, "__array_interface__") else each)

@@ -12,8 +12,6 @@ from meta_tasks import datasets
 from meta_tasks.datasets import load
 from meta_tasks.datasets.files import read_npy
 
-# --- files in MedMNIST layout -------------------------------------------------------------------------------------
-
 
 def write_npz(path: Path, **changes) -> Path:
     random = np.random.default_rng(0)
@@ -34,24 +32,15 @@ def test_npz_in_medmnist_layout(tmp_path):
     assert (len(data.train_y), len(data.val_y), len(data.test_y)) == (30, 6, 9)
     pixels = np.load(path)["test_images"]
     assert np.array_equal((data.test_x * 255).round().numpy(), pixels.transpose(0, 3, 1, 2))
-    grey = load(f"npz:{path}", grayscale=True, size=5)
-    assert grey.input_shape == (1, 5, 5)
+    assert load(f"npz:{path}", grayscale=True, size=5).input_shape == (1, 5, 5)
     with pytest.raises(ValueError, match=r"validation=0.2 cannot be applied.*6 validation images of its own"):
         load(f"npz:{path}", validation=0.2)
 
 
 def test_npz_without_validation_holds_a_tenth_out_and_takes_grey_floats(tmp_path):
-    images = np.linspace(0, 1, 30 * 16).reshape(30, 4, 4)
-    labels = np.arange(30) % 3
-    path = write_npz(
-        tmp_path / "mine.npz",
-        val_images=None,
-        val_labels=None,
-        train_images=images,
-        test_images=images[:9],
-        train_labels=labels,
-    )
-    data = load(f"npz:{path}")
+    images, labels = np.linspace(0, 1, 30 * 16).reshape(30, 4, 4), np.arange(30) % 3
+    own = {"train_images": images, "test_images": images[:9], "train_labels": labels}
+    data = load(f"npz:{write_npz(tmp_path / 'mine.npz', val_images=None, val_labels=None, **own)}")
     assert (len(data.train_y), len(data.val_y)) == (27, 3)
     assert torch.equal(data.test_x[:, 0], torch.from_numpy(images[:9]).float())
 
@@ -60,27 +49,21 @@ def test_npz_without_validation_holds_a_tenth_out_and_takes_grey_floats(tmp_path
     ("changes", "match"),
     [
         ({"test_labels": None}, "lacks test_labels"),
-        ({"val_labels": None}, "one of val_images and val_labels without the other"),
-        ({"train_labels": np.zeros((30, 2), np.uint8)}, r"train_labels.*one label per image, got \(30, 2\)"),
-        ({"train_labels": np.zeros(30)}, "train_labels.*must be integers, got float64"),
+        ({"val_labels": None}, "val_labels"),
+        ({"train_labels": np.zeros((30, 2), np.uint8)}, "train_labels"),
+        ({"train_labels": np.zeros(30)}, "train_labels"),
         ({"train_images": np.zeros((30, 10, 10, 2), np.uint8)}, r"train_images.*got \(30, 10, 10, 2\)"),
-        ({"train_images": np.zeros((30, 10, 10), np.int32)}, "train_images.*uint8 or floats.*got int32"),
-        ({"train_images": np.full((30, 10, 10, 3), 2.0)}, r"train_images.*must lie in \[0, 1\], got 2.0 to 2.0"),
+        ({"train_images": np.zeros((30, 10, 10), np.int32)}, "train_images"),
+        ({"train_images": np.full((30, 10, 10, 3), 2.0)}, "train_images"),
         ({"train_images": np.zeros((30, 10, 10, 3))}, "mixes uint8 and floating-point"),
         ({"test_images": np.array([None] * 9, dtype=object)}, "cannot be read as an npz of plain arrays"),
+        *(({"test_labels": np.array([0] * 8 + [bad])}, "test_labels") for bad in (2**40, 2**16, -1)),
+        ({"test_labels": np.array([0] * 8 + [2**63 + 1], np.uint64)}, "test_labels"),
     ],
 )
 def test_npz_with_a_wrong_array_is_refused_by_name(tmp_path, changes, match):
     with pytest.raises(ValueError, match=match):
         load(f"npz:{write_npz(tmp_path / 'mine.npz', **changes)}")
-
-
-@pytest.mark.parametrize("label", [2**40, 2**16, -1, np.uint64(2**63 + 1)])
-def test_npz_with_labels_that_are_no_classes(tmp_path, label):
-    labels = np.zeros(9, type(label) if isinstance(label, np.generic) else np.int64)
-    labels[3] = label
-    with pytest.raises(ValueError, match=r"test_labels of .*mine\.npz must lie in \[0, 65536\), got .*"):
-        load(f"npz:{write_npz(tmp_path / 'mine.npz', test_labels=labels)}")
 
 
 def npy_header(shape: tuple[int, ...]) -> bytes:
@@ -144,27 +127,11 @@ def test_npz_with_any_byte_changed_is_read_or_refused_in_one_line(tmp_path):
     assert all("mine.npz" in line and "\n" not in line for line in refused)
 
 
-def test_npz_missing_or_damaged(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*absent.npz"):
-        load(f"npz:{tmp_path / 'absent.npz'}")
-    path = write_npz(tmp_path / "mine.npz")
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"mine.npz cannot be read"):
-        load(f"npz:{path}")
-
-
 @pytest.mark.parametrize("folder", ["medmnist", "."])
 def test_medmnist_flags_are_found_in_both_places(tmp_path, monkeypatch, folder):
     write_npz(tmp_path / folder / "bloodmnist.npz")
     assert load("bloodmnist", tmp_path).num_classes == 8, "the class count is MedMNIST's, not the largest label seen"
     monkeypatch.setenv("LEARNED_SAMPLERS_DATA", str(tmp_path))
     assert len(load("bloodmnist").test_y) == 9
-
-
-def test_medmnist_tasks_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="name='chestmnist' is a multi-label"):
-        load("chestmnist")
-    with pytest.raises(ValueError, match="name='organmnist3d' is volumes"):
-        load("organmnist3d")
-    assert "chestmnist" not in datasets.names()
     assert {"bloodmnist", "retinamnist", "npz:FILE", "emnist"} <= set(datasets.names())
+    assert "chestmnist" not in datasets.names(), "its images have several labels"

@@ -7,10 +7,6 @@ import torch
 
 from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping, antithetic_members, perturbation
 from meta_tasks.inner_loop.schedule import Horizon
-from meta_tasks.rules.classical import LearnableSGD
-from meta_tasks.rules.learned import L2ERule
-from meta_tasks.tasks import GaussianFamily
-from tests.meta_tasks.toy_tasks import QuadraticFamily
 
 HORIZON = Horizon(20, 20, samples=4)
 NONE = Shaping("none")
@@ -110,34 +106,6 @@ def test_perturbations_are_named_and_normal():
     torch.testing.assert_close(members.mean(0), torch.ones(50))
 
 
-def test_only_the_last_weights_are_perturbed_where_the_others_are_not_learned(problem):
-    objective, gradient, weights = problem
-    estimator = AntitheticES(0.1, 1, HORIZON, shaping=NONE, learned=2)
-    names = [(i, 0) for i in range(3000)]
-    members = antithetic_members(weights, 0, names, 0.1, 2)
-    assert torch.equal(members[:, :2], weights[:2].expand(6000, 2))
-    assert (members[:, 2:] != weights[2:]).all()
-    losses = objective(members).view(-1, 2)
-    assert not estimator.gradient(0, names, losses, 4)[:2].any()
-    estimates = torch.stack([estimator.gradient(0, [n], pair[None], 4) for n, pair in zip(names, losses)])[:, 2:]
-    part = gradient[2:]  # on a quadratic: mean g, covariance ‖g‖²I + ggᵀ, of these two coordinates alone
-    deviation = (part.square().sum() + part.square()).sqrt() / math.sqrt(len(names))
-    assert ((estimates.mean(0) - part) / deviation).abs().max() < 4.5
-    # all four coordinates give their noise to an estimate of the same two
-    whole = antithetic_members(weights, 0, names, 0.1)
-    full = AntitheticES(0.1, 1, HORIZON, shaping=NONE)
-    noisy = [full.gradient(0, [n], pair[None], 4) for n, pair in zip(names, objective(whole).view(-1, 2))]
-    assert torch.stack(noisy)[:, 2:].var(0).sum() > 1.2 * estimates.var(0).sum()
-
-
-def test_the_number_of_learned_weights_is_checked_and_named():
-    estimator = NoiseReuseES(0.1, 4, HORIZON, 10, learned=3)
-    assert estimator.specification()["learned"] == 3
-    assert estimator.evaluator(QuadraticFamily(), L2ERule(hidden=(4, 4)), "bma", 0).learned == 3
-    with pytest.raises(ValueError, match="learned=3 exceeds the 2 meta-parameters"):
-        estimator.evaluator(QuadraticFamily(), LearnableSGD(), "bma", 0)
-
-
 @pytest.mark.parametrize(
     ("shaping", "expected"),
     [
@@ -156,14 +124,6 @@ def test_shapings(shaping, expected):
     torch.testing.assert_close(shaping(losses), torch.tensor(expected, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    ("kind", "limit"), [("sign", 1.0), ("rank", 1.0), ("clip", None), ("mean", -1.0), ("log", None)]
-)
-def test_impossible_shapings_are_refused(kind, limit):
-    with pytest.raises(ValueError, match=r"shaping|limit"):
-        Shaping(kind, limit)
-
-
 def test_jobs_of_es_have_fresh_names_and_one_horizon_an_iteration():
     estimator = AntitheticES(0.1, 6, Horizon(10, 90, samples=2), pairs_per_task=3)
     jobs = [estimator.jobs(5, iteration) for iteration in range(20)]
@@ -174,24 +134,6 @@ def test_jobs_of_es_have_fresh_names_and_one_horizon_an_iteration():
     assert all(job.steps == job.schedule.steps and job.slot is None for each in jobs for job in each)
     assert len({each[0].steps for each in jobs}) > 10
     assert jobs[3] == estimator.jobs(5, 3)
-
-
-def test_cycles_are_for_whole_inner_loops_of_a_sampler_that_begins_anew():
-    horizon = Horizon(40, 40, samples=4, cycles=2)
-    estimator = AntitheticES(0.1, 2, horizon)
-    (job, _) = estimator.jobs(0, 0)
-    explorer = estimator.evaluator(QuadraticFamily(), L2ERule("residual", "lean"), "bma", 0).make(job).rule
-    assert (explorer.restart_every, explorer.settings.total_steps) == (20, 20)
-    with pytest.raises(ValueError, match="cycles=2: LearnableSGD has no cycles"):
-        estimator.evaluator(QuadraticFamily(), LearnableSGD(), "bma", 0)
-    with pytest.raises(ValueError, match="cycles=2 need an estimator of whole inner loops"):
-        NoiseReuseES(0.1, 2, horizon, 20)
-
-
-@pytest.mark.parametrize("make", [AntitheticES, lambda *each: NoiseReuseES(*each, 10)], ids=["es", "nres"])
-def test_a_family_without_validation_data_has_no_loss_for_evolution_strategies(make):
-    with pytest.raises(ValueError, match=r"family 'gaussians' has no validation data, whose loss .*_es needs"):
-        make(0.1, 2, HORIZON).evaluator(GaussianFamily(), L2ERule(hidden=(4,)), "bma", 0)
 
 
 def test_noise_reuse_keeps_a_perturbation_for_an_episode_and_staggers_the_slots():
@@ -233,19 +175,3 @@ def test_noise_reuse_over_an_episode_is_es_on_the_mean_of_the_running_losses():
     # E of antithetic ES on x^n is the derivative up to σ²: n³φ^(n−3)σ²/2 here, .8 % at n = 20
     assert abs(gradients.mean().item() - exact) < 0.01 * exact + 4.5 * gradients.std().item() / math.sqrt(episodes)
     assert gradients.std().item() / math.sqrt(episodes) < 0.05 * exact
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: AntitheticES(0.0, 4, HORIZON), "sigma must be greater than 0, got 0.0"),
-        (lambda: AntitheticES(0.1, 4, HORIZON, learned=0), "learned must be at least 1, got 0"),
-        (lambda: AntitheticES(0.1, 0, HORIZON), "pairs must be at least 1, got 0"),
-        (lambda: AntitheticES(0.1, 4, HORIZON, pairs_per_task=3), "multiple of pairs_per_task=3, got 4"),
-        (lambda: NoiseReuseES(0.1, 4, HORIZON, 21), r"window must lie in \[1, 20\], the shortest horizon, got 21"),
-        (lambda: NoiseReuseES(0.1, 4, HORIZON, 4), "window=4 is shorter than the thinning of 5 steps"),
-    ],
-)
-def test_impossible_estimators_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

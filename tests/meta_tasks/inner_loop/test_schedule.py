@@ -34,7 +34,6 @@ def test_a_schedule_that_ends_with_the_run_has_its_samples_in_the_window_as_far_
 def test_one_number_of_steps_has_one_schedule_whoever_asks():
     horizon = Horizon(90, 90, samples=7, burn_in=0.3)
     assert horizon.schedule_of(90) == horizon.schedule(torch.Generator()) == Schedule.ending(90, 63, 7)
-    assert Horizon(90, 90, samples=6, cycles=2).schedule_of(90) == Schedule.cyclical(90, 2, 6, 0.5)
 
 
 def test_a_cyclical_schedule_collects_in_the_sampling_phases_up_to_the_end_of_each_cycle():
@@ -51,42 +50,3 @@ def test_a_horizon_draws_schedules_with_its_samples_ending_at_the_last_step():
     assert len({schedule.steps for schedule in schedules}) > 50
     fixed = Horizon(400, 400).schedule(torch.Generator())
     assert (fixed.steps, fixed.burn_in, fixed.thinning) == (400, 200, 20)
-
-
-def test_a_horizon_in_cycles_draws_cyclical_schedules():
-    horizon = Horizon(60, 500, samples=6, burn_in=0.5, cycles=3)
-    schedules = [horizon.schedule(generator(0, i)) for i in range(50)]
-    assert {schedule.num_samples for schedule in schedules} == {6}
-    assert len({schedule.steps for schedule in schedules}) > 20
-    for schedule in schedules:
-        cycles = [(step - 1) // schedule.cycle_length for step in collected(schedule)]
-        assert cycles == [0, 0, 1, 1, 2, 2]
-        assert schedule.burn_in >= schedule.cycle_length // 2
-    assert horizon.specification()["cycles"] == 3
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Schedule(100, 60, 50), "thinning=50 is longer than the collection window of 40 steps"),
-        (lambda: Schedule(100, 100, 1), "burn_in=100 leaves nothing of the 100 steps"),
-        (lambda: Schedule(0, 0, 1), "steps must be at least 1, got 0"),
-        (lambda: Schedule(10, -1, 1), "burn_in must be at least 0, got -1"),
-        (lambda: Schedule(10, 1, 0), "thinning must be at least 1, got 0"),
-        (lambda: Horizon(100, 50), "longest=50 is less than shortest=100"),
-        (lambda: Horizon(10, 50, samples=6), "collection window of 5 steps, fewer than samples=6"),
-        (lambda: Horizon(10, 50, burn_in=1.0), r"burn_in must lie in \[0, 1\), got 1.0"),
-        (lambda: Horizon(60, 500, samples=10, cycles=3), "samples=10 do not divide among cycles=3"),
-        (lambda: Schedule.ending(100, 9, 10), "samples=10 exceed the 9 steps that they are collected in, of 100"),
-        (lambda: Schedule.cyclical(100, 3, 10, 0.8), "samples=10 do not divide among cycles=3"),
-        (lambda: Schedule.cyclical(100, 10, 40, 0.8), "a sampling phase of 2 steps"),
-    ],
-)
-def test_impossible_schedules_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_fractions_of_steps_are_refused():
-    with pytest.raises(TypeError, match=r"steps must be an integer, got 10\.5"):
-        Schedule(10.5, 1, 1)

@@ -34,15 +34,6 @@ def test_every_size_from_the_smallest_gives_logits_and_a_gradient_everywhere(nam
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["cnn", "lenet", "gong_cnn", "resnet", "resnet20_frn", "vit"])
-@pytest.mark.parametrize("shape", ["wide", "tall"])
-def test_too_small_an_image_is_refused_with_the_smallest_size(name, shape):
-    small, large = SMALLEST[name] - 1, SMALLEST[name] + 5
-    input_shape = (1, small, large) if shape == "wide" else (1, large, small)
-    with pytest.raises(ValueError, match=rf"too small for {name}, which needs {SMALLEST[name]}×{SMALLEST[name]}"):
-        architectures.build(name, input_shape, 10)
-
-
 def test_plain_cnn_is_the_papers():
     model = architectures.build("cnn", (1, 28, 28), 10, channels=8, depth=3)
     weights = dict(model.named_parameters())
@@ -164,45 +155,3 @@ def test_mlp_layers_and_activation():
         hidden = layer(hidden).tanh()
     torch.testing.assert_close(model(x), layers[-1](hidden))
     assert len(list(architectures.build("mlp", (1, 4, 4), 3, hidden=()).parameters())) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "options", "error", "match"),
-    [
-        ("vgg", ((1, 8, 8), 10), {}, ValueError, "name='vgg' is not an architecture; choose one of mlp, cnn"),
-        ("cnn", ((8, 8), 10), {}, ValueError, r"input_shape must be \(C, H, W\).*got \(8, 8\)"),
-        ("cnn", ((1, 8, 0), 10), {}, ValueError, r"got \(1, 8, 0\)"),
-        ("cnn", ((1, 8, 8), 1), {}, ValueError, "num_classes must be at least 2, got 1"),
-        ("cnn", ((1, 8, 8), 10), {"hidden": (3,)}, TypeError, "cnn has no option hidden; it has channels, depth"),
-        ("cnn", ((1, 8, 8), 10), {"depth": 0}, ValueError, "depth must be at least 1, got 0"),
-        ("cnn", ((1, 8, 8), 10), {"residual": 1}, TypeError, "residual must be True or False, got 1"),
-        ("mlp", ((1, 8, 8), 10), {"hidden": 50}, ValueError, "hidden must be a sequence of positive integers, got 50"),
-        ("mlp", ((1, 8, 8), 10), {"hidden": (5, -1)}, ValueError, r"got \(5, -1\)"),
-        ("mlp", ((1, 8, 8), 10), {"activation": "sin"}, ValueError, "activation must be one of 'relu'"),
-        ("lenet", ((1, 28, 28), 10), {"depth": 1}, TypeError, "lenet has no option depth; it has none"),
-        ("resnet", ((1, 8, 8), 10), {"depth": 21}, ValueError, "depth must be one of 20, 32, 44, 56, 110, got 21"),
-        ("resnet", ((1, 8, 8), 10), {"norm": "batch"}, ValueError, "norm must be one of 'frn', 'layer', got 'batch'"),
-        ("vit", ((1, 8, 8), 10), {"width": 30}, ValueError, "width must be a multiple of heads=4, got 30"),
-        ("resnet20_frn", ((1, 8, 8), 10), {"width": 0.5}, TypeError, "width must be an integer, got 0.5"),
-        ("resnet_frn", ((1, 8, 8), 10), {"blocks": ()}, ValueError, "blocks must be a sequence of positive integers"),
-    ],
-)
-def test_bad_arguments_are_named_with_their_value(name, arguments, options, error, match):
-    with pytest.raises(error, match=match):
-        architectures.build(name, *arguments, **options)
-
-
-@pytest.mark.parametrize("name", architectures.names())
-def test_the_help_text_names_every_option(name):
-    text = architectures.describe(name)
-    for option in {
-        "mlp": ("hidden", "activation"),
-        "cnn": ("channels", "depth", "residual"),
-        "lenet": (),
-        "gong_cnn": ("channels", "activation"),
-        "resnet": ("depth", "width", "norm", "activation"),
-        "vit": ("patch", "width", "heads", "depth"),
-        "resnet20_frn": ("width",),
-        "resnet_frn": ("width", "blocks"),
-    }[name]:
-        assert f"`{option}`" in text

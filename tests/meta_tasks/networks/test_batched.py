@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from meta_tasks.networks import BatchedConvolution, BatchedModule, BatchedResidual, batched_mlp, batched_network_for
+from meta_tasks.networks import BatchedConvolution, BatchedModule, batched_mlp, batched_network_for
 
 NETWORKS = [
     ("cnn", (1, 14, 14), {"channels": 4, "depth": 1}),
@@ -53,7 +53,8 @@ def test_loss_gradient_and_logits_equal_autograd(name, shape, options, count, gr
 @pytest.mark.parametrize("residual", [False, True])
 def test_the_pieces_add_up_however_the_work_is_cut(members_per_call, images_per_call, residual):
     whole = batched_network_for("cnn", (1, 8, 8), 4, channels=4, depth=2, residual=residual)
-    cut = BatchedConvolution(whole.build, members_per_call, images_per_call)
+    cut = BatchedConvolution(whole.build)
+    cut.members_per_call, cut.images_per_call = members_per_call, images_per_call
     weights, (x, y) = members(whole, 6), batch((1, 8, 8), 3)
     for ours, theirs in zip(cut.loss_and_gradient(weights, x, y), whole.loss_and_gradient(weights, x, y)):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
@@ -106,21 +107,6 @@ def test_views_share_the_buffer_in_the_order_of_the_parameters():
     assert (weights[:, -4:] == 3.0).all()
 
 
-def test_a_network_with_buffers_and_pieces_of_no_size_are_refused():
-    with pytest.raises(ValueError, match="BatchNorm1d keeps buffers"):
-        BatchedModule(lambda: torch.nn.BatchNorm1d(3))
-    build = batched_network_for("cnn", (1, 8, 8), 4).build
-    with pytest.raises(ValueError, match="members_per_call must be at least 1, got 0"):
-        BatchedConvolution(build, members_per_call=0)
-    with pytest.raises(ValueError, match="images_per_call must be at least 1, got -1"):
-        BatchedConvolution(build, images_per_call=-1)
-
-
-def test_a_network_of_another_kind_is_not_taken_for_a_residual_one():
-    with pytest.raises(TypeError, match="build must make a ResNet with norm"):
-        BatchedResidual(batched_network_for("cnn", (1, 8, 8), 4).build)
-
-
 def test_other_networks_go_through_autograd():
     network = batched_network_for("lenet", (1, 12, 12), 4)
     assert type(network) is BatchedModule
@@ -149,17 +135,3 @@ def test_batched_mlp_is_each_member_alone_with_any_member_axes():
     # inputs of their own for each member
     apart = torch.randn(2, 3, 7, 3)
     torch.testing.assert_close(batched_mlp(layers, apart)[0, 1], batched_mlp(layers, apart[0, 1])[0, 1])
-
-
-@pytest.mark.parametrize(
-    ("layers", "inputs", "message"),
-    [
-        ([], (4, 3), "layers must have at least one layer"),
-        ([((2, 5, 3), (2, 5)), ((3, 1, 5), (3, 1))], (4, 3), r"layers\[1\] must have a weight"),
-        ([((2, 5, 3), (5,))], (4, 3), r"layers\[0\] must have a weight .* and \(5,\)"),
-        ([((2, 5, 3), (2, 5))], (3, 4, 3), r"inputs must be \(n, in\) or .*, got \(3, 4, 3\)"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_named(layers, inputs, message):
-    with pytest.raises(ValueError, match=message):
-        batched_mlp([(torch.zeros(w), torch.zeros(b)) for w, b in layers], torch.zeros(inputs))

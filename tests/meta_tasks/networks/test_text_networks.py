@@ -90,18 +90,3 @@ def test_an_untrained_network_learns_which_word_decides():
             loss.backward()
             optimizer.step()
         assert loss.item() < 0.3, name
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "length", "error", "match"),
-    [
-        ("cnn", {}, 30, ValueError, "name='cnn' is not an architecture; choose one of cnn_lstm, transformer"),
-        ("cnn_lstm", {}, 7, ValueError, "length=7 is too short for cnn_lstm, which needs 8 words"),
-        ("cnn_lstm", {"depth": 2}, 30, TypeError, "cnn_lstm has no option depth; it has width, kernel, pool"),
-        ("transformer", {"width": 6}, 30, ValueError, "width must be a multiple of heads=4, got 6"),
-        ("transformer", {"depth": 0}, 30, ValueError, "depth must be at least 1, got 0"),
-    ],
-)
-def test_bad_arguments_are_named_with_their_value(name, options, length, error, match):
-    with pytest.raises(error, match=match):
-        build_text(name, 20, length, 2, **options)

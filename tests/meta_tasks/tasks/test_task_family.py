@@ -71,8 +71,6 @@ def test_the_paper_family_is_the_papers():
 def test_no_family_has_cifar10():
     for name in FAMILIES:
         assert "cifar10" not in family_named(name).dataset_names
-    with pytest.raises(ValueError, match="'cifar10': it is the unseen test"):
-        family_named("cpu", dataset_names=("mnist", "cifar10"))
 
 
 def test_the_digits_family_needs_no_file(monkeypatch, tmp_path):
@@ -111,27 +109,6 @@ def test_a_specification_is_plain_and_does_not_name_the_machine():
     assert json.loads(json.dumps(specification)) == specification
     assert "/somewhere" not in json.dumps(specification)
     assert specification == family_named("cpu").specification() != family_named("full").specification()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"dataset_names": ("minst",)}, "dataset_names='minst' is unknown; choose one of digits, mnist"),
-        ({"dataset_names": ()}, "dataset_names of task family 'cpu' must have at least one choice"),
-        ({"small_data_share": 1.5}, r"small_data_share must lie in \[0, 1\], got 1.5"),
-        ({"small_data": (50, 10)}, "small_data must be a range"),
-        ({"lrs": (0.1, -0.1)}, "lrs must be greater than 0, got -0.1"),
-        ({"labels": (4,)}, r"labels must be two or more different ones, got \(4,\)"),
-    ],
-)
-def test_bad_families_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        family_named("cpu", **changes)
-
-
-def test_an_unknown_preset_is_refused():
-    with pytest.raises(ValueError, match=r"task family must be one of 'paper', .*'mnist_mlp', 'digits', got 'gpu'"):
-        family_named("gpu")
 
 
 # ---------------------------------------------------------------- tasks
@@ -182,29 +159,6 @@ def test_the_test_split_is_used_only_where_it_is_asked_for():
         assert task._held_out[0].min() >= least
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"classes": (1,)}, r"classes must be two or more different labels of noise in \[0, 3\), got \(1,\)"),
-        ({"classes": (1, 1)}, "different labels"),
-        ({"classes": (1, 7)}, "different labels"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"num_data": 0}, "num_data must be at least 1, got 0"),
-        ({"split": "train"}, "split must be one of 'val', 'test', got 'train'"),
-    ],
-)
-def test_bad_configurations_are_refused(config, message):
-    with pytest.raises(ValueError, match=message):
-        ImageTask(TaskConfig("noise", "mlp", {}, **config), random_images(), 0)
-
-
-def test_a_split_without_images_is_refused():
-    data = random_images()
-    empty = type(data)("noise", 3, data.train_x, data.train_y, data.val_x[:0], data.val_y[:0], data.test_x, data.test_y)
-    with pytest.raises(ValueError, match="noise has no val images"):
-        ImageTask(TaskConfig("noise", "mlp", {}), empty, 0)
-
-
 def test_datasets_are_loaded_once(monkeypatch):
     calls = []
     monkeypatch.setattr(task_family.datasets, "load", lambda *a, **k: calls.append(a) or random_images())
@@ -212,24 +166,3 @@ def test_datasets_are_loaded_once(monkeypatch):
     family.task(0, 0)
     family.task(0, 1)
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"temperatures": (1.0, -1.0)}, "temperatures must not be negative, got -1.0"),
-        ({"prior_precisions": (-2.0,)}, "prior_precisions must not be negative, got -2.0"),
-        ({"momentum_decays": (3.0,)}, r"momentum_decays must lie in \(0, 1\], got 3.0"),
-        ({"batch_sizes": (0,)}, "batch_sizes must be at least 1, got 0"),
-    ],
-)
-def test_hyperparameters_that_no_sampler_could_have_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        family_named("digits", **change)
-
-
-def test_a_task_has_hyperparameters_that_a_sampler_could_have():
-    with pytest.raises(ValueError, match=r"temperature must not be negative, got -1\.0"):
-        TaskConfig("digits", "mlp", temperature=-1.0)
-    with pytest.raises(ValueError, match=r"momentum_decay must lie in \(0, 1\], got 0.0"):
-        TaskConfig("digits", "mlp", momentum_decay=0.0)

@@ -107,5 +107,3 @@ def test_files_of_others_are_left_alone(tmp_path):
     checkpoints = filled(tmp_path)
     assert (tmp_path / "checkpoint-best.pt").read_text() == "mine"
     assert len(checkpoints.paths()) == 3
-    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
-        Checkpoints(tmp_path, keep=0)

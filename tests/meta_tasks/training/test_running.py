@@ -1,6 +1,5 @@
 """What `Trainer.run` refuses, and that a run that learns nothing says so."""
 
-import math
 import warnings
 
 import pytest
@@ -13,16 +12,6 @@ from tests.meta_tasks.training.test_trainer import trainer
 class WithoutEffect(LearnableSGD):
     def prepare(self, weights):
         return super().prepare(torch.zeros_like(weights))
-
-
-@pytest.mark.parametrize(
-    ("minutes", "message"), [(math.nan, "minutes must be finite, got nan"), (-3.0, "minutes must not be negative")]
-)
-def test_a_time_that_is_none_is_refused(minutes, message):
-    made = trainer(iterations=1)
-    with pytest.raises(ValueError, match=message):
-        made.run(minutes=minutes)
-    assert made.iteration == 0
 
 
 def test_no_time_begins_nothing():

@@ -153,16 +153,9 @@ def test_the_best_on_other_held_out_tasks_does_not_end_a_run_nor_is_it_the_resul
     assert resumed.stopping.card() == {"patience": 3, "best_iteration": 7}
     assert resumed.stopping.score["nll"] == 0.4
     assert not torch.equal(resumed.result, first.result)
-    assert [score["nll"] for score in resumed.scores["earlier"][0]["sampler"]][1] == 0.1
+    assert [score["nll"] for score in resumed.scores["other_tasks"][0]["sampler"]][1] == 0.1
     assert "other held-out tasks, and the best is sought anew: tasks is 1 there and 2" in capsys.readouterr().out
     resumed.close()
-
-
-def test_patience_without_evaluations_is_refused():
-    with pytest.raises(ValueError, match="patience=2 counts evaluations"):
-        Trainer(QuadraticFamily(), LearnableSGD(), es(), TrainerSettings(patience=2))
-    with pytest.raises(ValueError, match="patience"):
-        TrainerSettings(patience=-1)
 
 
 def test_before_the_first_evaluation_nothing_is_over():

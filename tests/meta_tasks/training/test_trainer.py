@@ -72,15 +72,6 @@ def test_learnable_sgd_learns_its_learning_rate(estimator):
         assert last < best + 0.35 * (first - best)
 
 
-@pytest.mark.parametrize("executor", [SerialExecutor, lambda evaluator: ProcessExecutor(evaluator, 2)])
-def test_weights_that_are_not_learned_stay_as_they_are(executor):
-    made = run(estimator=es(learned=1), iterations=3, executor=executor)
-    start = LearnableSGD().initial_weights(0)
-    for weights in (made.weights.detach(), made.averaged):
-        assert torch.equal(weights[:-1], start[:-1])
-        assert weights[-1] != start[-1]
-
-
 def test_the_running_average_is_that_of_the_weights():
     made = trainer(averaging=0.75)
     expected = made.weights.detach().clone()
@@ -288,25 +279,6 @@ def test_a_run_goes_on_with_its_data_alone(tmp_path):
     with pytest.raises(ValueError, match=r"are of another run: data\.digits is 'a' there and 'b' here"):
         trainer(tmp_path, family=other)
     assert run(folder=tmp_path, iterations=2, family=first).iteration == 2
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"iterations": 0}, "iterations must be at least 1, got 0"),
-        ({"learning_rate": 0.0}, "learning_rate must be greater than 0, got 0.0"),
-        ({"max_gradient_norm": -1.0}, "max_gradient_norm must be greater than 0, got -1.0"),
-        ({"objective": "kl"}, "objective must be one of 'bma', 'ce', 'stein_kl', got 'kl'"),
-        ({"beta1": 1.5}, r"beta1 must lie in \[0, 1\), got 1.5"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1, got 0"),
-        ({"averaging": 1.0}, r"averaging must lie in \[0, 1\), got 1.0"),
-        ({"checkpoint_minutes": -1.0}, "checkpoint_minutes must not be negative, got -1.0"),
-    ],
-)
-def test_bad_settings_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        TrainerSettings(**change)
 
 
 def test_the_log_of_an_iteration_is_what_its_pairs_say():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from meta_tasks.datasets import CORRUPTIONS, load_corrupted
+from meta_tasks.datasets import CORRUPTIONS, find_corrupted, load_corrupted
 from meta_tasks.datasets.cifar_c import EXTRA_CORRUPTIONS
 
 COUNT = 7
@@ -16,11 +16,10 @@ def write(root, folder="CIFAR-10-C", classes=10, stem="fog"):
     """Image i of severity s is all 20·s + i in red, 1 in green, 2 in blue; its label is i modulo the classes."""
     place = root / folder
     place.mkdir(parents=True, exist_ok=True)
-    images = np.zeros((5 * COUNT, 32, 32, 3), np.uint8)
-    for severity in range(1, 6):
-        for i in range(COUNT):
-            images[(severity - 1) * COUNT + i] = (20 * severity + i, 1, 2)
-    np.save(place / f"{stem}.npy", images)
+    images = np.empty((5, COUNT, 32, 32, 3), np.uint8)
+    images[...] = [0, 1, 2]
+    images[..., 0] = (20 * np.arange(1, 6)[:, None] + np.arange(COUNT))[:, :, None, None]
+    np.save(place / f"{stem}.npy", images.reshape(-1, 32, 32, 3))
     np.save(place / "labels.npy", np.tile(np.arange(COUNT) % classes, 5).astype(np.uint8))
     return place
 
@@ -52,43 +51,25 @@ def test_missing_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"CIFAR-10-C/fog\.npy.*unpack CIFAR-10-C\.tar"):
         load_corrupted("cifar10", "fog", 1, tmp_path)
     (write(tmp_path) / "labels.npy").unlink()
-    with pytest.raises(FileNotFoundError, match=r"CIFAR-10-C/labels\.npy"):
-        load_corrupted("cifar10", "fog", 1, tmp_path)
+    for call in (lambda: load_corrupted("cifar10", "fog", 1, tmp_path), lambda: find_corrupted("cifar10", tmp_path)):
+        with pytest.raises(FileNotFoundError, match=r"CIFAR-10-C/.*\.npy"):
+            call()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "match"),
+    ("file", "array"),
     [
-        (("cifar11", "fog", 1), "name"),
-        (("cifar10", "mist", 1), "corruption"),
-        (("cifar10", "fog", 6), "severity"),
-        (("cifar10", "fog", 0), "severity"),
+        ("fog", np.zeros((34, 32, 32, 3), np.uint8)),
+        ("fog", np.zeros((0, 32, 32, 3), np.uint8)),
+        ("fog", np.zeros((35, 32, 32, 3), np.float32)),
+        ("fog", np.zeros((35, 3, 32, 32), np.uint8)),
+        ("fog", b"\x93NUMPY cut off"),
+        ("labels", np.zeros(7, np.uint8)),
+        ("labels", np.full(35, 10)),
     ],
 )
-def test_bad_arguments(tmp_path, arguments, match):
-    with pytest.raises(ValueError, match=match):
-        load_corrupted(*arguments, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "array", "match"),
-    [
-        ("fog", np.zeros((34, 32, 32, 3), np.uint8), r"\(5·n, 32, 32, 3\)"),
-        ("fog", np.zeros((0, 32, 32, 3), np.uint8), r"\(5·n, 32, 32, 3\)"),
-        ("fog", np.zeros((35, 32, 32, 3), np.float32), "uint8"),
-        ("fog", np.zeros((35, 3, 32, 32), np.uint8), "got uint8 of shape"),
-        ("labels", np.zeros(7, np.uint8), "must hold 35 integers"),
-        ("labels", np.full(35, 10), r"must lie in \[0, 10\)"),
-    ],
-)
-def test_damaged_files_are_refused(tmp_path, file, array, match):
-    np.save(write(tmp_path) / f"{file}.npy", array)
-    with pytest.raises(ValueError, match=match):
-        load_corrupted("cifar10", "fog", 1, tmp_path)
-
-
-def test_a_file_that_is_cut_off_is_refused(tmp_path):
-    path = write(tmp_path) / "fog.npy"
-    path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(ValueError, match="cannot be read"):
+def test_damaged_files_are_refused_by_name(tmp_path, file, array):
+    path = write(tmp_path) / f"{file}.npy"
+    path.write_bytes(array) if isinstance(array, bytes) else np.save(path, array)
+    with pytest.raises(ValueError, match=rf"{file}\.npy"):
         load_corrupted("cifar10", "fog", 1, tmp_path)

@@ -17,6 +17,10 @@ from meta_tasks.datasets import load
 from meta_tasks.datasets.files import read_idx
 
 
+def pixels(x):
+    return (x * 255).round().numpy()
+
+
 def write_idx(path: Path, array: np.ndarray, compress: bool = False) -> None:
     header = b"\0\0\x08" + bytes([array.ndim]) + np.array(array.shape, ">u4").tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +49,7 @@ def test_idx_files_unpacked_or_compressed(tmp_path, name, folder, compress):
     written = write_idx_family(tmp_path / folder / "raw", compress=compress)
     data = load(name, tmp_path, validation=10, download=False)
     assert (len(data.train_y), len(data.val_y), len(data.test_y)) == (30, 10, 20)
-    assert np.array_equal((data.test_x[:, 0] * 255).round().numpy(), written["t10k"])
+    assert np.array_equal(pixels(data.test_x[:, 0]), written["t10k"])
     assert data.test_y.tolist() == [i % 10 for i in range(20)]
 
 
@@ -55,8 +59,7 @@ def test_emnist_is_turned_upright(tmp_path, name, split):
     written = write_idx_family(tmp_path / "EMNIST" / "raw", prefixes)
     data = load(name, tmp_path, validation=10, download=False)
     assert data.num_classes == 10
-    upright = written[prefixes[1]].transpose(0, 2, 1)
-    assert np.array_equal((data.test_x[:, 0] * 255).round().numpy(), upright)
+    assert np.array_equal(pixels(data.test_x[:, 0]), written[prefixes[1]].transpose(0, 2, 1))
 
 
 def test_notmnist_has_a_test_split_only(tmp_path):
@@ -64,27 +67,9 @@ def test_notmnist_has_a_test_split_only(tmp_path):
     data = load("notmnist", tmp_path, download=False)
     assert data.num_data == len(data.val_y) == 0
     assert data.train_x.shape == (0, 1, 28, 28)
-    assert np.array_equal((data.test_x[:, 0] * 255).round().numpy(), written["t10k"])
-    with pytest.raises(ValueError, match="validation=5 cannot be applied: notmnist has no training images"):
+    assert np.array_equal(pixels(data.test_x[:, 0]), written["t10k"])
+    with pytest.raises(ValueError, match="validation=5"):
         load("notmnist", tmp_path, validation=5, download=False)
-
-
-@pytest.mark.parametrize("compress", [False, True])
-def test_a_truncated_idx_file_is_refused_by_name(tmp_path, compress):
-    folder = tmp_path / "MNIST" / "raw"
-    write_idx_family(folder, compress=compress)
-    path = next(folder.glob("train-images*"))
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.*(truncated|not a whole gzip file)"):
-        load("mnist", tmp_path, download=False)
-
-
-def test_a_file_of_another_kind_is_refused_by_name(tmp_path):
-    folder = tmp_path / "MNIST" / "raw"
-    write_idx_family(folder)
-    (folder / "t10k-labels-idx1-ubyte").write_bytes(b"<html>not found</html>")
-    with pytest.raises(ValueError, match=r"t10k-labels-idx1-ubyte is not an idx file.*<htm"):
-        load("mnist", tmp_path, download=False)
 
 
 def write_cifar(root: Path, monkeypatch, dataset_class, label_key: str) -> np.ndarray:
@@ -98,19 +83,17 @@ def write_cifar(root: Path, monkeypatch, dataset_class, label_key: str) -> np.nd
         (folder / name).write_bytes(raw)
         return hashlib.md5(raw).hexdigest()
 
-    tables: dict[str, list] = {}
-    test_pixels = np.empty(0)
+    test = np.empty(0)
     for table in ("train_list", "test_list"):
-        tables[table] = []
+        rows = []
         for name, _ in getattr(dataset_class, table):
-            test_pixels = random.integers(0, 256, (20, 3072), dtype=np.uint8)
-            batch = {"data": test_pixels, label_key: [i % 10 for i in range(20)]}
-            tables[table].append([name, write(name, batch)])
-        monkeypatch.setattr(dataset_class, table, tables[table])
+            test = random.integers(0, 256, (20, 3072), dtype=np.uint8)
+            rows.append([name, write(name, {"data": test, label_key: [i % 10 for i in range(20)]})])
+        monkeypatch.setattr(dataset_class, table, rows)
     meta = dataset_class.meta
     digest = write(meta["filename"], {meta["key"]: [str(i) for i in range(10)]})
     monkeypatch.setattr(dataset_class, "meta", {**meta, "md5": digest})
-    return test_pixels.reshape(20, 3, 32, 32)
+    return test.reshape(20, 3, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +101,11 @@ def write_cifar(root: Path, monkeypatch, dataset_class, label_key: str) -> np.nd
     [("cifar10", "CIFAR10", "labels", 10, 100), ("cifar100", "CIFAR100", "fine_labels", 100, 20)],
 )
 def test_cifar_in_torchvisions_layout(tmp_path, monkeypatch, name, class_name, label_key, num_classes, num_train):
-    pixels = write_cifar(tmp_path, monkeypatch, getattr(torchvision.datasets, class_name), label_key)
+    test = write_cifar(tmp_path, monkeypatch, getattr(torchvision.datasets, class_name), label_key)
     data = load(name, tmp_path, validation=10, download=False)
     assert data.num_classes == num_classes
     assert (len(data.train_y), len(data.val_y), len(data.test_y)) == (num_train - 10, 10, 20)
-    assert np.array_equal((data.test_x * 255).round().numpy(), pixels)
+    assert np.array_equal(pixels(data.test_x), test)
     # A batch that is not the published one is never unpickled.
     batch = next((tmp_path / getattr(torchvision.datasets, class_name).base_folder).glob("*test*"))
     batch.write_bytes(batch.read_bytes() + b"x")
@@ -133,12 +116,10 @@ def test_cifar_in_torchvisions_layout(tmp_path, monkeypatch, name, class_name, l
 def test_cifar_trains_on_the_first_40960_images(tmp_path, monkeypatch):
     write_cifar(tmp_path, monkeypatch, torchvision.datasets.CIFAR10, "labels")
     monkeypatch.setattr("meta_tasks.datasets.torchvision_sets.CIFAR_TRAIN", 70)
-    everything = torchvision.datasets.CIFAR10(tmp_path)
+    everything = torch.from_numpy(torchvision.datasets.CIFAR10(tmp_path).data).permute(0, 3, 1, 2) / 255
     data = load("cifar10", tmp_path, download=False)
-    assert (len(data.train_y), len(data.val_y)) == (70, 30)
-    pixels = torch.from_numpy(everything.data).permute(0, 3, 1, 2) / 255
-    assert torch.equal(data.train_x, pixels[:70])
-    assert torch.equal(data.val_x, pixels[70:])
+    assert torch.equal(data.train_x, everything[:70])
+    assert torch.equal(data.val_x, everything[70:])
 
 
 def test_cifar10_from_an_npz(tmp_path):
@@ -150,7 +131,7 @@ def test_cifar10_from_an_npz(tmp_path):
     np.savez(tmp_path / "cifar10.npz", **arrays)
     data = load("cifar10", tmp_path, download=False)
     assert (data.num_classes, len(data.val_y)) == (10, 6)
-    assert np.array_equal((data.val_x * 255).round().numpy(), arrays["val_images"].transpose(0, 3, 1, 2))
+    assert np.array_equal(pixels(data.val_x), arrays["val_images"].transpose(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize("folder", [".", "SVHN"])
@@ -159,42 +140,52 @@ def test_svhn_mat_files(tmp_path, monkeypatch, folder):
     (tmp_path / folder).mkdir(exist_ok=True)
     splits = {}
     for split, n in (("train", 40), ("test", 20)):
-        pixels = random.integers(0, 256, (32, 32, 3, n), dtype=np.uint8)
+        written = random.integers(0, 256, (32, 32, 3, n), dtype=np.uint8)
         path = tmp_path / folder / f"{split}_32x32.mat"
-        scipy.io.savemat(path, {"X": pixels, "y": (np.arange(n) % 10 + 1)[:, None]})
+        scipy.io.savemat(path, {"X": written, "y": (np.arange(n) % 10 + 1)[:, None]})
         url, file_name, _ = torchvision.datasets.SVHN.split_list[split]
         splits[split] = [url, file_name, hashlib.md5(path.read_bytes()).hexdigest()]
     monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", splits)
     data = load("svhn", tmp_path, validation=10, download=False)
     assert data.input_shape == (3, 32, 32)
     assert data.test_y[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0], "SVHN writes the digit 0 as label 10"
-    assert np.array_equal((data.test_x * 255).round().numpy(), pixels.transpose(3, 2, 0, 1))
+    assert np.array_equal(pixels(data.test_x), written.transpose(3, 2, 0, 1))
+
+
+# --- idx files that are none --------------------------------------------------------------------------------------
+
+
+def idx(*shape, content=bytes(784)):
+    return bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4) for n in shape) + content
 
 
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "reason"),
+    ("content", "reason"),
     [
-        ((2**32 - 1,) * 3, r"says that it unpacks to 792281624\d+ bytes"),
-        ((10**6, 28, 28), "says that it unpacks to 784000000 bytes"),
-        ((100, 28, 28), r"is truncated or too long: 784 bytes for an array of \(100, 28, 28\)"),
-        ((1,), "is truncated or too long: more than 1 bytes"),
-        ((1,) * 200, "is not an idx file of unsigned bytes"),
+        (idx(*(2**32 - 1,) * 3), "says that it unpacks to"),
+        (idx(10**6, 28, 28), "says that it unpacks to"),
+        (idx(100, 28, 28), "is truncated or too long"),
+        (idx(1), "is truncated or too long"),
+        (idx(*(1,) * 200), "is not an idx file"),
+        (b"<html>not found</html>", "is not an idx file"),
     ],
 )
-def test_an_idx_file_whose_header_lies(tmp_path, compress, shape, reason):
-    content = bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4) for n in shape) + bytes(784)
+def test_an_idx_file_whose_header_lies(tmp_path, compress, content, reason):
     path = tmp_path / ("images.gz" if compress else "images")
     path.write_bytes(gzip.compress(content) if compress else content)
     with pytest.raises(ValueError, match=rf"images(\.gz)? {reason}"):
         read_idx(path)
 
 
-def test_a_gzip_bomb_is_not_unpacked(tmp_path):
+def test_a_truncated_gzip_file_and_a_bomb_are_not_unpacked(tmp_path):
     """Two gigabytes of zeros in 2 MB, behind a header of one image: only as much is unpacked as that announces."""
     path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(idx(28, 28))[:-5])
+    with pytest.raises(ValueError, match=r"images\.gz is not a whole gzip file"):
+        read_idx(path)
     packer = zlib.compressobj(9, wbits=31)
-    parts = [packer.compress(bytes([0, 0, 8, 1, 0, 0, 0, 9]))]
+    parts = [packer.compress(idx(9, content=b""))]
     parts += [packer.compress(bytes(2**20)) for _ in range(2048)]
     path.write_bytes(b"".join([*parts, packer.flush()]))
     tracemalloc.start()
