@@ -83,29 +83,22 @@ def _mean_square(x: Tensor, like: Tensor) -> Tensor:
 
 
 class _Functional:
-    def scale(self, x, factor):
-        return x * factor
+    scale: Any = staticmethod(torch.mul)
+    multiply: Any = staticmethod(torch.mul)
+    divide: Any = staticmethod(torch.div)
+    shift: Any = staticmethod(torch.add)
+    mean_square = staticmethod(_mean_square)
 
     def add(self, x, y, factor=1.0):
         return x + factor * y if isinstance(factor, Tensor) else torch.add(x, y, alpha=factor)
 
-    def multiply(self, x, y):
-        return x * y
-
-    def divide(self, x, y):
-        return x / y
-
-    def shift(self, x, offset):
-        return x + offset
+    combine = add
 
     def add_product(self, x, y, z, factor=1.0):
         return x + factor * y * z if isinstance(factor, Tensor) else torch.addcmul(x, y, z, value=factor)
 
     def add_ratio(self, x, y, z, factor=1.0):
         return x + factor * y / z if isinstance(factor, Tensor) else torch.addcdiv(x, y, z, value=factor)
-
-    def combine(self, x, y, factor=1.0):
-        return _Functional.add(self, x, y, factor)
 
     def sqrt(self, x):
         if not x.requires_grad:
@@ -120,28 +113,16 @@ class _Functional:
     def at_most(self, x, limit):
         return x.clamp(max=limit)
 
-    def mean_square(self, x, like):
-        return _mean_square(x, like)
-
     def map(self, function, *x):
         return function(*x)
 
 
 class _InPlace(_Functional):
-    def scale(self, x, factor):
-        return x.mul_(factor)
+    scale = multiply = staticmethod(Tensor.mul_)
+    divide, shift = staticmethod(Tensor.div_), staticmethod(Tensor.add_)
 
     def add(self, x, y, factor=1.0):
         return x.add_(factor * y) if isinstance(factor, Tensor) else x.add_(y, alpha=factor)
-
-    def multiply(self, x, y):
-        return x.mul_(y)
-
-    def divide(self, x, y):
-        return x.div_(y)
-
-    def shift(self, x, offset):
-        return x.add_(offset)
 
     def at_most(self, x, limit):
         return x.clamp_(max=limit)
@@ -153,32 +134,27 @@ class _InPlace(_Functional):
         return x.add_(factor * y / z) if isinstance(factor, Tensor) else x.addcdiv_(y, z, value=factor)
 
 
-class _Foreach:
-    def scale(self, x, factor):
-        torch._foreach_mul_(x, factor)
+def _in_place(change: Callable[..., None]) -> Any:
+    """A method that changes its lists of tensors in place, and gives back the first."""
+
+    def method(self, x, *others, **factor):
+        change(x, *others, **factor)
         return x
+
+    return method
+
+
+class _Foreach:
+    scale = multiply = _in_place(torch._foreach_mul_)
+    divide, shift = _in_place(torch._foreach_div_), _in_place(torch._foreach_add_)
+    at_most = _in_place(torch._foreach_clamp_max_)
+    sqrt = staticmethod(torch._foreach_sqrt)
 
     def add(self, x, y, factor=1.0):
         if isinstance(factor, Tensor):
             torch._foreach_add_(x, torch._foreach_mul(y, factor))
         else:
             torch._foreach_add_(x, y, alpha=factor)
-        return x
-
-    def multiply(self, x, y):
-        torch._foreach_mul_(x, y)
-        return x
-
-    def divide(self, x, y):
-        torch._foreach_div_(x, y)
-        return x
-
-    def shift(self, x, offset):
-        torch._foreach_add_(x, offset)
-        return x
-
-    def at_most(self, x, limit):
-        torch._foreach_clamp_max_(x, limit)
         return x
 
     def add_product(self, x, y, z, factor=1.0):
@@ -200,17 +176,14 @@ class _Foreach:
             return torch._foreach_add(x, torch._foreach_mul(y, factor))
         return torch._foreach_add(x, y, alpha=factor)
 
-    def sqrt(self, x):
-        return torch._foreach_sqrt(x)
-
     def affine(self, x, factor, offset):
         return torch._foreach_add(torch._foreach_mul(x, factor), offset)
 
     def mean_square(self, x, like):
-        return [_mean_square(one, other) for one, other in zip(x, like, strict=True)]
+        return list(map(_mean_square, x, like))
 
     def map(self, function, *x):
-        return [function(*one) for one in zip(*x, strict=True)]
+        return list(map(function, *x))
 
 
 FUNCTIONAL: Operations = _Functional()
