@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
-from learned_samplers import HMC, AdaptedSGHMC, WhitenedSGHMC
+from learned_samplers import HMC, SGHMC, SGLD, AdaptedSGHMC, WhitenedSGHMC
 from learned_samplers.base import step
-from tests.harness import SAMPLERS, closure_for, running
+from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
+from tests.harness import SAMPLERS, closure_for, running, same
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
+NAN, INF = float("nan"), float("inf")
 
 
 class Interrupted(BaseException):
@@ -126,37 +130,28 @@ def test_an_error_within_the_update_leaves_no_weight_around_its_priors_mean(name
         torch.testing.assert_close(p.detach(), was)
 
 
-@pytest.mark.parametrize("name", ["SGHMC", "L2E", "AdaptedSGHMC"])
-@pytest.mark.parametrize("size", [2, 40, 2_000_000])
-def test_a_parameter_of_another_shape_is_refused_before_anything_moves(name, size):
-    p = torch.nn.Parameter(torch.zeros(16))
-    sampler = SAMPLERS[name]([p])
-    p.grad = torch.ones(16)
-    sampler.step()
-    momentum = sampler.state[p]["momentum"].clone()
-    p.data, p.grad = torch.zeros(size), None
-    p.grad = torch.ones(size)
-    with pytest.raises(ValueError, match=r"had the shape \(16,\) in its first step"):
-        sampler.step()
-    assert torch.equal(sampler.state[p]["momentum"], momentum)
-    assert not p.any()
-
-
-@pytest.mark.parametrize("name", ["SGHMC", "L2E", "KineticL2E", "AdaptedSGHMC"])
-def test_a_network_that_is_converted_after_the_first_step_is_refused(name):
-    p = torch.nn.Parameter(torch.zeros(16))
-    sampler = SAMPLERS[name]([p])
-
+def _with_slope(p):
     def closure():
         p.grad = None
-        loss = p.square().mean()
+        loss = p.float().square().mean()
         loss.backward()
         return loss
 
-    sampler.step(closure)
-    p.data = p.data.double()
-    with pytest.raises(ValueError, match=r"the dtype torch.float32: the state does not fit \(16,\) and torch.float64"):
-        sampler.step(closure)
+    return closure
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "AdaptedSGHMC", "KineticL2E"])
+@pytest.mark.parametrize("other", [torch.zeros(2), torch.zeros(40), torch.zeros(2_000_000), torch.zeros(16).double()])
+def test_a_parameter_of_another_shape_or_dtype_than_in_its_first_step_is_refused(name, other):
+    p = torch.nn.Parameter(torch.zeros(16))
+    sampler = SAMPLERS[name]([p])
+    sampler.step(_with_slope(p))
+    momentum = sampler.state[p]["momentum"].clone()
+    p.data, p.grad = other.clone(), None
+    with pytest.raises(ValueError, match=r"had the shape \(16,\) in its first step, and the dtype torch.float32"):
+        sampler.step(_with_slope(p))
+    assert torch.equal(sampler.state[p]["momentum"], momentum)
+    assert not p.any()
 
 
 @pytest.mark.parametrize("name", ["HMC", "KineticL2E"])
@@ -164,15 +159,8 @@ def test_a_sampler_that_half_precision_breaks_is_not_given_it_by_a_later_convers
     p = torch.nn.Parameter(torch.zeros(16))
     sampler = SAMPLERS[name]([p])
     p.data = p.data.bfloat16()
-
-    def closure():
-        p.grad = None
-        loss = p.float().square().mean()
-        loss.backward()
-        return loss
-
     with pytest.raises(ValueError, match=f"{name} cannot sample parameters of torch.bfloat16"):
-        sampler.step(closure)
+        sampler.step(_with_slope(p))
     assert not p.any()
 
 
@@ -197,3 +185,128 @@ def test_a_cycle_that_fails_to_begin_leaves_the_state_of_parameters_without_grad
     for p, state in before.items():
         assert set(sampler.state[p]) == set(state)
         assert all(torch.equal(x, sampler.state[p][name]) for name, x in state.items())
+
+
+# ---------------------------------------------------------------- gradients and parameters that cannot be
+
+
+def _spoilt(change):
+    def spoil(model, loss):
+        change(model)
+        return loss
+
+    return spoil
+
+
+#: What a closure leaves, the error, and what it must name.
+SPOILT = [
+    (_spoilt(lambda model: model[2].weight.grad[0].fill_(NAN)), FloatingPointError, r"'2\.weight'"),
+    (_spoilt(lambda model: model[0].bias.grad[2].fill_(-INF)), FloatingPointError, r"'0\.bias'"),
+    (_spoilt(lambda model: setattr(model[0].bias, "grad", None)), ValueError, r"'0\.bias' has no gradient"),
+    (
+        _spoilt(lambda model: setattr(model[2].weight, "grad", model[2].weight.grad.to_sparse())),
+        TypeError,
+        r"'2\.weight' is sparse",
+    ),
+    (lambda model, loss: loss * NAN, FloatingPointError, "loss that is not finite: nan"),
+    (lambda model, loss: loss + INF, FloatingPointError, "loss that is not finite: inf"),
+]
+
+
+@EVERY
+def test_bad_gradients_change_nothing(name):
+    model, sampler, unchanged = running(name)
+    ordinary = closure_for(model, sampler)
+    for spoil, error, message in SPOILT:
+        with pytest.raises(error, match=message):
+            sampler.step(lambda spoil=spoil: spoil(model, ordinary()))
+        assert unchanged()
+    sampler.step(ordinary)
+    assert sampler.step_count == 4
+
+
+#: Those that square the gradient, or multiply it by more than lr: 1e25 is too much for them in single precision.
+SQUARING = {"PSGLD", "PSGLD-probe", "L2E-adaptive", "L2E-paper", "KineticL2E"}
+SQUARING |= {"L2E-whitened", "IVON", "IVON-clipped"}
+SQUARING |= {"AdaptedSGHMC", "AdaptedSGHMC-cold", "AdaptedSGHMC-whitened", "AdaptedSGHMC-adam"}
+
+
+@EVERY
+def test_huge_gradients_are_no_error_unless_the_step_overflows(name, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "0")  # compiled code sums squares in double precision
+    p = torch.zeros(3, requires_grad=True)
+    sampler = SAMPLERS[name]([p], lr=1e-30)
+
+    def closure():
+        p.grad = torch.full_like(p, 1e25)  # its norm overflows in single precision
+        return torch.tensor(1.0)
+
+    if name in SQUARING:
+        noise = torch.get_rng_state()
+        with pytest.raises(FloatingPointError, match="would not be finite after this step"):
+            sampler.step(closure)
+        assert torch.equal(p.detach(), torch.zeros(3))
+        assert torch.equal(torch.get_rng_state(), noise)
+        assert not any(state for state in sampler.state.values())
+    else:
+        sampler.step(closure)
+        assert p.isfinite().all()
+    assert sampler.step_count == (name not in SQUARING)
+
+
+@EVERY
+@pytest.mark.parametrize("value", [NAN, INF, 3e38])
+def test_a_parameter_that_is_not_finite_or_would_overflow_is_noticed(name, value):
+    """The gradient is finite: nothing but the parameter itself tells."""
+    p = torch.zeros(5, requires_grad=True)
+    sampler = SAMPLERS[name]([p], prior_precision=1.0)
+
+    def closure():
+        p.grad = torch.full_like(p, 0.1)
+        return torch.tensor(1.0)
+
+    for _ in range(2):
+        sampler.step(closure)
+    with torch.no_grad():
+        p[2] = value
+    before, noise, state = p.detach().clone(), torch.get_rng_state(), copy.deepcopy(sampler.state_dict())
+    try:
+        sampler.step(closure)
+    except FloatingPointError:
+        assert torch.equal(p.nan_to_num(7.0), before.nan_to_num(7.0))
+        assert torch.equal(torch.get_rng_state(), noise)
+        assert same(sampler.state_dict(), state)
+    else:  # a large number is one all the same; what may not be is the step's result
+        assert value == 3e38
+        assert p.isfinite().all()
+    if value != 3e38:
+        with pytest.raises(FloatingPointError, match=r"parameter number 0 of shape \(5,\)"):
+            sampler.step(closure)
+
+
+def test_of_many_parameters_each_is_looked_at_within_eight_steps():
+    params = [torch.zeros(2, requires_grad=True) for _ in range(100)]
+    sampler = SGLD(params, 0.1, 100)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    sampler.step()
+    with torch.no_grad():
+        params[77][1] = NAN
+    with pytest.raises(FloatingPointError, match="parameter number 77"):  # noqa: PT012
+        for _ in range(8):
+            sampler.step()
+
+
+def test_a_frozen_parameter_with_an_old_gradient_stays_and_has_no_part_in_the_temperatures():
+    a, b = (torch.ones(3, requires_grad=True) for _ in range(2))
+    sampler = SGHMC([a, b], lr=0.1, num_data=100)
+    a.grad = b.grad = torch.ones(3)
+    sampler.step()
+    alone = SGHMC([a], lr=0.1, num_data=100)
+    alone.state[a] = sampler.state[a]
+    b.requires_grad_(False)
+    b.grad = torch.full((3,), 1e6)
+    assert sampler.temperatures() == alone.temperatures()
+    before = b.clone()
+    sampler.step()
+    assert torch.equal(b, before)
