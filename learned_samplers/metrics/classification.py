@@ -51,8 +51,6 @@ def ece(probs: Any, labels: Any, num_bins: int = 15) -> float:
     """
     classification = require("torchmetrics.functional.classification", "metrics")
     p = probabilities("probs", probs)
-    if p.shape[1] < 2:
-        raise ValueError(f"probs must have at least two classes, got shape {tuple(p.shape)}")
     validation.whole("num_bins", num_bins)
     target = class_labels(labels, p)
     # torchmetrics gives a confidence of exactly 1 a bin of its own, and takes anything above 1 for logits. The largest

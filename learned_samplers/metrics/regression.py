@@ -78,7 +78,7 @@ def crps(draws: Any, targets: Any) -> float:
     count = len(x) if x.ndim else 0
     if count < 2 or x.shape[1:] != y.shape:
         raise ValueError(f"draws must have shape (S, {', '.join(map(str, y.shape))}), S ≥ 2; got {tuple(x.shape)}")
-    x, y = x.to(y.device), y
+    x = x.to(y.device)
     # Sorted, the double sum is a single one: Σ_{s,t} |x_s − x_t| = 2 Σ_i (2i − S − 1) x_(i), i from 1.
     weights = 2 * torch.arange(1, count + 1, dtype=x.dtype, device=x.device) - count - 1
     spread = 2 * (weights.view(-1, *[1] * y.ndim) * x.sort(dim=0).values).sum(0)
@@ -103,9 +103,8 @@ def coverage(lower: Any, upper: Any, targets: Any) -> float:
         targets: (N, ...).
     """
     y = reals("targets", targets)
-    low, high = (
-        reals(name, value, tuple(y.shape)).to(y.device) for name, value in (("lower", lower), ("upper", upper))
-    )
+    ends = (("lower", lower), ("upper", upper))
+    low, high = (reals(name, value, tuple(y.shape)).to(y.device) for name, value in ends)
     if (low > high).any():
         raise ValueError(f"lower must not exceed upper, got {low[low > high][0].item()} > {high[low > high][0].item()}")
     return ((low <= y) & (y <= high)).double().mean().item()
@@ -114,8 +113,7 @@ def coverage(lower: Any, upper: Any, targets: Any) -> float:
 def _moments(mean: Any, variance: Any, targets: Tensor, *, mixture: bool = False) -> tuple[Tensor, Tensor]:
     m, v = reals("mean", mean).to(targets.device), reals("variance", variance).to(targets.device)
     if m.shape != targets.shape and not (mixture and m.shape[1:] == targets.shape):
-        expected = tuple(targets.shape)
-        raise ValueError(f"mean must have the shape of targets, {expected}, got {tuple(m.shape)}")
+        raise ValueError(f"mean must have the shape of targets, {tuple(targets.shape)}, got {tuple(m.shape)}")
     try:
         v = v.expand_as(m)
     except RuntimeError as error:

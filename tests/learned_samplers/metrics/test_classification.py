@@ -143,8 +143,6 @@ def test_probabilities_of_one_class_of_two(shape, dtype):
     draws = torch.stack([p, 1 - p])
     expected = metrics.pairwise_kld(torch.stack([1 - draws.double(), draws.double()], -1))
     assert metrics.pairwise_kld(draws.unsqueeze(-1)) == pytest.approx(expected)
-    with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\), got 2"):
-        metrics.nll(p.view(shape), labels + 1)
 
 
 @pytest.mark.parametrize(("dtype", "allowed"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4), (torch.float32, 5e-4)])
@@ -156,13 +154,10 @@ def test_rows_may_sum_to_one_as_closely_as_their_dtype_allows(dtype, allowed):
     labels = random_labels(500, 40)
     exact = metrics.nll(random_probs(500, 40), labels)
     assert metrics.nll(probs, labels) == pytest.approx(exact, rel=1e-2)
-    for factor, fits in ((1 + allowed, True), (1 + 8 * allowed, False)):
-        row = (torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64) * factor).to(dtype)
-        if fits:
-            metrics.accuracy(row, torch.tensor([0]))
-        else:
-            with pytest.raises(ValueError, match="row 0 sums to"):
-                metrics.accuracy(row, torch.tensor([0]))
+    row = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64)
+    metrics.accuracy((row * (1 + allowed)).to(dtype), torch.tensor([0]))
+    with pytest.raises(ValueError, match="row 0"):
+        metrics.accuracy((row * (1 + 8 * allowed)).to(dtype), torch.tensor([0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
