@@ -15,6 +15,7 @@ from experiments.function_space.uci_runs import UCI
 from experiments.multi_task.comparison import TaskOptions
 from experiments.multi_task.methods import Settings
 from experiments.toys.bias import Bias
+from experiments.toys.regression import Options as Regression
 from experiments.toys.trajectories import Posterior
 
 ROWS = [
@@ -60,6 +61,12 @@ ROWS = [
     (Budget, {"measurement_points": -1}, "measurement_points"),
     (Budget, {"fsvgd_lr": float("inf")}, "fsvgd_lr"),
     (Budget, {"hidden": (0,)}, "hidden"),
+    (Regression, {"num_data": 10, "batch_size": 20}, "batch_size"),
+    (Regression, {"samples": 1}, "samples"),
+    (Regression, {"hidden": (5, 0)}, "hidden"),
+    (Regression, {"lr": float("nan")}, "lr"),
+    (Regression, {"burn_in": -1}, "burn_in"),
+    (Regression, {"leapfrog_steps": 0}, "leapfrog_steps"),
 ]
 
 

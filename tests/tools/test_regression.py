@@ -1,6 +1,7 @@
 """tools/regression.py in small: what it samples, writes and refuses."""
 
 import json
+import shlex
 
 import pytest
 import torch
@@ -8,27 +9,14 @@ from experiments.toys import regression
 from experiments.toys.regression import RANGES, Options, Runs, summary, training_data
 from regression import main
 
-SMALL = [
-    *(
-        "--num-data",
-        "60",
-        "--hidden",
-        "8",
-        "--samples",
-        "4",
-        "--burn-in",
-        "20",
-        "--thinning",
-        "2",
-        "--batch-size",
-        "20",
-    ),
-    *("--ensemble-steps", "5", "--hmc-burn-in", "4", "--hmc-thinning", "1", "--leapfrog-steps", "3"),
-]
+SMALL = shlex.split(
+    "--num-data 60 --hidden 8 --samples 4 --burn-in 20 --thinning 2 --batch-size 20 --ensemble-steps 5 --hmc-burn-in 4 "
+    "--hmc-thinning 1 --leapfrog-steps 3"
+)
 
 
 def test_data_lie_on_the_intervals_by_their_length():
-    x, y = training_data(Options(num_data=700, noise=0.1))
+    x, y = training_data(Options(num_data=700))
     assert x.shape == y.shape == (700, 1)
     counts = [int(((x >= low) & (x <= high)).sum()) for low, high in RANGES]
     assert counts == [400, 300]
@@ -63,29 +51,10 @@ def test_the_command_writes_a_figure_and_numbers(tmp_path, capsys):
     assert "in the gap" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--num-data", "10", "--batch-size", "20"], "batch_size=20 exceeds the 10 training points"),
-        (["--noise", "0"], "noise must be positive, got 0"),
-        (["--samples", "1"], "samples must be at least 2, got 1"),
-        (["--hidden", "5", "0"], "hidden must hold positive integers, got (5, 0)"),
-        (["--lr", "0"], "lr must be positive, got 0.0"),
-        (["--sghmc-lr", "nan"], "sghmc_lr must be positive, got nan"),
-        (["--ensemble-lr", "-1"], "ensemble_lr must be positive, got -1.0"),
-        (["--burn-in", "-1"], "burn_in must not be negative, got -1"),
-        (["--hmc-burn-in", "-1"], "hmc_burn_in must not be negative, got -1"),
-        (["--prior-precision", "-1"], "prior_precision must not be negative, got -1.0"),
-        (["--leapfrog-steps", "0"], "leapfrog_steps must be at least 1, got 0"),
-        (["--network", "nonsense"], "no shipped weights are named 'nonsense'"),
-    ],
-)
-def test_bad_arguments_are_refused_by_name_before_anything_runs(capsys, monkeypatch, arguments, message):
+def test_unknown_weights_are_refused_before_anything_runs(monkeypatch):
     monkeypatch.setattr(Runs, "hmc", lambda *_: pytest.fail("HMC has run"))
-    with pytest.raises(SystemExit) as caught:
-        main([*SMALL, *arguments])
-    assert caught.value.code
-    assert message in " ".join(f"{caught.value.code} {capsys.readouterr().err}".replace("│", " ").split())
+    with pytest.raises(SystemExit, match="nonsense"):
+        main([*SMALL, "--network", "nonsense"])
 
 
 def test_what_goes_wrong_in_a_run_is_one_line(tmp_path, monkeypatch):
@@ -104,13 +73,6 @@ class Infinite:
 
     def predict_samples(self, *arguments, **options):
         return self.samples.predict_samples(*arguments, **options) * torch.inf
-
-
-def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(Runs, "hmc", lambda *_: pytest.fail("HMC has run"))
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match=r"error: .*file"):
-        main([*SMALL, "--out", str(tmp_path / "file")])
 
 
 def test_numbers_that_are_no_json_are_not_written(tmp_path, monkeypatch):

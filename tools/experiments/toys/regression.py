@@ -1,4 +1,4 @@
-"""One-dimensional regression by HMC, L2E, SGHMC and an ensemble: data, runs, table and figure."""
+"""One-dimensional regression with a gap in the data by HMC, L2E, SGHMC and an ensemble."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from tqdm import tqdm
 from experiments.harness.figures import new_figure
 from experiments.harness.options import at_least, at_least_one, not_negative, positive
 from experiments.harness.output import settings_of
-from learned_samplers import HMC, L2E, SGHMC, PosteriorSamples
+from learned_samplers import HMC, L2E, SGHMC, PosteriorSamples, SampleCollection
 from learned_samplers.base.files import write_atomically
-from learned_samplers.posterior.collect import SampleCollection
 
 RANGES = ((-5.0, -1.0), (1.0, 4.0))
 GAP, GRID = (-1.0, 1.0), (-7.0, 6.0)
+NOISE = 0.1  # standard deviation of the noise on y, known to the likelihood
+PRIOR_PRECISION = 10.0  # of the normal prior on every weight
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,8 @@ class Options:
 
     # Training points, spread evenly over the two intervals by their length.
     num_data: int = 1000
-    # Standard deviation of the noise on y, known to the likelihood.
-    noise: float = 0.1
     # Widths of the network's hidden layers (ReLU).
     hidden: tuple[int, ...] = (100, 100)
-    # Precision λ of the normal prior on every weight.
-    prior_precision: float = 10.0
     # Posterior samples of every method; members of the ensemble.
     samples: int = 50
     # Steps of L2E and SGHMC before the first sample.
@@ -45,16 +42,12 @@ class Options:
     thinning: int = 50
     # Points in a minibatch.
     batch_size: int = 100
-    # Learning rate of L2E. It is small because the loss is a squared error over noise².
+    # Learning rate of L2E and SGHMC. It is small because the loss is a squared error over noise².
     lr: float = 1e-4
-    # Learning rate of SGHMC.
-    sghmc_lr: float = 1e-4
     # L2E's network: a shipped name or a weight file.
     network: str = "l2e"
     # Adam steps of each member of the ensemble.
     ensemble_steps: int = 300
-    # Learning rate of Adam.
-    ensemble_lr: float = 0.01
     # Trajectories of HMC before the first sample; its step size adapts meanwhile.
     hmc_burn_in: int = 100
     # Trajectories of HMC between samples.
@@ -70,8 +63,8 @@ class Options:
         counts = ("num_data", "thinning", "batch_size", "ensemble_steps", "hmc_thinning", "leapfrog_steps")
         at_least_one(self, *counts)
         at_least(2, self, "samples")  # whose standard deviation is drawn
-        positive(self, "noise", "lr", "sghmc_lr", "ensemble_lr")
-        not_negative(self, "prior_precision", "burn_in", "hmc_burn_in")
+        positive(self, "lr")
+        not_negative(self, "burn_in", "hmc_burn_in")
         if min(self.hidden, default=1) < 1:
             raise ValueError(f"hidden must hold positive integers, got {self.hidden}")
         if self.batch_size > self.num_data:
@@ -88,14 +81,11 @@ def training_data(options: Options) -> tuple[Tensor, Tensor]:
         for (low, _), length, count in zip(RANGES, lengths, (first, options.num_data - first))
     ]
     x = torch.cat(parts)[:, None]
-    return x, x.sin() + options.noise * torch.randn(x.shape, generator=stream)
+    return x, x.sin() + NOISE * torch.randn(x.shape, generator=stream)
 
 
 def network(options: Options) -> nn.Sequential:
-    sizes = (1, *options.hidden, 1)
-    layers: list[nn.Module] = []
-    for into, out in pairwise(sizes):
-        layers += [nn.Linear(into, out), nn.ReLU()]
+    layers = [layer for i, o in pairwise((1, *options.hidden, 1)) for layer in (nn.Linear(i, o), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 
@@ -109,14 +99,12 @@ class Runs:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.x, self.y = training_data(options)
+        self.common: dict[str, Any] = {"num_data": options.num_data, "prior_precision": PRIOR_PRECISION}
         self.sampler("L2E", network(options))  # here already, before HMC has run for minutes
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Mean negative log-likelihood in nats, without its constant."""
-        return (model(x) - y).square().mean() / (2 * self.options.noise**2)
-
-    def common(self) -> dict[str, Any]:
-        return {"num_data": self.options.num_data, "prior_precision": self.options.prior_precision}
+        return (model(x) - y).square().mean() / (2 * NOISE**2)
 
     def minibatches(self, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, label: str) -> None:
         for _ in tqdm(range(steps), desc=label, unit="grad", leave=False):
@@ -126,10 +114,9 @@ class Runs:
             optimizer.step()
 
     def sampler(self, label: str, model: nn.Module) -> L2E | SGHMC:
-        options = self.options
         if label == "L2E":
-            return L2E(model.parameters(), options.lr, network=options.network, **self.common())
-        return SGHMC(model.parameters(), options.sghmc_lr, **self.common())
+            return L2E(model.parameters(), self.options.lr, network=self.options.network, **self.common)
+        return SGHMC(model.parameters(), self.options.lr, **self.common)
 
     def stochastic(self, label: str) -> SampleCollection:
         options, model = self.options, network(self.options)
@@ -143,21 +130,17 @@ class Runs:
         options, states = self.options, []
         for member in range(options.samples):
             model = network(options)
-            decay = options.prior_precision / options.num_data
-            optimizer = torch.optim.Adam(model.parameters(), options.ensemble_lr, weight_decay=decay)
+            decay = PRIOR_PRECISION / options.num_data
+            optimizer = torch.optim.Adam(model.parameters(), 0.01, weight_decay=decay)
             self.minibatches(model, optimizer, options.ensemble_steps, f"deep ensemble, member {member + 1}")
             states.append(model.state_dict())
         return PosteriorSamples.from_samples(model, states)
 
     def hmc(self) -> tuple[SampleCollection, float]:
+        """The samples, and the share of accepted proposals."""
         options, model = self.options, network(self.options)
-        sampler = HMC(
-            model.parameters(),
-            1e-5,
-            leapfrog_steps=options.leapfrog_steps,
-            adapt_steps=options.hmc_burn_in,
-            **self.common(),
-        )
+        own: Any = {"leapfrog_steps": options.leapfrog_steps, "adapt_steps": options.hmc_burn_in, **self.common}
+        sampler = HMC(model.parameters(), 1e-5, **own)
         # A mode to start from: from random weights the first trajectories would only fall.
         self.minibatches(model, torch.optim.Adam(model.parameters(), 0.01), 500, "HMC, start")
 
@@ -212,10 +195,9 @@ def write(runs: Runs, command: str) -> tuple[dict[str, dict[str, float]], float]
         FloatingPointError: a prediction is not finite.
     """
     runs.options.out.mkdir(parents=True, exist_ok=True)
-    options, grid = runs.options, torch.linspace(*GRID, 261)[:, None]
+    options, grid, acceptance = runs.options, torch.linspace(*GRID, 261)[:, None], math.nan
     functions: dict[str, Tensor] = {}
     seconds: dict[str, float] = {}
-    acceptance = math.nan
     for label in ("HMC", "L2E", "SGHMC", "deep ensemble"):
         torch.manual_seed(options.seed)
         started = time.perf_counter()
