@@ -61,20 +61,13 @@ def convert(file: Path) -> nn.Sequential:
         listed = reprlib.repr(numbers)
         raise ValueError(f"{file}: the layers of {prefix!r} are numbered {listed}, not from 0 without a gap")
     layers = [_layer(file, name, entry) for _, name, entry in numbered]
-    named = FEATURE_SETS["paper"]
-    sizes = [layers[0][0].shape[1], *(w.shape[0] for w, _ in layers)]
-    fits = all(w.shape[1] == size for (w, _), size in zip(layers, sizes, strict=False))
-    if not fits or (sizes[0], sizes[-1]) != (named.size, 2):
-        shapes = reprlib.repr([tuple(w.T.shape) for w, _ in layers])
-        raise ValueError(f"{file}: layers of shapes {shapes} are no network of {named.size} features and two outputs")
-    modules: list[nn.Module] = []
-    for weight, bias in layers:
-        linear = nn.Linear(weight.shape[1], weight.shape[0])
-        with torch.no_grad():
-            linear.weight.copy_(torch.from_numpy(weight))
-            linear.bias.copy_(torch.from_numpy(bias))
-        modules += [linear, nn.ReLU()]
-    return nn.Sequential(*modules[:-1])
+    size = FEATURE_SETS["paper"].size
+    sizes = [layers[0].in_features, *(layer.out_features for layer in layers)]
+    fits = all(layer.in_features == into for layer, into in zip(layers, sizes, strict=False))
+    if not fits or (sizes[0], sizes[-1]) != (size, 2):
+        shapes = reprlib.repr([tuple(layer.weight.T.shape) for layer in layers])
+        raise ValueError(f"{file}: layers of shapes {shapes} are no network of {size} features and two outputs")
+    return nn.Sequential(*[module for layer in layers for module in (layer, nn.ReLU())][:-1])
 
 
 def _networks(content: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, list[tuple[int, str, Any]]]]:
@@ -95,8 +88,8 @@ def _networks(content: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, l
         yield from _networks(value, depth - 1, seen)
 
 
-def _layer(file: Path, name: str, entry: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """(out, in) weight and (out,) bias, float64 for the copy that rounds them once."""
+def _layer(file: Path, name: str, entry: Any) -> nn.Linear:
+    """A layer of w (in, out) and b (out,)."""
     parts = [as_array(entry.get(key)) for key in ("w", "b")] if isinstance(entry, dict) else [None]
     if any(part is None or part.dtype.kind != "f" for part in parts):
         raise ValueError(f"{file}: {name} must map w and b to arrays of floating-point numbers")
@@ -105,25 +98,24 @@ def _layer(file: Path, name: str, entry: Any) -> tuple[np.ndarray[Any, Any], np.
         raise ValueError(f"{file}: {name} has w of shape {weight.shape} and b of shape {bias.shape}")
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise ValueError(f"{file}: {name} has values that are not finite")
-    return np.ascontiguousarray(weight.T), bias
+    layer = nn.Linear(*weight.shape)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weight.T.copy()))
+        layer.bias.copy_(torch.from_numpy(bias))
+    return layer
 
 
 def card(name: str) -> dict[str, Any]:
     """What is known of the published weights, with the options that make `L2E` the published code."""
+    tasks = "MNIST, Fashion-MNIST, EMNIST, BloodMNIST; 1-5 convolutions of 4, 8, 16 channels, some residual"
+    training = {"tasks": tasks, "horizon": 3000, "estimator": "antithetic evolution strategies"}
     return {
         "name": name,
         **L2ESettings(form="paper", noise_multiplier=1e-3, friction="algorithm2").to_card(),
         # Table 14 of the paper: step size 2e-5, which is lr 1.0 at the 50,000 data points of the code.
         "defaults": {"lr": 1.0, "momentum_decay": 0.05},
         "badge": "heuristic",
-        "meta_training": {
-            "tasks": "MNIST, Fashion-MNIST, EMNIST, BloodMNIST; 1-5 convolutions of 4, 8, 16 channels, some residual",
-            "horizon": 3000,
-            "estimator": "antithetic evolution strategies",
-            "seed": None,
-            "commit": None,
-            "command": None,
-        },
+        "meta_training": {**training, "seed": None, "commit": None, "command": None},
         "curve": [],
         "metrics": {},
         "licence": "none stated by the authors (Kim, Jung, Kim and Lee, ICML 2024); not for redistribution",
