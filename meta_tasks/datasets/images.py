@@ -15,7 +15,7 @@ from learned_samplers.base.optional import require
 
 SPLITS = ("train", "val", "test")
 CHUNK = 8192  # images converted at a time, which bounds the memory of the intermediate float copies
-Part = tuple[Tensor, Tensor]  # inputs (n, ...) and labels
+Examples = tuple[Tensor, Tensor]  # inputs (n, ...) and labels
 
 
 class Splits:
@@ -25,11 +25,11 @@ class Splits:
     train_y: Tensor
     test_x: Tensor
 
-    def split(self, name: str) -> Part:
+    def split(self, name: str) -> Examples:
         """Inputs and labels of "train", "val" or "test"."""
         return getattr(self, f"{name}_x"), getattr(self, f"{name}_y")
 
-    def with_splits(self, **splits: Part) -> Self:
+    def with_splits(self, **splits: Examples) -> Self:
         """The same data with other inputs and labels of some splits, ``train=(x, y)``."""
         changed = {f"{name}_{kind}": each for name, part in splits.items() for kind, each in zip("xy", part)}
         return replace(self, **changed)  # type: ignore[type-var]
@@ -131,9 +131,9 @@ class RawSplits:
 
     num_classes: int
     maximum: float
-    test: Part
-    train: Part | None = None
-    val: Part | None = None
+    test: Examples
+    train: Examples | None = None
+    val: Examples | None = None
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ def keep_labels(data: ImageData, labels: Sequence[int]) -> ImageData:
     return replace(data.with_splits(**kept), num_classes=len(labels))
 
 
-def renumber(x: Tensor, y: Tensor, classes: Sequence[int], num_classes: int, name: str) -> Part:
+def renumber(x: Tensor, y: Tensor, classes: Sequence[int], num_classes: int, name: str) -> Examples:
     """The images x (n, ...) whose labels y (n,) are among ``classes``, with their places there as labels.
 
     Raises:
@@ -225,7 +225,7 @@ def divide_anew(data: ImageData, seed: int) -> ImageData:
     return data.with_splits(**{name: (x[part], y[part]) for name, part in zip(SPLITS, parts)})
 
 
-def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> Part:
+def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> Examples:
     """Indices of a seeded random subset of `count` labels, with the classes in proportion, and of the rest.
 
     Raises:
@@ -242,7 +242,9 @@ def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> Part:
     return torch.from_numpy(chosen), torch.from_numpy(rest)
 
 
-def held_out(x: Tensor, y: Tensor, share: float | None, seed: int, *, stratified: bool = True) -> tuple[Part, Part]:
+def held_out(
+    x: Tensor, y: Tensor, share: float | None, seed: int, *, stratified: bool = True
+) -> tuple[Examples, Examples]:
     """The rest of the examples, in their order, and those held out for validation.
 
     Args:
@@ -268,7 +270,7 @@ def held_out(x: Tensor, y: Tensor, share: float | None, seed: int, *, stratified
     return (x[rest], y[rest]), (x[held], y[held])
 
 
-def limited(part: Part, limit: int | None, seed: int, name: str) -> Part:
+def limited(part: Examples, limit: int | None, seed: int, name: str) -> Examples:
     """``limit`` of the examples of a data set, chosen at random with the classes in proportion; None keeps all.
 
     Raises:

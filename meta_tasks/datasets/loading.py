@@ -9,7 +9,7 @@ from pathlib import Path
 
 from learned_samplers.base.validation import whole
 from meta_tasks.datasets.files import data_root
-from meta_tasks.datasets.images import ImageData, Part, RawSplits, held_out, limited, scale_images
+from meta_tasks.datasets.images import Examples, ImageData, RawSplits, held_out, limited, scale_images
 from meta_tasks.datasets.npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
 from meta_tasks.datasets.overlaid import CANVAS, read_cluttered
 from meta_tasks.datasets.sklearn_sets import read_digits, read_photos
@@ -141,7 +141,7 @@ def load(
         whole("size", size)
     raw, train, val = _read(Request(name, data_root(root), download, size, grayscale), validation, seed)
 
-    def finish(split: Part) -> Part:
+    def finish(split: Examples) -> Examples:
         return scale_images(split[0], raw.maximum, size, grayscale), split[1]
 
     train = limited(train, limit, seed, name)
@@ -161,7 +161,9 @@ def fingerprint_of(
     return f"{raw.num_classes}/{raw.maximum:g}/{fingerprint([*train, *val, *raw.test])}"
 
 
-def _read(request: Request, validation: float | int | None = None, seed: int = 0) -> tuple[RawSplits, Part, Part]:
+def _read(
+    request: Request, validation: float | int | None = None, seed: int = 0
+) -> tuple[RawSplits, Examples, Examples]:
     """What the reader gives, and its training and validation images and labels."""
     name = request.name
     if name.startswith("npz:"):

@@ -10,7 +10,7 @@ import torch
 
 from learned_samplers.base.optional import require
 from meta_tasks.datasets.files import fetch, find, read_npz
-from meta_tasks.datasets.images import SPLITS, Part, RawSplits
+from meta_tasks.datasets.images import SPLITS, Examples, RawSplits
 
 #: A network has an output for each class: larger labels are something else than classes.
 MOST_CLASSES = 2**16
@@ -89,7 +89,7 @@ def read_splits(path: Path, num_classes: int | None = None) -> RawSplits:
     return RawSplits(num_classes, 1.0 if floating == {True} else 255.0, **splits)
 
 
-def _pixels_and_labels(path: Path, split: str, images: np.ndarray, labels: np.ndarray) -> Part:
+def _pixels_and_labels(path: Path, split: str, images: np.ndarray, labels: np.ndarray) -> Examples:
     shape, named = images.shape, f"{split}_images of {path}"
     if images.ndim == 3:
         images = images[..., None]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learned_samplers.base.validation import one_of, whole
 from meta_tasks.datasets.files import data_root
-from meta_tasks.datasets.images import CHUNK, SPLITS, MultiTaskData, Part, RawSplits, resize
+from meta_tasks.datasets.images import CHUNK, SPLITS, Examples, MultiTaskData, RawSplits, resize
 from meta_tasks.datasets.torchvision_sets import read_idx_family
 
 #: Name → what lies in the top-left corner, and what in the bottom-right one.
@@ -105,7 +105,7 @@ def read_cluttered(root: str | os.PathLike[str] | None, download: bool) -> RawSp
 Indices = tuple[Tensor, Tensor]  # of images of the first source, and of the second
 
 
-def _training(source: RawSplits) -> Part:
+def _training(source: RawSplits) -> Examples:
     assert source.train is not None
     return source.train
 
@@ -131,7 +131,7 @@ def _pairs(sources: Indices, partners: int, limit: int | None, argument: str, st
     return first.repeat(partners)[order], torch.cat(rounds)[order]
 
 
-def _render(first: Part, second: Part, pairs: Indices, size: int, stream: torch.Generator) -> Part:
+def _render(first: Examples, second: Examples, pairs: Indices, size: int, stream: torch.Generator) -> Examples:
     """Images (n, 1, size, size) in uint8, and labels (n, 2)."""
     shifts = torch.randint(SHIFT + 1, (len(pairs[0]), 4), generator=stream)
     parts = []

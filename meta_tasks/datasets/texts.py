@@ -19,7 +19,7 @@ from torch import Tensor
 from learned_samplers.base.validation import one_of, whole
 from meta_tasks.datasets.arrays import ArrayData
 from meta_tasks.datasets.files import data_root, missing, most_unpacked, read_npz
-from meta_tasks.datasets.images import SPLITS, Part, held_out, limited
+from meta_tasks.datasets.images import SPLITS, Examples, held_out, limited
 
 __all__ = ["TokenData", "load_text", "mask_of", "pad", "text_names", "words_of"]
 
@@ -96,7 +96,7 @@ class Sequences:
     offsets: np.ndarray
     labels: np.ndarray
 
-    def padded(self, length: int, vocabulary: int) -> Part:
+    def padded(self, length: int, vocabulary: int) -> Examples:
         """Indices (n, length), those beyond the vocabulary and texts without words as `UNKNOWN`; and labels."""
         texts = np.split(self.tokens, self.offsets[1:-1])
         x = pad([text if len(text) else np.array([UNKNOWN]) for text in texts], length)

@@ -99,13 +99,13 @@ class HeldOutEvaluation:
         Raises:
             ValueError: the gradients do not pay for the states of the rule or of a baseline.
         """
-        schedule = self._schedule(rule, self.burn_in)
+        schedule = self._schedule(rule)
         rule.for_run(schedule.steps, "held-out")
         self._cyclical()
 
-    def _schedule(self, rule: SamplerRule, burn_in: float) -> Schedule:
+    def _schedule(self, rule: SamplerRule, burn_in: float | None = None) -> Schedule:
         steps = steps_for(rule, self.steps)
-        return Horizon(steps, steps, self.samples, burn_in).schedule_of(steps)
+        return Horizon(steps, steps, self.samples, self.burn_in if burn_in is None else burn_in).schedule_of(steps)
 
     def _cyclical(self) -> Schedule:
         cycles = self.samples // 2 if self.samples % 2 == 0 else 1
@@ -164,7 +164,7 @@ class HeldOutEvaluation:
             ValueError: the gradients do not pay for the states.
         """
         lrs = self.lrs if lrs is None else lrs
-        own = self._schedule(rule, self.burn_in) if schedule is None else schedule
+        own = self._schedule(rule) if schedule is None else schedule
         weights = torch.zeros(0) if weights is None else weights
         best, failed = [], 0
         for number, config in enumerate(self.configs):

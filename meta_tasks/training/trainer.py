@@ -136,7 +136,7 @@ class Trainer:
         if settings.patience and (evaluation is None or not settings.evaluate_every):
             raise ValueError(f"patience={settings.patience} counts evaluations on held-out tasks, and there are none")
         # Whether weights and unrolls are of one and the same iteration, and which one was saved last.
-        self._whole, self._saved_at = True, 0
+        self._consistent, self._saved_at = True, 0
         self._zeros = ZeroGradients()
         if evaluation is not None and settings.evaluate_every:
             evaluation.check(rule)
@@ -239,11 +239,11 @@ class Trainer:
                 self._save()
                 saved = now
             if self.iteration == 0:
-                self._look()
+                self._report()
             done = self.step()
             bar.set_postfix(loss=f"{done.loss:.3f}", steps_per_s=f"{done.member_steps_per_second:.0f}")
             bar.update()
-            self._look()
+            self._report()
         self._save()
         return "finished"
 
@@ -253,7 +253,7 @@ class Trainer:
         Raises:
             RuntimeError: an iteration before it failed, and the unrolls that this one would continue are gone.
         """
-        if not self._whole:
+        if not self._consistent:
             raise RuntimeError(
                 "an iteration of this Trainer failed, and the unrolls that it would go on with are gone: make a new "
                 "Trainer of the same folder, which goes on from the last checkpoint"
@@ -261,12 +261,12 @@ class Trainer:
         started = time.monotonic()
         jobs = self._jobs()
         # Unrolls that continue move with the jobs: if these fail, what is left of them belongs to no iteration.
-        self._whole = not _keeps_unrolls(jobs)
+        self._consistent = not _keeps_unrolls(jobs)
         results = self.executor.run(jobs, self.weights.detach())
         losses = torch.cat([result.losses for result in results])
         gradient = self.estimator.estimate(self.settings.seed, jobs, results, len(self.weights))
         norm = gradient.norm().item()
-        self._whole = False
+        self._consistent = False
         if norm > 0:  # no pair counted, or the rule has no effect yet: Adam's moments stay as they are
             limit = self.settings.max_gradient_norm
             if limit is not None and norm > limit:
@@ -282,14 +282,14 @@ class Trainer:
         done = Iteration.of(results, losses, number=self.iteration, gradient_norm=norm, seconds=elapsed)
         for key in ("loss", "median_loss", "gradient_norm", "rms_difference", "failed", "member_steps_per_second"):
             self.history.setdefault(key, []).append(float(getattr(done, key)))
-        self._whole = True
+        self._consistent = True
         if self.monitor is not None:
             self.monitor.iteration(done)
         if self.main:
             self._zeros.see(done)
         return done
 
-    def _look(self) -> None:
+    def _report(self) -> None:
         """Held-out score and figures, each where it is due."""
         evaluate, draw = self.settings.evaluate_every, self.settings.figures_every
         if self.evaluation is not None and self.main and evaluate and self.iteration % evaluate == 0:
@@ -310,7 +310,7 @@ class Trainer:
     # ---------------------------------------------------------------- checkpoints
 
     def _save(self) -> None:
-        if not self._whole:
+        if not self._consistent:
             return  # `step` refuses to go on, and what is left belongs to no iteration
         self._write(self.executor.state_dict())  # every rank takes part in this one
 
@@ -320,7 +320,7 @@ class Trainer:
             return "this process keeps no checkpoints"
         keeps = _keeps_unrolls(self._jobs())
         # An executor that has failed may have other answers waiting, and the other ranks do not answer at all.
-        if not self._whole or (keeps and self.executor.collective):
+        if not self._consistent or (keeps and self.executor.collective):
             return "not saved since the last checkpoint: the unrolls that it would go on with are gone"
         if self.iteration == self._saved_at:
             return f"nothing to save since iteration {self.iteration}"

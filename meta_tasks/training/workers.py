@@ -68,7 +68,7 @@ class SerialExecutor(Executor):
         self.evaluator.load_state_dict(state, jobs)
 
 
-class RankExecutor(Executor):
+class RankExecutor(SerialExecutor):
     """Jobs shared out over the ranks of a ``torch.distributed`` process group that is already set up.
 
     Every rank calls the same methods and gets all results; job i runs on rank i mod (number of ranks).
@@ -80,14 +80,14 @@ class RankExecutor(Executor):
     collective = True
 
     def __init__(self, evaluator: Evaluator) -> None:
-        self.evaluator = evaluator
+        super().__init__(evaluator)
         self.rank, self.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     def run(self, jobs: Sequence[Job], weights: Tensor) -> list[JobResult]:
         failure: Exception | None = None
         own: tuple[bool, Any]
         try:
-            own = True, [self.evaluator.run(job, weights) for job in jobs[self.rank :: self.size]]
+            own = True, super().run(jobs[self.rank :: self.size], weights)
         except Exception as error:  # told to the other ranks first, which wait for this one's results
             failure, own = error, (False, traceback.format_exc())
         gathered = self._gather(own)
@@ -99,10 +99,10 @@ class RankExecutor(Executor):
         return [gathered[i % self.size][1][i // self.size] for i in range(len(jobs))]
 
     def state_dict(self) -> dict[int, Any]:
-        return {slot: state for states in self._gather(self.evaluator.state_dict()) for slot, state in states.items()}
+        return {slot: state for states in self._gather(super().state_dict()) for slot, state in states.items()}
 
     def load_state_dict(self, state: dict[int, Any], jobs: Sequence[Job]) -> None:
-        self.evaluator.load_state_dict(state, jobs[self.rank :: self.size])
+        super().load_state_dict(state, jobs[self.rank :: self.size])
 
     def agree(self, decisions: tuple[bool, ...]) -> tuple[bool, ...]:
         return of_first_rank(lambda: decisions)
