@@ -13,12 +13,13 @@ from scipy.linalg import solve_discrete_lyapunov
 
 from learned_samplers import L2E, SGHMC, SGLD, AdaptedSGHMC, PosteriorSamples, WhitenedSGHMC
 from learned_samplers.classical.adapted import adapted_rule
-from tests.harness import closure_for, flat, sghmc_variance, small_network
+from tests.harness import closure_for, flat, same, sghmc_variance, small_network
 
 N = 100
 #: Condition number 1e4.
 CURVATURES = torch.logspace(0, 4, 5, dtype=torch.float64)
 INTEGRATORS = pytest.mark.parametrize("integrator", ["baoa", "semi_implicit"])
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 #: Four steps explore, two settle; cycles of nine.
 PHASES, LENGTH = dict(warmup_steps=6, settling_share=0.34), 9
 WARMUPS = {
@@ -30,11 +31,17 @@ WARMUPS = {
     "adam": lambda groups: torch.optim.Adam(groups, lr=0.003, weight_decay=0.01),
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),
 }
+OF_TORCH = ("adam", "sgd")
 EVERY_WARMUP = pytest.mark.parametrize("warmup", WARMUPS)
+THREE_WARMUPS = pytest.mark.parametrize("warmup", ["none", "whitened", "adam"])
 
 
 def adapted(params, warmup="none", **own):
     return AdaptedSGHMC(params, 0.02, N, warmup=WARMUPS[warmup], **{**PHASES, "eps": 0.01, **own})
+
+
+def drawn(shape, seed, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 # ---------------------------------------------------------------- the law of the frozen rule, exactly
@@ -68,18 +75,14 @@ def test_any_frozen_mass_and_friction_leaves_the_law(integrator, temperature):
     friction = 0.02 + 0.9 * torch.rand(5, generator=generator, dtype=torch.float64)
     lr, hyper = 0.2 * N, dict(temperature=temperature, momentum_decay=friction)
     covariance = stationary(frozen(root, integrator, lr=lr, **hyper), CURVATURES)
+    with_prior = stationary(frozen(root, "baoa", prior=7.0, lr=lr, **hyper), CURVATURES)[:, 0, 0]
+    assert np.allclose(with_prior * (CURVATURES + 7.0).numpy(), temperature, rtol=1e-9)
     for k, h, a, sigma in zip(CURVATURES, lr / N * root.square(), friction, covariance, strict=True):
         closed = temperature / k if integrator == "baoa" else sghmc_variance(k, h, a, temperature)
         assert sigma[0, 0] == pytest.approx(float(closed), rel=1e-9)
     if integrator == "semi_implicit":  # and the bias vanishes with lr
         fine = stationary(frozen(root, integrator, lr=lr / 1000, **hyper), CURVATURES)
         assert np.allclose(fine[:, 0, 0] * CURVATURES.numpy(), temperature, rtol=2e-3)
-
-
-def test_the_prior_is_part_of_the_target():
-    root = 1 / CURVATURES.sqrt()
-    rule = frozen(root, "baoa", prior=7.0, lr=0.02 * N, temperature=1.0, momentum_decay=0.1)
-    assert np.allclose(stationary(rule, CURVATURES)[:, 0, 0] * (CURVATURES + 7.0).numpy(), 1.0, rtol=1e-9)
 
 
 @INTEGRATORS
@@ -222,68 +225,48 @@ def test_a_cold_warm_up_draws_nothing_and_then_it_is_warm(warmup):
     assert not torch.equal(before, torch.get_rng_state())
 
 
-def test_nothing_is_collected_before_the_freeze():
-    model = small_network()
-    sampler = AdaptedSGHMC(model.parameters(), 0.01, N, warmup_steps=6)
-    posterior = PosteriorSamples(model, sampler, burn_in=0, thinning=1)
-    for _ in range(10):
-        sampler.step(closure_for(model, sampler))
-    assert posterior.steps == [7, 8, 9, 10]
-
-
 # ---------------------------------------------------------------- the optimizer that explores
 
 
 @pytest.mark.parametrize("warmup", [name for name in WARMUPS if name != "none"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@DTYPES
 def test_while_it_explores_it_is_that_optimizer(warmup, dtype):
-    """Bit for bit, in groups of their own rates; in half precision of torch's optimizers it is the one of float32."""
-    half, of_torch = dtype == torch.bfloat16, warmup in ("adam", "sgd")
-    models = [small_network().to(dtype), small_network().to(dtype).to(torch.float32 if of_torch else dtype)]
-    generators = [torch.Generator().manual_seed(3) for _ in models]
+    """Bit for bit, in groups of their own rates; torch's optimizers at half precision as on float32 weights."""
+    half = dtype == torch.bfloat16
+    ours, theirs = small_network().to(dtype), small_network().to(dtype)
+    theirs = theirs.float() if warmup in OF_TORCH else theirs
+    generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+    common = dict(temperature=0.4, prior_precision=2.0, missing_gradient="skip")
 
-    def groups(model):
-        return [{"params": model[0].named_parameters(), "lr": 0.03}, {"params": model[2].named_parameters()}]
+    def groups(model, **first):
+        return [{"params": model[0].named_parameters(), **first}, {"params": model[2].named_parameters()}]
 
-    own = dict(temperature=0.4, prior_precision=2.0, generator=generators[0], missing_gradient="skip")
-    ours = AdaptedSGHMC(groups(models[0]), 0.02, N, warmup=WARMUPS[warmup], warmup_steps=8, **own)
-    assert ours.param_groups[1]["lr"] == 0.02
-    if warmup in ("adam", "sgd"):
-        theirs = WARMUPS[warmup]([{"params": list(each.parameters())} for each in (models[1][0], models[1][2])])
-        theirs_kept = [p.detach().clone() for p in models[1].parameters()]
+    given = dict(warmup=WARMUPS[warmup], warmup_steps=8, generator=generators[0], **common)
+    sampler = AdaptedSGHMC(groups(ours, lr=0.03), 0.02, N, **given)
+    if warmup in OF_TORCH:
+        plain = WARMUPS[warmup](groups(theirs))
     else:
-        make, keywords = WARMUPS[warmup], dict(own, generator=generators[1])
-        if "rate" in warmup:
-            theirs = make(
-                [{"params": each.named_parameters()} for each in (models[1][0], models[1][2])], num_data=N, **keywords
-            )
-        else:
-            theirs = make(groups(models[1]), lr=0.02, num_data=N, **keywords)
-        if hasattr(theirs, "know_length"):
-            theirs.know_length(6)
-        theirs_kept = None
-    stream = torch.Generator().manual_seed(4)
+        own = {} if "rate" in warmup else {"lr": 0.03}
+        rate = {} if "rate" in warmup else {"lr": 0.02}
+        plain = WARMUPS[warmup](groups(theirs, **own), num_data=N, generator=generators[1], **rate, **common)
+    if warmup == "l2e":  # it is told the length of its run
+        plain.know_length(6)
     for step in range(6):
-        for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
-            p.grad = torch.randn(p.shape, generator=stream).to(dtype)
-            q.grad = p.grad.to(q.dtype)
-        if step == 2:
-            models[0][2].bias.grad = models[1][2].bias.grad = None
-        given = [p.grad for p in models[0].parameters()]
-        ours.step()
-        theirs.step()
-        assert all(p.grad is g for p, g in zip(models[0].parameters(), given, strict=True))
-    assert ours.explorer is not None
-    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        for i, (p, q) in enumerate(zip(ours.parameters(), theirs.parameters(), strict=True)):
+            p.grad = None if (step, i) == (2, 3) else drawn(p.shape, 10 * step + i, dtype)
+            q.grad = None if p.grad is None else p.grad.to(q.dtype)
+        given = [p.grad for p in ours.parameters()]
+        sampler.step()
+        plain.step()
+        assert all(p.grad is g for p, g in zip(ours.parameters(), given, strict=True))
+    assert sampler.explorer is not None
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(p, q.to(dtype))
-    assert theirs_kept is None or not torch.equal(theirs_kept[0], q)
-    for p in models[0].parameters():
         p.grad = torch.zeros_like(p)
-    ours.step()
-    assert ours.explorer is None
-    assert all(
-        set(ours.state[p]) == {"momentum", "mass"} | ({"master"} if half else set()) for p in models[0].parameters()
-    )
+    sampler.step()
+    assert sampler.explorer is None
+    kept = {"momentum", "mass"} | ({"master"} if half else set())
+    assert all(set(sampler.state[p]) == kept for p in ours.parameters())
 
 
 def test_what_explores_follows_the_groups_and_what_was_given_to_it_stays():
@@ -335,30 +318,25 @@ def test_a_compiled_step_explores_with_a_sampler_and_refuses_another_optimizer()
 # ---------------------------------------------------------------- parameters that join, and those without gradients
 
 
-@pytest.mark.parametrize("warmup", ["none", "whitened", "adam"])
-def test_a_parameter_that_joins_after_the_freeze_is_refused(warmup):
-    model = small_network()
-    sampler = adapted(model[0].named_parameters(), warmup)
+@THREE_WARMUPS
+def test_a_parameter_joins_before_the_freeze_and_not_after_it(warmup):
+    first, early, late = (torch.nn.Parameter(torch.ones(2, 3)) for _ in range(3))
+    sampler = adapted([first], warmup)
     for step in range(7):
         if step == 2:
-            sampler.add_param_group({"params": [("extra", extra := torch.nn.Parameter(torch.ones(2, 3)))]})
-        extra_grad = torch.ones(2, 3)
-        closure_for(model, sampler)()
-        if step >= 2:
-            extra.grad = extra_grad
+            sampler.add_param_group({"params": [early]})
+        first.grad, early.grad = torch.ones(2, 3), torch.ones(2, 3)
         sampler.step()
-    assert not torch.equal(extra.detach(), torch.ones(2, 3))
-    sampler.add_param_group({"params": model[2].named_parameters()})
-    before = flat(model)
-    closure_for(model, sampler)()
-    extra.grad = extra_grad
-    with pytest.raises(ValueError, match=r"parameter 'weight' has no mass: warmup_steps is 6 and 7"):
+    assert not torch.equal(early.detach(), torch.ones(2, 3))
+    sampler.add_param_group({"params": [late]})
+    late.grad, before = torch.ones(2, 3), first.detach().clone()
+    with pytest.raises(ValueError, match=r"number 0 of shape \(2, 3\) has no mass: warmup_steps is 6 and 7"):
         sampler.step()
-    assert torch.equal(flat(model), before)
+    assert torch.equal(first.detach(), before)
 
 
 @pytest.mark.parametrize("warmup", ["none", "whitened", "sgd"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@DTYPES
 @pytest.mark.parametrize("joins_at", [1, 150, 198])
 def test_a_parameter_that_joins_while_others_adapt_gets_a_mass_of_its_own_gradients(joins_at, dtype, warmup):
     """Counted with the group's steps a mean of zeros and two squares would be a hundredth of them, and diverge."""
@@ -399,8 +377,8 @@ def test_a_compiled_step_treats_one_that_joins_as_an_ordinary_one_does(joins_at)
             torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("warmup", ["none", "whitened", "adam"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@THREE_WARMUPS
+@DTYPES
 @pytest.mark.parametrize("without", [{3}, {4}, {5}, {3, 4, 5}])
 def test_a_parameter_without_a_gradient_when_the_mass_is_frozen_gets_one_all_the_same(without, dtype, warmup):
     """Steps 0 to 3 explore, 4 and 5 settle; a state that is saved then can be loaded."""
@@ -454,112 +432,101 @@ def test_a_cycle_is_a_new_sampler_on_the_weights_of_the_last_one(momentum_init, 
     assert any(not torch.equal(a, b) for a, b in zip(models[0].parameters(), other.parameters(), strict=True))
 
 
-def test_samples_are_those_of_the_frozen_mass_of_each_cycle_and_the_badge_is_heuristic():
+@pytest.mark.parametrize(
+    ("length", "badge", "steps", "cycles"),
+    [
+        (None, "O(h)", [*range(7, 28)], [0] * 21),
+        (LENGTH, "heuristic", [7, 8, 9, 16, 17, 18, 25, 26, 27], [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    ],
+)
+def test_samples_are_those_of_a_frozen_mass(length, badge, steps, cycles):
     model = small_network()
-    sampler = adapted(model.parameters(), "whitened", cycle_length=LENGTH)
-    samples = PosteriorSamples(model, sampler, burn_in=LENGTH, thinning=1)
+    sampler = adapted(model.parameters(), "whitened", cycle_length=length)
+    samples = PosteriorSamples(model, sampler, burn_in=0, thinning=1)
     for _ in range(3 * LENGTH):
         sampler.step(closure_for(model, sampler))
-    assert samples.steps == [16, 17, 18, 25, 26, 27]
-    assert samples.cycles == [1, 1, 1, 2, 2, 2]
-    assert (sampler.badge, copy.deepcopy(sampler).badge, adapted([torch.ones(3, requires_grad=True)]).badge) == (
-        "heuristic",
-        "heuristic",
-        "O(h)",
-    )
+    assert (samples.steps, samples.cycles) == (steps, cycles)
+    assert sampler.badge == copy.deepcopy(sampler).badge == badge
 
 
 @EVERY_WARMUP
+@DTYPES
 @pytest.mark.parametrize("own_generator", [True, False])
-@pytest.mark.parametrize("done", [0, 2, 4, 5, 8, 9, 11, 15])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_chain_resumes_bit_for_bit_in_each_of_its_phases(done, own_generator, warmup, dtype):
+@pytest.mark.parametrize("done", [2, 4, 8, 11])
+def test_a_chain_and_a_copy_of_it_go_on_bit_for_bit_in_each_of_its_phases(done, own_generator, warmup, dtype):
     def begin():
         model = small_network().to(dtype)
         generator = torch.Generator().manual_seed(2) if own_generator else None
         return model, adapted(model.named_parameters(), warmup, cycle_length=LENGTH, generator=generator)
 
-    def step(model, sampler, number):
-        for i, p in enumerate(model.parameters()):
-            stream = torch.Generator().manual_seed(10 * number + i)
-            p.grad = (p.detach() + torch.randn(p.shape, generator=stream)).to(dtype)
-        sampler.step()
+    def run(model, sampler, start):
+        for number in range(start, 20):
+            for i, p in enumerate(model.parameters()):
+                p.grad = p.detach() + drawn(p.shape, 10 * number + i, dtype)
+            if number == done and start == 0:
+                kept = copy.deepcopy([model.state_dict(), sampler.state_dict(), torch.get_rng_state()])
+                kept.append(copy.deepcopy((model, sampler)))
+            sampler.step()
+        return kept if start == 0 else None
 
     model, sampler = begin()
     torch.manual_seed(7)
-    for number in range(20):
-        if number == done:
-            kept = copy.deepcopy([model.state_dict(), sampler.state_dict()])
-            twin = copy.deepcopy((model, sampler))
-        step(model, sampler, number)
+    weights, state, noise, twin = run(model, sampler, 0)
     other, resumed = begin()
     torch.manual_seed(8)
-    other.load_state_dict(kept[0])
-    resumed.load_state_dict(kept[1])
-    for number in range(done, 20):
-        step(other, resumed, number)
+    other.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    run(other, resumed, done)
+    torch.set_rng_state(noise)
+    run(*twin, done)
     assert resumed.cycle == 2
     assert torch.equal(flat(other), flat(model))
-    if own_generator:  # and a copy, too
-        for number in range(done, 20):
-            step(*twin, number)
-        assert torch.equal(flat(twin[0]), flat(model))
+    assert torch.equal(flat(twin[0]), flat(model))
 
 
-def test_a_state_of_another_warm_up_is_refused_and_nothing_changes():
-    states = {}
-    for name in ("none", "sghmc", "adam"):
-        model = small_network()
-        sampler = adapted(model.parameters(), name)
-        for _ in range(2):
-            sampler.step(closure_for(model, sampler))
-        states[name] = sampler, copy.deepcopy(sampler.state_dict())
-    for mine, theirs, said in (
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
         ("none", "adam", "this sampler has none"),
+        ("adam", "none", "mass"),
         ("adam", "sghmc", "explores by SGHMC, the warmup of this sampler by Adam"),
         ("sghmc", "adam", "explores by Adam, the warmup of this sampler by SGHMC"),
-        ("adam", "none", "AdaptedSGHMC needs"),
-    ):
-        sampler, noise = states[mine][0], torch.get_rng_state()
-        before = copy.deepcopy(sampler.state_dict())
-        with pytest.raises(ValueError, match=said):
-            sampler.load_state_dict(states[theirs][1])
-        assert torch.equal(torch.get_rng_state(), noise)
-        assert sampler.state_dict()["state"].keys() == before["state"].keys()
+    ],
+)
+def test_a_state_of_another_warm_up_is_refused_and_nothing_changes(mine, theirs, said):
+    def chain(warmup):
+        model = small_network()
+        sampler = adapted(model.parameters(), warmup)
+        for _ in range(2):
+            sampler.step(closure_for(model, sampler))
+        return sampler
+
+    sampler, saved = chain(mine), chain(theirs).state_dict()
+    before, noise = copy.deepcopy(sampler.state_dict()), torch.get_rng_state()
+    with pytest.raises(ValueError, match=said):
+        sampler.load_state_dict(saved)
+    assert torch.equal(torch.get_rng_state(), noise)
+    assert same(sampler.state_dict(), before)
 
 
-def test_a_parameter_that_no_exploration_of_the_cycle_saw_has_no_mass():
-    p, still = torch.randn(7).requires_grad_(), torch.randn(3).requires_grad_()
-    own = dict(cycle_length=LENGTH, missing_gradient="skip", prior_precision=1.0)
-    sampler = adapted([p, still], "whitened", **own)
-    for step in range(2 * LENGTH):
-        p.grad, still.grad = 0.1 * torch.randn(7), None if step >= LENGTH else 0.1 * torch.randn(3)
-        if step == LENGTH:
-            before = still.detach().clone()
-        sampler.step()
-    assert torch.equal(still, before)
-    adapted([p, still], "whitened", **own).load_state_dict(sampler.state_dict())
-    for _ in range(LENGTH - 2):  # with the next exploration it moves again
-        p.grad, still.grad = 0.1 * torch.randn(7), 0.1 * torch.randn(3)
-        sampler.step()
-    assert not torch.equal(still, before)
-    late = adapted([p, still], "whitened", **own)
-    for step in range(LENGTH + 7):
-        p.grad, still.grad = 0.1 * torch.randn(7), None if step >= LENGTH else 0.1 * torch.randn(3)
-        late.step()
-    p.grad, still.grad = 0.1 * torch.randn(7), 0.1 * torch.randn(3)
+def test_a_parameter_that_no_warm_up_of_the_cycle_saw_has_no_mass():
+    def chain(back):
+        """Where the second parameter is before each step; from the second cycle to ``back`` it has no gradient."""
+        p, still = (torch.nn.Parameter(torch.ones(n)) for n in (7, 3))
+        sampler = adapted([p, still], "whitened", cycle_length=LENGTH, missing_gradient="skip", prior_precision=1.0)
+        places = []
+        for step in range(2 * LENGTH + 6):
+            places.append(still.detach().clone())
+            p.grad, still.grad = drawn(7, step), None if LENGTH <= step < back else drawn(3, step)
+            sampler.load_state_dict(copy.deepcopy(sampler.state_dict()))
+            sampler.step()
+        return places
+
+    places = chain(2 * LENGTH)
+    assert all(torch.equal(places[LENGTH], each) for each in places[LENGTH : 2 * LENGTH + 1])
+    assert not torch.equal(places[LENGTH], places[-1])  # with the next warm-up it moves again
     with pytest.raises(ValueError, match="has no mass: warmup_steps is 6 and 7 steps are over"):
-        late.step()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_weights_go_on_from_where_they_are(dtype):
-    p = torch.ones(4, dtype=dtype, requires_grad=True)
-    sampler = AdaptedSGHMC([p], 1e-6, 10**6, warmup=SGHMC, warmup_steps=2, cycle_length=3, temperature=0.0)
-    for _ in range(7):
-        p.grad = torch.zeros_like(p)
-        sampler.step()
-        assert torch.equal(p, torch.ones(4, dtype=dtype))
+        chain(LENGTH + 7)
 
 
 @pytest.mark.parametrize("warmup", ["whitened", "adam"])
@@ -608,10 +575,10 @@ def test_a_warm_start_keeps_groups_names_and_the_mass(amsgrad):
     model, adam = trained(weight_decay=0.02, amsgrad=amsgrad)
     saved = flat(model)
     sampler = AdaptedSGHMC.from_optimizer(adam, N, temperature=0.5)
-    assert [g["param_names"] for g in sampler.param_groups] == [["weight", "bias"], ["weight", "bias"]]
-    assert [g["lr"] for g in sampler.param_groups] == [0.02, 0.01]
-    assert [g["momentum_decay"] for g in sampler.param_groups] == pytest.approx([0.2, 0.1])
-    assert [g["prior_precision"] for g in sampler.param_groups] == [2.0, 2.0]
+    named = ("param_names", "lr", "momentum_decay", "prior_precision")
+    (names, lrs, decays, priors) = ([g[name] for g in sampler.param_groups] for name in named)
+    assert (names, lrs, priors) == ([["weight", "bias"]] * 2, [0.02, 0.01], [2.0, 2.0])
+    assert decays == pytest.approx([0.2, 0.1])
     for group, decay, a in zip(adam.param_groups, (0.99, 0.999), (0.2, 0.1), strict=True):
         for p in group["params"]:
             moment = adam.state[p]["max_exp_avg_sq" if amsgrad else "exp_avg_sq"] / (1 - decay**20)
@@ -624,6 +591,10 @@ def test_a_warm_start_keeps_groups_names_and_the_mass(amsgrad):
     twin = AdaptedSGHMC.from_optimizer(adam, N, temperature=0.5)
     twin.load_state_dict(sampler.state_dict())
     assert twin.step_count == 1
+    _, adam = trained(torch.optim.AdamW, weight_decay=0.01)
+    given = dict(prior_precision=3.0, lr=0.5, momentum_decay=0.3)
+    sampler = AdaptedSGHMC.from_optimizer(adam, N, **given)
+    assert all(g[name] == value for g in sampler.param_groups for name, value in given.items())
 
 
 def test_a_warm_start_leaves_the_law():
@@ -639,18 +610,6 @@ def test_a_warm_start_leaves_the_law():
 
     ratio, _ = gaussians(make, steps=600, skip=0)
     assert torch.allclose(ratio, torch.ones(5), atol=0.03), ratio
-
-
-def test_sghmc_cannot_do_that():
-    """At the largest stable lr, the softest of the Gaussians hardly moves in as many steps, started at its mean."""
-    torch.manual_seed(0)
-    params = [torch.zeros(500).requires_grad_() for _ in CURVATURES]
-    sampler = SGHMC(params, 1e-4 * N, N)
-    for _ in range(600):
-        for p, k in zip(params, CURVATURES, strict=True):
-            p.grad = k.float() * p.detach() / N
-        sampler.step()
-    assert params[0].detach().var().item() < 0.8 / CURVATURES[0]
 
 
 @pytest.mark.parametrize(
@@ -672,10 +631,3 @@ def test_a_rate_that_a_schedule_has_brought_down_is_not_taken_over(schedule):
     with pytest.raises(ValueError, match=r"lr must be given"):
         AdaptedSGHMC.from_optimizer(adam, N)
     assert AdaptedSGHMC.from_optimizer(adam, N, lr=0.005).param_groups[0]["lr"] == 0.005
-
-
-def test_adamw_with_a_stated_prior():
-    _, adam = trained(torch.optim.AdamW, weight_decay=0.01)
-    sampler = AdaptedSGHMC.from_optimizer(adam, N, prior_precision=3.0, lr=0.5, momentum_decay=0.3)
-    for name, value in (("prior_precision", 3.0), ("lr", 0.5), ("momentum_decay", 0.3), ("eps", 1e-5)):
-        assert [g[name] for g in sampler.param_groups] == [value, value]

@@ -271,23 +271,6 @@ def test_minibatches_with_both_heuristics_stay_sane():
     assert sampler.badge == "heuristic"
 
 
-def test_one_weight_is_not_enough():
-    p = torch.zeros(5, 1, requires_grad=True)
-
-    def closure():
-        p.grad = torch.zeros(5, 1)
-        return torch.zeros(5)
-
-    with pytest.raises(ValueError, match="at least 2 weights a chain for MCLMC, got 1"):
-        MCLMC([p], 0.1, N).step(closure)
-
-
-def test_groups_share_what_belongs_to_the_chain():
-    a, b = torch.zeros(2, requires_grad=True), torch.zeros(2, requires_grad=True)
-    with pytest.raises(ValueError, match="momentum_decay must be the same in every group of MCLMC"):
-        MCLMC([{"params": [a]}, {"params": [b], "momentum_decay": 0.5}], 0.1, N)
-
-
 def energy_with_gradient(sampler, p):
     sampler.zero_grad()
     loss = p.square().sum()

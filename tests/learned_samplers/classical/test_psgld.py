@@ -74,16 +74,3 @@ def test_a_probe_that_fails_leaves_the_parameters():
         sampler.step(closure)
     assert torch.equal(flat(model), before)
     assert sampler.step_count == 0
-
-
-def test_a_probe_of_one_group_is_refused_beside_half_precision():
-    half, whole = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
-    probe = {"correction": "probe"}
-    with pytest.raises(ValueError, match="PSGLD cannot sample parameters of torch"):
-        PSGLD([{"params": [half.requires_grad_()], **probe}], 0.01, 100)
-    sampler = PSGLD([half], 0.01, 100)
-    with pytest.raises(ValueError, match="PSGLD cannot sample parameters of torch"):
-        sampler.add_param_group({"params": [whole.requires_grad_()], **probe})
-    assert len(sampler.param_groups) == 1
-    assert sampler.half_precision
-    assert not PSGLD([{"params": [whole], **probe}], 0.01, 100).half_precision
