@@ -95,15 +95,12 @@ def test_it_resists_gradient_noise_better_than_sgld(stiffness, heat, bias, clipp
     assert sgld_variance(k, h, 1.0, heat / h) * k - 1 == pytest.approx(of_sgld, abs=0.001)
 
 
-def test_without_clipping_there_is_no_bias_whatever_the_noise():
+def test_the_bias_vanishes_with_the_step_and_is_none_without_clipping_whatever_the_noise():
+    biases = [abs(walk(50.0, h, 1000.0)[0] * 50 - 1) for h in (2e-3, 1e-3, 5e-4)]
+    assert biases[0] > 2 * biases[1] > 4 * biases[2]
     variance, clipped = walk(50.0, 1e-3, 50.0)  # hV/T = .05
     assert clipped < 1e-5
     assert variance * 50 == pytest.approx(1, abs=1e-4)
-
-
-def test_the_bias_vanishes_with_the_step():
-    biases = [abs(walk(50.0, h, 1000.0)[0] * 50 - 1) for h in (2e-3, 1e-3, 5e-4)]
-    assert biases[0] > 2 * biases[1] > 4 * biases[2]
 
 
 class _DriftOfSGLD(SGLRW):
@@ -156,21 +153,13 @@ def test_the_share_of_ups_is_the_stated_probability():
     assert stats.binomtest(int((theta > 0).sum()), n, up).pvalue > 1e-3
 
 
-def test_clipped_share_needs_gradients_and_sees_the_prior():
-    theta = torch.ones(4, requires_grad=True)
-    sampler = SGLRW([theta], 0.1, N, prior_precision=1e4)
-    assert math.isnan(sampler.clipped_share()[0])
-    theta.grad = torch.zeros(4)
-    assert sampler.clipped_share() == [1.0]
-    sampler.param_groups[0]["prior_precision"] = 1.0
-    assert sampler.clipped_share() == [0.0]
-
-
-def test_the_clipped_share_is_of_the_drift_to_the_prior_s_mean():
-    def share(**options):
-        p = torch.full((4,), 10.0, requires_grad=True)
-        p.grad = torch.zeros(4)
-        return SGLRW([{"params": [p], **options}], 0.1, 10, prior_precision=10.0).clipped_share()
-
-    assert share() == [1.0]
-    assert share(prior_mean="initial") == [0.0]
+@pytest.mark.parametrize(
+    ("start", "prior", "options", "share"),
+    [(1.0, 1e4, {}, 1.0), (1.0, 1.0, {}, 0.0), (10.0, 1e4, {}, 1.0), (10.0, 1e4, {"prior_mean": "initial"}, 0.0)],
+)
+def test_the_clipped_share_is_of_the_drift_to_the_prior_s_mean(start, prior, options, share):
+    p = torch.full((4,), start, requires_grad=True)
+    sampler = SGLRW([{"params": [p], **options}], 0.1, N, prior_precision=prior)
+    assert math.isnan(sampler.clipped_share()[0]), "there are no gradients yet"
+    p.grad = torch.zeros(4)
+    assert sampler.clipped_share() == [share]
