@@ -31,7 +31,6 @@ ROWS = [
     (InnerBenchmark, {"device": "cuda"}, "device"),
     (UCI, {"splits": 0}, "splits"),
     (UCI, {"hmc_trajectories": 3}, "hmc_trajectories"),
-    (UCI, {"minutes": float("nan")}, "minutes"),
     (UCI, {"folds": 6}, "folds"),
     (MNIST, {"seeds": 0}, "seeds"),
     (ImageProtocol, {"rates": ()}, "rates"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -147,8 +148,8 @@ class FunctionSpace(Posterior):
 
     def step(self, history: History, batch: Tensor) -> None:
         seen = history.contexts[: history.count]
-        count, own = self.budget.measurement_points, {"scale": MEASUREMENT_NOISE, "generator": self.generator}
-        inputs = measurement_set(seen[batch], seen, count, **own)
+        own: Any = {"scale": MEASUREMENT_NOISE, "generator": self.generator}
+        inputs = measurement_set(seen[batch], seen, self.budget.measurement_points, **own)
 
         def closure() -> tuple[Tensor, Tensor, Tensor]:
             f = forward(self.tensors, inputs)

@@ -1,9 +1,8 @@
-"""Time per step of each sampler beside torch's optimizers and, where installed, `posteriors` and `ivon-opt`."""
+"""Time per step of each sampler beside torch's optimizers."""
 
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +60,7 @@ def parameters_with_gradients(shapes: list[tuple[int, ...]], device: str) -> lis
 
 
 def contestants(make: Callable[[], list[Tensor]], options: StepBenchmark) -> dict[str, Step]:
-    """Name → one step on the parameters that ``make`` makes; peers where no samplers are named."""
+    """Name → one step on the parameters that ``make`` makes."""
     steps: dict[str, Step] = {
         "torch SGD(momentum)": torch.optim.SGD(make(), 1e-9, momentum=0.9).step,
         "torch Adam": torch.optim.Adam(make(), 1e-9).step,
@@ -72,10 +71,6 @@ def contestants(make: Callable[[], list[Tensor]], options: StepBenchmark) -> dic
         steps[name] = step_of(SAMPLERS[name](make()))
         if options.uncompiled and name in COMPILED:
             steps[name + WITHOUT_CODE] = uncompiled(step_of(SAMPLERS[name](make())))
-    if not options.samplers:
-        for name, peer in (("posteriors SGHMC", _posteriors_sghmc), ("ivon-opt IVON", _ivon)):
-            if (step := peer(make())) is not None:
-                steps[name] = step
     return steps
 
 
@@ -129,68 +124,12 @@ def mlp_steps(device: str, num_images: int = 20_000) -> dict[str, Step]:
     }
 
 
-def _posteriors_sghmc(params: list[Tensor]) -> Step | None:
-    """The peer package's SGHMC on the same gradients; its own step includes no backward pass here either."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own dependencies
-            import posteriors
-    except ImportError:
-        return None
-    values = {str(i): p.detach() for i, p in enumerate(params)}
-    grads = {str(i): p.grad for i, p in enumerate(params)}
-
-    class Given(torch.autograd.Function):
-        """A log posterior whose gradient is given, so that the update is timed and nothing else."""
-
-        @staticmethod
-        def forward(*tensors: Tensor) -> Tensor:
-            return tensors[0].new_zeros(())
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            pass
-
-        @staticmethod
-        def backward(ctx: Any, *upstream: Any) -> Any:
-            return tuple(grads.values())
-
-    def log_posterior(p: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
-        return Given.apply(*p.values()), torch.zeros(())
-
-    transform = posteriors.sgmcmc.sghmc.build(log_posterior, lr=1e-9, alpha=0.1)
-    state = {"now": transform.init(values)}
-
-    def step() -> None:
-        state["now"], _ = transform.update(state["now"], None, inplace=True)
-
-    return step
-
-
-def _ivon(params: list[Tensor]) -> Step | None:
-    """The peer package's IVON, with one draw of the weights a step as its training loop has it."""
-    try:
-        import ivon
-    except ImportError:
-        return None
-    optimizer = ivon.IVON(params, lr=1e-9, ess=NUM_DATA)
-    grads = [p.grad for p in params]
-
-    def step() -> None:
-        with optimizer.sampled_params(train=True):
-            for p, grad in zip(params, grads, strict=True):
-                p.grad = grad
-        optimizer.step()
-
-    return step
-
-
 def benchmark_steps(options: StepBenchmark, command: str = "python tools/benchmark.py step") -> None:
     head = options.prepare()
     if options.long_rounds:
         head += f", {options.long_rounds} on 10 million parameters and on images above {_SMALL}×{_SMALL}"
     resnet = [tuple(p.shape) for p in architectures.build("resnet20_frn", (3, 32, 32), 10).parameters()]
-    cases = {
+    cases: dict[str, tuple[list[tuple[int, ...]], int]] = {
         "ResNet-20": (resnet, options.rounds),
         "10 million in 200 tensors": ([(250, 200)] * 200, options.long_rounds),
     }

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -184,13 +185,13 @@ def _fsvgd(networks: Networks, lr: float) -> Step:
 
 def _svgd(networks: Networks, lr: float) -> Step:
     kernel = SeparateGroups(RBF(), networks.data.groups)
-    common = {"prior_precision": 1.0, "base_optimizer": torch.optim.Adam}
-    sampler = SVGD(networks.everything, lr, networks.data.num_data, kernel=kernel, **common)
+    common: Any = {"kernel": kernel, "prior_precision": 1.0, "base_optimizer": torch.optim.Adam}
+    sampler = SVGD(networks.everything, lr, networks.data.num_data, **common)
     return lambda x, y: sampler.step(lambda: networks.energies(x, y))
 
 
 def _ensemble(networks: Networks, lr: float, prior_precision: float = 1.0) -> Step:
-    own = {"prior_precision": prior_precision, "base_optimizer": torch.optim.Adam}
+    own: Any = {"prior_precision": prior_precision, "base_optimizer": torch.optim.Adam}
     sampler = LinearScalarisation(networks.everything, lr, networks.data.num_data, **own)
     return lambda x, y: sampler.step(lambda: networks.energies(x, y)[None])
 
@@ -211,7 +212,7 @@ def _hmc(data: Standardised, lr: float, protocol: Protocol) -> Fit:
     batch, _ = protocol.budget(data.num_data)
     # Near a mode to start from: from the prior the first trajectories would only fall.
     _minibatches(networks, _ensemble(networks, 1e-2), batch, protocol.hmc_warmup, set())
-    own = {"leapfrog_steps": protocol.leapfrog_steps, "adapt_steps": protocol.hmc_burn_in}
+    own: Any = {"leapfrog_steps": protocol.leapfrog_steps, "adapt_steps": protocol.hmc_burn_in}
     sampler = HMC(networks.everything, lr, data.num_data, prior_precision=1.0, **own)
 
     def closure() -> Tensor:

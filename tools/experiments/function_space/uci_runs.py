@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from experiments.function_space.uci import HMC_LIMIT, METHODS, Protocol, fit, scores
 from experiments.function_space.uci_data import NAMES, RegressionData, load, standardise, validation_folds
 from experiments.harness.methods import one_of
-from experiments.harness.options import DataOptions, OutputOptions, at_least_one, not_negative
+from experiments.harness.options import DataOptions, OutputOptions, at_least_one
 from experiments.harness.output import settings_of, write_outputs
 from experiments.harness.run_store import RunStore, fingerprint
 from experiments.harness.tables import markdown, with_error
@@ -51,14 +50,11 @@ class UCI(DataOptions, OutputOptions):
     seed: int = 0
     # CPU threads of torch.
     threads: int = 1
-    # Begin no new run after this many minutes; the same command continues.
-    minutes: float | None = None
     # Folder of the runs, the table and the results.
     out: Path = Path("runs/uci")
 
     def __post_init__(self) -> None:
         at_least_one(self, "splits", "steps", "particles", "hmc_trajectories", "threads")
-        not_negative(self, "minutes")
         if not 1 <= self.folds <= 5:
             raise ValueError(f"folds must lie in [1, 5], got {self.folds}")
         self.protocol()
@@ -90,16 +86,11 @@ class Run:
     diverged: str | None = None
 
 
-class OutOfTime(Exception):
-    """Raised when the time limit is reached; finished runs are on disk."""
-
-
 class Comparison:
     """All runs of one call."""
 
     def __init__(self, options: UCI):
         self.options, self.protocol = options, options.protocol()
-        self.end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
         self.stores: dict[str, RunStore] = {}
 
     def tune(self, data: RegressionData, method: str) -> Tuning[Choice, Run]:
@@ -143,8 +134,6 @@ class Comparison:
         settings |= {"seed": self.options.seed, "protocol": asdict(self.protocol)}
 
         def make() -> dict[str, Any]:
-            if self.end is not None and time.monotonic() > self.end:
-                raise OutOfTime
             result, rows = Run(len(test)), standardise(data, train, test)
             try:
                 fitted = fit(method, rows, lr, self.protocol, self.options.seed * 10_000 + stream)
@@ -246,13 +235,9 @@ def difference(entries: Mapping[str, Mapping[str, Any]], method: str) -> str:
 
 
 def uci(options: UCI, command: str) -> None:
-    """Run everything and write; SystemExit with 3 where --minutes are over."""
+    """Run everything and write."""
     sets = [load(name, options.data) for name in options.sets]
-    try:
-        results = compare(Comparison(options), sets, lambda line: print(line, flush=True))
-    except OutOfTime:
-        print(f"--minutes {options.minutes:g} are over; the same command goes on from here")
-        raise SystemExit(3) from None
+    results = compare(Comparison(options), sets, lambda line: print(line, flush=True))
     text = tables(results, options.methods)
     content = {"settings": settings_of(options), "torch": torch.__version__, "sets": results}
     write_outputs(options.out, command, text, content)

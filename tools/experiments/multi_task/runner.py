@@ -94,7 +94,8 @@ def make_network(settings: Settings, result: Result, data: MultiTaskData) -> LeN
     """The network of a run with its initial weights, the same for all methods with the run's seed."""
     torch.manual_seed(result.seed)
     kind = SeparateNetworks if METHODS[result.method].separate else LeNet
-    network = kind(data.input_shape, len(data.tasks), data.num_classes, settings.particles).to(data.train_x.device)
+    shape: Any = data.input_shape
+    network = kind(shape, len(data.tasks), data.num_classes, settings.particles).to(data.train_x.device)
     network.standardise(data.train_x)
     return network
 
