@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from learned_samplers import HMC, SGHMC, SGLD, SGNHT
+import learned_samplers
+from learned_samplers import L2E, SGHMC, SGLD, SGNHT, CyclicalSchedule
 from tests.harness import (
     LEARNED,
     NEED_CLOSURE,
+    NEED_DRAWS,
     OF_MATRICES,
     SAMPLERS,
     STOCHASTIC,
@@ -25,39 +27,28 @@ EVERY = pytest.mark.parametrize("name", SAMPLERS)
 
 
 @EVERY
-def test_foreach_equals_the_loop_bit_for_bit(name):
+def test_loops_lists_and_blocks_have_the_same_arithmetic(name, monkeypatch):
     settings = dict(prior_precision=2.0, temperature=0.7)
-    one = flat(run(name, 12, foreach=True, **settings)[0])
-    other = flat(run(name, 12, foreach=False, **settings)[0])
-    assert torch.equal(one, other)
-
-
-@EVERY
-def test_blocks_do_not_change_the_chain(name, monkeypatch):
-    whole = flat(run(name, 5)[0])
+    whole = flat(run(name, 12, foreach=True, **settings)[0])
+    assert torch.equal(whole, flat(run(name, 12, foreach=False, **settings)[0]))
     monkeypatch.setattr("learned_samplers.base.step.BLOCK_ON_CPU", 6)
-    assert torch.equal(whole, flat(run(name, 5)[0]))
+    assert torch.equal(whole, flat(run(name, 12, **settings)[0]))
 
 
 @EVERY
-def test_step_returns_the_loss_and_counts(name):
-    _, sampler, losses = run(name, 4)
+def test_the_seed_fixes_the_chain_and_a_step_returns_the_loss_and_counts(name):
+    model, sampler, losses = run(name, 6)
     assert all(torch.isfinite(loss) for loss in losses)
-    assert sampler.step_count == 4
+    assert sampler.step_count == 6
     assert sampler.badge in ("exact", "O(h)", "heuristic")
-
-
-@EVERY
-def test_the_seed_fixes_the_chain_and_another_seed_changes_it(name):
-    assert torch.equal(flat(run(name, 6)[0]), flat(run(name, 6)[0]))
-    assert not torch.equal(flat(run(name, 6)[0]), flat(run(name, 6, seed=2)[0]))
+    assert torch.equal(flat(model), flat(run(name, 6)[0]))
+    assert not torch.equal(flat(model), flat(run(name, 6, seed=2)[0]))
 
 
 @EVERY
 def test_a_generator_of_its_own_leaves_the_global_one_alone(name):
     model = small_network()
     sampler = SAMPLERS[name](model.parameters(), generator=torch.Generator().manual_seed(3))
-    torch.manual_seed(7)
     before = torch.get_rng_state()
     for _ in range(3):
         sampler.step(closure_for(model, sampler))
@@ -65,52 +56,134 @@ def test_a_generator_of_its_own_leaves_the_global_one_alone(name):
 
 
 @pytest.mark.parametrize("name", STOCHASTIC)
-def test_gradients_are_read_and_never_written(name):
-    model, sampler, _ = run(name, 1, prior_precision=3.0)
+def test_gradients_are_read_and_never_written_and_one_that_lacks_is_skipped_on_demand(name):
+    model, sampler, _ = run(name, 1, prior_precision=3.0, missing_gradient="skip")
     before = [p.grad.clone() for p in model.parameters()]
     sampler.step()
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before, strict=True))
+    model[0].weight.grad = None
+    weight, bias = model[0].weight.detach().clone(), model[0].bias.detach().clone()
+    sampler.step()
+    assert torch.equal(model[0].weight, weight)
+    assert not torch.equal(model[0].bias, bias)
+    sampler.zero_grad()
+    start = flat(model)
+    sampler.step()
+    assert torch.equal(flat(model), start)
+    assert sampler.step_count == 4
 
 
 @EVERY
-def test_groups_have_their_own_settings_and_names(name):
+def test_groups_have_their_own_settings_and_names_and_frozen_parameters_stay(name):
     model = small_network()
+    model[0].weight.requires_grad_(False)
     first, second = list(model.named_parameters())[:2], list(model.named_parameters())[2:]
-    make = SAMPLERS[name]
-    sampler = make([{"params": first, "lr": 0.01}, {"params": second}])
+    sampler = SAMPLERS[name]([{"params": first, "lr": 0.01}, {"params": second}])
     assert sampler.param_groups[0]["lr"] == 0.01
     assert sampler.param_groups[0]["param_names"] == ["0.weight", "0.bias"]
-    before = flat(model)
+    before, frozen = flat(model), model[0].weight.clone()
     sampler.step(closure_for(model, sampler))
     assert sampler.step_count == 1
     assert (flat(model) != before).any() or name == "HMC"
+    assert torch.equal(model[0].weight, frozen)
+
+
+# ---------------------------------------------------------------- what drives it
+
+
+def _cosine(sampler, **_):
+    return torch.optim.lr_scheduler.CosineAnnealingLR(sampler, T_max=5)
+
+
+def _one_cycle(sampler, **settings):
+    return torch.optim.lr_scheduler.OneCycleLR(sampler, max_lr=0.1, total_steps=10, **settings)
+
+
+def _cyclic(sampler, **settings):
+    return torch.optim.lr_scheduler.CyclicLR(sampler, base_lr=0.01, max_lr=0.1, step_size_up=3, **settings)
 
 
 @EVERY
-def test_a_learning_rate_scheduler_drives_it(name):
+@pytest.mark.parametrize("make", [_cosine, _one_cycle, _cyclic])
+def test_schedulers_drive_it_and_those_that_cycle_the_momentum_work_without_it(name, make):
     model = small_network()
     sampler = SAMPLERS[name](model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(sampler, T_max=5)
-    rates = []
+    if make is not _cosine and name not in NEED_DRAWS:  # IVON has betas, which torch cycles as it does Adam's
+        with pytest.raises(ValueError, match="cycle_momentum"):  # torch's own words, before anything has changed
+            make(sampler)
+    scheduler, rates = make(sampler, cycle_momentum=False), []
     for _ in range(5):
         sampler.step(closure_for(model, sampler))
         scheduler.step()
-        rates.append(scheduler.get_last_lr()[0])
-    assert rates == sorted(rates, reverse=True)
-    assert rates[-1] == pytest.approx(0, abs=1e-9)
-    before = flat(model)
-    sampler.step(closure_for(model, sampler))  # at lr 0 nothing moves, and nothing breaks
-    assert torch.allclose(flat(model), before, atol=1e-5)
+        rates.append(sampler.param_groups[0]["lr"])
+    assert len(set(rates)) > 3
+    if make is _cosine:
+        assert rates[-1] == pytest.approx(0, abs=1e-9)
+        before = flat(model)
+        sampler.step(closure_for(model, sampler))  # at lr 0 nothing moves, and nothing breaks
+        assert torch.allclose(flat(model), before, atol=1e-5)
 
 
-@EVERY
-def test_frozen_parameters_stay(name):
+def test_cycled_betas_of_ivon():
     model = small_network()
-    model[0].weight.requires_grad_(False)
-    before = model[0].weight.clone()
-    sampler = SAMPLERS[name](model.parameters())
+    sampler = SAMPLERS["IVON"](model.parameters())
+    scheduler, seen = _one_cycle(sampler), set()
+    for _ in range(5):
+        sampler.step(closure_for(model, sampler))
+        scheduler.step()
+        seen.add(tuple(sampler.param_groups[0]["betas"]))
+    assert len(seen) == 5
+
+
+def test_hooks_and_a_gradient_scaler():
+    model = small_network()
+    sampler, seen = SGHMC(model.named_parameters(), 0.1, 100), []
+    handle = sampler.register_step_post_hook(lambda opt, args, kwargs: seen.append(opt.step_count))
+    for _ in range(3):
+        sampler.step(closure_for(model, sampler))
+    handle.remove()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    loss = nn.functional.cross_entropy(model(torch.randn(4, 3)), torch.tensor([0, 1, 0, 1]))
+    scaler.scale(loss).backward()
+    scaler.step(sampler)
+    scaler.update()
+    assert seen == [1, 2, 3]
+    assert sampler.step_count == 4
+
+
+def test_a_group_added_later_joins_the_count():
+    model = small_network()
+    sampler = SGLD(model[0].parameters(), 0.1, 100)
+    model[2].requires_grad_(False)
     sampler.step(closure_for(model, sampler))
-    assert torch.equal(model[0].weight, before)
+    model[2].requires_grad_(True)
+    sampler.add_param_group({"params": model[2].parameters(), "lr": 0.01})
+    sampler.step(closure_for(model, sampler))
+    assert [g["step"] for g in sampler.param_groups] == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "L2E", "AdaptedSGHMC"])
+def test_a_step_inside_autocast_is_that_outside(name):
+    """Its matrix products must not be rounded; compiled code would read bfloat16 as float32."""
+    more, after = {"warmup": L2E, "warmup_steps": 5} if name == "AdaptedSGHMC" else {}, []
+    for inside in (False, True):
+        torch.manual_seed(0)
+        layer, x = nn.Linear(20, 30), torch.randn(8, 20)
+        sampler = getattr(learned_samplers, name)(layer.parameters(), lr=0.01, num_data=100, **more)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            layer(x).square().mean().backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            sampler.step()
+        after.append(flat(layer))
+    assert torch.equal(*after)
+
+
+def test_only_those_that_evaluate_the_loss_again_need_a_closure():
+    asking = {n for n, make in SAMPLERS.items() if make([torch.zeros(1, requires_grad=True)]).needs_closure}
+    assert asking == NEED_CLOSURE
+
+
+# ---------------------------------------------------------------- temperature
 
 
 @pytest.mark.parametrize("name", [n for n in STOCHASTIC if n not in ("SGNHT", "SGLRW")])
@@ -123,7 +196,65 @@ def test_nothing_is_drawn_at_temperature_zero(name):
     assert torch.equal(state, torch.get_rng_state())
 
 
-# ---------------------------------------------------------------- shapes, dtypes, groups
+def test_sghmc_by_momentum_is_sgd_with_it_at_temperature_zero():
+    """The limit in torch's own words, in which prior_precision/num_data is its weight decay."""
+    one, other = small_network().double(), small_network().double()
+    sampler = SGHMC(one.parameters(), 0.05, 100, momentum=0.75, temperature=0.0, prior_precision=3.0)
+    sgd = torch.optim.SGD(other.parameters(), 0.05, momentum=0.75, weight_decay=0.03)
+    for model, optimizer in ((one, sampler), (other, sgd)):
+        for step in range(5):
+            for p in model.parameters():
+                p.grad = torch.full_like(p, 0.1 * step) + p.detach()
+            optimizer.step()
+    assert torch.allclose(flat(one), flat(other), atol=1e-12)
+
+
+def test_different_temperatures_are_told_once_and_zero_beside_one_is_fine():
+    a, b = (torch.zeros(2, requires_grad=True) for _ in range(2))
+
+    def step(sampler):
+        a.grad = b.grad = torch.ones(2)
+        sampler.step()
+
+    for schedule in (False, True):
+        sampler = SGHMC([{"params": [a]}, {"params": [b], "temperature": 0.01}], 0.1, 10)
+        scheduled = CyclicalSchedule(sampler, cycle_length=4, exploration_ratio=0.5) if schedule else None
+        with pytest.warns(UserWarning, match=r"heat flows between them.*law of none"):
+            step(sampler)
+        if scheduled is not None:
+            scheduled.step()
+        step(sampler)  # warnings are errors here
+    step(SGHMC([{"params": [a]}, {"params": [b], "temperature": 0.0}], 0.1, 10))
+
+
+def test_the_kinetic_temperature_is_that_of_a_drawn_momentum_and_of_those_that_have_one():
+    """A parameter that has just joined has none, and would cool the group."""
+    p, q = (torch.zeros(20_000, requires_grad=True) for _ in range(2))
+    settings = dict(momentum_init="normal", temperature=0.25, momentum_decay=1e-9)
+    sampler = SGHMC([p], 1e-9, 100, **settings)
+    p.grad = torch.zeros_like(p)
+    sampler.step()
+    assert sampler.temperatures()[0]["kinetic"] == pytest.approx(0.25, rel=0.05)
+    sampler.param_groups[0]["params"].append(q)
+    q.grad = torch.zeros_like(q)
+    assert sampler.temperatures()[0]["kinetic"] == pytest.approx(0.25, rel=0.05)
+
+
+def test_temperatures_of_exact_draws():
+    k, n = 40.0, 100
+    params = [(torch.randn(50_000) / k**0.5).requires_grad_() for _ in range(2)]
+    sampler = SGNHT([{"params": [p]} for p in params], 0.01, n, momentum_init="normal")
+    for _ in range(3):
+        for x in params:
+            x.grad = k * x.detach() / n
+        reports = sampler.temperatures()
+        sampler.step()
+    assert len(reports) == 2
+    for report in reports:
+        assert report == pytest.approx({"kinetic": 1, "configurational": 1}, rel=0.05)
+
+
+# ---------------------------------------------------------------- shapes, dtypes, leading axes
 
 
 @settings(max_examples=25, deadline=None)
@@ -161,86 +292,9 @@ def test_the_rule_works_with_leading_batch_axes(name, members, width):
     hyper = sampler.hyper(sampler.param_groups[0])
     x, g = torch.randn(2, members, width)
     noise = sampler.noise_like(x)
-    shapes = {"thermostat": (members, 1)}
-    state = [torch.rand(shapes.get(n, (members, width))) for n in sampler.state_names]
+    state = [torch.rand((members, 1) if n == "thermostat" else (members, width)) for n in sampler.state_names]
     stacked = sampler.rule(x, g, noise, *state, **hyper)
     for i in range(members):
         alone = sampler.rule(x[i], g[i], noise[i], *(s[i] for s in state), **hyper)
         for a, b in zip(stacked, alone, strict=True):
             assert torch.allclose(a[i], b, atol=1e-6)
-
-
-def test_a_momentum_drawn_at_the_start_has_the_temperature():
-    p = torch.zeros(20_000, requires_grad=True)
-    sampler = SGHMC([p], 1e-9, 100, momentum_init="normal", temperature=0.25, momentum_decay=1e-9)
-    p.grad = torch.zeros_like(p)
-    sampler.step()
-    assert sampler.temperatures()[0]["kinetic"] == pytest.approx(0.25, rel=0.05)
-
-
-def test_temperatures_of_exact_draws():
-    k, n = 40.0, 100
-    p = (torch.randn(50_000) / k**0.5).requires_grad_()
-    q = (torch.randn(50_000) / k**0.5).requires_grad_()
-    sampler = SGNHT([{"params": [p]}, {"params": [q]}], 0.01, n, momentum_init="normal")
-    for _ in range(3):
-        for x in (p, q):
-            x.grad = k * x.detach() / n
-        reports = sampler.temperatures()
-        sampler.step()
-    assert len(reports) == 2
-    for report in reports:
-        assert report["kinetic"] == pytest.approx(1, rel=0.05)
-        assert report["configurational"] == pytest.approx(1, rel=0.05)
-
-
-def test_hooks_and_named_parameters():
-    model = small_network()
-    sampler = SGHMC(model.named_parameters(), 0.1, 100)
-    seen = []
-    handle = sampler.register_step_post_hook(lambda opt, args, kwargs: seen.append(opt.step_count))
-    for _ in range(3):
-        sampler.step(closure_for(model, sampler))
-    handle.remove()
-    sampler.step(closure_for(model, sampler))
-    assert seen == [1, 2, 3]
-
-
-def test_a_group_added_later_joins_the_count():
-    model = small_network()
-    sampler = SGLD(model[0].parameters(), 0.1, 100)
-    model[2].requires_grad_(False)
-    sampler.step(closure_for(model, sampler))
-    model[2].requires_grad_(True)
-    sampler.add_param_group({"params": model[2].parameters(), "lr": 0.01})
-    sampler.step(closure_for(model, sampler))
-    assert [g["step"] for g in sampler.param_groups] == [2, 2]
-
-
-def test_a_gradient_scaler_drives_it():
-    model = small_network()
-    sampler = SGHMC(model.parameters(), 0.1, 100)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    loss = nn.functional.cross_entropy(model(torch.randn(4, 3)), torch.tensor([0, 1, 0, 1]))
-    scaler.scale(loss).backward()
-    scaler.step(sampler)
-    scaler.update()
-    assert sampler.step_count == 1
-
-
-def test_only_those_that_evaluate_the_loss_again_need_a_closure():
-    asking = {n for n, make in SAMPLERS.items() if make([torch.zeros(1, requires_grad=True)]).needs_closure}
-    assert asking == NEED_CLOSURE
-    with pytest.raises(ValueError, match=r"HMC\.step needs a closure"):
-        HMC([torch.zeros(1, requires_grad=True)], 0.1, 10).step()
-
-
-def test_the_kinetic_temperature_is_of_those_that_have_a_momentum():
-    """A parameter that has just joined has none, and would cool the group."""
-    p, q = (torch.zeros(4000, requires_grad=True) for _ in range(2))
-    sampler = SGHMC([p], 1e-9, 100, momentum_init="normal", momentum_decay=1e-9)
-    p.grad = torch.zeros_like(p)
-    sampler.step()
-    sampler.param_groups[0]["params"].append(q)
-    q.grad = torch.zeros_like(q)
-    assert sampler.temperatures()[0]["kinetic"] == pytest.approx(1.0, rel=0.1)
