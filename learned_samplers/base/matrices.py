@@ -51,7 +51,7 @@ def attenuation(ahead: Tensor, parameter: Tensor, decay: Any) -> Tensor:
 def attenuations(ahead: Sequence[Tensor], parameters: Sequence[Tensor], decay: Any) -> Sequence[Tensor]:
     """`attenuation` of each matrix (..., rows, columns), in shapes that multiply it."""
     if ahead[0].dim() == 2:  # all tensors together: one by one it takes a tenth of a step
-        m, theta = (torch.stack(list(torch._foreach_norm(list(x)))).square() for x in (ahead, parameters))
+        m, theta = [torch.stack(list(torch._foreach_norm(list(x)))).square() for x in (ahead, parameters)]
         return attenuation(m, theta, decay).unbind()
     sizes = ([each.square().sum((-2, -1), keepdim=True) for each in x] for x in (ahead, parameters))
     return [attenuation(each, theta, decay) for each, theta in zip(*sizes, strict=True)]

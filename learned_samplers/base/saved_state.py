@@ -266,7 +266,7 @@ def _validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
 
 
 def _validate_shapes(sampler: Any, shapes: Any) -> None:
-    """Raise ValueError unless the saved shapes are those of the parameters; earlier states do not say, and have None.
+    """Raise ValueError unless the saved shapes are those of the parameters; None where the state does not say.
 
     A sampler without state tensors has nothing else by which another network's state could be told.
     """

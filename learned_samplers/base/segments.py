@@ -37,7 +37,7 @@ class Segments:
     edges: tuple[int, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        lengths = tuple(int(n) for n in self.lengths)
+        lengths = tuple(map(int, self.lengths))
         if not lengths or min(lengths) < 1:
             raise ValueError(f"lengths of Segments must be positive, at least one, got {self.lengths}")
         edges = tuple(accumulate(lengths, initial=0))
@@ -49,8 +49,8 @@ class Segments:
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Segments:
         """Those of these tensors laid end to end."""
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        return cls(tuple(map(prod, shapes)), shapes)
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        return cls(tuple(map(prod, shapes)), tuple(shapes))
 
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
@@ -61,7 +61,7 @@ class Segments:
         """
         if self.shapes is None:
             raise ValueError("the shapes of the tensors must be known here: Segments(lengths, shapes), got none")
-        return tuple(matrix_sides(shape) for shape in self.shapes)
+        return tuple(map(matrix_sides, self.shapes))
 
     def as_matrices(self, x: Tensor) -> list[Tensor]:
         """The tensors in a flat buffer (..., d) as views of these rows and columns, (..., rows, columns)."""
@@ -121,7 +121,7 @@ def _mean(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack(sums, -1).sum(-1) / x.shape[-1]
 
 
-# Constants made once a device: copying one to the device at every step would break the capture of CUDA graphs.
+# Made once a device: a copy to it at every step would wait for it.
 _constants: dict[Any, Tensor] = {}
 
 

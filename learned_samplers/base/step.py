@@ -74,7 +74,7 @@ def collect(sampler: Any) -> list[GroupInputs]:
         return groups
     slopes = [gradient for inputs in groups for gradient in inputs.gradients]
     params = [p for inputs in groups for p in inputs.params]
-    found, others = _norms(slopes, sampler.mesh), _norms(_in_turn(sampler, params), sampler.mesh)
+    found, others = joint_norms(slopes, sampler.mesh), joint_norms(_in_turn(sampler, params), sampler.mesh)
     if not all(map(math.isfinite, [value for _, value in (*found, *others)])):
         _report(sampler, "gradient", lambda p: p.grad)
         _report(sampler, "", lambda p: p)
@@ -83,13 +83,6 @@ def collect(sampler: Any) -> list[GroupInputs]:
     for inputs in groups:
         inputs.total_norm, inputs.large = total, large
     return groups
-
-
-def _norms(tensors: list[Tensor], mesh: Any) -> list[tuple[torch.dtype, float]]:
-    """Norms that say of every tensor whether it is finite and small, each with its dtype."""
-    if mesh is None:
-        return joint_norms(tensors)
-    return list(zip((x.dtype for x in tensors), _norms_of_shards(tensors, mesh), strict=True))
 
 
 def _beyond(found: list[tuple[torch.dtype, float]]) -> bool:
@@ -226,12 +219,14 @@ _PLAIN = {Tensor, torch.nn.Parameter}
 _WIDE = ({torch.float32}, {torch.float64})
 
 
-def joint_norms(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, float]]:
+def joint_norms(tensors: Sequence[Tensor], mesh: Any = None) -> list[tuple[torch.dtype, float]]:
     """The norm of each tensor, but of small ones on a CPU that of all together; with the dtype, in no order.
 
     A joint norm that is finite and small says so of every tensor in it. For twenty tensors of ten numbers it takes a
-    third of the time of `norms`.
+    third of the time of `norms`. Tensors on a device ``mesh`` have their own each, of all processes.
     """
+    if mesh is not None:
+        return list(zip([x.dtype for x in tensors], _norms_of_shards(tensors, mesh), strict=True))
     if _alike_and_small(tensors):
         flat = torch._C._nn.flatten_dense_tensors(list(tensors))
         value = torch.dot(flat, flat).item()

@@ -32,14 +32,14 @@ class ClippingWatch:
         self.warned = False
 
     def __call__(self, sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
-        self._see([g for inputs in evaluation.groups for g in inputs.gradients], evaluation.groups[0].total_norm)
+        gradients = [g for inputs in evaluation.groups for g in inputs.gradients]
+        total = evaluation.groups[0].total_norm
+        if len(gradients) > 1 and 0 < total < math.inf and total >= self.largest * (1 - _SAME):
+            self._compare(torch.linalg.vector_norm(local(gradients[0])).item() / total, total)
         rule()
 
-    def _see(self, gradients: list[Tensor], total: float) -> None:
-        """One step's gradients, and the norm of all together."""
-        if len(gradients) < 2 or not 0 < total < math.inf or total < self.largest * (1 - _SAME):
-            return
-        share = torch.linalg.vector_norm(local(gradients[0])).item() / total
+    def _compare(self, share: float, total: float) -> None:
+        """A total norm that may be the largest one again, and the share of the first tensor in it."""
         if total > self.largest * (1 + _SAME):
             self.largest, self.share, self.hits = total, share, 1
         else:
@@ -51,7 +51,7 @@ class ClippingWatch:
                 f"the gradients had the total norm {self.largest:g} in {PATIENCE} steps and never a larger one: they "
                 "seem to be clipped. Clipping makes the posterior wider without bound (see "
                 "docs/how-to/gradient_clipping.md); in the Hugging Face Trainer write max_grad_norm=0",
-                stacklevel=5,
+                stacklevel=6,
             )
 
 
