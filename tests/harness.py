@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -149,12 +150,12 @@ def run(name, steps, *, seed=1, **settings):
     return model, sampler, losses
 
 
-def running(name):
+def running(name, steps=3):
     """A sampler in the middle of a run, and a function that says whether anything of it has changed."""
     model = small_network()
     sampler = SAMPLERS[name](model.named_parameters())
     closure = closure_for(model, sampler)
-    for _ in range(3):
+    for _ in range(steps):
         sampler.step(closure)
     closure()
     weights, state, noise = flat(model), copy.deepcopy(sampler.state_dict()), torch.get_rng_state()
@@ -166,6 +167,18 @@ def running(name):
         return True
 
     return model, sampler, unchanged
+
+
+def reloaded(model: nn.Module, sampler: torch.optim.Optimizer, twin: nn.Module, make: Callable[[nn.Module], Sampler]):
+    """The chain as a file of it comes back: its weights in ``twin``, its state in the sampler that ``make`` makes."""
+    buffer = io.BytesIO()
+    torch.save([model.state_dict(), sampler.state_dict()], buffer)
+    buffer.seek(0)
+    weights, state = torch.load(buffer, weights_only=True)
+    twin.load_state_dict(weights)
+    other = make(twin)
+    other.load_state_dict(state)
+    return other
 
 
 def same(one: Any, other: Any) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 import torch
 
 from learned_samplers import BAOA, PSGLD, SGHMC, SGLD, check_sampler
-from tests.harness import NEED_CLOSURE, NEED_DRAWS, SAMPLERS, closure_for, flat, small_network
+from tests.harness import NEED_CLOSURE, NEED_DRAWS, SAMPLERS, closure_for, flat, reloaded, small_network
 
 N = 100
 TAKING = [name for name in SAMPLERS if SAMPLERS[name].cls.takes_prior_mean]
@@ -98,22 +97,15 @@ def test_the_mean_is_saved_and_resumed_bit_for_bit(name):
     def make(model, **settings):
         return SAMPLERS[name](model.parameters(), prior_precision=200.0, **settings)
 
-    model = small_network()
+    model, twin = small_network(), small_network(8)
     sampler = make(model, prior_mean="initial")
     for _ in range(5):
         sampler.step(closure_for(model, sampler))
-    buffer = io.BytesIO()
-    torch.save([model.state_dict(), sampler.state_dict()], buffer)
-    for _ in range(5):
-        sampler.step(closure_for(model, sampler))
-    buffer.seek(0)
-    weights, state = torch.load(buffer, weights_only=True)
-    twin = small_network(8)
-    twin.load_state_dict(weights)
-    resumed = make(twin)  # the state says where the prior is
-    resumed.load_state_dict(state)
-    for _ in range(5):
-        resumed.step(closure_for(twin, resumed))
+    resumed, noise = reloaded(model, sampler, twin, make), torch.get_rng_state()  # the state says where the prior is
+    for net, chain in ((model, sampler), (twin, resumed)):
+        torch.set_rng_state(noise)
+        for _ in range(5):
+            chain.step(closure_for(net, chain))
     assert torch.equal(flat(model), flat(twin))
     clone = copy.deepcopy(sampler)
     assert torch.equal(clone.param_groups[0]["prior_mean"][0], sampler.param_groups[0]["prior_mean"][0])

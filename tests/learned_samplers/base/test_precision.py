@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 import torch
 
-from learned_samplers import BAOA, HMC, L2E, PSGLD, SGHMC, SGLD, AdaptedSGHMC
+from learned_samplers import BAOA, SGHMC, SGLD, AdaptedSGHMC
 from learned_samplers.base.guards import precision
-from tests.harness import SAMPLERS, flat, small_network
+from tests.harness import SAMPLERS, flat, reloaded, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -95,47 +94,21 @@ def test_a_first_step_in_float16_with_zero_gradients_is_finite(name):
     assert p.isfinite().all()
 
 
-@pytest.mark.parametrize("cls", [PSGLD, L2E])
-def test_float16_without_masters_is_refused_where_it_gives_nan(cls):
-    p = torch.ones(4, dtype=torch.float16, requires_grad=True)
-    with pytest.raises(ValueError, match="are 0 in float16"):
-        cls([p], 0.1, 100, master_weights=False)
-
-
-def test_the_choices():
-    p = torch.ones(4, requires_grad=True)
-    with pytest.raises(ValueError, match="master_weights=True is for bfloat16 and float16"):
-        SGLD([p], 0.1, 100, master_weights=True)
-    with pytest.raises(ValueError, match="master_weights must be one of"):
-        SGLD([p], 0.1, 100, master_weights="yes")
-    HMC([p.detach().bfloat16().requires_grad_()], 0.1, 100, master_weights=False)  # at one's own risk
-
-
 @pytest.mark.parametrize("name", ["SGLD", "SGHMC", "SGNHT", "PSGLD", "L2E"])
 def test_a_chain_with_masters_resumes_bit_for_bit(name):
-    def chain(seed):
-        model = small_network(seed).bfloat16()
-        return model, SAMPLERS[name](model.parameters())
-
-    def go(model, sampler, steps):
-        for _ in range(steps):
-            sampler.step(_closure(model, sampler))
-
-    model, sampler = chain(0)
-    go(model, sampler, 4)
-    buffer = io.BytesIO()
-    torch.save([model.state_dict(), sampler.state_dict()], buffer)
-    go(model, sampler, 4)
-    buffer.seek(0)
-    weights, state = torch.load(buffer, weights_only=True)
-    twin, resumed = chain(5)
-    twin.load_state_dict(weights)
-    resumed.load_state_dict(state)
-    go(twin, resumed, 4)
+    model, twin = small_network().bfloat16(), small_network(5).bfloat16()
+    sampler = SAMPLERS[name](model.parameters())
+    for _ in range(4):
+        sampler.step(_closure(model, sampler))
+    resumed = reloaded(model, sampler, twin, lambda net: SAMPLERS[name](net.parameters()))
+    noise = torch.get_rng_state()
+    for net, chain in ((model, sampler), (twin, resumed)):
+        torch.set_rng_state(noise)
+        for _ in range(4):
+            chain.step(_closure(net, chain))
     assert torch.equal(flat(twin), flat(model))
-    master = next(iter(resumed.state.values()))["master"]
-    assert torch.equal(master, next(iter(sampler.state.values()))["master"])
-    without = copy.deepcopy(state)
+    assert torch.equal(*(next(iter(chain.state.values()))["master"] for chain in (resumed, sampler)))
+    without = copy.deepcopy(sampler.state_dict())
     del without["state"][0]["master"]
     with pytest.raises(ValueError, match="master"):
         resumed.load_state_dict(without)
