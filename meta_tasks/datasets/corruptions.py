@@ -125,21 +125,12 @@ def _enlargement(side: int, factor: float) -> np.ndarray:
 # --- weather ------------------------------------------------------------------------------------------------------
 
 
-def snow(
-    x: Images,
-    stream: Generator,
-    mean: float,
-    scale: float,
-    zoom: float,
-    threshold: float,
-    radius: int,
-    sigma: float,
-    share: float,
-) -> Images:
+def snow(x: Images, stream: Generator, *settings: float) -> Images:
     """Flakes of thresholded, enlarged and smeared normal noise, and their half turn, on a whitened image."""
+    mean, scale, zoom, threshold, radius, sigma, share = settings
     flakes = zoomed(stream.normal(mean, scale, (len(x), 1, *x.shape[2:])), zoom)
     flakes = np.clip(np.where(flakes < threshold, 0, flakes), 0, 1)
-    flakes = smeared(flakes, radius, sigma, stream.uniform(-3 * np.pi / 4, -np.pi / 4, len(x)))
+    flakes = smeared(flakes, int(radius), sigma, stream.uniform(-3 * np.pi / 4, -np.pi / 4, len(x)))
     grey = x if x.shape[1] == 1 else (x * LUMA).sum(1, keepdims=True)
     whitened = share * x + (1 - share) * np.maximum(x, 1.5 * grey + 0.5)
     return whitened + flakes + flakes[:, :, ::-1, ::-1]

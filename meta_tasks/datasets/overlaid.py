@@ -84,8 +84,8 @@ def load_overlaid(
     }
     parts: list[Tensor] = []
     for split in SPLITS:
-        images = [(source.test if split == "test" else _training(source)) for source in (first, second)]
-        parts += _render(*images, pairs[split], size, test_stream if split == "test" else stream)
+        one, other = (source.test if split == "test" else _training(source) for source in (first, second))
+        parts += _render(one, other, pairs[split], size, test_stream if split == "test" else stream)
     return MultiTaskData(name, TASKS, first.num_classes, *parts)
 
 

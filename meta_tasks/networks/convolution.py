@@ -66,20 +66,10 @@ def lenet(input_shape: InputShape, num_classes: int) -> nn.Module:
     check_size("lenet", input_shape, 12)
     channels, height, width = input_shape
     features = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
-    return nn.Sequential(
-        nn.Conv2d(channels, 6, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(features, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, num_classes),
-    )
+    first = nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+    linear = nn.Linear(features, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, num_classes)
+    return nn.Sequential(*first, *second, *linear)
 
 
 def gong_cnn(input_shape: InputShape, num_classes: int, *, channels: int = 16, activation: str = "relu") -> nn.Module:
@@ -92,18 +82,9 @@ def gong_cnn(input_shape: InputShape, num_classes: int, *, channels: int = 16, a
     in_channels, height, width = input_shape
     features = channels * (((height - 2) // 2 - 2) // 2) * (((width - 2) // 2 - 2) // 2)
     function = ACTIVATIONS[activation]
-    return nn.Sequential(
-        nn.Conv2d(in_channels, channels, 3),
-        function(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(channels, channels, 3),
-        function(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(features, 100),
-        function(),
-        nn.Linear(100, num_classes),
-    )
+    first = nn.Conv2d(in_channels, channels, 3), function(), nn.MaxPool2d(2)
+    second = nn.Conv2d(channels, channels, 3), function(), nn.MaxPool2d(2), nn.Flatten()
+    return nn.Sequential(*first, *second, nn.Linear(features, 100), function(), nn.Linear(100, num_classes))
 
 
 _aten = torch.ops.aten

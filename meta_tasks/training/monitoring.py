@@ -81,7 +81,7 @@ class Monitor:
     def iteration(self, done: Iteration) -> None:
         """Losses (overall and by kind of task), gradient, failures, speed, output scales and inner curves."""
         add, number = self._writer.add_scalar, done.number
-        values = {
+        values: dict[str, list[float]] = {
             "meta_loss/all": [done.loss],
             "meta_loss/median": [done.median_loss],
             "gradient/norm": [done.gradient_norm],

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -317,3 +318,26 @@ def test_a_step_ends_where_the_rule_allows():
     rule.constrained = lambda weights: weights.clamp(max=-0.25)
     assert run(rule=rule, iterations=2).weights.max() <= -0.25
     assert run(iterations=2).weights.max() > -0.25
+
+
+class WithoutEffect(LearnableSGD):
+    def prepare(self, weights):
+        return super().prepare(torch.zeros_like(weights))
+
+
+def test_no_time_begins_nothing():
+    made = trainer(iterations=1)
+    assert made.run(minutes=0) == "time is up"
+    assert made.iteration == 0
+
+
+def test_a_meta_gradient_that_stays_zero_is_told_once():
+    made = trainer(iterations=8, rule=WithoutEffect())
+    with pytest.warns(UserWarning, match=r"exactly 0 in 3 iterations in a row \(0 runs failed in the last\)") as told:
+        made.run()
+    assert len(told) == 1
+    assert made.history["gradient_norm"] == [0.0] * 8
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer(iterations=2, rule=WithoutEffect()).run()  # two may be chance
+        trainer(iterations=4).run()
