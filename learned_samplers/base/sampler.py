@@ -88,6 +88,11 @@ class Sampler(ResumableOptimizer):
     #: Whether this process has agreed with the others on the noise of a replicated chain.
     agreed: bool = False
 
+    def __new__(cls, *args: Any, **keywords: Any) -> Any:
+        if {"momentum", "momentum_decay"} <= keywords.keys():  # __init__ could not tell a default from what is given
+            momentum_as_decay(cls.__name__, keywords, keywords)
+        return super().__new__(cls)
+
     def __init__(self, params: Any, defaults: dict[str, Any], *, generator: torch.Generator | None = None):
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
@@ -100,11 +105,6 @@ class Sampler(ResumableOptimizer):
         self.generator = generator
         if generator is None and self.mesh is not None:
             self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-
-    def __new__(cls, *args: Any, **keywords: Any) -> Any:
-        if {"momentum", "momentum_decay"} <= keywords.keys():  # __init__ could not tell a default from what is given
-            momentum_as_decay(cls.__name__, keywords, keywords)
-        return super().__new__(cls)
 
     def _begin(self) -> None:
         """What guards remember of the steps so far: it is not saved, and a copy of the sampler begins anew."""
