@@ -20,7 +20,7 @@ def local(x: Tensor) -> Tensor:
         return x.to_local() if is_sharded(x) else x  # type: ignore[attr-defined]
 
 
-def whole(x: Tensor) -> Tensor:
+def gathered(x: Tensor) -> Tensor:
     """All of a DTensor, gathered in every process; any other tensor as it is."""
     return x.full_tensor() if is_sharded(x) else x  # type: ignore[attr-defined]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from learned_samplers.base import sharding
-from learned_samplers.base.sharding import is_sharded, local, summed, whole
+from learned_samplers.base.sharding import gathered, is_sharded, local, summed
 from learned_samplers.posterior.network import buffers_of, parameters_of, tensors_of
 from learned_samplers.posterior.normalisation import normalisation_layers
 from learned_samplers.posterior.store import Store
@@ -107,7 +107,7 @@ class Fingerprints:
         """The fingerprint of one tensor of the model."""
         current = mark(tensor)
         if name not in self._known or self._known[name][0] != current:
-            self._known[name] = current, fingerprint(whole(tensor))
+            self._known[name] = current, fingerprint(gathered(tensor))
         return self._known[name][1]
 
     def validate(self, expected: Mapping[str, str], source: str) -> None:
@@ -175,7 +175,7 @@ class Snapshots:
         """Whether a number beyond a type's largest would have become infinite or NaN; some of eight bits cut it off."""
         if dtype.itemsize > 1 or tensor.dtype == dtype:
             return True
-        return not bool((sharding.whole(tensor.detach()).abs() > torch.finfo(dtype).max).any())
+        return not bool((sharding.gathered(tensor.detach()).abs() > torch.finfo(dtype).max).any())
 
     def unsampled(self) -> tuple[Tensors, dict[str, Tensor]]:
         """The model's tensors that are stored once, and those that are known by their fingerprints only."""
@@ -212,7 +212,7 @@ class Snapshots:
             if is_parameter and self._marks.get(name) == current:
                 continue
             if name in fixed:
-                same = same_values(fixed[name], sharding.whole(tensor.detach()).to(self.device))
+                same = same_values(fixed[name], sharding.gathered(tensor.detach()).to(self.device))
             else:
                 if name not in store.frozen:
                     raise ValueError(
@@ -244,7 +244,7 @@ class Snapshots:
     def stored(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
         """A copy on the device of storage, a floating-point tensor in ``dtype`` if that is given."""
         chosen = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        return sharding.whole(tensor.detach()).to(self.device, chosen, copy=True)
+        return sharding.gathered(tensor.detach()).to(self.device, chosen, copy=True)
 
 
 def _parameter_mark(tensor: Tensor) -> Any:
