@@ -82,7 +82,7 @@ def test_the_command_on_two_data_sets(root, tmp_path, capsys):
     assert all(name in table and name in printed for name in EVERY)
     assert "multi_fashion_mnist, bottom right" in table
     trial = content["data sets"]["multi_mnist"]["MGDA"]["tuning"][0]
-    assert f"{trial['lr']:g}: {trial['validation_nll']:.3f}" in table
+    assert f"lr {trial['lr']:g}, {trial['energy']}: {trial['validation_nll']:.4f}" in table
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     # The losers of the tuning never see a test image.
     runs = [read(path) for path in (tmp_path / "runs").iterdir()]

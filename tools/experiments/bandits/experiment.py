@@ -14,7 +14,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from experiments.bandits.posteriors import METHODS, Budget, History, Posterior
+from experiments.bandits.posteriors import INITIAL_PULLS, METHODS, Budget, History, Posterior
 from experiments.bandits.problems import Bandit, mushroom, read_mushrooms, wheel
 from experiments.harness import options as common
 from experiments.harness.methods import one_of
@@ -83,7 +83,7 @@ def play(
     posterior = make(bandit.contexts, arms, noise / scale, budget, generator)
     history = History(bandit.contexts)
     chosen = torch.zeros(rounds, dtype=torch.long)
-    first = min(budget.initial_pulls * arms, rounds)
+    first = min(INITIAL_PULLS * arms, rounds)
     # Between two updates the posterior does not change, so that these rounds are played at once.
     for start, end in pairwise([0, *range(first, rounds, budget.interval), rounds]):
         now = torch.arange(end) % arms if start == 0 else posterior.choose(bandit.contexts[start:end])

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from experiments.harness.methods import Method, by_name
-from experiments.harness.options import at_least, at_least_one, positive
+from experiments.harness.options import at_least_one, positive
 from learned_samplers import FSVGD, SGHMC
-from learned_samplers.base import validation
 from learned_samplers.particles import FittedPrior, measurement_set
 from meta_tasks.networks import batched_mlp
 
-#: Standard deviation of the noise on f-SVGD's measurement points; contexts are about 1.
-MEASUREMENT_NOISE = 0.1
+BATCH = 128  # rounds in a minibatch
+INITIAL_PULLS = 3  # how often every arm is tried at the beginning
+#: f-SVGD's measurement points beside the minibatch, and the standard deviation of their noise; contexts are about 1.
+MEASUREMENT_POINTS, MEASUREMENT_NOISE = 32, 0.1
+MOMENTUM_DECAY = 0.1  # of SGHMC
 
 
 @dataclass(frozen=True)
@@ -41,28 +43,18 @@ class Budget:
     interval: int = 20
     # Minibatch gradients of an update.
     steps: int = 20
-    # Rounds in a minibatch.
-    batch_size: int = 128
-    # How often every arm is tried at the beginning.
-    initial_pulls: int = 3
     # f-SVGD: Adam's learning rate.
     fsvgd_lr: float = 5e-3
-    # f-SVGD: measurement points beside the minibatch.
-    measurement_points: int = 32
     # Bootstrap: Adam's learning rate.
     bootstrap_lr: float = 3e-3
     # SGHMC: learning rate in units of the noise's variance (the loss is a squared error over it).
     sghmc_lr: float = 2e-2
-    # SGHMC: momentum decay.
-    momentum_decay: float = 0.1
 
     def __post_init__(self) -> None:
-        at_least_one(self, "contexts", "members", "interval", "steps", "batch_size", "initial_pulls")
+        at_least_one(self, "contexts", "members", "interval", "steps")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"hidden must hold positive widths, got {self.hidden}")
-        at_least(0, self, "measurement_points")
         positive(self, "fsvgd_lr", "bootstrap_lr", "sghmc_lr")
-        validation.fraction("momentum_decay", self.momentum_decay, open_left=True)
 
 
 class History:
@@ -121,7 +113,7 @@ class Posterior:
 
     def update(self, history: History) -> None:
         for _ in range(self.budget.steps):
-            self.step(history, history.minibatch(self.budget.batch_size, self.generator))
+            self.step(history, history.minibatch(BATCH, self.generator))
 
     def step(self, history: History, batch: Tensor) -> None:
         raise NotImplementedError
@@ -149,7 +141,7 @@ class FunctionSpace(Posterior):
     def step(self, history: History, batch: Tensor) -> None:
         seen = history.contexts[: history.count]
         own: Any = {"scale": MEASUREMENT_NOISE, "generator": self.generator}
-        inputs = measurement_set(seen[batch], seen, self.budget.measurement_points, **own)
+        inputs = measurement_set(seen[batch], seen, MEASUREMENT_POINTS, **own)
 
         def closure() -> tuple[Tensor, Tensor, Tensor]:
             f = forward(self.tensors, inputs)
@@ -185,7 +177,7 @@ class Chains(Posterior):
             for layer, into in enumerate(self.sizes[:-1])
         ]
         lr = budget.sghmc_lr * noise**2
-        self.sampler = SGHMC(groups, lr, 1.0, momentum_decay=budget.momentum_decay, generator=generator)
+        self.sampler = SGHMC(groups, lr, 1.0, momentum_decay=MOMENTUM_DECAY, generator=generator)
 
     def step(self, history: History, batch: Tensor) -> None:
         self.sampler.zero_grad()

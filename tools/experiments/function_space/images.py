@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from experiments.function_space.networks import StackedMLP
@@ -161,7 +160,7 @@ def train(
 
 
 class ImageRuns:
-    """Runs of a protocol on one data set, kept in a folder with their weights."""
+    """Runs of a protocol on one data set, kept in a folder."""
 
     def __init__(self, out: Path, data: ImageData, protocol: ImageProtocol, *, fresh: bool = False):
         self.data, self.protocol = data, protocol
@@ -202,9 +201,6 @@ class ImageRuns:
 
         def make() -> dict[str, Any]:
             networks, seconds = train(method, data, lr, self.protocol, seed, label=f"{method}, seed {seed}")
-            self.store.begin(name, "samples")
-            weights = {"0": networks.params[0].detach().contiguous()}
-            save_file(weights, self.store.path(name, "samples", ".safetensors"))
             with torch.no_grad():
                 single = torch.cat([networks.logits(part).argmax(-1) for part in data.test_x.split(1000)], dim=1)
             wrong = (single != data.test_y).double().mean().item()

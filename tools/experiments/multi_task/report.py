@@ -12,9 +12,9 @@ import numpy as np
 from experiments.harness.figures import grid_lines, new_figure
 from experiments.harness.output import counted, write_outputs
 from experiments.harness.tables import finished, markdown, spread, with_failures
-from experiments.harness.tuning import Tuning
+from experiments.harness.tuning import Tuning, score_text
 from experiments.multi_task.comparison import Choice, TaskOptions
-from experiments.multi_task.methods import ENERGIES, METHODS
+from experiments.multi_task.methods import METHODS
 from experiments.multi_task.runner import Result
 from learned_samplers import plots
 
@@ -79,23 +79,13 @@ def run_table(finals: Finals) -> str:
 
 
 def tuning_table(tunings: Tunings) -> str:
-    """Validation NLL of everything that was tried, a row a data set and method, a column a scale of the energies."""
-
-    def tried(tuning: Tuning[Choice, Result], energy: str) -> str:
-        choices = sorted(choice for choice in tuning.trials if choice.energy == energy)
-        scores = [(choice.lr, tuning.mean(choice)) for choice in choices]
-        return ", ".join(f"{lr:g}: {'diverged' if nll is None else f'{nll:.3f}'}" for lr, nll in scores) or "–"
-
-    return markdown(
-        [
-            {
-                "data set, method": f"{dataset}, {name}",
-                **{energy.replace("_", " "): tried(tuning, energy) for energy in ENERGIES},
-            }
-            for dataset, methods in tunings.items()
-            for name, tuning in methods.items()
-        ]
-    )
+    """Validation NLL of everything that was tried, a row a data set and method."""
+    rows = []
+    for dataset, methods in tunings.items():
+        for name, tuning in methods.items():
+            tried = ", ".join(f"{choice}: {score_text(tuning.mean(choice))}" for choice in sorted(tuning.trials))
+            rows.append({"data set, method": f"{dataset}, {name}", "validation NLL": tried})
+    return markdown(rows)
 
 
 def content(finals: Finals, tunings: Tunings, tasks: Tasks) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from experiments.bandits.posteriors import (
 )
 from experiments.bandits.problems import wheel
 
-SMALL = Budget(contexts=300, members=4, hidden=(16,), steps=10, batch_size=32, measurement_points=8)
+SMALL = Budget(contexts=300, members=4, hidden=(16,), steps=10)
 LEARNING = [FunctionSpace, Bootstrap, Chains]
 
 
