@@ -355,7 +355,7 @@ class PosteriorSamples(SampleCollection):
         validate_counts("the state dict", progress, *entries)
         on_disk = self.path is not None
         if (samples is None) != on_disk:
-            kinds = ("on disk", "in memory")
+            kinds = ("in memory", "on disk")
             raise ValueError(f"the state dict's samples are {kinds[not on_disk]}, this collection's {kinds[on_disk]}")
         if on_disk:
             progress = replace(progress, stride=max(progress.stride, store.progress.stride))

@@ -108,36 +108,6 @@ def test_side_by_side():
     assert len({ax.figure for ax in axes}) == 1
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: plots.reliability_diagram(PROBS, LABELS[:3]), ValueError, "labels must have shape"),
-        (lambda: plots.accuracy_against_samples({}), ValueError, "curves must hold at least one curve"),
-        (lambda: plots.accuracy_against_samples({"a": []}), ValueError, r"curves\['a'\] must have shape \(K,\)"),
-        (
-            lambda: plots.accuracy_against_samples({"a": [91.0]}),
-            ValueError,
-            r"curves\['a'\] must lie in \[0, 1\], got 91",
-        ),
-        (lambda: plots.nll_against_samples({"a": [1.0, np.inf]}), ValueError, r"curves\['a'\] must be finite, got inf"),
-        (lambda: plots.accuracy_against_samples({"a": "b"}), TypeError, r"curves\['a'\] must be numbers, got str"),
-        (
-            lambda: plots.accuracy_against_samples({"a": [0.5]}, references={"SGD": 2}),
-            ValueError,
-            r"references\['SGD'\] must lie in \[0, 1\], got 2",
-        ),
-        (lambda: plots.cosine_similarity_map(np.ones((2, 3))), ValueError, r"similarity must have shape \(K, K\)"),
-        (lambda: plots.cosine_similarity_map([[2.0]]), ValueError, r"similarity must lie in \[-1, 1\], got 2"),
-        (lambda: plots.loss_barriers({}), ValueError, "lines must hold at least one set of lines"),
-        (lambda: plots.loss_barriers({"a": 1}), TypeError, r"lines\['a'\] must be LossLines, got int"),
-        (lambda: plots.side_by_side(0), ValueError, "count must be at least 1, got 0"),
-    ],
-)
-def test_bad_arguments_are_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
 SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})

@@ -1,12 +1,20 @@
-"""Angles between samples whose tensors come in different orders."""
-
-from __future__ import annotations
+"""Angles between samples, and the loss on lines and planes through them, where it is known."""
 
 import numpy as np
 import pytest
 import torch
 
-from learned_samplers.diagnostics import cosine_similarity
+from learned_samplers import diagnostics
+from tests.learned_samplers.posterior.common import collection, ensemble
+
+
+def test_cosine_similarity():
+    vectors = torch.tensor([[1.0, 0, 0], [1, 1, 0], [-2, 0, 0]])
+    expected = [[1, 2**-0.5, -1], [2**-0.5, 1, -(2**-0.5)], [-1, -(2**-0.5), 1]]
+    np.testing.assert_allclose(diagnostics.cosine_similarity(vectors), expected, atol=1e-12)
+    samples = collection(ensemble())
+    flat = torch.stack([torch.cat([t.flatten() for t in sample.values()]) for sample in samples])
+    np.testing.assert_allclose(diagnostics.cosine_similarity(samples), diagnostics.cosine_similarity(flat))
 
 
 def test_the_order_of_the_names_does_not_matter():
@@ -14,15 +22,99 @@ def test_the_order_of_the_names_does_not_matter():
     sample = {"a": torch.randn(3, 2), "b": torch.randn(4), "c": torch.randn(1)}
     other = {name: torch.randn_like(tensor) for name, tensor in sample.items()}
     turned = [{name: one[name] for name in order} for one, order in ((sample, "abc"), (sample, "cba"), (other, "bca"))]
-    expected = cosine_similarity([sample, sample, other])
-    np.testing.assert_allclose(cosine_similarity(turned), expected, rtol=1e-12)
+    expected = diagnostics.cosine_similarity([sample, sample, other])
+    np.testing.assert_allclose(diagnostics.cosine_similarity(turned), expected, rtol=1e-12)
     assert expected[0, 1] == pytest.approx(1)
     assert abs(expected[0, 2]) < 0.9
 
 
-def test_other_names_or_shapes_are_refused():
-    sample = {"a": torch.ones(2), "b": torch.ones(2)}
-    with pytest.raises(ValueError, match=r"samples\[1\] has other names than samples\[0\]: \['b', 'c'\]"):
-        cosine_similarity([sample, {"a": torch.ones(2), "c": torch.ones(2)}])
-    with pytest.raises(ValueError, match=r"samples\[2\] has other shapes than samples\[0\]"):
-        cosine_similarity([sample, sample, {"a": torch.ones(1), "b": torch.ones(3)}])
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+def at(*values):
+    return {"a": torch.tensor(values[:1], dtype=torch.float64), "b": torch.tensor(values[1:], dtype=torch.float64)}
+
+
+def double_well(state):
+    """(a² − 1)² + b²: minima at a = ±1, a hill of height 1 between them."""
+    return (state["a"] ** 2 - 1) ** 2 + state["b"] ** 2
+
+
+def test_barrier_of_a_quadratic_is_zero_and_of_a_double_well_one():
+    def quadratic(state):
+        return 3 * state["a"] ** 2 + state["b"] ** 2
+
+    # A convex loss lies below its chord everywhere, and on it at the ends.
+    assert diagnostics.loss_barrier(at(1, 2), at(-4, 1), quadratic) == 0
+    lines = diagnostics.loss_lines([at(1, 2), at(-4, 1)], quadratic, num_points=3)
+    assert lines.losses[0].tolist() == [7.0, 3 * 1.5**2 + 1.5**2, 49.0]
+    # A concave one, −x² between −1 and 2: −x² + 1 + 3t with x = 3t − 1 is 9t(1 − t), at most 9/4.
+    concave = diagnostics.loss_barrier(at(-1, 0), at(2, 0), lambda state: -(state["a"] ** 2))
+    assert concave == pytest.approx(9 / 4)
+    assert diagnostics.loss_barrier(at(-1, 0), at(1, 0), double_well) == pytest.approx(1)
+    # Between unequal ends, (a, b) = (−1, 0) and (1, 2), the loss at t is (x² − 1)² + 4t² and the chord 4t.
+    t = np.linspace(0, 1, 21)
+    expected = (((2 * t - 1) ** 2 - 1) ** 2 + 4 * t**2 - 4 * t).max()
+    assert diagnostics.loss_barrier(at(-1, 0), at(1, 2), double_well) == pytest.approx(expected)
+
+
+def test_which_pairs():
+    samples = [at(-1, 0), at(1, 0), at(1, 0.5), at(-1, 0)]
+    consecutive = diagnostics.loss_lines(samples, double_well)
+    assert consecutive.pairs == [(0, 1), (1, 2), (2, 3)]
+    np.testing.assert_allclose(consecutive.barriers[:2], [1, 0], atol=1e-12)
+    every = diagnostics.loss_lines(samples, double_well, pairs="all", num_points=5)
+    assert every.pairs == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    assert every.losses.shape == (6, 5)
+    assert every.positions.tolist() == [0, 0.25, 0.5, 0.75, 1]
+    chosen = diagnostics.loss_lines(samples, double_well, pairs=[(3, 1)])
+    assert chosen.barriers == pytest.approx([1])
+
+
+# -- planes -----------------------------------------------------------------------------------------------------------
+
+
+def states(count=3, seed=0):
+    stream = torch.Generator().manual_seed(seed)
+    return [{"a": torch.randn(4, 3, generator=stream), "b": torch.randn(5, generator=stream)} for _ in range(count)]
+
+
+def flat(state):
+    return torch.cat([tensor.double().flatten() for tensor in state.values()])
+
+
+def test_a_quadratic_is_a_paraboloid_of_the_coordinates():
+    """‖θ − θ₁‖² is the squared distance to the origin of the plane."""
+    three = states()
+    plane = diagnostics.loss_plane(three, lambda state: (flat(state) - flat(three[0])).square().sum(), num_points=7)
+    expected = plane.across**2 + plane.down[:, None] ** 2
+    np.testing.assert_allclose(plane.losses, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_distances_on_the_plane_are_those_between_the_weights():
+    three = states()
+    plane = diagnostics.loss_plane(three, lambda state: 0.0, num_points=3)
+    for i in range(3):
+        for j in range(3):
+            apart = float((flat(three[i]) - flat(three[j])).norm())
+            assert np.linalg.norm(plane.corners[i] - plane.corners[j]) == pytest.approx(apart, abs=1e-6)
+    assert plane.corners[0].tolist() == [0, 0]
+    assert plane.corners[1][1] == 0
+    assert plane.corners[2][1] > 0
+
+
+def test_the_grid_is_a_square_with_the_samples_inside():
+    plane = diagnostics.loss_plane(states(), lambda state: 0.0, num_points=5, margin=0.25)
+    sides = [axis[-1] - axis[0] for axis in (plane.across, plane.down)]
+    assert sides[0] == pytest.approx(sides[1])
+    assert sides[0] == pytest.approx(1.5 * np.ptp(plane.corners, axis=0).max())
+    assert (plane.across[0] < plane.corners[:, 0]).all()
+    assert (plane.corners[:, 1] < plane.down[-1]).all()
+
+
+def test_the_loss_gets_the_weights_in_their_shapes_and_at_least_in_float32():
+    three = [{name: tensor.bfloat16() for name, tensor in state.items()} for state in states()]
+    seen = []
+    diagnostics.loss_plane(three, lambda state: seen.append(state) or 0.0, num_points=3)
+    assert len(seen) == 9
+    assert all(state["a"].dtype == torch.float32 and state["a"].shape == (4, 3) for state in seen)

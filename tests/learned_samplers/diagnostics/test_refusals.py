@@ -1,0 +1,106 @@
+"""What diagnostics and plots refuse: an error of its class that names the argument."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from learned_samplers import HMC, SGLRW, diagnostics, plots
+from tests.learned_samplers.diagnostics.test_landscape import at, double_well, states
+from tests.learned_samplers.diagnostics.test_learning_coefficient import squared
+from tests.learned_samplers.diagnostics.test_network_loss import LABELS, X
+from tests.learned_samplers.posterior.common import collection, ensemble
+
+DRAWS = np.ones((2, 10, 3))
+PAIR, THREE = [at(-1, 0), at(1, 0)], states()
+BETWEEN = {name: 0.3 * THREE[0][name] + 0.7 * THREE[1][name] for name in THREE[0]}
+PROBS = torch.full((4, 2), 0.5)
+
+
+def cosine(*samples):
+    return diagnostics.cosine_similarity(list(samples))
+
+
+def lines(samples=PAIR, loss=double_well, **options):
+    return diagnostics.loss_lines(samples, loss, **options)
+
+
+def plane(*samples, value=0.0, **options):
+    return diagnostics.loss_plane(list(samples), lambda state: value, **options)
+
+
+def loss(labels=LABELS, **options):
+    return diagnostics.network_loss(collection(ensemble(lambda: nn.Linear(4, 2))), X, labels, **options)
+
+
+def coefficient(**options):
+    given = {"model": nn.Linear(3, 1), "loss": squared, "data": (torch.zeros(4, 3), torch.zeros(4, 1)), "lr": 0.1}
+    return diagnostics.local_learning_coefficient(**{**given, **options})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda: diagnostics.ess(DRAWS[:, :3]), ValueError, "draws.*4.*3"),
+        (lambda: diagnostics.ess(DRAWS[0, :, 0]), ValueError, r"draws.*\(10,\)"),
+        (lambda: diagnostics.ess(DRAWS, "tail"), ValueError, "method.*'tail'"),
+        (lambda: diagnostics.ess("chain"), TypeError, "draws.*str"),
+        (lambda: diagnostics.ess(DRAWS * np.nan), ValueError, r"draws.*nan at \(0, 0, 0\)"),
+        (lambda: diagnostics.ess_per_second(DRAWS, 0), ValueError, "seconds.*0"),
+        (lambda: diagnostics.split_rhat(DRAWS[:1]), ValueError, "draws.*1"),
+        (lambda: diagnostics.chainwise_rhat(DRAWS, 1), ValueError, "num_splits.*1"),
+        (lambda: diagnostics.chainwise_rhat(DRAWS, 3), ValueError, "draws.*12.*10"),
+        (lambda: cosine(torch.ones(2), torch.zeros(2)), ValueError, r"samples\[1\]"),
+        (lambda: cosine(torch.ones(2), torch.ones(3)), ValueError, r"samples.*\[2, 3\]"),
+        (lambda: cosine(), ValueError, "samples"),
+        (lambda: cosine(at(1, 2), {"a": torch.ones(1), "c": torch.ones(1)}), ValueError, r"samples\[1\].*'b', 'c'"),
+        (lambda: cosine(at(1, 2), {"a": torch.ones(2), "b": torch.ones(1)}), ValueError, r"samples\[1\].*shapes"),
+        (lambda: lines(num_points=2), ValueError, "num_points.*2"),
+        (lambda: lines(pairs="some"), ValueError, "pairs.*'some'"),
+        (lambda: lines(pairs=[(0, 2)]), ValueError, r"pairs.*\(0, 2\)"),
+        (lambda: lines(PAIR[:1]), ValueError, "samples.*1"),
+        (lambda: lines([at(1, 2), {"a": torch.ones(2)}]), ValueError, "samples 0 and 1"),
+        (lambda: lines(loss=lambda state: float("inf")), ValueError, r"loss.*inf .*t=0\.000"),
+        (lambda: plane(*THREE[:2]), ValueError, "samples.*2"),
+        (lambda: plane(THREE[0], THREE[0], THREE[1]), ValueError, "samples.*the first two are the same"),
+        (lambda: plane(THREE[0], THREE[1], THREE[0]), ValueError, "samples.*one line"),
+        (lambda: plane(THREE[0], THREE[1], BETWEEN), ValueError, "samples.*one line"),
+        (lambda: plane(*THREE[:2], {"a": THREE[2]["a"]}), ValueError, "samples"),
+        (lambda: plane(*THREE, num_points=2), ValueError, "num_points"),
+        (lambda: plane(*THREE, margin=-1), ValueError, "margin"),
+        (lambda: plane(*THREE, value=float("nan")), ValueError, "loss.*nan"),
+        (lambda: loss(kind="brier"), ValueError, "kind.*'brier'"),
+        (lambda: loss(batch_size=0), ValueError, "batch_size.*0"),
+        (lambda: loss(output="regression"), ValueError, "output.*'regression'"),
+        (lambda: loss(LABELS[0]), ValueError, "labels.*10.*one number"),
+        (lambda: loss(LABELS[:3]), ValueError, "labels.*10.*3"),
+        (lambda: coefficient(sampler=HMC), TypeError, "sampler.*HMC"),
+        (lambda: coefficient(sampler="SGLD"), TypeError, "sampler"),
+        (lambda: coefficient(sampler=SGLRW), TypeError, "sampler.*SGLRW"),
+        (lambda: coefficient(data=TensorDataset(X, LABELS)), TypeError, "data.*TensorDataset"),
+        (lambda: coefficient(data=(torch.zeros(3, 3), torch.zeros(2, 1))), ValueError, "data"),
+        (lambda: coefficient(localization=0.0), ValueError, "localization"),
+        (lambda: coefficient(num_data=1), ValueError, "num_data"),
+        (lambda: coefficient(num_chains=0), ValueError, "num_chains"),
+        (lambda: coefficient(steps=0), ValueError, "steps"),
+        (lambda: coefficient(batch_size=0), ValueError, "batch_size"),
+        (lambda: coefficient(lr=-1.0), ValueError, "lr"),
+        (lambda: coefficient(temperature=0.0), ValueError, "temperature"),
+        (lambda: plots.reliability_diagram(PROBS, LABELS[:3]), ValueError, "labels"),
+        (lambda: plots.accuracy_against_samples({}), ValueError, "curves"),
+        (lambda: plots.accuracy_against_samples({"a": []}), ValueError, r"curves\['a'\]"),
+        (lambda: plots.accuracy_against_samples({"a": [91.0]}), ValueError, r"curves\['a'\].*91"),
+        (lambda: plots.accuracy_against_samples({"a": "b"}), TypeError, r"curves\['a'\].*str"),
+        (lambda: plots.accuracy_against_samples({"a": [0.5]}, references={"S": 2}), ValueError, r"references\['S'\]"),
+        (lambda: plots.nll_against_samples({"a": [1.0, np.inf]}), ValueError, r"curves\['a'\].*inf"),
+        (lambda: plots.cosine_similarity_map(np.ones((2, 3))), ValueError, "similarity.*K, K"),
+        (lambda: plots.cosine_similarity_map([[2.0]]), ValueError, "similarity.*2"),
+        (lambda: plots.loss_barriers({}), ValueError, "lines"),
+        (lambda: plots.loss_barriers({"a": 1}), TypeError, r"lines\['a'\].*int"),
+        (lambda: plots.side_by_side(0), ValueError, "count.*0"),
+    ],
+)
+def test_refusals(call, error, named):
+    with pytest.raises(error, match=named):
+        call()

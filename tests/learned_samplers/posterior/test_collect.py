@@ -1,0 +1,327 @@
+"""Collecting: which states are kept, memory bound, dtypes, compiled steps, resuming bit for bit."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from learned_samplers import SGHMC, SGLD, CyclicalSchedule, CyclicalSGMCMC, PosteriorSamples
+from learned_samplers.approximations import IVON
+from tests.learned_samplers.posterior.common import X, Y, collect, equal, network, same, sghmc, train
+
+
+class CountingSampler(torch.optim.Optimizer):
+    """Writes its step count into every parameter; samples in the last ``phase`` steps of every ``cycle_length``."""
+
+    def __init__(self, params, cycle_length=1, phase=1):
+        super().__init__(params, {})
+        self.step_count, self.cycle_length, self.phase = 0, cycle_length, phase
+
+    @property
+    def is_sampling(self):
+        return (self.step_count - 1) % self.cycle_length >= self.cycle_length - self.phase
+
+    @property
+    def cycle(self):
+        return (self.step_count - 1) // self.cycle_length
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.step_count += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.fill_(self.step_count)
+
+
+def count(steps, sampler_options=None, **options):
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(2))
+    sampler = CountingSampler(model.parameters(), **(sampler_options or {}))
+    posterior = PosteriorSamples(model, sampler, **options)
+    for _ in range(steps):
+        sampler.step()
+    return posterior
+
+
+# -- which states -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(steps=st.integers(0, 60), burn_in=st.integers(0, 30), thinning=st.integers(1, 20))
+def test_keeps_every_thinning_th_step_after_burn_in(steps, burn_in, thinning):
+    posterior = count(steps, burn_in=burn_in, thinning=thinning)
+    expected = [t for t in range(1, steps + 1) if t > burn_in and (t - burn_in) % thinning == 0]
+    assert posterior.steps == expected
+    assert [sample["weight"].tolist() for sample in posterior] == [[t, t] for t in expected]
+    assert posterior.cycles == [t - 1 for t in expected]
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "kept", "cycles"),
+    [
+        # Cycles of 10 steps of which the last 5 sample; every 2nd of those is due: positions 7 and 9.
+        (40, {"thinning": 2}, [7, 9, 17, 19, 27, 29, 37, 39], [0, 0, 1, 1, 2, 2, 3, 3]),
+        (20, {"thinning": 2, "burn_in": 6}, [8, 10, 17, 19], [0, 0, 1, 1]),
+        (160, {"thinning": 3, "max_samples": 8}, list(range(18, 159, 20)), list(range(1, 16, 2))),
+    ],
+)
+def test_a_cyclical_sampler_contributes_alike_in_every_cycle(steps, options, kept, cycles):
+    posterior = count(steps, {"cycle_length": 10, "phase": 5}, **options)
+    assert (posterior.steps, posterior.cycles) == (kept, cycles)
+
+
+def test_thinning_longer_than_the_sampling_phase_is_an_error():
+    with pytest.raises(ValueError, match=r"thinning=6 .* 5 steps"):
+        count(20, {"cycle_length": 10, "phase": 5}, thinning=6)
+
+
+def test_the_real_cyclical_sampler_is_read_right():
+    model = network()
+    sampler = CyclicalSGMCMC(model.parameters(), lr=0.01, num_data=20, cycle_length=10, exploration_ratio=0.6)
+    posterior = PosteriorSamples(model, sampler, burn_in=10, thinning=2)
+    train(model, sampler, 30)
+    assert (posterior.steps, posterior.cycles) == ([18, 20, 28, 30], [1, 1, 2, 2])
+
+
+def test_plain_optimizer_counts_its_own_steps_and_copies_are_taken():
+    model, sampler, posterior = collect(steps=0, burn_in=4, thinning=3)
+    with posterior:
+        train(model, sampler, 10)
+        assert posterior.steps == [7, 10]
+        assert same(posterior[-1], dict(model.named_parameters()))
+        assert not same(posterior[0], dict(model.named_parameters()))
+    train(model, sampler, 3)
+    assert len(posterior) == 2, "detached by the context manager"
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=st.integers(1, 200), max_samples=st.integers(1, 9), thinning=st.integers(1, 3))
+def test_max_samples_bounds_and_keeps_even_spacing(steps, max_samples, thinning):
+    posterior = count(steps, thinning=thinning, max_samples=max_samples)
+    assert len(posterior) <= max_samples
+    if steps // thinning >= max_samples:
+        assert len(posterior) >= max_samples / 2
+    spacing = {b - a for a, b in zip([0, *posterior.steps], posterior.steps)}
+    assert len(spacing) <= 1, posterior.steps
+    assert [sample["weight"][0].item() for sample in posterior] == posterior.steps
+
+
+@pytest.mark.parametrize(
+    ("steps", "sampler", "options", "reason"),
+    [
+        (0, {}, {}, "not made a step"),
+        (60, {}, dict(burn_in=2000), "60 steps .*burn_in=2000"),
+        (60, dict(cycle_length=5000), {}, "after 60 steps .*is_sampling"),
+        (60, {}, dict(burn_in=20, thinning=50), "40 steps .*since step 20, .*thinning=50"),
+        (7, dict(cycle_length=10, phase=6), dict(thinning=5), "3 steps .*since step 4"),
+    ],
+)
+def test_without_a_sample_the_error_says_why(tmp_path, steps, sampler, options, reason):
+    posterior = count(steps, sampler, **options)
+    for use in (lambda: posterior.predict(torch.zeros(1)), lambda: posterior.save(tmp_path / "none.safetensors")):
+        with pytest.raises(RuntimeError, match="no sample .*" + reason):
+            use()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtype_of_storage(dtype):
+    model, sampler, posterior = collect(steps=1, dtype=dtype)
+    assert same(posterior[0], {name: parameter.to(dtype) for name, parameter in model.named_parameters()})
+    assert posterior.predict(X).dtype == torch.float32
+    if dtype == torch.float16:
+        with torch.no_grad():
+            model[0].bias.fill_(1e6)  # finite, but not in float16
+        with pytest.raises(ValueError, match=r"'0\.bias' is not finite at step 2 .*float16"):
+            sampler.step()
+        assert len(posterior) == 1
+
+
+def test_a_parameter_that_joins_the_sampler_later_is_named_at_the_first_sample():
+    model = network()
+    sampler = SGLD(model[2].parameters(), 0.01, 20)
+    posterior = PosteriorSamples(model, sampler, burn_in=2)
+    train(model, sampler, 1)
+    sampler.add_param_group({"params": list(model[0].parameters())})
+    train(model, sampler, 1)
+    with pytest.raises(ValueError, match=r"'0\.weight' is sampled at step 3"):
+        train(model, sampler, 1)
+    assert len(posterior) == 0
+
+
+def test_a_collector_is_not_copied_away_from_its_sampler():
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        copy.deepcopy(collect(steps=1))
+
+
+# -- a vanishing learning rate ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor])
+def test_a_vanishing_learning_rate_is_warned_of_once(number, recwarn):
+    model, sampler, posterior = collect(steps=0, make=sghmc, burn_in=1, thinning=2)
+
+    def run(rates):
+        for rate in map(number, rates):
+            sampler.param_groups[0]["lr"] = rate
+            train(model, sampler, 1)
+
+    with posterior:
+        run([100.0, 1e-6, 1e-6, 1e-6, 1e-6])  # the large one was in the burn-in
+        run([1e-4, 1e-4, 2e-6, 2e-6])
+        assert not recwarn
+        with pytest.warns(UserWarning, match=r"step 11 was kept at lr=5e-07, and others at up to 0\.0001"):
+            run([5e-7, 5e-7])
+        run([0.0, 0.0])
+        assert posterior.steps == [3, 5, 7, 9, 11, 13]
+
+
+@pytest.mark.parametrize("kind", ["schedule", "draws"])
+def test_a_rate_that_may_fall(kind, recwarn):
+    """A cyclical schedule means to, and draws from a Gaussian do not depend on it."""
+    model = network()
+    if kind == "schedule":
+        sampler = SGLD(model.parameters(), lr=0.01, num_data=20)
+        schedule = CyclicalSchedule(sampler, cycle_length=40, exploration_ratio=0.2)
+        rates, posterior = [], PosteriorSamples(model, sampler)
+        for _ in range(80):
+            train(model, sampler, 1)
+            rates.append(sampler.param_groups[0]["lr"])
+            schedule.step()
+        assert min(rates) < 0.002 * max(rates)
+        assert len(posterior) == 64
+    else:
+        sampler = IVON(model.parameters(), lr=0.1, num_data=20, prior_precision=1.0)
+        posterior = PosteriorSamples(model, sampler)
+        for rate in (0.1, 0.1, 1e-5):
+            sampler.param_groups[0]["lr"] = rate
+            with sampler.sampled_params():
+                sampler.zero_grad()
+                nn.functional.cross_entropy(model(X), Y).backward()
+            sampler.step()
+        assert len(posterior) == 3
+    assert not recwarn
+
+
+# -- a compiled step --------------------------------------------------------------------------------------------------
+
+
+def run_compiled(backend, steps=9, model=None, **options):
+    model = model or network()
+    # At temperature 0 no noise is drawn, which a compiled step draws from another stream.
+    sampler = SGHMC(model.parameters(), lr=0.05, num_data=20, temperature=0.0)
+    posterior = PosteriorSamples(model, sampler, **options)
+    torch.compiler.reset()
+    step = torch.compile(sampler.step, fullgraph=True, backend=backend) if backend else sampler.step
+    for _ in range(steps):
+        sampler.zero_grad()
+        nn.functional.cross_entropy(model(X), Y).backward()
+        step()
+    return model, posterior, step
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_compiled_step_is_collected_from(backend, on_disk, tmp_path):
+    options = {"burn_in": 1, "thinning": 2, "max_samples": 3}
+    plain = run_compiled(None, **options)[1]
+    compiled = run_compiled(backend, path=tmp_path / "samples" if on_disk else None, **options)[1]
+    assert compiled.steps == plain.steps == [5, 9]
+    for a, b in zip(compiled, plain):
+        torch.testing.assert_close(a, b)
+
+
+def test_errors_of_a_compiled_step_come_through():
+    model, posterior, step = run_compiled("eager", 1, dtype=torch.float16)
+    with torch.no_grad():
+        model[2].bias.fill_(1e6)
+    with pytest.raises(ValueError, match=r"'2\.bias' is not finite at step 2"):
+        step()
+    assert len(posterior) == 1
+    model, posterior, step = run_compiled("eager", 1, network(norm=True), buffers="snapshot")
+    assert torch.equal(posterior[0]["0.weight"], model[0].weight)
+    model[1].running_mean = torch.ones(8)
+    with pytest.raises(RuntimeError, match=r"'1\.running_mean' was replaced"):
+        step()
+
+
+# -- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def make(path=None, **options):
+    return collect(steps=0, make=sghmc, burn_in=3, thinning=2, path=path, **options)
+
+
+RESUME = """
+import sys, torch
+sys.path.insert(0, {root!r})
+torch.set_num_threads(1)
+from tests.learned_samplers.posterior.test_collect import make, train
+for folder, file in {runs!r}:
+    model, sampler, posterior = make(folder, max_samples=4)
+    checkpoint = torch.load(file, weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    sampler.load_state_dict(checkpoint["sampler"])
+    posterior.load_state_dict(checkpoint["posterior"])
+    train(model, sampler, 9)
+    posterior.save(file + ".result")
+"""
+
+
+def test_another_process_goes_on_collecting_the_same(tmp_path):
+    model, sampler, whole = make(max_samples=4)
+    train(model, sampler, 20)
+    runs = [(None, str(tmp_path / "memory.pt")), (str(tmp_path / "samples"), str(tmp_path / "disk.pt"))]
+    for folder, file in runs:
+        model, sampler, posterior = make(folder, max_samples=4)
+        train(model, sampler, 11)
+        parts = {"model": model, "sampler": sampler, "posterior": posterior}
+        torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+        posterior.detach()
+    script = RESUME.format(root=str(Path(__file__).parents[3]), runs=runs)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
+    assert whole.steps == [7, 11, 15, 19]
+    for _, file in runs:
+        equal(PosteriorSamples.load(file + ".result", network()), whole)
+
+
+def test_going_back_without_the_collector_is_an_error():
+    model, sampler, posterior = make()
+    train(model, sampler, 5)
+    checkpoint = sampler.state_dict(), posterior.state_dict()
+    train(model, sampler, 5)
+    sampler.load_state_dict(checkpoint[0])
+    with pytest.raises(RuntimeError, match="at step 6, but step 10 has been seen"):
+        train(model, sampler, 1)
+    posterior.load_state_dict(checkpoint[1])
+    train(model, sampler, 4)
+    assert posterior.steps == [5, 7, 9]
+
+
+def test_a_wrong_state_dict_changes_nothing():
+    model, sampler, posterior = make()
+    train(model, sampler, 9)
+    state = posterior.state_dict()
+    held, other = make()[2], collect(network(9), 0, burn_in=3, thinning=2)[2]
+    spoiled = copy.deepcopy(state["samples"])
+    spoiled[1]["2.bias"][0] = float("nan")
+    cases = [
+        (other, state, r"shapes\['0\.weight'\]=\[9, 4\] differs from \[8, 4\]"),
+        (held, {**state, "settings": {**state["settings"], "thinning": 5}}, "thinning=2 differs from 5"),
+        (held, {"settings": state["settings"]}, "not a state dict of PosteriorSamples .*KeyError"),
+        (held, {**state, "samples": [{**s, "0.bias": torch.zeros(7)} for s in state["samples"]]}, "sample of step 5"),
+        (held, {**state, "samples": state["samples"][:2]}, "lists 3 samples and holds 2"),
+        (held, {**state, "samples": spoiled}, r"step 7: '2\.bias' .*not finite"),
+        (held, {**state, "samples": None}, "samples are on disk, .* in memory"),
+    ]
+    before = held.state_dict(), other.state_dict()
+    for collector, wrong, reason in cases:
+        with pytest.raises(ValueError, match=reason):
+            collector.load_state_dict(wrong)
+    assert (held.state_dict(), other.state_dict()) == before

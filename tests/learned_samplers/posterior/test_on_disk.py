@@ -1,0 +1,532 @@
+"""Samples on disk: one writer, restarts after a kill, full disks, damage that is refused by name, formats of before."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from learned_samplers import PosteriorSamples, SampleCollection
+from learned_samplers.posterior import on_disk
+from learned_samplers.posterior.on_disk import FolderStore
+from learned_samplers.posterior.store import Entry, Progress
+from tests.learned_samplers.posterior.common import X, collect, copied, equal, files, frozen, network, sgd, sghmc, train
+
+ROOT = str(Path(__file__).parents[3])
+SAMPLES = "samples.safetensors"
+
+
+def start(path, steps=0, seed=0, **options):
+    """A chain whose sampler counts its steps."""
+    return collect(network(seed=seed), steps, lambda model: sghmc(model, seed), path=path, **options)
+
+
+# -- one file -----------------------------------------------------------------------------------------------------
+
+
+class Spectral(nn.Module):
+    """A linear layer between frequencies, with a buffer of a complex type, for one of which safetensors has no name."""
+
+    def __init__(self, dtype=torch.complex128):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("frequencies", torch.randn(4, dtype=torch.complex64).to(dtype))
+
+    def forward(self, x):
+        return self.layer((x * self.frequencies).real.float())
+
+
+def partly_frozen():
+    model = network(norm=True)
+    model[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (network, {"burn_in": 1, "thinning": 2}),
+        (network, {"dtype": torch.bfloat16}),
+        (partly_frozen, {"buffers": "snapshot"}),
+        (lambda: network(norm=True), {"buffers": "reestimate"}),
+        *[
+            (lambda dtype=dtype: Spectral(dtype), {"buffers": buffers})
+            for dtype in (torch.complex64, torch.complex128)
+            for buffers in ("refuse", "snapshot")
+        ],
+    ],
+)
+def test_a_file_and_a_folder_give_back_what_was_collected(tmp_path, build, options):
+    posterior = collect(build(), path=tmp_path / "run", **options)[2]
+    if options.get("buffers") == "reestimate":
+        posterior.reestimate_buffers(X)
+    posterior.save(tmp_path / SAMPLES)
+    expected, held = posterior.predict(X), {**posterior._store.read(0), **posterior._fixed()}
+    for path in (tmp_path / SAMPLES, tmp_path / "run"):
+        loaded = PosteriorSamples.load(path, build())
+        equal(loaded, posterior)
+        found = {**loaded._store.read(0), **loaded._fixed()}
+        assert {name: t.dtype for name, t in found.items()} == {name: t.dtype for name, t in held.items()}
+        if path.is_file():
+            assert torch.equal(loaded.predict(X), expected)
+            loaded.save(tmp_path / "again.safetensors")
+            assert torch.equal(SampleCollection.load(tmp_path / "again.safetensors", build()).predict(X), expected)
+    assert {file.name for file in tmp_path.iterdir()} == {SAMPLES, "again.safetensors", "run"}
+
+
+def test_a_dtype_that_no_file_holds_is_refused_by_name(tmp_path):
+    model = network()
+    model.register_buffer("codes", torch.zeros(4, dtype=torch.uint8).view(torch.bits8))
+    with pytest.raises(ValueError, match=r"'codes' is of torch\.bits8"):
+        collect(model)
+    samples = SampleCollection.from_samples(model, [dict(model.named_parameters())])
+    with pytest.raises(ValueError, match=r"'fixed/codes' is of torch\.bits8"):
+        samples.save(tmp_path / SAMPLES)
+    assert not list(tmp_path.iterdir())
+
+
+def test_parameters_that_share_memory_are_saved(tmp_path):
+    """Two frozen ones, parts of one tensor that overlap, and the conjugate view of a third."""
+    base, third = torch.randn(16, 4), torch.randn(3, dtype=torch.complex64)
+    model = network()
+    model[0].frozen = part = nn.Module()
+    parts = {"first": base[:12], "second": base[4:], "third": third.conj()}
+    for name, values in parts.items():
+        setattr(part, name, nn.Parameter(values, requires_grad=False))
+    _, _, posterior = collect(model, store_frozen=False)
+    posterior.save(tmp_path / SAMPLES, store_frozen=True)
+    loaded = SampleCollection.load(tmp_path / SAMPLES, model)
+    assert all(torch.equal(loaded._fixed()[f"0.frozen.{name}"], values) for name, values in parts.items())
+
+
+def test_wrong_files_are_refused_by_name_and_reason(tmp_path):
+    _, _, posterior = collect()
+    path = tmp_path / SAMPLES
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*samples\.safetensors"):
+        PosteriorSamples.load(path, network())
+    posterior.save(path)
+    whole = path.read_bytes()
+    larger, buffered = network(), network()
+    larger.append(nn.Linear(3, 3))
+    buffered.register_buffer("scale", torch.ones(()))
+    for model, reason in (
+        (network(9), r"'0\.weight' has shape \(8, 4\) there and .*\(9, 4\)"),
+        (larger, r"'3\.weight' does not exist there and has shape \(3, 3\)"),
+        (network()[:2], r"'2\.weight' has shape \(3, 8\) there and does not exist"),
+        (buffered, r"'scale' does not exist there and has shape \(\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"samples\.safetensors: {reason}"):
+            PosteriorSamples.load(path, model)
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+
+    def with_metadata(metadata):
+        text = json.dumps({**header, "__metadata__": metadata}).encode()
+        return len(text).to_bytes(8, "little") + text + whole[8 + length :]
+
+    save_file({"weight": torch.zeros(2)}, tmp_path / "other")
+    for content, reason in (
+        *((whole[:size], "truncated or not a safetensors file") for size in (0, 4, 100, len(whole) - 1)),
+        ((tmp_path / "other").read_bytes(), "not a file of learned-samplers posterior samples"),
+        (whole.replace(b'"version":"1"', b'"version":"9"'), "version '9' cannot be read"),
+        (whole.replace(b"samples/0.bias", b"samples/0.bios"), "its metadata have changed"),
+        *((with_metadata(m), r"[^\n]*$") for m in (None, {}, {**header["__metadata__"], "content": "null"})),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"samples\.safetensors: {reason}"):
+            PosteriorSamples.load(path, network())
+
+
+def rewritten(path, change):
+    """The file with other metadata or tensors, its checksums left out, as a file of before there were any."""
+    with safe_open(path, "pt") as file:
+        header, tensors = file.metadata(), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    content = json.loads(header["content"])
+    del content["checksums"], header["checksum"]
+    change(content, tensors)
+    save_file(tensors, path, {**header, "content": json.dumps(content)})
+
+
+def poke(name, value):
+    return lambda content, tensors: tensors[name].view(-1)[0].fill_(value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c, t: None, None),
+        (poke("samples/0.weight", float("nan")), "'samples/0.weight' .*not finite"),
+        (poke("samples/2.bias", float("inf")), "'samples/2.bias' .*not finite"),
+        (lambda c, t: c.update(steps=[1, 1]), "step 1 occurs twice"),
+        (lambda c, t: c.update(steps=[1, 2**70]), f"step={2**70}"),
+        (lambda c, t: c.update(steps=[1, -2]), "step=-2"),
+        (lambda c, t: c.update(steps=[1, 2.5]), "step=2.5"),
+        (lambda c, t: c.update(cycles=[0, "x"]), "cycle='x'"),
+        (lambda c, t: c.update(chains=[0, 2**60]), f"chain={2**60}"),
+        (lambda c, t: c.update(steps=[1]), "not a file"),
+        (lambda c, t: c.update(steps=None), "not a file"),
+        (lambda c, t: c.update(settings=[]), "not a file"),
+        (lambda c, t: c["settings"]["shapes"].update({"0.bias": [2**40]}), "'0.bias' has shape"),
+        (lambda c, t: t.update(loose=torch.zeros(2)), "not a file"),
+    ],
+)
+def test_samples_that_make_no_sense(tmp_path, change, reason):
+    _, _, posterior = collect(steps=2)
+    path = tmp_path / SAMPLES
+    posterior.save(path)
+    rewritten(path, change)
+    if reason is None:
+        assert SampleCollection.load(path, network()).steps == [1, 2], "the rewriting itself does no harm"
+        return
+    with pytest.raises(ValueError, match=rf"samples\.safetensors: {reason}[^\n]*$"):
+        SampleCollection.load(path, network())
+
+
+# -- a folder -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_samples", [None, 3])
+def test_streaming_equals_memory(tmp_path, max_samples):
+    folder = tmp_path / "deep" / "samples"
+    memory, disk = (collect(steps=9, max_samples=max_samples, path=path)[2] for path in (None, folder))
+    equal(disk, memory)
+    equal(PosteriorSamples.load(folder, network(seed=3)), memory)
+    assert set(files(folder)) == {"index.jsonl", *(f"step-{step:010d}.safetensors" for step in memory.steps)}
+    assert torch.equal(disk.predict(X, sample_chunk=2), memory.predict(X, sample_chunk=2))
+
+
+def test_going_back_on_disk_ends_the_same(tmp_path):
+    _, _, memory = collect(steps=20, max_samples=4)
+    model, sampler, posterior = collect(steps=5, path=tmp_path, max_samples=4)
+    state, weights = posterior.state_dict(), copied(model.state_dict())
+    train(model, sampler, 10)  # thins the folder on the way
+    model.load_state_dict(weights)
+    posterior.load_state_dict(state)
+    assert set(posterior.steps) <= {2, 4}, "only what thinning has left of the first five"
+    train(model, sampler, 15)
+    equal(posterior, memory)
+
+
+def test_folders_that_do_not_fit_are_refused(tmp_path):
+    folder = tmp_path / "samples"
+    collect(steps=3, path=folder)[2].detach()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    for options, reason in (
+        ({"path": folder, "thinning": 2}, "thinning=2 differs from 1 in .*samples"),
+        ({"path": folder, "model": network(9)}, r"shapes\['0\.weight'\]=\[9, 4\] differs from \[8, 4\]"),
+        ({"path": tmp_path / "mine"}, r"path='.*mine' is not an empty folder"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            collect(steps=0, **options)
+    with pytest.raises(FileNotFoundError, match=r"no posterior samples in .*mine"):
+        PosteriorSamples.load(tmp_path / "mine", network())
+    index, first, second = folder / "index.jsonl", *(folder / f"step-000000000{k}.safetensors" for k in (1, 2))
+    whole = index.read_text()
+    for broken in ("", "[]\n", "null\n", whole[:40] + "\n", "[" * 100_000 + "\n", '["0", "{}"]\n' + whole):
+        index.write_text(broken)
+        with pytest.raises(ValueError, match=r"index\.jsonl: broken index"):
+            PosteriorSamples.load(folder, network())
+    index.write_text(whole)
+    for content, reason in ((b"short", "truncated"), (first.read_bytes(), "is of step 1, not of step 2"), (None, "")):
+        second.write_bytes(content) if content else second.unlink()
+        with pytest.raises(ValueError, match=rf"step-0000000002\.safetensors: {reason}"):
+            PosteriorSamples.load(folder, network()).predict(X)
+    index.unlink()
+    with pytest.raises(ValueError, match=r"holds samples and no index\.jsonl"):
+        collect(steps=0, path=folder)
+    assert not (folder / ".lock").exists(), "a refused folder is left as it was"
+
+
+def test_any_flipped_bit_is_refused_by_name(tmp_path):
+    model, _, posterior = start(tmp_path / "samples", 2)
+    posterior.save(tmp_path / "one.safetensors")
+    posterior.detach()
+    expected = [posterior.steps, *({name: t.tolist() for name, t in sample.items()} for sample in posterior)]
+    generator = torch.Generator().manual_seed(0)
+    refusals = []
+    for path in (tmp_path / "one.safetensors", *sorted((tmp_path / "samples").glob("[is]*"))):
+        whole = path.read_bytes()
+        positions = torch.randint(len(whole), (40,), generator=generator).tolist()
+        for position in positions:
+            bit = 1 << int(torch.randint(8, (), generator=generator))
+            path.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+            try:
+                found = SampleCollection.load(path if path.parent == tmp_path else path.parent, model)
+                found = [found.steps, *({name: t.tolist() for name, t in sample.items()} for sample in found)]
+            except (ValueError, FileNotFoundError) as error:
+                refusals.append((path, str(error)))
+            else:  # in the padding of a header, say
+                assert found == expected
+        path.write_bytes(whole)
+    assert len(refusals) > 140, "of 160"
+    assert all(str(path) in message and "\n" not in message for path, message in refusals)
+
+
+def test_the_index_grows_by_a_line_a_sample(tmp_path, monkeypatch):
+    store = FolderStore(tmp_path, {"shapes": {"w": [2]}}, torch.device("cpu"))
+    written, real = [], on_disk.append
+    monkeypatch.setattr(on_disk, "append", lambda path, size, data: (written.append(len(data)), real(path, size, data)))
+    monkeypatch.setattr(on_disk, "write_atomically", lambda *args, **kwargs: pytest.fail("the index was rewritten"))
+    for step in range(1, 31):
+        sample = {"w": torch.full((2,), float(step))}
+        store.commit([*store.entries, Entry(step, 0, step)], {step: sample}, Progress(step, 0, step))
+    assert max(written) < min(written) + 20, "a write of the same size for every sample"
+    read = FolderStore(tmp_path, None, torch.device("cpu"))
+    assert (read.entries, read.progress) == (store.entries, store.progress)
+    assert read.read(29)["w"].tolist() == [30, 30]
+
+
+def test_a_torn_last_line_does_not_count(tmp_path):
+    model, _, posterior = start(tmp_path, 3)
+    posterior.detach()
+    index = tmp_path / "index.jsonl"
+    whole = index.read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for end in (last + 1, last + 20, len(whole) - 1):
+        index.write_bytes(whole[:end])
+        assert SampleCollection.load(tmp_path, model).steps == [1, 2]
+    store = start(tmp_path)[2]._store
+    store.commit([*store.entries, Entry(3, 0, 3)], {}, Progress(3, 0, 3))
+    assert index.read_bytes() == whole, "the torn line is overwritten"
+
+
+def test_a_folder_with_the_first_kind_of_index_is_read_and_continued(tmp_path):
+    model, sampler, posterior = start(tmp_path, 2)
+    posterior.detach()
+    store = posterior._store
+    old = {
+        "format": "learned-samplers posterior samples",
+        "version": 1,
+        "settings": store.settings,
+        "progress": asdict(store.progress),
+        "entries": [{"step": e.step, "cycle": e.cycle, "number": e.number} for e in store.entries],
+    }
+    (tmp_path / "index.json").write_text(json.dumps(old))
+    (tmp_path / "index.jsonl").unlink()
+    assert SampleCollection.load(tmp_path, model).steps == [1, 2]
+    assert not (tmp_path / "index.jsonl").exists(), "reading changes nothing"
+    again = PosteriorSamples(model, sampler, path=tmp_path)
+    train(model, sampler, 1)
+    assert not (tmp_path / "index.json").exists()
+    assert SampleCollection.load(tmp_path, model).steps == again.steps == [1, 2, 3]
+    (tmp_path / "index.jsonl").unlink()
+    (tmp_path / "index.json").write_text(json.dumps({**old, "progress": {"steps": 1}}))
+    with pytest.raises(ValueError, match=r"index\.json: broken index"):
+        SampleCollection.load(tmp_path, model)
+
+
+# -- opened again -----------------------------------------------------------------------------------------------------
+
+
+def test_two_collectors_on_one_folder_do_not_mix(tmp_path):
+    model, sampler, first = start(tmp_path)
+    with pytest.raises(RuntimeError, match="is being written by"):
+        start(tmp_path)
+    train(model, sampler, 3)
+    first.detach()
+    before = files(tmp_path)
+    assert start(tmp_path)[2].steps == [1, 2, 3]
+    assert files(tmp_path) == before
+    with pytest.raises(RuntimeError, match="nothing is written"):
+        first.load_state_dict(first.state_dict())
+    assert first.predict(X).shape == (20, 3), "reading needs no lock"
+
+
+@pytest.mark.parametrize("make", [sgd, sghmc])
+def test_a_script_that_is_run_again_does_not_mix_two_chains(tmp_path, make):
+    """An optimizer of torch counts no steps, and its burn-in was taken to be over."""
+    collect(steps=5, make=make, burn_in=3, path=tmp_path)[2].detach()
+    before = files(tmp_path)
+    model, sampler, second = collect(network(seed=1), 0, make, burn_in=3, path=tmp_path)
+    place = r"\(SGD\) counts no steps" if make is sgd else "is at step 1"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=rf"{place}.* holds a chain up to step 5: .*load the state.*restart\(\)"):
+            train(model, sampler, 1)
+        place = place.replace("1", "2")
+    assert second.steps == [4, 5]
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("make", [sgd, sghmc])
+def test_it_goes_on_from_its_state_dict_and_begins_again_after_restart(tmp_path, make):
+    _, _, expected = collect(steps=9, make=make, burn_in=3)
+    model, sampler, first = collect(steps=5, make=make, burn_in=3, path=tmp_path)
+    state = [part.state_dict() for part in (model, sampler, first)]
+    first.detach()
+    model, sampler, resumed = collect(network(seed=1), 0, make, burn_in=3, path=tmp_path)
+    for part, saved in zip((model, sampler, resumed), state, strict=True):
+        part.load_state_dict(saved)
+    train(model, sampler, 4)
+    equal(resumed, expected)
+    resumed.detach()
+    model, sampler, again = collect(steps=0, make=make, burn_in=3, path=tmp_path)
+    again.restart()
+    train(model, sampler, 4)
+    assert again.steps == [4], "with a burn-in of its own"
+    again.restart()
+    again.detach()
+    model, sampler, fresh = collect(network(seed=1), 2, make, burn_in=3, path=tmp_path)
+    fresh.detach()  # a folder without a sample is no chain
+    assert collect(steps=4, make=make, burn_in=3, path=tmp_path)[2].steps == [4]
+
+
+WRITER = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.learned_samplers.posterior.test_on_disk import start, train
+model, sampler, posterior = start({folder!r}, 2)
+print("ready", flush=True)
+while True:
+    train(model, sampler, 1)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills a process")
+def test_a_killed_chain_is_begun_again_or_says_what_to_delete(tmp_path):
+    folder = tmp_path / "samples"
+    script = WRITER.format(root=ROOT, folder=str(folder))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        with pytest.raises(RuntimeError, match="is being written by"):
+            start(folder)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGKILL)
+    assert SampleCollection.load(folder, network()).steps[:2] == [1, 2]
+    model, sampler, posterior = start(folder)
+    assert not [name for name in files(folder) if name.endswith(".tmp")]
+    count = len(posterior)
+    with pytest.raises(RuntimeError, match=r"holds a chain up to step .*restart\(\).*delete"):
+        train(model, sampler, 1)
+    assert len(posterior) == count, "nothing was lost by asking"
+    posterior.detach()
+    model, sampler, posterior = start(folder)
+    posterior.restart()
+    train(model, sampler, 3)
+    equal(posterior, start(None, 3)[2])
+    assert len([name for name in files(folder) if name.startswith("step-")]) == 3
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_restart_leaves_nothing_behind(tmp_path, on_disk):
+    folder = tmp_path / "samples" if on_disk else None
+    model, sampler, posterior = start(folder)
+    fresh = files(folder) if on_disk else None
+    train(model, sampler, 3)
+    if on_disk:  # what a kill between the two writes leaves
+        (folder / "step-0000000009.safetensors").write_bytes(b"not in the index")
+    posterior.restart()
+    assert len(posterior) == 0
+    assert (files(folder) if on_disk else None) == fresh
+
+
+def test_what_a_killed_process_left_of_its_writes_is_removed(tmp_path):
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    for leftover in (".index.jsonl.elsewhere.4711.tmp", ".step-0000000001.safetensors.h.1.tmp"):
+        (folder / leftover).write_text("half")
+    _, _, posterior = start(folder)
+    assert set(files(folder)) == {"index.jsonl"}
+    train(posterior.model, posterior._sampler, 2)
+    assert posterior.steps == [1, 2]
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    (tmp_path / f".{SAMPLES}.{socket.gethostname()}.{process.pid}.tmp").write_text("half")
+    posterior.save(tmp_path / SAMPLES)
+    assert {file.name for file in tmp_path.iterdir()} == {SAMPLES, "samples"}
+
+
+# -- a full disk ----------------------------------------------------------------------------------------------------
+
+
+def full_disk(monkeypatch, when):
+    """From now on fsync fails, where ``when`` says so of a descriptor."""
+    real = os.fsync
+
+    def fsync(descriptor):
+        if when(descriptor):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("failing", ["sample", "index"])
+@pytest.mark.parametrize("max_samples", [None, 3])
+def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch, failing, max_samples):
+    # With max_samples=3 the fourth sample is kept and two others go; all of that must be undone.
+    model, sampler, posterior = collect(steps=3, path=tmp_path, max_samples=max_samples)
+    before, entries, prediction = files(tmp_path), posterior.state_dict()["entries"], posterior.predict(X)
+    calls = []
+    # The sample's file is synced first, then its folder, then the index.
+    full_disk(monkeypatch, lambda descriptor: calls.append(1) or len(calls) > (0 if failing == "sample" else 2))
+    name = "index.jsonl" if failing == "index" else "step-0000000004.safetensors"
+    with pytest.raises(OSError, match=rf"No space left on device .*{name}") as caught:
+        train(model, sampler, 1)
+    monkeypatch.undo()
+    assert caught.value.errno == errno.ENOSPC
+    assert files(tmp_path) == before
+    assert posterior.state_dict()["entries"] == entries
+    assert torch.equal(posterior.predict(X), prediction)
+    train(model, sampler, 3)
+    assert posterior.steps == ([2, 5, 7] if max_samples else [1, 2, 3, 5, 6, 7])
+    equal(PosteriorSamples.load(tmp_path, model), posterior)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks the system for a descriptor's path")
+def test_a_first_sample_that_fails_leaves_no_trace(tmp_path, monkeypatch):
+    model, sampler, posterior = collect(frozen(), 0, path=tmp_path)
+    full_disk(monkeypatch, lambda descriptor: "step" in os.readlink(f"/proc/self/fd/{descriptor}"))
+    with pytest.raises(OSError, match="No space left on device"):
+        train(model, sampler, 1)
+    monkeypatch.undo()
+    with torch.no_grad():
+        model[0].weight.add_(1)  # no sample is held yet that this could contradict
+    train(model, sampler, 2)
+    loaded = PosteriorSamples.load(tmp_path, frozen(1))
+    equal(loaded, posterior)
+    assert torch.equal(loaded.predict(X), posterior.predict(X))
+
+
+LIMITED = """
+import resource, sys
+sys.path.insert(0, {root!r})
+from tests.learned_samplers.posterior.common import collect, train
+model, sampler, posterior = collect(steps=3, path={folder!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+try:
+    train(model, sampler, 1)
+except OSError as error:
+    print(type(error).__name__, error.errno, error.filename, posterior.steps)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="resource limits are POSIX")
+def test_a_write_that_the_system_really_cuts_short(tmp_path):
+    folder = tmp_path / "samples"
+    script = LIMITED.format(root=ROOT, folder=str(folder))
+    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=300)
+    file = folder / "step-0000000004.safetensors"
+    assert output.stdout.strip() == f"OSError {errno.EFBIG} {file} [1, 2, 3]"
+    assert set(files(folder)) == {"index.jsonl", *(f"step-000000000{k}.safetensors" for k in (1, 2, 3))}
+
+
+def test_save_on_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
+    _, _, posterior = collect()
+    path = tmp_path / SAMPLES
+    path.write_text("old")
+    full_disk(monkeypatch, lambda descriptor: True)
+    with pytest.raises(OSError, match=r"No space left on device.*samples\.safetensors"):
+        posterior.save(path)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]

@@ -1,0 +1,228 @@
+"""What collecting and predicting refuse: an error of its class that names the argument."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from learned_samplers import PosteriorSamples, SampleCollection
+from learned_samplers.posterior import to_arviz
+from tests.learned_samplers.posterior.common import collect, network, sgd
+from tests.learned_samplers.posterior.test_predict import X, constants, outputs
+
+SGD = torch.optim.SGD
+PAIRS = TensorDataset(X, torch.zeros(7))
+
+
+def refuse(call, error, named):
+    with pytest.raises(error, match=named):
+        call()
+
+
+def collector(build=network, **options):
+    model = build()
+    return PosteriorSamples(**{"model": model, "sampler": sgd(model), **options})
+
+
+def with_sparse_buffer():
+    model = network()
+    model.register_buffer("adjacency", torch.eye(3).to_sparse())
+    return model
+
+
+def normed():
+    return network(norm=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda: collector(burn_in=-1), ValueError, "burn_in.*-1"),
+        (lambda: collector(burn_in=1.5), TypeError, "burn_in.*1.5"),
+        (lambda: collector(thinning=0), ValueError, "thinning.*0"),
+        (lambda: collector(thinning=True), TypeError, "thinning.*True"),
+        (lambda: collector(max_samples=0), ValueError, "max_samples.*0"),
+        (lambda: collector(dtype=torch.int8), TypeError, "dtype.*torch.int8"),
+        (lambda: collector(buffers="copy"), ValueError, "buffers.*'copy'"),
+        (lambda: collector(buffers="reestimate"), ValueError, "buffers='reestimate'"),
+        (lambda: collector(normed), ValueError, "buffers='snapshot'.*buffers='reestimate'"),
+        (lambda: collector(model="net"), TypeError, "model.*str"),
+        (lambda: collector(sampler=None), TypeError, "sampler.*NoneType"),
+        (lambda: collector(sampler=SGD(nn.Linear(2, 5).parameters(), 1)), ValueError, r"group 0.*\(5, 2\)"),
+        (lambda: collector(with_sparse_buffer), ValueError, "'adjacency' is sparse"),
+    ],
+)
+def test_collecting(call, error, named):
+    refuse(call, error, named)
+
+
+def test_nothing_to_sample():
+    model = network().requires_grad_(False)
+    refuse(lambda: PosteriorSamples(model, SGD(model.parameters(), 1)), ValueError, "sampler.*requires_grad=True")
+
+
+@pytest.mark.parametrize("name", ["float8_e8m0fnu", "float4_e2m1fn_x2"])
+def test_types_that_hold_no_weights_are_refused_before_the_burn_in(name):
+    if not hasattr(torch, name):
+        pytest.skip(f"this torch has no {name}")
+    refuse(lambda: collector(dtype=getattr(torch, name)), ValueError, rf"dtype=torch\.{name}")
+
+
+def shuffling(**options):
+    return DataLoader(PAIRS, **options)
+
+
+BATCHES = BatchSampler(RandomSampler(PAIRS), 4, drop_last=False)
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "error", "named"),
+    [
+        (shuffling(shuffle=True), {}, ValueError, "x shuffles"),
+        (shuffling(sampler=SubsetRandomSampler(range(4))), {}, ValueError, "x shuffles"),
+        (shuffling(sampler=WeightedRandomSampler([1.0] * 7, 4)), {}, ValueError, "x shuffles"),
+        (shuffling(batch_sampler=BATCHES), {}, ValueError, "x shuffles"),
+        # torch's idiom for data sets that index many rows at once
+        (shuffling(sampler=BATCHES, batch_size=None), {}, ValueError, "x shuffles"),
+        (DataLoader([]), {}, ValueError, "x .*loader of no batch"),
+        (DataLoader(TensorDataset(X, X, X)), {}, ValueError, "3 items"),
+        ([1.0], {}, TypeError, "x .*list"),
+        ({"x": "text"}, {}, TypeError, "x .*str"),
+        ({"x": X, "y": X[:3]}, {}, ValueError, r"x .*\[7, 3\]"),
+        (np.zeros((0, 4)), {}, ValueError, "x .*at least one example"),
+        (X, {"batch_size": 0}, ValueError, "batch_size.*0"),
+        (X, {"sample_chunk": 1.0}, TypeError, "sample_chunk.*1.0"),
+        (X, {"num_samples": 6}, ValueError, "num_samples.*6"),
+        (X, {"output": "logits"}, ValueError, "output.*'logits'"),
+        (X, {"output": lambda logits: logits.sum(0)}, ValueError, r"output.*\(3,\)"),
+        (X, {"class_axis": 2}, ValueError, r"class_axis=2.*\(7, 3\)"),
+        (X, {"class_axis": 0}, ValueError, "class_axis=0"),
+        (X, {"class_axis": 1.0}, TypeError, r"class_axis.*1\.0"),
+        (X, {"class_axis": 1, "output": "regression"}, ValueError, "class_axis=1"),
+        (X, {"noise": 0.1}, ValueError, r"noise=0\.1.*'softmax'"),
+        (X, {"noise": -1.0, "output": "regression"}, ValueError, r"noise.*-1\.0"),
+        (X, {"noise": "std", "output": "regression"}, ValueError, "noise.*'std'"),
+        (X, {"noise": "scale", "output": "regression"}, ValueError, r"noise='scale'.*\(7, 3\)"),
+        (X, {"noise": torch.ones(2), "output": "regression"}, ValueError, r"noise.*\(2,\).*\(7, 3\)"),
+        (X, {"noise": -torch.ones(3), "output": "regression"}, ValueError, "noise"),
+    ],
+)
+def test_predicting(x, options, error, named):
+    refuse(lambda: outputs(3)[0].predict(x, **options), error, named)
+
+
+@pytest.mark.parametrize(
+    ("width", "wrap", "options", "named"),
+    [
+        (1, lambda o: o, {}, r"\(7, 1\).*output='binary' .*output='regression'"),
+        (1, lambda o: o[:, 0], {}, r"\(7,\).*output='binary'"),
+        (6, lambda o: o.view(-1, 3, 2), {}, r"\(7, 3, 2\).*class_axis=1"),
+        (3, lambda o: o.view(-1, 3, 1), {"class_axis": -1}, "output='binary' with class_axis=-1"),
+        (2, lambda o: o, {"output": "binary"}, r"\(7, 2\): output='softmax'"),
+        (2, lambda o: (o, o), {}, r"a tuple of 2 \(\(7, 2\), \(7, 2\)\).*select=0"),
+        (2, lambda o: {"a": o, "b": o}, {}, "a dict with 'a', 'b'.*select='a'"),
+        (2, lambda o: {"a": o, "b": o}, {"select": "c"}, "select='c'.*a dict with 'a'"),
+        (2, lambda o: (o, o), {"output": "regression"}, "noise='log_variance' or noise='scale', or .*select=0"),
+        (4, lambda o: (o[:, :1], o[:, 1:]), {"output": "regression", "noise": "scale"}, r"\(\(7, 1\), \(7, 3\)\)"),
+        (2, lambda o: -o.abs(), {"output": "regression", "noise": "scale"}, "scale that is not above 0"),
+        (3, lambda o: ("text", o), {"select": 0}, "select=0 gives a str"),
+        (3, lambda o: o.argmax(1), {"output": "regression"}, r"torch\.int64"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_refused_with_what_does(width, wrap, options, named):
+    error = TypeError if "str" in named or "int64" in named else ValueError
+    for vectorize in (None, False):
+        samples = outputs(width, wrap)[0]
+        use = samples.uncertainty if options.get("output") == "regression" else samples.predict
+        refuse(lambda use=use, vectorize=vectorize: use(X, vectorize=vectorize, **options), error, named)
+
+
+def given(index, **changes):
+    """A collection of two states, one of which is changed."""
+    states = [normed().state_dict() for _ in range(2)]
+    states[index] = {**states[index], **changes}
+    return SampleCollection.from_samples(normed(), states)
+
+
+def draws(model, value, count=2):
+    @contextlib.contextmanager
+    def draw():
+        model.weight[0, 0] = value
+        yield
+
+    return SampleCollection.from_draws(model, draw, count)
+
+
+def collected(model=None, steps=3, **options):
+    return collect(model, steps, **options)[2]
+
+
+class ExtraState(nn.Linear):
+    """A layer whose state dict holds something that is no tensor."""
+
+    def get_extra_state(self):
+        return {"scale": 2.0}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def of(model):
+    return SampleCollection.from_samples(model, [model.state_dict()])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda: SampleCollection.from_samples(network(), []), ValueError, "samples"),
+        (lambda: given(1, **{"0.weight": torch.zeros(2)}), ValueError, r"samples\[1\]: '0\.weight'.*\[2\].*\[8, 4\]"),
+        (lambda: given(1, **{"0.bias": torch.full((8,), float("nan"))}), ValueError, r"samples\[1\]: '0\.bias'"),
+        (lambda: SampleCollection.from_samples(normed(), [dict(normed().named_parameters())]), ValueError, "1.running"),
+        (lambda: of(ExtraState(4, 3)), TypeError, r"samples\[0\]: '_extra_state' is a dict"),
+        (lambda: draws(nn.Linear(4, 3), float("inf")), ValueError, r"samples\[0\]: 'weight'"),
+        (lambda: draws(nn.Linear(4, 3), 1.0, 0), ValueError, "count.*0"),
+        (lambda: SampleCollection.from_draws(network(), None, 2), TypeError, "sampled_params.*NoneType"),
+        (lambda: collected().load_into(network(), 3), IndexError, "sample 3 .* 3"),
+        (lambda: collected().load_into(network(), "last"), TypeError, "'last'"),
+        (lambda: collected().load_into(network(9), 0), ValueError, r"'0\.weight' has shape \(8, 4\)"),
+        (lambda: SampleCollection.merge([]), ValueError, "collections"),
+        (lambda: SampleCollection.merge([collected(), collected(network(6))]), ValueError, r"collections\[1\]"),
+        (lambda: SampleCollection.merge([collected(), collected(steps=0)]), ValueError, r"collections\[1\]"),
+        (lambda: SampleCollection.merge(["a.safetensors"]), ValueError, r"model .*collections\[0\]"),
+        (
+            lambda: SampleCollection.merge([collected(buffers="snapshot"), collected()]),
+            ValueError,
+            r"buffers='snapshot'.*collections\[1\]",
+        ),
+        (lambda: collected().to_arviz(parameters=["3.weight"]), ValueError, r"parameters .*'3\.weight'"),
+        (lambda: collected().to_arviz(max_parameters=0), ValueError, "max_parameters.*0"),
+        (lambda: to_arviz([collected(), collected(steps=2)]), ValueError, r"chains .*\[3, 2\]"),
+        (lambda: collected().to_arviz(collected(network(9))), ValueError, r"chains\[1\]"),
+        (lambda: collected(steps=0).to_arviz(), ValueError, "chains"),
+        (lambda: of(normed()).reestimate_buffers(X), ValueError, "buffers='reestimate', got 'snapshot'"),
+        (lambda: collected(normed(), buffers="reestimate").reestimate_buffers([]), ValueError, "data"),
+        (lambda: collected(normed(), buffers="reestimate").reestimate_buffers(3), TypeError, "data.*int"),
+        (lambda: collected(normed(), buffers="reestimate").reestimate_buffers(X, batch_size=3), ValueError, "data"),
+        (lambda: constants((0.0, 1.0)).draws(X, output="regression"), ValueError, "noise="),
+        (lambda: constants((0.0, 1.0)).draws(X, output=torch.sigmoid), ValueError, "draws .*output"),
+        (lambda: constants((0.0, 1.0)).uncertainty(X, output=torch.sigmoid), ValueError, "uncertainty .*output"),
+        (lambda: constants((0.0, 1.0)).predict_samples(X, classes=3), TypeError, "'classes'"),
+        (
+            lambda: constants((0.0, 1.0)).function_of_weights(X, log=True, output="regression"),
+            ValueError,
+            "log=True.*'regression'",
+        ),
+    ],
+)
+def test_collections(call, error, named):
+    refuse(call, error, named)
