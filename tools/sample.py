@@ -14,20 +14,21 @@ import time
 from collections.abc import Sequence
 
 import tyro
+from experiments.harness.options import FLAGS
 from experiments.harness.output import command_line, counted, explained, tensorboard_hint, write_outputs
+from experiments.harness.runs.methods import METHODS
 from experiments.harness.tables import markdown
-from experiments.images.chains import Chains, processes
-from experiments.images.compare_places import place_of, places_line
-from experiments.images.report import content, figure, label, rows
-from experiments.images.sample_options import SampleOptions
-from experiments.images.sampling import Sampling
+from experiments.sample.chains import Chains, processes
+from experiments.sample.report import content, figure, rows
+from experiments.sample.sampling import SampleOptions, Sampling
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` None takes those of the process."""
     start = time.perf_counter()
     with explained():
-        options = tyro.cli(SampleOptions, args=arguments, description=__doc__)
+        description = f"{__doc__}\nMethods: {', '.join(METHODS)}."
+        options = tyro.cli(SampleOptions, args=arguments, description=description, config=(FLAGS,))
         data, ood = options.load()
         reference = options.load_reference(data)
     settings, out = options.settings, options.folder()
@@ -45,8 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if group.rank:
                 return
             table = f"{markdown(rows(runs, out, reference))}\n\n{markdown(chains.rows)}"
-    if line := places_line({label(results): map(place_of, results) for results in runs.values()}):
-        table = f"{table}\n\n{line}"
     write_outputs(out, command_line("sample", arguments), table, content(runs, tuning))
     figure(out / "results.png", runs, f"{settings.dataset}, {settings.model}, {steps} gradients", out)
     over = f"mean ± standard deviation over {counted(options.seeds, 'seed')}"

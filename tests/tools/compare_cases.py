@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from experiments.images.result import Result
+from experiments.harness.runs.result import Result
 
 ROOT = Path(__file__).parents[2]
 NETWORK = ["--model", "mlp", "--hidden", "8", "--limit", "320", "--batch-size", "32", "--num-samples", "4"]
 TINY = [*NETWORK, "--cycles", "2", "--temperature", "0.1", "--ensemble-size", "2", "--burn-in", "0.5"]
-SMALL = ["--grid", "2", "--tries", "2", "--tune-seeds", "1", "--extensions", "0", "--exploration-ratios", "0.8"]
+SMALL = ["--grid", "2", "--tries", "2", "--tune-seeds", "1", "--extensions", "0", "--values", "exploration_ratio=.8"]
 
 
 def numbers(out: Path) -> dict:

@@ -10,17 +10,24 @@ from learned_samplers.learned.meta_sgmcmc.network import META_FEATURES, build_me
 from learned_samplers.learned.network import build_network
 
 
+@pytest.fixture(autouse=True)
+def _restore_threads():
+    """The tools set torch's number of threads for the whole process."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def learned_weights(tmp_path_factory):
-    """The settings of `tools/experiments/images/settings.py` that name weights, each with a small untrained network of
-    its form."""
+    """Method → the file of a small untrained network of its form."""
     folder, files = tmp_path_factory.mktemp("weights"), {}
     paper, kinetic = ("paper", FEATURE_SETS["paper"].names), ("kinetic", KINETIC_FEATURES)
     forms = {
-        "l2e": ("L2E", "residual", paper, 2),
-        "l2e_paper": ("L2E", "paper", paper, 2),
-        "kinetic_l2e": ("KineticL2E", "kinetic", kinetic, 1),
-        "meta_sgmcmc": ("MetaSGMCMC", "signed", ("energy", META_FEATURES), 2),
+        "L2E": ("L2E", "residual", paper, 2),
+        "L2EPaper": ("L2E", "paper", paper, 2),
+        "KineticL2E": ("KineticL2E", "kinetic", kinetic, 1),
+        "MetaSGMCMC": ("MetaSGMCMC", "signed", ("energy", META_FEATURES), 2),
     }
     for name, (sampler, form, (feature_set, features), outputs) in forms.items():
         stream = torch.Generator().manual_seed(0)
@@ -28,21 +35,9 @@ def learned_weights(tmp_path_factory):
             network = build_meta_network((2,), zero_last=False, generator=stream)
         else:
             network = build_network(len(features), (4,), outputs, zero_last=False, generator=stream)
-        card = {
-            "name": name,
-            "sampler": sampler,
-            "form": form,
-            "features": list(features),
-            "scales": {},
-            "defaults": {},
-            "feature_set": feature_set,
-            "badge": "heuristic",
-            "curve": [],
-            "meta_training": dict.fromkeys(cards.META_TRAINING_FIELDS),
-            "metrics": {},
-            "licence": "MIT",
-        }
+        card = dict(name=name, sampler=sampler, form=form, features=list(features), feature_set=feature_set)
+        card |= dict(scales={}, defaults={}, badge="heuristic", curve=[], metrics={}, licence="MIT")
+        card["meta_training"] = dict.fromkeys(cards.META_TRAINING_FIELDS)
         weights.save(folder / f"{name}.safetensors", network, card)
-        files[f"{name}_network"] = str(folder / f"{name}.safetensors")
-    files["scale_adapted_l2e_network"] = files["l2e_network"]
+        files[name] = str(folder / f"{name}.safetensors")
     return files

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import benchmark
 import function_space
-import overview
 import regression
 import tyro
 from experiments.bandits import experiment as bandits
+from experiments.compare.options import parse_compare
 from experiments.harness.options import parse_command
-from experiments.images.options import parse_compare
-from experiments.images.sample_options import SampleOptions
 from experiments.meta_training import options as meta_training
 from experiments.multi_task import comparison as multi_task
+from experiments.sample.sampling import SampleOptions
 from experiments.toys.bias import Bias
 from experiments.toys.trajectories import Posterior
 
@@ -50,7 +49,6 @@ PARSERS = {
     "benchmark": lambda arguments: parse_command(benchmark.COMMANDS, arguments, None),
     "regression": lambda arguments: tyro.cli(regression.Options, args=arguments),
     "meta_train": check_meta_train,
-    "overview": lambda arguments: tyro.cli(overview.Options, args=arguments),
 }
 
 

@@ -1,5 +1,6 @@
-"""The command tools/compare.py: interrupts, how it tunes, what it will cost, presets, and options that it refuses."""
+"""The command tools/compare.py: interrupts, how it tunes, what is given, and presets."""
 
+import json
 import math
 import os
 import signal
@@ -12,34 +13,26 @@ from pathlib import Path
 import compare
 import pytest
 import torch
-from experiments.images.comparison import Comparison
-from experiments.images.options import parse_compare
-from experiments.images.presets import PRESETS
-from experiments.images.result import Result
-from experiments.images.runner import ImageRuns
-from experiments.images.settings import Settings
+from experiments.compare.comparison import Comparison
+from experiments.compare.options import given_settings, parse_compare
+from experiments.harness.runs.methods import METHODS, Setting
+from experiments.harness.runs.presets import PRESETS
+from experiments.harness.runs.result import Result
+from experiments.harness.runs.runner import Runs
+from experiments.harness.runs.settings import Settings
 from tqdm import tqdm
 
-from meta_tasks.tasks import FAMILIES, family_named
-from tests.tools.compare_cases import ROOT, SMALL, TINY, cells
-
-
-@pytest.fixture(autouse=True)
-def _restore_threads():
-    """The script sets torch's number of threads for the whole process."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+from meta_tasks.datasets import ImageData
+from tests.tools.compare_cases import ROOT, SMALL, TINY, cells, numbers
 
 
 def test_an_interrupt_says_that_finished_runs_are_kept(tmp_path):
     command = [sys.executable, "tools/compare.py", *TINY, *SMALL, "--sampler", "SGD", "--budgets", "100000"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     # A shell that runs in the background may have left the signal ignored.
     done = subprocess.Popen(
         [*command, "--out", str(tmp_path)],
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
         stdout=subprocess.DEVNULL,
@@ -56,32 +49,9 @@ def test_an_interrupt_says_that_finished_runs_are_kept(tmp_path):
 
 def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
     """The whole of `Comparison.tune`, with the validation NLL a known function of learning rate and temperature."""
-    options = parse_compare(
-        [
-            *TINY,
-            "--sampler",
-            "PSGLD",
-            "--budgets",
-            "10",
-            "20",
-            "40",
-            "--grid",
-            "3",
-            "--tries",
-            "6",
-            "--keep",
-            "2",
-            "--extensions",
-            "2",
-            "--tune-seeds",
-            "2",
-            "--temperatures",
-            "1",
-            "0.1",
-            "--out",
-            str(tmp_path),
-        ]
-    )
+    options = [*TINY, "--sampler", "PSGLD", "--budgets", "10", "20", "40", "--grid", "3", "--tries", "6", "--keep", "2"]
+    options += ["--extensions", "2", "--tune-seeds", "2", "--values", "temperature=1,.1", "--out", str(tmp_path)]
+    options = parse_compare(options)
     data, _ = options.load()
     calls = []
 
@@ -92,7 +62,7 @@ def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
         nll = abs(math.log(lr * settings.steps / 0.02)) + settings.temperature + 0.01 * seed
         return Result(method, lr, seed, {}, validation_nll=nll)
 
-    monkeypatch.setattr(ImageRuns, "run", fake)
+    monkeypatch.setattr(Runs, "run", fake)
     with tqdm(disable=True) as bar:
         comparison = Comparison(options, data, bar)
         assert bar.total == ((6 + 2) * 2 + 3) * 10 + ((2 + 2) * 2 + 3) * (20 + 40), "three final runs at each budget"
@@ -106,27 +76,8 @@ def test_a_comparison_extends_and_halves(tmp_path, monkeypatch):
 
 
 def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, monkeypatch):
-    options = parse_compare(
-        [
-            *TINY,
-            "--sampler",
-            "PSGLD",
-            "SGD",
-            "--budgets",
-            "10",
-            "20",
-            "--tries",
-            "4",
-            "--keep",
-            "3",
-            "--extensions",
-            "1",
-            "--tune-seeds",
-            "1",
-            "--out",
-            str(tmp_path),
-        ]
-    )
+    options = [*TINY, "--sampler", "PSGLD", "SGD", "--budgets", "10", "20", "--tries", "4", "--keep", "3"]
+    options = parse_compare([*options, "--extensions", "1", "--tune-seeds", "1", "--out", str(tmp_path)])
     (data, _), tried = options.load(), []
 
     def fake(self, settings, method, lr, seed, *, bar, **_):
@@ -134,7 +85,7 @@ def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, m
         broken = method == "PSGLD" and tried.count((method, 10)) > 1 and settings.steps == 10
         return Result(method, lr, seed, {}, validation_nll=None if broken else lr, diverged="so" if broken else None)
 
-    monkeypatch.setattr(ImageRuns, "run", fake)
+    monkeypatch.setattr(Runs, "run", fake)
     with tqdm(disable=True) as bar:
         comparison = Comparison(options, data, bar)
         for budget in (10, 20):
@@ -145,21 +96,87 @@ def test_a_method_whose_settings_diverge_tries_as_many_as_the_others(tmp_path, m
     }
 
 
-def test_a_dry_run_says_what_it_will_cost_and_leaves_nothing(tmp_path, capsys):
-    arguments = [*TINY, "--sampler", "SGHMC", "MCLMC", "KineticL2E", "IVON", "--budgets", "40", "200", "--tries", "6"]
-    arguments += ["--extensions", "1", "--keep", "2", "--tune-seeds", "2", "--seeds", "3"]
-    compare.main([*arguments, "--dry-run", "--out", str(tmp_path / "out")])
-    printed = capsys.readouterr().out
-    gradients = 40 * (7 * 2 + 3) + 200 * (3 * 2 + 3)
-    for name in ("SGHMC", "MCLMC", "KineticL2E", "IVON"):
-        assert cells(printed, "| method", name, "gradients") == str(gradients)
-        assert float(cells(printed, "| method", name, "ms/gradient")) > 0
-    # 64 inputs, 8 hidden units, 10 classes: two products of 32 images forward; backward both weights' and one input's.
-    flops = 2 * 32 * (2 * 64 * 8 + 3 * 8 * 10)
-    assert f"{4 * gradients} gradients of {flops / 1e9:.3g} GFLOP" in printed
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(SystemExit, match="HMC takes the whole training set"):
-        compare.main([*TINY, "--sampler", "HMC", "--epochs", "200", "--dry-run"])
+def test_tuning_alone_looks_at_no_test_image_and_the_command_goes_on(tmp_path, monkeypatch):
+    arguments = [*TINY, *SMALL, "--budgets", "8", "16", "--sampler", "SGHMC", "L2E", "--out", str(tmp_path)]
+    compare.main([*arguments, "--tune-only"])
+    text = (tmp_path / "validation.md").read_text()
+    records = [json.loads(path.read_text())["result"] for path in tmp_path.glob("steps_*/runs/*.json")]
+    assert len(records) == 8  # two methods, two settings, two budgets
+    assert not any(record["scores"] for record in records)
+    assert not list(tmp_path.glob("steps_*/predictions/*"))
+    assert len(list(tmp_path.glob("steps_*/samples/*"))) == 4  # of the chosen settings alone
+    best = min(record["validation_nll"] for record in records)
+    assert f" {best:.4f} |" in text
+    assert "L2E [" in text
+    assert not (tmp_path / "results.json").exists()
+    ran, run = [], Runs._train
+    monkeypatch.setattr(Runs, "_train", lambda self, result, *rest: ran.append(result) or run(self, result, *rest))
+    compare.main([*arguments, "--seeds", "1"])
+    assert len(ran) == 4
+    tuned = numbers(tmp_path)["16"]["methods"]["SGHMC"]["tuning"][0]["lr"]
+    assert tuned == float(cells(text, "### 16 gradients", "SGHMC", "lr"))
+
+
+def test_a_method_that_diverged_everywhere_has_had_its_tries(tmp_path):
+    given = [f"SGHMC:lr={lr},momentum_decay=0.1,temperature=0.1,burn_in=0.5" for lr in ("1e15", "1e16")]
+    others = [f"SGD:lr={lr},momentum_decay=0.1" for lr in (0.1, 0.2)]
+    options = ["--budgets", "20", "40", "--keep", "1", "--extensions", "0", "--tune-seeds", "1", "--tune-only"]
+    compare.main([*TINY, *options, "--sampler", "SGHMC", "SGD", "--given", *given, *others, "--out", str(tmp_path)])
+    at_40 = (tmp_path / "validation.md").read_text().partition("### 40 gradients")[2]
+    assert "SGHMC: at 20 gradients it diverged at every learning rate of [1000000000000000.0, 1e+16]" in at_40
+    assert len(list((tmp_path / "steps_40" / "runs").glob("SGD*.json"))) == 1
+    assert not list((tmp_path / "steps_40").glob("runs/SGHMC*.json"))
+
+
+# --- settings that are given --------------------------------------------------------------------------------------
+
+
+def test_settings_are_read_for_their_method_in_the_order_of_what_it_tunes():
+    given = (
+        "sghmc:lr=.05, momentum-decay=.1,temperature=1",
+        "SGD:lr=0.1,weight_decay=5e-4",
+        "SGHMC:burn_in=.8,lr=.2",
+        "SGD:lr=0.1,prior-precision=20",
+    )
+    assert given_settings(given, METHODS["SGHMC"], 400) == [
+        Setting(0.05, (("temperature", 1.0), ("momentum_decay", 0.1))),
+        Setting(0.2, (("burn_in", 0.8),)),
+    ]
+    assert given_settings(given, METHODS["SGD"], 400) == [
+        Setting(0.1, (("prior_precision", 0.2),)),  # λ = 5e-4 · N
+        Setting(0.1, (("prior_precision", 20.0),)),
+    ]
+    assert given_settings(given, METHODS["Adam"], 400) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("SGHCM:lr=.1", "lr=.1", "SGHMC", "SGHMC:lr", "SGHMC:lr=fast", "SGHMC:lr=nan", "SGHMC:lr=.1,temperature=-1"),
+        *("SGHMC:lr=.1,", "SGHMC:temperature=1", "SGHMC:lr=0", "SGHMC:lr=.1,lr=.2", "SGHMC:lr=.1,weight_decay=0"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(text):
+    with pytest.raises(ValueError, match="given"):
+        given_settings([text], METHODS["SGHMC"], 400)
+
+
+def test_what_is_given_is_tried_and_nothing_else(tmp_path):
+    sampler = ["--sampler", "SGHMC", "SGD", "--seeds", "2", "--budgets", "20", "40", "--keep", "1"]
+    sampler += ["--tune-seeds", "1", "--extensions", "0"]
+    one = ["SGHMC:lr=.05,momentum_decay=.2", "SGD:lr=.1,weight_decay=0"]
+    two = ["SGHMC:lr=.02,temperature=1", "SGD:lr=.2,momentum_decay=.5"]
+    compare.main([*TINY, *sampler, "--given", *one, *two, "--out", str(tmp_path / "tuned")])
+    tuned = numbers(tmp_path / "tuned")
+    tried = {name: sorted(each["lr"] for each in m["tuning"]) for name, m in tuned["20"]["methods"].items()}
+    assert tried == {"SGHMC": [0.02, 0.05], "SGD": [0.1, 0.2]}
+    assert all(len(method["tuning"]) == 1 for method in tuned["40"]["methods"].values()), "the best one goes on"
+    compare.main([*TINY, *sampler, "--given", *one, "--out", str(tmp_path / "taken")])
+    taken = numbers(tmp_path / "taken")
+    assert [taken[budget]["methods"]["SGHMC"]["momentum_decay"] for budget in ("20", "40")] == [0.2, 0.2]
+    assert [taken[budget]["methods"]["SGD"]["tuning"][0]["seeds"] for budget in ("20", "40")] == [[], []]
+    assert len(list((tmp_path / "taken" / "steps_20" / "runs").glob("*.json"))) == 4, "final runs alone"
+    assert "Nothing was tuned here" in (tmp_path / "taken" / "table.md").read_text()
 
 
 # --- options ------------------------------------------------------------------------------------------------------
@@ -175,88 +192,30 @@ def test_a_preset_sets_the_defaults_and_options_override_it():
     assert options.settings == replace(PRESETS["cifar10"][0], depth=1)
     assert (options.budgets, options.seeds) == ((7,), 1)
     assert parse_compare([]).settings == Settings()
-    # A value that is tried, or where none is tried, or that the preset has beside others that are tried.
-    assert parse_compare(["--temperature", "1", "--exploration-ratio", "0.9"]).settings.temperature == 1
-    assert parse_compare(["--temperature", "0.5", "--temperatures"]).settings.temperature == 0.5
-    assert parse_compare(["--preset", "cifar10", "--temperatures", "0.1"]).temperatures == (0.1,)
-    # HMC tunes no burn-in, and a setting that is given may leave it out.
-    burn_in = ["--burn-in", "0.7", "--burn-ins", "0.5"]
-    assert parse_compare([*burn_in, "--sampler", "SGHMC", "HMC"]).settings.burn_in == 0.7
-    assert parse_compare([*burn_in, "--sampler", "SGD", "--given", "SGD:lr=.1"]).settings.burn_in == 0.7
 
 
-def test_the_presets_are_what_they_are_for():
-    settings = PRESETS["digits"][0]
-    for family in map(family_named, FAMILIES):
-        mine = {"hidden": settings.hidden, "activation": settings.activation}
-        assert (settings.model, mine) not in family.architectures
-        assert "cifar10" not in family.dataset_names
-    factors = {500: 10, 80: 2}  # by batch: Meta-SGMCMC's experiments, and the long one at 32×32
-    for settings, budgets in (each for name, each in PRESETS.items() if not name.endswith("_full")):
-        assert budgets[1] == factors.get(settings.batch_size, 4 if settings.width == 8 else 5) * budgets[0]
-        assert settings.num_samples == 10
+def alternatives(num_data, *arguments):
+    x = torch.zeros(1, 1, 1, 1).expand(num_data, -1, -1, -1)
+    y = torch.zeros(1, dtype=torch.int64).expand(num_data)
+    data = ImageData("data", 2, x, y, x[:1], y[:1], x[:1], y[:1])
+    return parse_compare(["--preset", "cifar10", *arguments]).alternatives(data)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--preset", "imagenet"], "imagenet"),
-        (["--sampler", "SGD", "sgd"], "sampler must hold names, each once"),
-        (["--grid", "0"], "grid must be at least 1, got 0"),
-        (["--keep", "0"], "keep must be at least 1, got 0"),
-        (["--validations", "0"], "validations must be at least 1, got 0"),
-        (["--labels", "3"], "classes must be two or more different labels of digits in [0, 10), got (3,)"),
-        (["--tune-seeds", "0"], "tune_seeds must be at least 1, got 0"),
-        (["--seeds", "0"], "seeds must be at least 1, got 0"),
-        (["--division", "-1"], "division must not be negative, got -1"),
-        (["--extensions", "-1"], "extensions must not be negative, got -1"),
-        (["--momentum-decays", "0"], "momentum_decays must lie in (0, 1], got (0.0,)"),
-        (["--weight-decays", "-1"], "weight_decays must not be negative, got -1.0"),
-        (["--weight-decays", "0", "inf"], "weight_decays must be finite, got inf"),
-        (["--temperatures", "-1"], "temperatures must not be negative, got -1.0"),
-        (["--temperatures", "inf"], "temperatures must be finite, got inf"),
-        (["--prior-precision", "inf"], "prior_precision must be finite, got inf"),
-        (["--exploration-ratios", "1"], "exploration_ratios must lie in [0, 1), got"),
-        (["--tries", "0"], "tries must be at least 1, got 0"),
-        (["--sampler", "SGLRW", "--temperatures", "0"], "temperature must be greater than 0, got 0.0"),
-        (["--budgets", "5", "5"], "budgets must be positive and differ, got (5, 5)"),
-        (["--budgets", "5", "--steps", "5"], "budgets=(5,) and steps=5 exclude each other"),
-        (["--preset", "digits", "--epochs", "3"], "budgets=(400, 2000) and epochs=3 exclude each other"),
-        (["--temperature", "0.5"], "temperature=0.5 is not among temperatures=(1.0, 0.1, 0.01), which are tried: take"),
-        (["--preset", "digits", "--temperature", "0.5"], "take --temperatures 0.5"),
-        (["--momentum-decay", "0.2"], "momentum_decay=0.2 is not among momentum_decays=(0.05, 0.1, 0.3)"),
-        (["--exploration-ratio", "0.7"], "take --exploration-ratios 0.7"),
-        (
-            ["--burn-in", "0.7", "--burn-ins", ".3", ".5"],
-            "burn_in=0.7 is not among burn_ins=(0.3, 0.5), which are tried",
-        ),
-        (["--final-lr", "0.1", "--final-lrs", "1", ".5"], "final_lr=0.1 is not among final_lrs=(1.0, 0.5), which are"),
-        (["--corruption-images", "5"], "corruption_images=5 says which images --corruptions takes, which is not given"),
-        (["--sampler", "SGD", "--given", "SGD:lr=.1", "--tries", "3"], "tries=3 is of a balanced choice of settings"),
-        (["--epochs", "50", "--steps", "100"], "epochs=50 and steps=100 exclude each other"),
-        (["--noise", "0.3"], "noise=0.3 is that of a regression's observations, digits has classes"),
-        (["--ood", "photo"], "ood='photo' is unknown"),
-        (["--ood", "mnist", "mnist"], "ood must hold names, each once, got ('mnist', 'mnist')"),
-        (["--reference", "nowhere.npy"], "nowhere.npy"),
-        (["--validation", "0"], "tuning needs validation images, which digits lacks"),
-        (["--budgets", "4", "400"], "num_samples=30 exceeds the steps after burn-in"),
-        (["--sampler", "L2E", "--l2e-network", "nowhere.safetensors"], "which L2E needs: no such weight file"),
-        (["--sampler", "L2EPaper", "--l2e-paper-network", "none"], "l2e_paper_network='none', which L2EPaper"),
-    ],
-)
-def test_wrong_options_are_explained_before_anything_is_trained(tmp_path, capsys, arguments, message):
-    with pytest.raises(SystemExit) as caught:
-        compare.main([*arguments, "--out", str(tmp_path / "out")])
-    assert caught.value.code
-    said = " ".join(f"{caught.value.code} {capsys.readouterr().err}".replace("│", " ").split())
-    assert message in said
-    assert not (tmp_path / "out").exists()
+def test_what_is_tried_beside_learning_rates():
+    assert alternatives(100)["temperature"] == (1.0, 0.1, 0.01)
+    assert alternatives(100, "--values", "temperature=.5,1,.5", "burn-in=.5,.8")["temperature"] == (0.5, 1.0)
+    assert alternatives(100, "--values", "burn-in=.5,.8")["burn_in"] == (0.5, 0.8)
+    assert alternatives(100, "--temperature", "0.3")["temperature"] == (0.3,), "an option takes the place of several"
+    # On CIFAR-10 the prior's is 4.88e-4: 5e-4 would be a second run of the same in the place of another setting.
+    decays = ["--values", "weight_decay=0,5e-4,5.2e-4"]
+    assert alternatives(40_960, *decays)["prior_precision"] == (20.0, 0.0)
+    assert alternatives(10_000, *decays)["prior_precision"] == (20.0, 0.0, 5.0)
 
 
-def test_help_explains_the_tuning(capsys):
-    with pytest.raises(SystemExit):
-        compare.main(["--help"])
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "successive halving" in text
-    for flag in ("--preset", "--budgets", "--keep", "--l2e-network", "--momentum-decays", "--extensions"):
-        assert flag in text
+@pytest.mark.parametrize("tool", ["compare", "sample"])
+def test_the_help_text_names_methods_and_fits_two_screens(tool):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    command = [sys.executable, f"tools/{tool}.py", "--help"]
+    text = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    assert all(f" {name}" in text for name in METHODS)
+    assert len(text.splitlines()) < 130

@@ -4,10 +4,10 @@ import compare
 import numpy as np
 import pytest
 import torch
+from experiments.compare.corruptions import CorruptedImages
+from experiments.compare.options import parse_compare
 from experiments.harness.run_store import RunStore
-from experiments.images.compare_corruptions import CorruptedImages, PublishedImages
-from experiments.images.options import parse_compare
-from experiments.images.runner import ImageRuns
+from experiments.harness.runs.runner import Runs
 
 from learned_samplers import metrics
 from meta_tasks.datasets import CORRUPTIONS, load_corrupted
@@ -17,14 +17,6 @@ from tests.tools.compare_cases import SMALL, numbers, read
 TESTS = 20
 NETWORK = ["--dataset", "cifar10", "--model", "mlp", "--hidden", "8", "--size", "8", "--batch-size", "32"]
 RUN = [*NETWORK, *SMALL, "--validation", "40", "--num-samples", "4", "--sampler", "SGHMC", "--budgets", "20"]
-
-
-@pytest.fixture(autouse=True)
-def _restore_threads():
-    """The script sets torch's number of threads for the whole process."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -51,17 +43,17 @@ def test_the_files_have_the_corruptions_that_are_made_here():
 def test_runs_are_scored_on_the_published_images(files, tmp_path):
     out = tmp_path / "out"
     arguments = [*RUN, "--seeds", "1", "--data", str(files), "--out", str(out)]
-    compare.main([*arguments, "--corruptions", "--corruption-images", "13"])
+    compare.main([*arguments, "--corruptions", "13"])
     file = out / numbers(out)["20"]["methods"]["SGHMC"]["runs"][0]["file"]
     made, before = read(file), (out / "table.md").read_text()
     assert made.corruptions["source"] == "recreated"
-    compare.main([*arguments, "--corruptions", "--corruption-images", "13", "--corruption-files"])
+    compare.main([*arguments, "--corruptions", "13", "--corruption-files"])
     result = read(file)
     assert result.seconds == made.seconds, "trained once"
     assert (result.corruptions["images"], result.corruptions["source"]) == (13, "published")
     options = parse_compare(arguments)
     data, _ = options.load()
-    samples = ImageRuns(data, {}, RunStore(out / "steps_20")).samples(result, options.settings)
+    samples = Runs(data, {}, RunStore(out / "steps_20")).samples(result, options.settings)
     chosen = CorruptedImages(data, 13)
     places = [int((data.test_x == image).flatten(1).all(1).nonzero()[0, 0]) for image in chosen.images]
     for name in ("fog", "jpeg_compression"):
@@ -75,7 +67,7 @@ def test_runs_are_scored_on_the_published_images(files, tmp_path):
     assert "re-creation" not in table
     assert "the published files, of 13 test images" in table
     # Asked for without them, the corruptions made here are scored anew.
-    compare.main([*arguments, "--corruptions", "--corruption-images", "13"])
+    compare.main([*arguments, "--corruptions", "13"])
     assert read(file).corruptions == made.corruptions
 
 
@@ -83,7 +75,7 @@ def test_images_of_another_order_are_noticed(files):
     labels = np.load(files / "CIFAR-10-C" / "labels.npy")
     np.save(files / "CIFAR-10-C" / "labels.npy", (labels + 1) % 10)
     data, _ = parse_compare([*RUN, "--data", str(files)]).load()
-    images = CorruptedImages(data, 5, PublishedImages("cifar10", str(files), 8, False))
+    images = CorruptedImages(data, 5, {"name": "cifar10", "root": str(files), "size": 8})
     with pytest.raises(ValueError, match="cifar10 under fog have other labels than its test images"):
         images.under("fog")
 
@@ -92,7 +84,7 @@ def test_images_of_another_order_are_noticed(files):
     ("arguments", "message"),
     [
         (["--corruption-files"], "corruption_files=True says which images --corruptions takes"),
-        (["--corruption-files", "--corruptions", "--dataset", "digits"], "name must be one of"),
+        (["--corruption-files", "--corruptions", "5", "--dataset", "digits"], "name must be one of"),
     ],
 )
 def test_what_has_no_files_is_refused(files, tmp_path, capsys, arguments, message):
@@ -104,7 +96,7 @@ def test_what_has_no_files_is_refused(files, tmp_path, capsys, arguments, messag
 
 def test_a_missing_file_is_named_before_anything_is_trained(files, tmp_path):
     (files / "CIFAR-10-C" / "snow.npy").unlink()
-    own = [*RUN, "--corruptions", "--corruption-files", "--data", str(files), "--out", str(tmp_path / "out")]
+    own = [*RUN, "--corruptions", "5", "--corruption-files", "--data", str(files), "--out", str(tmp_path / "out")]
     with pytest.raises(SystemExit, match=r"CIFAR-10-C/snow\.npy"):
         compare.main(own)
     assert not (tmp_path / "out").exists()

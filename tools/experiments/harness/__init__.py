@@ -1,1 +1,1 @@
-"""What all experiments share: kept runs, tables, figures."""
+"""What all experiments share: options, kept runs, tuning, tables, figures, devices. It stays as long as they do."""

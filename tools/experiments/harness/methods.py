@@ -32,8 +32,12 @@ def by_name(*methods: M) -> dict[str, M]:
     return {method.name: method for method in methods}
 
 
-def one_of(names: Iterable[str] | Mapping[str, Any]) -> PrimitiveConstructorSpec[str]:
-    """How the command line reads one of these names, for ``Annotated[str, one_of(METHODS)]``: in any letter case."""
+def one_of(names: Iterable[str] | Mapping[str, Any], metavar: str | None = None) -> PrimitiveConstructorSpec[str]:
+    """How the command line reads one of these names, for ``Annotated[str, one_of(METHODS)]``: in any letter case.
+
+    Args:
+        metavar: what the help text has in the place of all names.
+    """
     known = {name.lower(): name for name in names}
 
     def read(words: list[str]) -> str:
@@ -44,7 +48,7 @@ def one_of(names: Iterable[str] | Mapping[str, Any]) -> PrimitiveConstructorSpec
 
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar="{" + ",".join(known.values()) + "}",
+        metavar=metavar or "{" + ",".join(known.values()) + "}",
         instance_from_str=read,
         is_instance=lambda value: value in known.values(),
         str_from_instance=lambda name: [name],

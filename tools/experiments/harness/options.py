@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import tyro
 
 Options = TypeVar("Options")
+#: Flags are shown without their negation.
+FLAGS = tyro.conf.FlagCreatePairsOff
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,11 @@ class RunOptions(OutputOptions):
         ValueError: an argument out of range, by name and value.
     """
 
-    # First seed, for the initial weights, the minibatches and the noise.
+    # First seed, of the initial weights, the minibatches and the noise.
     seed: int = 0
-    # Number of seeds, counted up from --seed; the tables give mean ± standard deviation over them.
+    # Number of seeds, counted up from --seed; tables give mean ± standard deviation over them.
     seeds: int = 3
-    # CPU threads of torch. One is best for small networks and on a busy machine; for large networks take the number of
-    # cores.
+    # CPU threads of torch; one is best for small networks, the number of cores for large ones.
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class RunOptions(OutputOptions):
 class DataOptions:
     """Where the data are."""
 
-    # Folder of the data files; by default the one that LEARNED_SAMPLERS_DATA names, else ~/.cache/learned_samplers.
+    # Folder of the data files; by default LEARNED_SAMPLERS_DATA, else ~/.cache/learned_samplers.
     data: str | None = None
 
 
@@ -115,6 +116,19 @@ def each_once(options: Any, *names: str) -> None:
             raise ValueError(f"{name} must hold names, each once, got {value}")
 
 
+def refuse_changed(options: Any, *names: str, why: str) -> None:
+    """Refuse options that were changed though nothing would come of them.
+
+    A default that is given all the same cannot be told from one that is not.
+
+    Raises:
+        ValueError: by name and value, and ``why``.
+    """
+    for name in names:
+        if (value := getattr(options, name)) != getattr(type(options), name):
+            raise ValueError(f"{name}={value} {why}")
+
+
 Action = Callable[[Any, str], None]
 
 
@@ -145,4 +159,4 @@ def parse(
     first.add_argument("--preset")
     name = first.parse_known_args(arguments)[0].preset or ""
     preset = presets.get(name.lower(), default)
-    return tyro.cli(type(default), args=arguments, default=preset, description=description)
+    return tyro.cli(type(default), args=arguments, default=preset, description=description, config=(FLAGS,))

@@ -12,14 +12,16 @@ FILES = sorted(ROOT.rglob("*.py"))
 def uncommented_fields(source):
     """Fields that borrow another one's help text, of the dataclasses that explain their fields by comments.
 
-    A "#:" is for readers of the source, not of the command line.
+    A "#:" is for readers of the source, not of the command line; an ``Any`` stands for a class chosen later.
     """
     lines, found = source.splitlines(), []
     for node in ast.walk(ast.parse(source)):
         decorators = node.decorator_list if isinstance(node, ast.ClassDef) else ()
         if "dataclass" not in {ast.unparse(each).split("(")[0] for each in decorators}:
             continue
-        fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+        fields = [
+            each for each in node.body if isinstance(each, ast.AnnAssign) and ast.unparse(each.annotation) != "Any"
+        ]
         bare = [each for each in fields if not lines[each.lineno - 2].strip().startswith("# ")]
         if len(bare) < len(fields):
             found += [f"{node.name}.{each.target.id}" for each in bare]

@@ -1,0 +1,338 @@
+"""Runs of every method on tiny data: their budget, their files, what is read back, and the parts of the loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from experiments.harness.runs import training
+from experiments.harness.runs.likelihood import Classification
+from experiments.harness.runs.log import Diverged, Log
+from experiments.harness.runs.methods import METHODS
+from experiments.harness.runs.minibatches import minibatches
+from experiments.harness.runs.runner import Runs, predictions, store_for
+from experiments.harness.runs.settings import Settings
+from experiments.harness.runs.training import Training, collection
+from hypothesis import assume, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from learned_samplers import metrics
+from learned_samplers.classical.cyclical import cyclical_phase
+from meta_tasks.datasets import ImageData
+
+
+@dataclass
+class Tiny:
+    """Settings of seconds, with their data."""
+
+    settings: Settings
+    data: ImageData
+    ood: dict[str, ImageData]
+
+    def at(self, folder, *, fresh=False):
+        return Runs(self.data, self.ood, store_for(folder, self.data, self.ood, fresh=fresh))
+
+
+@pytest.fixture(scope="module")
+def tiny(learned_weights):
+    networks = tuple(f"{method}={file}" for method, file in learned_weights.items())
+    own = dict(epochs=12, limit=320, channels=2, depth=1, num_samples=4, cycles=2, leapfrog_steps=1, ensemble_size=3)
+    settings = Settings(**own, networks=networks)
+    data = settings.load_data(None)
+    return Tiny(settings, data, settings.load_ood(None, data, ("photos",)))
+
+
+# Of the rows that differ in the optimizer alone one.
+DIFFERENT = [name for name in METHODS if not name.startswith(("Muon", "Shampoo"))] + ["MuonAverage", "Shampoo"]
+
+
+@pytest.mark.parametrize("method", DIFFERENT)
+def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny, method):
+    if METHODS[method].averaging == "last_layer":
+        pytest.importorskip("laplace", reason="laplace-torch is not installed: pip install laplace-torch")
+    settings, data = tiny.settings, tiny.data
+    result = tiny.at(tmp_path).run(settings, method, METHODS[method].lr, 3)
+    assert result.diverged is None
+    assert result.gradient_evaluations == 60
+    wanted = {"none": 1, "moving": 1, "ensemble": 3}.get(METHODS[method].averaging, 4)
+    assert result.num_samples == len(result.curves["accuracy"]) == len(result.curves["nll"]) == wanted
+    assert (result.acceptance_rate is None) == (method != "HMC")
+    saved = predictions(result, tmp_path)
+    assert result.scores == pytest.approx(metrics.summary(saved["test"], saved["test_labels"], saved["ood_photos"]))
+    assert result.curves["accuracy"][-1] == pytest.approx(result.scores["accuracy"])
+    samples = tiny.at(tmp_path).samples(result, settings)
+    torch.testing.assert_close(samples.predict(data.test_x), saved["test"], rtol=1e-4, atol=1e-6)
+    validation = metrics.nll(samples.predict(data.val_x), data.val_y)
+    assert result.validation_nll == pytest.approx(validation, rel=1e-4)
+    curves = EventAccumulator(str(tmp_path / "tensorboard" / result.name)).Reload()
+    tags = set(curves.Tags()["scalars"])
+    assert {"train/loss", "validation/accuracy", "model_average/accuracy", "model_average/nll"} <= tags
+    assert [event.step for event in curves.Scalars("model_average/accuracy")] == list(range(1, wanted + 1))
+    minibatch_chain = result.is_chain and method != "HMC"
+    assert ("temperature_configurational/convolutions" in tags) == minibatch_chain
+    assert curves.summary_metadata["_hparams_/session_start_info"].plugin_data.content.count(b"momentum_decay") == 1
+    assert curves.Scalars("result/nll")[0].value == pytest.approx(result.scores["nll"], rel=1e-5)
+
+
+def test_a_finished_run_is_read_back_unless_its_settings_changed(tmp_path, tiny):
+    settings = tiny.settings
+    first = tiny.at(tmp_path).run(settings, "SGLD", 0.1, 0)
+    path = tmp_path / "runs" / f"{first.name}.json"
+    stamp = path.stat().st_mtime_ns
+    assert tiny.at(tmp_path).run(settings, "SGLD", 0.1, 0) == first
+    assert path.stat().st_mtime_ns == stamp
+    fresh = tiny.at(tmp_path, fresh=True).run(settings, "SGLD", 0.1, 0)
+    assert path.stat().st_mtime_ns > stamp
+    assert fresh.scores == first.scores, "the same seed gives the same run"
+    other = tiny.at(tmp_path).run(replace(settings, temperature=0.5), "SGLD", 0.1, 0)
+    assert other.settings["temperature"] == 0.5
+    assert other.scores != first.scores
+    assert tiny.at(tmp_path).run(settings, "SGLD", 0.1, 1).scores != first.scores, "the seed has no effect"
+    assert len(list((tmp_path / "tensorboard" / first.name).glob("events*"))) == 1, "curves of an older run are left"
+
+
+def test_other_weights_are_another_run_and_leave_the_baselines_alone(tmp_path, tiny):
+    runs, other = tiny.at(tmp_path), replace(tiny.settings, networks=())
+    first, second = (runs.run(each, "L2E", 0.05, 0) for each in (tiny.settings, other))
+    assert first.name != second.name
+    assert first.scores != second.scores
+    baseline = runs.run(tiny.settings, "SGHMC", 0.05, 0)
+    assert runs.run(other, "SGHMC", 0.05, 0) == baseline
+    assert "weights" not in baseline.settings
+
+
+def test_states_of_chains_alone_have_an_effective_sample_size(tmp_path, tiny):
+    runs = {name: tiny.at(tmp_path).run(tiny.settings, name, 0.01, 0) for name in ("SGHMC", "SWAG", "DeepEnsemble")}
+    assert [result.ess_per_second is None for result in runs.values()] == [False, True, True]
+    assert runs["SGHMC"].ess_per_second == runs["SGHMC"].ess / runs["SGHMC"].seconds
+
+
+@pytest.mark.parametrize("method", ["SGD", "DeepEnsemble", "SGHMC", "PSGLD"])
+def test_a_run_that_diverges_says_so_and_has_no_scores(tmp_path, tiny, method):
+    result = tiny.at(tmp_path).run(tiny.settings, method, 1e12, 0)
+    assert result.diverged
+    assert result.scores == {}
+    assert result.validation_nll is None
+
+
+@pytest.mark.parametrize("method", ["SGD", "DeepEnsemble", "AdamEMA", "SGHMC"])
+def test_a_run_whose_last_weights_are_not_finite_has_diverged(tmp_path, tiny, monkeypatch, method):
+    """After the last loss that the log has seen."""
+
+    def loop(self, model, optimizer, *_):
+        for p in model.parameters():
+            p.data.fill_(float("nan"))
+            p.grad = torch.zeros_like(p)
+        for _ in range(20):
+            optimizer.step()
+
+    monkeypatch.setattr(Training, "loop", loop)
+    result = tiny.at(tmp_path).run(tiny.settings, method, 0.01, 0)
+    assert "not finite" in result.diverged
+    assert result.validation_nll is None
+
+
+RANDOM_FEATURES = """
+import torch
+from torch import nn
+
+class Features(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("directions", torch.randn(64, 20))
+        self.layer = nn.Linear(20, 10)
+
+    def forward(self, x):
+        return self.layer((x.flatten(1) @ self.directions).cos())
+"""
+
+
+def test_between_members_with_buffers_of_their_own_nothing_is_measured(tmp_path, tiny):
+    """Random features of each member's own: no values of them fit weights between two."""
+    (tmp_path / "own.py").write_text(RANDOM_FEATURES)
+    settings = replace(tiny.settings, model=f"{tmp_path / 'own.py'}:Features", channels=None, depth=None)
+    runs = tiny.at(tmp_path / "runs")
+    result = runs.run(settings, "DeepEnsemble", 0.01, 0, test=True)
+    runs.measure(result, settings, lines=True, convergence=True, plane=True)
+    assert result.modes is result.plane is result.converged is None
+    assert result.scores
+    assert result.num_samples == 3
+
+
+def test_all_methods_see_the_same_minibatches_from_the_same_weights(tmp_path, tiny, monkeypatch):
+    """Whatever numbers a method draws meanwhile."""
+    seen = {}
+
+    def loop(self, model, *_):
+        batches_of = seen.setdefault(name, [])
+        batches_of.append([p.detach().clone() for p in model.parameters()])
+        for _ in range(12):
+            batches_of += next(self.minibatches)
+            torch.randn(len(seen))  # as many as no other method draws
+        raise Diverged("seen enough")
+
+    monkeypatch.setattr(Training, "loop", loop)
+    for name in ("SGHMC", "L2E", "AdamEMA", "SWAG", "IVON", "DeepEnsemble", "SGD"):
+        tiny.at(tmp_path).run(tiny.settings, name, 0.01, 3)
+    first = seen["SGHMC"]
+    for other in seen.values():
+        assert all(torch.equal(a, b) for a, b in zip(first[0], other[0], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(first[1:], other[1:], strict=True))
+    name = "SGLD"
+    tiny.at(tmp_path).run(tiny.settings, name, 0.01, 4)
+    assert not torch.equal(seen["SGLD"][1], first[1]), "another seed has another order"
+
+
+def test_compiled_steps_give_the_same_run(tmp_path, tiny, monkeypatch):
+    calls, plain = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **_: calls.append(model) or plain(model, backend="eager"))
+    runs = tiny.at(tmp_path)
+    for name, count in (("SGHMC", 1), ("DeepEnsemble", 3), ("IVON", 1)):
+        expected = runs.run(tiny.settings, name, 0.01, 3)
+        assert not calls
+        got = runs.run(replace(tiny.settings, compiled=True), name, 0.01, 3)
+        assert got.scores["nll"] == pytest.approx(expected.scores["nll"], rel=1e-5)
+        assert len(calls) == count
+        calls.clear()
+
+
+# --- what of a run predicts ---------------------------------------------------------------------------------------
+
+
+def test_ivons_samples_are_draws(tmp_path, tiny):
+    runs = tiny.at(tmp_path)
+    samples = list(runs.samples(runs.run(tiny.settings, "IVON", 0.2, 0), tiny.settings))
+    name = next(iter(samples[0]))
+    assert len({float(each[name].flatten()[0]) for each in samples}) == 4, "every sample is a draw of its own"
+
+
+def test_a_moving_average_forgets_by_its_length(tmp_path, tiny, monkeypatch):
+    nlls = []
+    for share in (1e-9, 1.0):  # a memory of two steps, the shortest, and of the whole run
+        monkeypatch.setattr(training, "MOVING_SHARE", share)
+        nlls.append(tiny.at(tmp_path / str(share)).run(tiny.settings, "AdamEMA", 3e-3, 0).validation_nll)
+    assert nlls[0] < nlls[1], "60 steps of Adam: the first weights are the worst"
+
+
+def test_the_members_of_an_ensemble_share_a_budget_that_they_do_not_divide(tmp_path, tiny):
+    settings = replace(tiny.settings, steps=23, ensemble_size=4)
+    result = tiny.at(tmp_path).run(settings, "AdamEnsemble", 0.01, 0)
+    assert (result.gradient_evaluations, result.num_samples) == (23, 4)
+
+
+@pytest.mark.parametrize(
+    ("method", "gradients"), [("SGD", 40), ("KineticL2E", 40), ("HMC", 36)], ids=["SGD", "KineticL2E", "HMC"]
+)
+def test_gradients_are_counted_where_no_bar_is_shown(tmp_path, tiny, method, gradients):
+    """With TQDM_DISABLE=1, that is; a trajectory of two leapfrog steps takes three passes of four minibatches."""
+    settings = replace(tiny.settings, steps=40, num_samples=2, leapfrog_steps=2, batch_size=80)
+    with tqdm(disable=True, total=60) as bar:
+        result = tiny.at(tmp_path).run(settings, method, 0.001, 0, bar=bar)
+    assert result.diverged is None
+    assert result.gradient_evaluations == gradients
+    assert bar.total == 60 - (40 - gradients), "what was not spent is taken off"
+
+
+def trained(name, settings, data, folder, seen):
+    """The samples of a run whose sampler's rates and temperatures are noted at every step, and its log."""
+
+    def build(groups, plan):
+        sampler = METHODS[name].build(groups, plan)
+        group = sampler.param_groups[0]
+        sampler.register_step_pre_hook(lambda *_: seen.append((group["lr"], group["temperature"])))
+        return sampler
+
+    with SummaryWriter(str(folder)) as writer:
+        log = Log(writer, tqdm(disable=True), data, Classification(), settings.steps)
+        order = minibatches(data, settings, seed=0)
+        method = replace(METHODS[name], build=build)
+        return Training(method, settings, 0.01, data, settings.steps, order, log).samples(), log
+
+
+CYCLES = Settings(dataset="digits", model="mlp", hidden=(8,), steps=80, num_samples=8, limit=200)
+
+
+@pytest.mark.parametrize("name", ["CyclicalSGMCMC", "CyclicalL2E", "CyclicalAdaptedL2E"])
+def test_cyclical_methods_have_the_noise_and_the_samples_of_cyclical_sgmcmc(tmp_path, name):
+    seen = []
+    phases = [cyclical_phase(step, 80 // CYCLES.cycles, CYCLES.exploration_ratio) for step in range(1, 81)]
+    samples, log = trained(name, CYCLES, CYCLES.load_data(None), tmp_path, seen)
+    assert len(samples) == 8
+    sampling = [entry["sampling"] for entry in log.temperatures]
+    assert sampling == [False] + [phase for _, phase in phases[:-1]]  # written before a step, of the one before
+    if name == "CyclicalL2E":
+        assert [lr for lr, _ in seen] == pytest.approx([0.01 * factor for factor, _ in phases])
+        assert [temperature for _, temperature in seen] == [CYCLES.temperature * phase for _, phase in phases]
+
+
+@pytest.mark.parametrize(
+    ("name", "falls"), [("CyclicalSGMCMC", False), ("CyclicalAdaptedL2E", False), ("SGHMC", True)]
+)
+def test_a_final_rate_is_of_methods_that_have_no_cycles(tmp_path, name, falls):
+    """Over the whole run: in a cycle the rate of some falls by itself."""
+    seen, settings = [], replace(CYCLES, final_lr=0.1)
+    trained(name, settings, settings.load_data(None), tmp_path, seen)
+    rates, cycle = [lr for lr, _ in seen], 80 // settings.cycles
+    assert (max(rates[-cycle:]) < 0.5 * max(rates[:cycle])) == falls
+
+
+def test_squared_steps_are_those_of_the_optimizer(tmp_path):
+    """And the loss beside them is that of the minibatches since the point before."""
+    settings, steps, losses = replace(CYCLES, steps=200), [], []
+    data = settings.load_data(None)
+
+    def build(groups, plan):
+        params = [p for group in groups for p in group["params"]]
+        optimizer = torch.optim.SGD(groups, 0.5)
+        optimizer.register_step_pre_hook(
+            lambda *_: steps.append(optimizer.param_groups[0]["lr"] ** 2 * sum(p.grad.square().sum() for p in params))
+        )
+        return optimizer
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        log = Log(writer, tqdm(disable=True), data, Classification(), 200)
+        add = log.add
+        log.add = lambda loss, *rest: (losses.append(loss.item()), add(loss, *rest))
+        run = Training(METHODS["SGD"], settings, 0.5, data, 200, minibatches(data, settings, 0), log)
+        replace(run, method=replace(METHODS["SGD"], build=build)).samples()
+    assert [point[0] for point in log.movement_curve] == list(range(2, 201, 2))
+    for step, squared, loss in log.movement_curve:
+        assert squared == pytest.approx(float(steps[step - 1]), rel=1e-3, abs=1e-9)
+        assert loss == pytest.approx(sum(losses[step - 2 : step]) / 2, rel=1e-4)
+
+
+@hypothesis_settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
+@given(st.integers(1, 3000), st.floats(0, 0.99), st.integers(1, 60))
+def test_a_constant_chain_keeps_exactly_the_samples_asked_for(steps, burn_in, num_samples):
+    settings = Settings(burn_in=burn_in, num_samples=num_samples)
+    if round(steps * (1 - burn_in)) < num_samples:
+        with pytest.raises(ValueError, match="num_samples"):
+            collection(METHODS["SGHMC"], settings, steps)
+        return
+    kept = collection(METHODS["SGHMC"], settings, steps)
+    states = range(kept["burn_in"] + kept["thinning"], steps + 1, kept["thinning"])
+    assert len(states) == num_samples
+    assert states[-1] == steps
+    # HMC adapts in the first int(burn_in · steps) of them, which must be over before the first sample.
+    assert states[0] > int(burn_in * steps)
+
+
+@hypothesis_settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
+@given(st.integers(1, 3000), st.floats(0, 0.99), st.integers(1, 60), st.integers(1, 10), st.integers(0, 9))
+def test_every_cycle_gives_its_share_of_the_samples(steps, ratio, num_samples, cycles, without):
+    assume(steps >= cycles > without)
+    settings = Settings(exploration_ratio=ratio, num_samples=num_samples, cycles=cycles, burn_in_cycles=without)
+    length, each = steps // cycles, max(1, num_samples // (cycles - without))
+    phase = sum(cyclical_phase(step, length, ratio)[1] for step in range(1, length + 1))
+    if phase < each:
+        with pytest.raises(ValueError, match="num_samples"):
+            collection(METHODS["CyclicalSGMCMC"], settings, steps)
+        return
+    kept = collection(METHODS["CyclicalSGMCMC"], settings, steps)
+    assert kept["burn_in"] == without * length
+    assert each <= phase // kept["thinning"] < 2 * each + 1

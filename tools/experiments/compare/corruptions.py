@@ -1,0 +1,133 @@
+"""Test images under the corruptions of CIFAR-10-C, re-created or published: a run's scores, their table and figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.harness.figures import band, grid_lines, new_figure
+from experiments.harness.runs.result import Result, label
+from experiments.harness.tables import finished, markdown, spread
+from learned_samplers import metrics
+from learned_samplers.posterior.collect import SampleCollection
+from meta_tasks.datasets import ArrayData, ImageData, TokenData, load_corrupted
+from meta_tasks.datasets.corruptions import LARGEST_SEVERITY, RECREATED, corrupt
+from meta_tasks.random_streams import generator
+
+#: key, heading, decimals
+MEASURES = (("accuracy", "accuracy", 3), ("nll", "NLL [nats]", 3), ("ece", "ECE", 3))
+NONE = "none"  # the same images as they are, of severity 0
+#: Where corrupted images come from: as tables say it.
+SOURCES = {
+    "recreated": "a re-creation by this project's own code (frost is made up, not photographed)",
+    "published": "the published files",
+}
+
+
+def check_images(data: ImageData) -> None:
+    """ValueError for data that cannot be corrupted."""
+    channels, *sides = data.input_shape if len(data.input_shape) == 3 else (0, 0)
+    if isinstance(data, ArrayData | TokenData) or channels not in (1, 3) or min(sides) < 4 or not data.num_classes:
+        raise ValueError(
+            f"corruptions needs classes of images with one channel or three and at least 4×4 pixels, {data.name} has "
+            f"inputs of shape {tuple(data.input_shape)}"
+        )
+
+
+class CorruptedImages:
+    """So many of the test images, chosen at random once, under each corruption; the last one made is kept.
+
+    Args:
+        count: of images; all of them, where there are fewer.
+        published: arguments of `load_corrupted` but for corruption and severity, where its files take the place of
+            corruptions made here.
+    """
+
+    def __init__(self, data: ImageData, count: int, published: Mapping[str, Any] | None = None) -> None:
+        total = len(data.test_y)
+        chosen = torch.randperm(total, generator=generator(0, "corrupted images"))[:count].sort().values
+        chosen = chosen.to(data.test_y.device)
+        self.images, self.labels, self._chosen = data.test_x[chosen], data.test_y[chosen], chosen
+        self._published, self.source = published, "recreated" if published is None else "published"
+        self._name, self._made = NONE, self.images
+
+    def under(self, name: str) -> Tensor:
+        """The images at severities 1 to 5, one after the other; under `NONE` as they are.
+
+        Raises:
+            ValueError: the files have other labels, and so other images, than the test set.
+        """
+        if name != self._name:
+            levels = range(1, LARGEST_SEVERITY + 1)
+            made = self.images if name == NONE else torch.cat([self._corrupted(name, level) for level in levels])
+            self._name, self._made = name, made
+        return self._made
+
+    def _corrupted(self, name: str, severity: int) -> Tensor:
+        if self._published is None:
+            return corrupt(self.images, name, severity)
+        found, kept = load_corrupted(corruption=name, severity=severity, **self._published), self._chosen.cpu()
+        if len(found.test_y) <= int(kept.max()) or not torch.equal(found.test_y[kept], self.labels.cpu()):
+            raise ValueError(
+                f"the published images of {self._published['name']} under {name} have other labels than its test "
+                "images: corruption_files needs all of these, in the published order"
+            )
+        return found.test_x[kept].to(self.images.device)
+
+    def scores(self, samples: SampleCollection, name: str) -> dict[str, list[float]]:
+        """Of each measure its values at the severities."""
+        found = samples.predict(self.under(name)).split(len(self.labels))
+        return {key: [getattr(metrics, key)(part, self.labels) for part in found] for key, *_ in MEASURES}
+
+    def missing(self, result: Result) -> list[str]:
+        """The corruptions of which a run has no scores on so many images of this source."""
+        own = {"images": len(self.labels), "source": self.source}
+        known = result.corruptions
+        if known is None or own != {key: known[key] for key in own}:
+            known = result.corruptions = {**own, "scores": {}}
+        return [name for name in (NONE, *RECREATED) if name not in known["scores"]]
+
+
+def by_severity(results: Sequence[Result], key: str) -> np.ndarray:
+    """Of a measure the means over the corruptions at severities 0 to 5, (finished runs, 6)."""
+    scores = [result.corruptions["scores"] for result in finished(results) if result.corruptions]
+    rows = [[*each[NONE][key], *np.mean([each[name][key] for name in RECREATED], axis=0)] for each in scores]
+    return np.array(rows).reshape(-1, LARGEST_SEVERITY + 1)
+
+
+def corruption_tables(runs: Mapping[str, Sequence[Result]]) -> list[str]:
+    """A table of each measure: a row a method, a column a severity, after a line on the images."""
+    tables = []
+    for key, heading, decimals in MEASURES:
+        rows = []
+        for results in runs.values():
+            columns = enumerate(by_severity(results, key).T)
+            cells = {str(severity): spread(values.tolist(), decimals) for severity, values in columns}
+            rows.append({f"{heading} at severity": label(results), **cells})
+        tables.append(markdown(rows))
+    known = next((r.corruptions for results in runs.values() for r in results if r.corruptions), None)
+    if known is None:
+        return []
+    images = f"{SOURCES[known['source']]}, of {known['images']} test images"
+    note = f"The {len(RECREATED)} corruptions of CIFAR-10-C, {images}; means over them, severity 0 is none."
+    return [note, *tables]
+
+
+def corruption_figure(runs: Mapping[str, Sequence[Result]], styles: Mapping[str, dict[str, Any]], title: str) -> Any:
+    """Accuracy, NLL and ECE against severity, a line a method, with a band of one standard deviation over seeds."""
+    fig = new_figure(14, 5.2)
+    axes = fig.subplots(1, 3)
+    x = np.arange(LARGEST_SEVERITY + 1)
+    for ax, (key, heading, _) in zip(axes, MEASURES):
+        for name, style in styles.items():
+            band(ax, x, by_severity(runs[name], key), style, marker="o", markersize=3)
+        ax.set(xlabel="severity", ylabel=heading, xticks=x)
+        grid_lines(ax)
+    handles, labels = axes[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False)
+    fig.suptitle(f"{title}; means over {len(RECREATED)} corruptions")
+    return fig

@@ -1,0 +1,315 @@
+"""The numbers and tables of a comparison, and the notes above them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.compare.corruptions import corruption_tables
+from experiments.harness.output import write_outputs
+from experiments.harness.run_store import fingerprint
+from experiments.harness.runs.methods import Setting
+from experiments.harness.runs.result import SCORES, Result, label
+from experiments.harness.runs.runner import predictions
+from experiments.harness.runs.settings import Settings
+from experiments.harness.tables import finished, markdown, mean_and_std, rectangular, spread, with_failures
+from experiments.harness.tuning import Tuning
+from learned_samplers import metrics
+
+#: Beside the tables, whichever of them there are; tables are named by what their header holds.
+NOTES = """Mean ± standard deviation over seeds. NLL in nats, ECE in 15 bins; KLD: mean divergence between the
+predictions of two samples; ESS/s: effective sample size of a chain's log-probability of the true label, the median
+over test images, per second of the run; cR̂ < 1.1: share of the weights whose chain agrees between its two halves (1,000
+weights of a run), and of each layer's in a table of their own; also tuned: momentum decay a, temperature T, exploration
+ratio, the share of burn-in, the final lr as a share of the first, or an optimizer's weight decay; seconds of training
+and collecting.
+The table with tries: the settings that were tuned over, each on every tuning seed; median and worst seed; collapsed:
+runs that diverged, or whose NLL is above that of uniform predictions or 1.5 times the method's median; difference of
+the NLL to the first row's at the same seed (same initial weights and minibatches), ± its standard error over seeds, and
+the standard error that the choice of test images alone gives; at equal time: gradients and NLL of runs in the first
+row's seconds; AUROC: of telling the data set from the test images by the largest probability; entropy: of the
+predictions on it, in nats; agreement: share of the test images with the reference's most probable class; total
+variation: half the sum of the probabilities' absolute differences, the mean over them.
+The table with temperatures, first seed: after burn-in of all weights (and from the coldest to the hottest part of the
+network); loss barrier between consecutive samples on validation images; cosine similarity between samples.
+The table with runs: all runs' predictions averaged, each seed one of so many parallel chains (of an optimizer: a deep
+ensemble).
+"""
+OTHER_CODE = "Some runs were read back that another version of the code had made."
+COLLAPSED = 1.5  # times the median NLL of a method's runs, from which one of them counts as collapsed
+# Columns of a table: key, heading, decimals; the keys are those of `measured`.
+COLUMNS = (
+    *(column for column in SCORES if column[0] != "ood_auroc"),
+    ("kld", "KLD", 4),
+    ("ess_per_second", "ESS/s", 2),
+    ("converged", "cR̂ < 1.1", 3),
+    ("seconds", "seconds", 1),
+)
+#: How far predictions are from a reference's: of each number its column's heading, and the function of both.
+DISTANCES = {
+    "agreement": ("agreement with the reference", metrics.agreement),
+    "total_variation": ("total variation", metrics.total_variation),
+}
+_RUN_KEYS = ("seed", "lr", "validation_nll", "gradient_evaluations", "diverged", "ess", "curves", "ood", "device")
+
+
+@dataclass
+class BudgetReport:
+    """The finished runs of one budget in a folder: of each method its trials, its final runs, one a seed, and those at
+    equal time.
+
+    Attributes:
+        settings: of the comparison at this budget; what is tuned may be a method's own.
+        convergence, corruptions: whether they were asked for; what an earlier command measured may be of some seeds.
+        reference: probabilities (test images, classes) to compare with.
+        lost: why a method has no runs: it diverged at every setting.
+        data, network: fingerprints of the data, and of a network of the user's own.
+        other_code: whether runs were read back that another version of the code had made.
+    """
+
+    budget: int
+    folder: Path
+    settings: Settings
+    num_data: int
+    num_classes: int = 10
+    tuning: dict[str, Tuning[Setting, Result]] = field(default_factory=dict)
+    runs: dict[str, list[Result]] = field(default_factory=dict)
+    equal_time: dict[str, list[Result]] = field(default_factory=dict)
+    convergence: bool = False
+    corruptions: bool = False
+    reference: torch.Tensor | None = None
+    lost: dict[str, str] = field(default_factory=dict)
+    data: str | None = None
+    other_code: bool = False
+    network: Mapping[str, str] = field(default_factory=dict)
+
+    def measured(self, result: Result) -> dict[str, Any]:
+        """The numbers of a run that are averaged over seeds, of those that exist."""
+        own = {"kld": result.pairwise_kld, "seconds": result.seconds, "ess_per_second": result.ess_per_second}
+        if self.convergence and result.converged:
+            own["converged"] = result.converged["all"]
+        if self.reference is not None and result.diverged is None:
+            test = predictions(result, self.folder)["test"]
+            own |= {name: distance(test, self.reference) for name, (_, distance) in DISTANCES.items()}
+        known = {key: value for key, value in own.items() if value is not None}
+        return {**result.scores, **known, "num_samples": result.num_samples}
+
+
+def losses(results: Sequence[Result], folder: Path) -> torch.Tensor:
+    """Negative log-probability of each test image's label, the mean over a method's seeds, in nats."""
+    ended = [predictions(result, folder) for result in finished(results)]
+    if ended and "test_nll" in ended[0]:
+        return torch.stack([each["test_nll"].double() for each in ended]).mean(0)
+    true = [each["test"].gather(1, each["test_labels"].long().unsqueeze(1))[:, 0].double() for each in ended]
+    return -torch.stack(true).clamp_min(metrics.FLOOR).log().mean(0)  # as `metrics.nll` has it
+
+
+def paired(ours: Sequence[Result], theirs: Sequence[Result], folder: Path | None = None) -> dict[str, Any] | None:
+    """The difference of two methods' test NLL over the seeds that both have finished; None for no such seed.
+
+    Returns:
+        "mean", its standard "error" over seeds (None for one), and with a folder of predictions "image_error": the
+        standard error over test images of the difference of their negative log-probabilities, each the mean over
+        seeds. More seeds do not lessen that one.
+    """
+    both = {result.seed: result for result in finished(theirs)}
+    mine = [result for result in finished(ours) if result.seed in both]
+    other = [both[result.seed] for result in mine]
+    if not mine:
+        return None
+    mean, std = mean_and_std([a.scores["nll"] - b.scores["nll"] for a, b in zip(mine, other)])
+    found: dict[str, Any] = {"mean": mean, "error": std / math.sqrt(len(mine)) if len(mine) > 1 else None}
+    if folder is not None:
+        difference = losses(mine, folder) - losses(other, folder)
+        found["image_error"] = float(difference.std() / math.sqrt(len(difference)))
+    return found
+
+
+def collapsed(results: Sequence[Result], num_classes: int) -> int:
+    """Runs that diverged, or whose test NLL is above that of uniform predictions or 1.5 times the method's median.
+
+    Of a regression (``num_classes`` 0), whose NLL has no zero, those that diverged.
+    """
+    good = [result.scores["nll"] for result in finished(results)]
+    if not num_classes or not good:
+        return len(results) - len(good)
+    bound = min(math.log(num_classes), COLLAPSED * statistics.median(good))
+    return len(results) - sum(nll <= bound for nll in good)
+
+
+def pooled(report: BudgetReport, name: str) -> dict[str, float] | None:
+    """Scores of the average over all seeds' predictions, as parallel chains or a deep ensemble give it.
+
+    None for fewer than two chains, and for a regression.
+    """
+    good = finished(report.runs[name])
+    if len(good) < 2 or not report.num_classes:
+        return None
+    ended = [predictions(result, report.folder) for result in good]
+    average = sum(each["test"] for each in ended) / len(ended)
+    scores = {**metrics.summary(average, ended[0]["test_labels"]), "chains": len(ended)}
+    if report.reference is not None:
+        scores |= {key: distance(average, report.reference) for key, (_, distance) in DISTANCES.items()}
+    return scores
+
+
+def content(report: BudgetReport) -> dict[str, Any]:
+    """All numbers of a budget; the temperatures and curves over a run are in its own file, which "file" names."""
+    return {
+        "settings": asdict(report.settings),
+        "num_data": report.num_data,
+        "data": report.data,
+        "network": dict(report.network),
+        "other_code": report.other_code,
+        # Of single precision: the last digits of a sum of doubles differ between machines.
+        "reference": None if report.reference is None else fingerprint([report.reference.float()]),
+        "lost": report.lost,
+        "methods": {name: _method_content(report, name) for name in report.runs},
+    }
+
+
+def _method_content(report: BudgetReport, name: str) -> dict[str, Any]:
+    results, tuning, first = report.runs[name], report.tuning[name], next(iter(report.runs.values()))
+    rows = [report.measured(result) for result in finished(results)]
+    summary = {key: mean_and_std([row[key] for row in rows]) for key in rows[0]} if rows else {}
+    trials = {setting: [each.validation_nll for each in tried] for setting, tried in tuning.trials.items()}
+    return {
+        "label": label(results),
+        **tuning.chosen.numbers,
+        "also_tuned": tuning.chosen.text(report.num_data),
+        "at_edge": bool(tuning.edges()),
+        "tuning": [
+            {**setting.numbers, "validation_nll": tuning.mean(setting), "seeds": seeds}
+            for setting, seeds in trials.items()
+        ],
+        "mean": {key: mean for key, (mean, _) in summary.items()},
+        "std": {key: std if len(rows) > 1 else None for key, (_, std) in summary.items()},
+        "collapsed": collapsed(results, report.num_classes),
+        "difference": None if results is first else paired(results, first, report.folder),
+        "pooled": pooled(report, name),
+        "health": {**results[0].mean_temperatures, "modes": results[0].modes},
+        "corruptions": [result.corruptions for result in results] if report.corruptions else [],
+        "equal_time": [_run_content(report, result) for result in report.equal_time.get(name, ())],
+        "runs": [_run_content(report, result) for result in results],
+    }
+
+
+def _run_content(report: BudgetReport, result: Result) -> dict[str, Any]:
+    file = f"{report.folder.name}/runs/{result.name}.json"
+    return {"file": file, **{key: getattr(result, key) for key in _RUN_KEYS}, **report.measured(result)}
+
+
+def tables(report: BudgetReport, numbers: Mapping[str, Any]) -> str:
+    """The budget's tables and the sentences below them, as Markdown; `numbers` is its `content`."""
+    methods, cells = numbers["methods"], dict[str, list[dict[str, str]]]()
+    for name, results in report.runs.items():
+        rows = [report.measured(result) for result in finished(results)]
+        for table, row in {
+            "scores": _score_cells(rows, methods[name], results),
+            "robust": _robust_cells(report, name, rows, methods[name]["difference"] or {}),
+            "health": _health_cells(results[0]),
+            "pooled": _pooled_cells(methods[name]["pooled"]),
+        }.items():
+            cells.setdefault(table, []).extend([{"method": label(results), **row}] if row else [])
+    known = {name: found for name, results in report.runs.items() if (found := _layers(report, results))}
+    layers = [
+        {"cR̂ < 1.1 of the layer": layer, **{label(report.runs[name]): found[layer] for name, found in known.items()}}
+        for layer in next(iter(known.values()), ())
+    ]
+    lines = []
+    if ended := [name for name in methods if "nll" in methods[name]["mean"]]:
+        lowest = methods[min(ended, key=lambda name: methods[name]["mean"]["nll"])]
+        lines.append(f"- Lowest NLL: {lowest['label']}, {lowest['mean']['nll']:.4f}.")
+    if edges := [method["label"] for method in methods.values() if method["at_edge"]]:
+        lines.append(f"- Tuned to the edge of what was tried: {', '.join(edges)}.")
+    lines += [f"- **{name} has no row**: {why}." for name, why in report.lost.items()]
+    parts = [markdown(rectangular(rows)) for rows in (*cells.values(), layers) if rows]
+    parts += corruption_tables(report.runs) if report.corruptions else []
+    return "\n\n".join([f"### {report.budget} gradients", *parts, "\n".join(lines)])
+
+
+def _values(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return [row[key] for row in rows if key in row]
+
+
+def _score_cells(rows: list[dict[str, Any]], method: Mapping[str, Any], results: Sequence[Result]) -> dict[str, str]:
+    known = {key for row in rows for key in row}
+    cells = {"lr": f"{method['lr']:g}", "also tuned": method["also_tuned"] or "–"}
+    cells |= {heading: spread(_values(rows, key), decimals) for key, heading, decimals in COLUMNS if key in known}
+    cells["samples"] = spread(_values(rows, "num_samples"), 0, with_std=False)
+    cells["gradients"] = spread([each.gradient_evaluations for each in results], 0, with_std=False)
+    return cells
+
+
+def _text(value: float | None, form: str = ".4f") -> str:
+    return "–" if value is None else f"{value:{form}}"
+
+
+def _robust_cells(
+    report: BudgetReport, name: str, rows: list[dict[str, Any]], difference: Mapping[str, Any]
+) -> dict[str, str]:
+    results, nlls = report.runs[name], _values(rows, "nll")
+    cells = {
+        "tries": str(sum(bool(tried) for tried in report.tuning[name].trials.values())),
+        "median NLL": _text(statistics.median(nlls) if nlls else None),
+        "worst NLL": _text(max(nlls, default=None)),
+        "collapsed": str(collapsed(results, report.num_classes)),
+        "difference": _text(difference.get("mean"), "+.4f"),
+        "± seeds": _text(difference.get("error")),
+        "± images": _text(difference.get("image_error")),
+    }
+    for key, (heading, _) in DISTANCES.items() if report.reference is not None else ():
+        cells[heading] = spread(_values(rows, key), 4)
+    good = finished(results)
+    for other in good[0].ood if good else ():
+        cells[f"AUROC {other}"] = spread([result.ood[other]["auroc"] for result in good], 3)
+        cells[f"entropy {other} [nats]"] = spread([result.ood[other]["mean_entropy"] for result in good], 3)
+    if again := report.equal_time.get(name):
+        ended = finished(again)
+        cells["gradients at equal time"] = _text(ended[0].gradient_evaluations if ended else None, "d")
+        nll = spread([result.scores["nll"] for result in ended], 4)
+        cells["NLL at equal time"] = with_failures(nll, again)
+    return cells
+
+
+def _health_cells(result: Result) -> dict[str, str]:
+    cells, modes = {}, result.modes or {}
+    for kind in ("kinetic", "configurational"):
+        means = result.mean_temperatures.get(kind)
+        parts = [value for name, value in means.items() if name != "all"] if means else []
+        cells[f"{kind} T"] = f"{means['all']:.3g} ({min(parts):.3g} to {max(parts):.3g})" if means else "–"
+    cells["barrier [nats]"] = _text(modes.get("mean_barrier"))
+    cells["cosine"] = _text(modes.get("mean_cosine_similarity"), ".3f")
+    return cells
+
+
+def _pooled_cells(together: Mapping[str, Any] | None) -> dict[str, str]:
+    if together is None:
+        return {}
+    headings = [*COLUMNS, *((key, heading, 4) for key, (heading, _) in DISTANCES.items())]
+    cells = {heading: f"{together[key]:.4f}" for key, heading, _ in headings if key in together}
+    return {**cells, "runs": str(together["chains"])}
+
+
+def _layers(report: BudgetReport, results: Sequence[Result]) -> dict[str, str]:
+    """Share of each layer's weights with cR̂ < 1.1, the mean over seeds; {} of what is no chain."""
+    known = [result.converged for result in finished(results) if report.convergence and result.converged]
+    names = [name for name in known[0] if name != "all"] if known else []
+    return {name: f"{statistics.fmean(each[name] for each in known):.3f}" for name in names}
+
+
+def write_results(out: Path, reports: Sequence[BudgetReport], command: str, choice: str) -> str:
+    """Write results.json and table.md for the budgets that are finished, and return the tables; `choice` says how
+    settings were chosen."""
+    numbers = [content(report) for report in reports]
+    text = "\n\n".join(map(tables, reports, numbers))
+    notes = f"{NOTES}{choice}" + f"\n{OTHER_CODE}" * any(report.other_code for report in reports)
+    found = {str(report.budget): each for report, each in zip(reports, numbers)}
+    write_outputs(out, command, f"{notes}\n\n{text}", {"budgets": found})
+    return text

@@ -1,0 +1,125 @@
+"""The training curves of one run: TensorBoard, and the progress bar's postfix."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from experiments.harness.runs.likelihood import Likelihood, evaluate
+from learned_samplers.base.sampler import Sampler
+from learned_samplers.integrations.tensorboard import gradient_norm, rates
+from meta_tasks.datasets import ImageData
+
+LOGS = 100  # points of a training curve
+VALIDATIONS = 20  # of which so many with the validation loss of the current weights
+
+
+class Diverged(Exception):
+    """A run whose loss, gradient or weights are no longer finite."""
+
+
+class Log:
+    """Training curves of one run, whose step is the number of minibatch gradient evaluations.
+
+    Attributes:
+        gradients: minibatch gradient evaluations so far, see `count_gradients`.
+        temperatures: of a sampler, one entry a point: {"step", "sampling" (whether the state counts as a sample's),
+            "groups": {part of the network: {"kinetic", "configurational", "size" (its number of weights)}}}; None
+            for a temperature that does not exist.
+        validation_curve, movement_curve, acceptance_rate: see `experiments.harness.runs.result.Result`.
+    """
+
+    def __init__(
+        self,
+        writer: SummaryWriter,
+        bar: tqdm,
+        data: ImageData,
+        likelihood: Likelihood,
+        steps: int,
+        validations: int = VALIDATIONS,
+    ) -> None:
+        self.writer, self.bar, self.data, self.likelihood = writer, bar, data, likelihood
+        self.every = max(1, steps // LOGS)
+        self.validate_every = self.every * max(1, LOGS // validations)
+        self.validation_seconds = 0.0
+        self.gradients = 0
+        self.temperatures: list[dict[str, Any]] = []
+        self.validation_curve: list[list[float]] = []
+        self.movement_curve: list[list[float]] = []
+        self.acceptance_rate: float | None = None
+        self._written = math.nan
+        self._begin_mean()
+
+    def count_gradients(self, number: int = 1) -> None:
+        """Note gradient evaluations, here and on the progress bar, which counts nothing where it is disabled."""
+        self.gradients += number
+        self.bar.update(number)
+
+    def _begin_mean(self) -> None:
+        self.loss: Tensor | float = 0.0
+        self.total: Tensor | float = 0.0
+        self.examples = self.count = 0
+
+    def add(self, loss: Tensor, outputs: Any, targets: Tensor) -> None:
+        """Collect one minibatch; nothing is read back from the device."""
+        self.loss = self.loss + loss.detach()
+        self.total = self.total + self.likelihood.total(outputs.detach(), targets)
+        self.examples += len(targets)
+        self.count += 1
+
+    def write(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+        """Write the means since the last time; call it between ``backward`` and ``step``."""
+        loss = float(self.loss) / self.count
+        if not math.isfinite(loss):
+            raise Diverged(f"the training loss is {loss} at step {step}")
+        values: dict[str, float] = {
+            "train/loss": loss,
+            f"train/{self.likelihood.curve}": self.likelihood.average(float(self.total), self.examples),
+            "train/learning_rate": optimizer.param_groups[0]["lr"],
+        }
+        self._written = loss
+        self._begin_mean()
+        if isinstance(optimizer, Sampler):
+            sampling = float(optimizer.is_sampling)
+            values |= {**rates(optimizer), "chain/sampling": sampling, "gradient/norm": gradient_norm(optimizer)}
+        groups: dict[str, dict[str, Any]] = {}
+        for group, known in zip(optimizer.param_groups, getattr(optimizer, "temperatures", list)()):
+            groups[group["name"]] = {"size": sum(p.numel() for p in group["params"])}
+            for kind, value in known.items():
+                groups[group["name"]][kind] = value if math.isfinite(value) else None
+                if math.isfinite(value):
+                    values[f"temperature_{kind}/{group['name']}"] = value
+        if groups:
+            sampling = getattr(optimizer, "is_sampling", True)
+            self.temperatures.append({"step": step, "sampling": sampling, "groups": groups})
+        for tag, value in values.items():
+            self.writer.add_scalar(tag, value, step)
+
+    def moved(self, step: int, before: list[Tensor], model: nn.Module) -> None:
+        """Write ‖Δθ‖² of one step of the optimizer, from the parameters ``before`` it; call it after `write`."""
+        moves = zip(model.parameters(), before, strict=True)
+        squared = float(sum((p.detach() - old).square().sum() for p, old in moves))
+        if math.isfinite(squared):
+            self.movement_curve.append([step, squared, self._written])
+        self.writer.add_scalar("chain/squared_step", squared, step)
+
+    def validate(self, step: int, model: nn.Module) -> None:
+        """Write loss and accuracy of the current weights on the validation images, if there are any."""
+        if not len(self.data.val_y):
+            return
+        start = time.perf_counter()
+        model.eval()
+        loss, second = evaluate(model, self.data.val_x, self.data.val_y, self.likelihood)
+        model.train()
+        self.validation_seconds += time.perf_counter() - start
+        if math.isfinite(loss):
+            self.validation_curve.append([step, loss, second])
+        self.writer.add_scalar("validation/loss", loss, step)
+        self.writer.add_scalar(f"validation/{self.likelihood.curve}", second, step)
+        self.bar.set_postfix(validation_loss=f"{loss:.3f}", refresh=False)

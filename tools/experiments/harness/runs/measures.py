@@ -1,0 +1,99 @@
+"""Measurements of a finished run besides its scores: temperatures, and whether its samples lie in different modes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from learned_samplers import diagnostics
+from learned_samplers.posterior.collect import SampleCollection
+from meta_tasks.datasets import ImageData
+
+IMAGES = 1000  # on which losses along lines are evaluated
+POINTS = 11  # on each line, its ends among them
+PLANE_POINTS = 15  # along each side of a plane
+CONVERGENCE_DRAWS = 2 * diagnostics.MINIMUM_DRAWS  # that cR̂ of κ = 2 takes
+KINDS = ("kinetic", "configurational")
+
+
+def overall(groups: dict[str, dict[str, Any]], kind: str) -> float | None:
+    """Temperature of all weights together: the mean over the parts of the network, by their number of weights."""
+    known = [group for group in groups.values() if group.get(kind) is not None]
+    size = sum(group["size"] for group in known)
+    return sum(group["size"] * group[kind] for group in known) / size if known else None
+
+
+def mean_temperatures(points: Sequence[dict[str, Any]], after: float) -> dict[str, dict[str, float]]:
+    """Mean temperatures over the points of `Log.temperatures` after that step which count as sampling.
+
+    Returns:
+        {kind: {"all": of all weights together, and each part of the network by its name}}; a kind that does not exist
+        (the kinetic one of a sampler without momentum) is left out.
+    """
+    chosen = [point["groups"] for point in points if point["step"] > after and point["sampling"]]
+    means: dict[str, dict[str, float]] = {}
+    for kind in KINDS:
+        series = {"all": [overall(groups, kind) for groups in chosen]}
+        for name in chosen[0] if chosen else ():
+            series[name] = [groups[name].get(kind) for groups in chosen]
+        known = {name: [value for value in values if value is not None] for name, values in series.items()}
+        if known["all"]:
+            means[kind] = {name: float(np.mean(values)) for name, values in known.items() if values}
+    return means
+
+
+def modes(samples: SampleCollection, data: ImageData) -> dict[str, Any]:
+    """Do the samples lie in different modes? Needs two samples or more.
+
+    Returns:
+        "positions", and along the lines between consecutive samples "validation_nll" (nats) and "test_error", each on
+        at most 1,000 images; "mean_barrier" of the former; "cosine_similarity" of the weights, a matrix, and
+        "mean_cosine_similarity" over its pairs.
+    """
+    nll = diagnostics.network_loss(samples, data.val_x[:IMAGES], data.val_y[:IMAGES])
+    error = diagnostics.network_loss(samples, data.test_x[:IMAGES], data.test_y[:IMAGES], kind="error")
+    lines = diagnostics.loss_lines(samples, nll, num_points=POINTS)
+    errors = diagnostics.loss_lines(samples, error, num_points=POINTS)
+    cosines = diagnostics.cosine_similarity(samples)
+    pairs = cosines[np.triu_indices(len(cosines), 1)]
+    return {
+        "positions": lines.positions.tolist(),
+        "validation_nll": lines.losses.tolist(),
+        "test_error": errors.losses.tolist(),
+        "mean_barrier": float(lines.barriers.mean()),
+        "cosine_similarity": cosines.tolist(),
+        "mean_cosine_similarity": float(pairs.mean()),
+    }
+
+
+def converged(samples: SampleCollection) -> dict[str, float]:
+    """Share of the weights with cR̂ < 1.1 between the two halves of the chain (κ = 2): "all", and layer by layer.
+
+    Of all, and of each layer, 1,000 evenly spaced weights are taken. Needs `CONVERGENCE_DRAWS` samples or more.
+    """
+    shares = {name: diagnostics.converged_share(samples.to_arviz(parameters=[name])) for name in samples[0]}
+    return {"all": diagnostics.converged_share(samples), **shares}
+
+
+def error_plane(samples: SampleCollection, data: ImageData) -> dict[str, Any] | None:
+    """Test error on the plane through the first, the middle and the last sample, on at most 1,000 images.
+
+    None where these three lie on one line. Needs three samples or more.
+    """
+    error = diagnostics.network_loss(samples, data.test_x[:IMAGES], data.test_y[:IMAGES], kind="error")
+    chosen = [0, len(samples) // 2, len(samples) - 1]
+    try:
+        plane = diagnostics.loss_plane([samples[k] for k in chosen], error, num_points=PLANE_POINTS)
+    except ValueError as problem:
+        if "on one line" not in str(problem):
+            raise
+        return None
+    return {
+        "samples": chosen,
+        "across": plane.across.tolist(),
+        "down": plane.down.tolist(),
+        "test_error": plane.losses.tolist(),
+        "corners": plane.corners.tolist(),
+    }

@@ -1,0 +1,144 @@
+"""What one run gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.tables import with_failures
+from experiments.harness.runs.methods import METHODS
+from experiments.harness.runs.settings import Settings
+from learned_samplers.learned import weights
+
+# Scores of a run, as they stand in tables: key, heading, decimals. `metrics.summary` says what each is.
+SCORES = (
+    ("accuracy", "accuracy", 4),
+    ("nll", "NLL", 4),
+    ("ece", "ECE", 4),
+    ("brier", "Brier", 4),
+    ("ood_auroc", "OOD AUROC", 3),
+    ("rmse", "RMSE", 4),
+    ("crps", "CRPS", 4),
+    ("coverage", "90 % coverage", 3),
+)
+
+#: The curves of a run, `Result.curves`, with the number of samples at which each begins.
+CURVES = {"accuracy": 1, "nll": 1, "ece": 1, "brier": 1, "kld": 2}
+
+
+@dataclass
+class Result:
+    """What one run gave; what does not exist is None or empty.
+
+    Attributes:
+        method, lr, seed, settings: what was run; of a learned sampler ``settings["weights"]`` names its weights.
+        network: fingerprint of a learned sampler's weights and rule.
+        variant: what tells its files from those of the same method, rate and seed with other settings.
+        scores: of the average over all samples, accuracy, NLL (nats), ECE (15 bins), Brier score and AUROC of the
+            largest probability against the first out-of-distribution images; of a regression NLL, RMSE, CRPS and
+            coverage of 90 % intervals. Empty for a run that diverged or whose test data have not been looked at.
+        pairwise_kld: mean divergence between the predictions of two samples on the test images, in nats.
+        ess: effective sample size of the samples' log-probability of the true label, the median over test images.
+        validation_nll: NLL of that average on the validation images, in nats.
+        ood: of each out-of-distribution data set {"auroc", "mean_entropy": of the average's predictions, in nats}.
+        seconds: wall-clock time of training and collecting, without scoring and validation.
+        device, threads: where it ran, the name of a GPU or CPU, and torch's threads.
+        gradient_evaluations: in minibatches; a gradient over the whole training set counts as its minibatches.
+        num_samples: weights averaged; 1 for a single network.
+        curves: of each of `CURVES` the test scores of the average over the first 1, 2, … samples (of kld 2, 3, …).
+        validation_curve: (gradient evaluations, loss in nats, accuracy) of the current weights on validation images.
+        movement_curve: (gradient evaluations, ‖Δθ‖² of the step taken there, mean training loss in nats since the point
+            before), at most 100 points.
+        acceptance_rate: of HMC after burn-in.
+        mean_temperatures, modes, converged, plane: see `experiments.harness.runs.measures`.
+        corruptions: {"images": how many, "source": whose, "scores": {corruption: {measure: its values at severities 1
+            to 5}}}; under "none" those of the images as they are.
+        diverged: why there are no scores.
+    """
+
+    method: str
+    lr: float
+    seed: int
+    settings: dict[str, Any]
+    network: str = ""
+    variant: str = ""
+    scores: dict[str, float] = field(default_factory=dict)
+    pairwise_kld: float | None = None
+    ess: float | None = None
+    validation_nll: float | None = None
+    ood: dict[str, dict[str, float]] = field(default_factory=dict)
+    seconds: float = 0.0
+    device: str | None = None
+    threads: int | None = None
+    gradient_evaluations: int = 0
+    num_samples: int = 0
+    curves: dict[str, list[float]] = field(default_factory=dict)
+    validation_curve: list[list[float]] = field(default_factory=list)
+    movement_curve: list[list[float]] = field(default_factory=list)
+    acceptance_rate: float | None = None
+    mean_temperatures: dict[str, dict[str, float]] = field(default_factory=dict)
+    modes: dict[str, Any] | None = None
+    converged: dict[str, float] | None = None
+    plane: dict[str, Any] | None = None
+    corruptions: dict[str, Any] | None = None
+    diverged: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Stem of the run's files; that of a learned sampler names its weights."""
+        parts = (self.method, self.network[:8], f"lr{self.lr:g}", self.variant, f"seed{self.seed}")
+        return "_".join(filter(None, parts))
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """All that the run depends on beside its data."""
+        return {key: getattr(self, key) for key in ("method", "lr", "seed", "settings", "network")}
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether its samples are states of a Markov chain, not draws of a Gaussian or members of an ensemble."""
+        return METHODS[self.method].averaging == "samples"
+
+    @property
+    def ess_per_second(self) -> float | None:
+        """`ess` of a chain divided by `seconds`."""
+        return None if self.ess is None or not self.is_chain else self.ess / self.seconds
+
+
+def score_columns(runs: Iterable[Sequence[Result]]) -> list[tuple[str, str, int]]:
+    """Those of `SCORES` that any of the runs has; if none has any, those of a classification."""
+    known = {key for results in runs for result in results for key in result.scores}
+    return [column for column in SCORES if column[0] in known] or list(SCORES[:5])
+
+
+def label(results: Sequence[Result]) -> str:
+    """What a table calls the method of some runs, with the name of a learned sampler's weights, and failures."""
+    name = results[0].settings.get("weights")
+    return with_failures(results[0].method + (f" [{Path(name).stem}]" if name else ""), results)
+
+
+def new_result(
+    settings: Settings,
+    num_data: int,
+    method_name: str,
+    lr: float,
+    seed: int,
+    variant: str = "",
+    own_network: Mapping[str, str] = {},
+) -> Result:
+    """The run before it is run: its settings (without the weights of other methods) and its network.
+
+    Args:
+        own_network: fingerprints of the network, if it is a user's own: see `experiments.harness.runs.networks.own_network`.
+
+    Raises:
+        ValueError, FileNotFoundError: a learned sampler without weights.
+    """
+    method = METHODS[method_name]
+    own = {name: value for name, value in asdict(settings).items() if name != "networks"} | dict(own_network)
+    card = method.card(settings, num_data)
+    if card is not None:
+        own["weights"] = method.weights_name(settings, num_data)
+    return Result(method_name, lr, seed, own, "" if card is None else weights.fingerprint(card), variant)

@@ -1,0 +1,183 @@
+"""One run of one method: train, average, score, and keep the result for the next call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from experiments.harness.devices import device_name, synchronize
+from experiments.harness.run_store import RunStore, data_fingerprint
+from experiments.harness.runs.likelihood import likelihood_of
+from experiments.harness.runs.log import VALIDATIONS, Diverged, Log
+from experiments.harness.runs.measures import CONVERGENCE_DRAWS, converged, error_plane, mean_temperatures, modes
+from experiments.harness.runs.methods import METHODS
+from experiments.harness.runs.minibatches import minibatches
+from experiments.harness.runs.networks import build_network, own_network
+from experiments.harness.runs.result import Result, new_result
+from experiments.harness.runs.scoring import score, validate, write_curves
+from experiments.harness.runs.settings import Settings
+from experiments.harness.runs.training import Training
+from learned_samplers.integrations.tensorboard import write_settings
+from learned_samplers.posterior import OwnBuffers, PosteriorSamples, SampleCollection
+from learned_samplers.posterior.tensor_files import NotFinite
+from meta_tasks.datasets import ImageData
+from meta_tasks.progress import progress
+
+
+class Runs:
+    """The runs on one data set in one folder; none is done twice.
+
+    Files: ``runs/<name>.json`` (the result, written last), ``samples/<name>.safetensors`` (the weights),
+    ``predictions/<name>.safetensors`` (probabilities, see `predictions`) and ``tensorboard/<name>/``.
+
+    Args:
+        data: on the device to run on.
+        ood: out-of-distribution images by name, on that device.
+        store: of the results; see `store_for`.
+    """
+
+    def __init__(self, data: ImageData, ood: Mapping[str, ImageData], store: RunStore) -> None:
+        self.data, self.ood, self.store = data, ood, store
+        self.seen: set[str] = set()
+
+    def run(
+        self,
+        settings: Settings,
+        method_name: str,
+        lr: float,
+        seed: int,
+        *,
+        title: str = "",
+        bar: Any = None,
+        test: bool = True,
+        variant: str = "",
+        validations: int = VALIDATIONS,
+    ) -> Result:
+        """Do one run, or read its result where it is on disk with the same settings.
+
+        Args:
+            settings, method_name, lr, seed: what to run; the seed sets initialisation, minibatches and noise.
+            title: of the progress bar.
+            bar: of all runs of a comparison, whose total becomes what there is to compute; by default each run has its
+                own.
+            test: whether to score the run on the test images; a run to be tuned by does without.
+            variant: see `Result`.
+            validations: how often the curves get the validation loss of the current weights.
+
+        Raises:
+            ValueError: settings that cannot be run, by name.
+        """
+        own, steps = own_network(settings, self.data), settings.budget(self.data.num_data)
+        result = new_result(settings, self.data.num_data, method_name, lr, seed, variant, own)
+        known = self._known(result, settings, test)
+        if known is None:
+            self.store.begin(result.name, "samples", "predictions")
+            with nullcontext(bar) if bar is not None else progress(total=steps, unit="grad") as shown:
+                shown.set_description(title or result.name)
+                self._train(result, settings, steps, shown, test, validations)
+            self.keep(result)
+        if bar is not None and result.name not in self.seen:
+            bar.total -= steps - (result.gradient_evaluations if known is None else 0)
+            bar.refresh()
+        self.seen.add(result.name)
+        return known or result
+
+    def _known(self, wanted: Result, settings: Settings, test: bool) -> Result | None:
+        """The run that is on disk, scored on the test images if it has to be; None if there is none."""
+        if (found := self.store.read(wanted.name, wanted.made_of)) is None:
+            return None
+        result = Result(**{**wanted.made_of, **found, "settings": wanted.settings})
+        if result.diverged is None and test and not result.scores:
+            if not self.store.path(wanted.name, "samples", ".safetensors").is_file():
+                return None
+            likelihood = likelihood_of(self.data, settings)
+            score(result, self.samples(result, settings), self.data, self.ood, self.store, likelihood)
+            with SummaryWriter(self.store.board(wanted.name)) as writer:
+                write_curves(result, writer)
+            self.keep(result)
+        return result
+
+    def _train(self, result: Result, settings: Settings, steps: int, bar: Any, test: bool, validations: int) -> None:
+        """Train, collect, score, and write what was found into ``result``."""
+        method, data = METHODS[result.method], self.data
+        draws = minibatches(data, settings, result.seed)
+        torch.manual_seed(result.seed)
+        samples: SampleCollection | None = None
+        with SummaryWriter(self.store.board(result.name)) as writer:
+            log = Log(writer, bar, data, likelihood_of(data, settings), steps, validations)
+            start = time.perf_counter()
+            try:
+                samples = Training(method, settings, result.lr, data, steps, draws, log).samples()
+            except (Diverged, FloatingPointError, NotFinite) as error:
+                result.diverged = str(error)
+            synchronize(data.train_x.device)
+            result.device, result.threads = device_name(str(data.train_x.device)), torch.get_num_threads()
+            result.seconds = time.perf_counter() - start - log.validation_seconds
+            result.gradient_evaluations, result.acceptance_rate = log.gradients, log.acceptance_rate
+            result.validation_curve, result.movement_curve = log.validation_curve, log.movement_curve
+            result.mean_temperatures = mean_temperatures(log.temperatures, settings.burn_in * steps)
+            if samples is not None:
+                validate(result, samples, data, self.store, log.likelihood)
+                if test and result.diverged is None:
+                    score(result, samples, data, self.ood, self.store, log.likelihood)
+                    write_curves(result, writer)
+            outcome = {"validation_nll": result.validation_nll, **result.scores, "seconds": result.seconds}
+            numbers = {f"result/{key}": value for key, value in outcome.items() if value is not None}
+            made_of = {**result.settings, **result.made_of}
+            del made_of["settings"]
+            write_settings(writer, made_of, numbers)
+
+    def keep(self, result: Result) -> None:
+        """Write a run's result, with what has been measured of it since."""
+        own = {key: value for key, value in asdict(result).items() if key not in result.made_of}
+        self.store.write(result.name, result.made_of, own)
+
+    def measure(self, result: Result, settings: Settings, *, lines: bool, convergence: bool, plane: bool) -> None:
+        """Fill in, once, what is asked for: `Result.modes` (lines between samples), `converged`, and `plane`.
+
+        Modes and planes are of classifications with several samples, convergence is of chains with enough of them.
+        """
+        if result.diverged is not None:
+            return
+        known = (result.modes, result.converged, result.plane)
+        classes, count = bool(self.data.num_classes), result.num_samples
+        with suppress(OwnBuffers):  # of members with buffers of their own, which no weights between two have
+            if lines and classes and count > 1 and result.modes is None:
+                result.modes = modes(self.samples(result, settings), self.data)
+            if plane and classes and count > 2 and result.plane is None:
+                result.plane = error_plane(self.samples(result, settings), self.data)
+        if convergence and result.is_chain and count >= CONVERGENCE_DRAWS and result.converged is None:
+            result.converged = converged(self.samples(result, settings))
+        if known != (result.modes, result.converged, result.plane):
+            self.keep(result)
+
+    def samples(self, result: Result, settings: Settings) -> SampleCollection:
+        """A run's weights, as a collection that predicts."""
+        path = self.store.path(result.name, "samples", ".safetensors")
+        return PosteriorSamples.load(path, build_network(settings, self.data))
+
+    def discard_samples(self, result: Result) -> None:
+        """Delete a run's weights; its result stays."""
+        self.store.path(result.name, "samples", ".safetensors").unlink(missing_ok=True)
+
+
+def store_for(
+    out: Path, data: ImageData, ood: Mapping[str, ImageData] | None = None, *, fresh: bool = False
+) -> RunStore:
+    """The store of runs on these data."""
+    return RunStore(out, data_fingerprint(data, *(each.test_x for each in (ood or {}).values())), fresh=fresh)
+
+
+def predictions(result: Result, out: Path) -> dict[str, Tensor]:
+    """A run's predicted probabilities: "test" (n, classes), "test_labels" (n,), and "ood_<name>" (m, classes)
+    for every out-of-distribution data set."""
+    return load_file(out / "predictions" / f"{result.name}.safetensors")

@@ -1,0 +1,185 @@
+"""What a run is of: data, network, budget and posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from experiments.harness.options import at_least_one, each_once, share_below_one
+from experiments.harness.runs.own_models import is_own
+from learned_samplers.base.validation import non_negative, one_of, positive
+from meta_tasks import datasets
+from meta_tasks.datasets.arrays import arrays_in
+from meta_tasks.networks import text_networks
+
+MODELS = ("mlp", "cnn", "lenet", "gong_cnn", "resnet20_frn", "resnet", "vit", *text_networks())
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Data, network, budget and posterior; the same for every method of a comparison.
+
+    Raises:
+        ValueError: an argument out of range, by name and value.
+    """
+
+    # A name (digits, mnist, cifar10, imdb, …), or npz:FILE with x_train, y_train, x_test, y_test (floats: regression).
+    dataset: str = "digits"
+    # Texts: words of each that are kept.
+    length: int | None = None
+    # Texts: the most frequent words, which have an index of their own.
+    vocabulary: int | None = None
+    # Out-of-distribution data sets: names as of --dataset, or photos, notmnist.
+    ood: tuple[str, ...] = ()
+    # Side of the images in pixels; by default their own.
+    size: int | None = None
+    # Training examples held out for validation, a share below 1 or a number; by default the set's own, or a tenth.
+    validation: float | None = None
+    # Number of training images to keep, a seeded stratified choice.
+    limit: int | None = None
+    # Labels to keep, renumbered in this order. (Of presets and Python alone.)
+    labels: tyro.conf.Suppress[tuple[int, ...] | None] = None
+    # Crop and mirror the images of every minibatch at random; the loss is then not that of N examples.
+    augment: bool = False
+    # mlp, cnn, lenet, gong_cnn, resnet20_frn, resnet, vit; cnn_lstm, transformer; or file.py:factory, module:factory.
+    model: str = "cnn"
+    # Regression: the noise's standard deviation; without it the network's outputs are means, then log-variances.
+    noise: float | None = None
+    # Channels of each convolution (cnn, gong_cnn; default 16).
+    channels: int | None = None
+    # Number of convolutions (cnn), layers (resnet: 20, 32, 56) or layers of attention (vit, transformer).
+    depth: int | None = None
+    # Widths of the hidden layers (mlp; default 100 100).
+    hidden: tuple[int, ...] | None = None
+    # Activation function (mlp, gong_cnn, resnet).
+    activation: Literal["relu", "tanh", "sigmoid", "silu", "gelu"] | None = None
+    # Channels of the first stage (resnet, resnet20_frn), or width of the vectors (vit, transformer, cnn_lstm).
+    width: int | None = None
+    # Budget of every method in passes over the training data; an ensemble's members share it.
+    epochs: int = 200
+    # Budget in minibatch gradients, instead of --epochs.
+    steps: int | None = None
+    # Examples in a minibatch.
+    batch_size: int = 64
+    # Compile the network's training steps by torch.compile.
+    compiled: bool = False
+    # Momentum decay a in (0, 1]: 1 − a is the momentum of SGD.
+    momentum_decay: float = 0.1
+    # Temperature T of the samplers: they sample p(θ|D)^(1/T); 1 is the posterior, 0 has no noise.
+    temperature: float = 0.1
+    # Precision λ of the normal prior on every weight, in 1/weight²; optimizers get the weight decay λ/N.
+    prior_precision: float = 1.0
+    # Share of the steps before the first sample; HMC and AdaptedSGHMC adapt meanwhile.
+    burn_in: float = 0.3
+    # Learning rate at the end, as a share of that at the beginning, along half a cosine; 1 is a constant rate.
+    final_lr: float = 1.0
+    # Posterior samples to keep of each run, evenly spaced.
+    num_samples: int = 30
+    # Number of cycles of the cyclical samplers.
+    cycles: int = 4
+    # Cycles at the beginning that give no samples. (Of presets and Python alone.)
+    burn_in_cycles: tyro.conf.Suppress[int] = 0
+    # Share of a cycle without noise and without samples, in [0, 1).
+    exploration_ratio: float = 0.8
+    # Members of an ensemble, each of which gets that share of the budget.
+    ensemble_size: int = 5
+    # Leapfrog steps of one HMC trajectory, which costs one gradient over all data more than that.
+    leapfrog_steps: int = 10
+    # Weights of learned samplers, METHOD=NAME of shipped ones or METHOD=FILE.safetensors; by default each one's own.
+    networks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.is_text:
+            datasets.check_name(self.dataset, "dataset")
+        if not is_own(self.model):
+            one_of("model (or file.py:factory, package.module:factory)", self.model, MODELS)
+        elif own := self.network_options():
+            raise ValueError(f"{', '.join(own)} cannot be given with model={self.model!r}, which builds itself")
+        if self.noise is not None:
+            positive("noise", self.noise)
+        for name in self.ood:
+            datasets.check_name(name, "ood")
+        if self.ood:
+            each_once(self, "ood")
+        counts = ("length", "epochs", "steps", "batch_size", "num_samples", "cycles", "ensemble_size", "leapfrog_steps")
+        at_least_one(self, *counts)
+        if not 0 <= self.burn_in_cycles < self.cycles:
+            raise ValueError(f"burn_in_cycles must lie in [0, cycles={self.cycles}), got {self.burn_in_cycles}")
+        share_below_one(self, "burn_in", "exploration_ratio")
+        for name in ("momentum_decay", "final_lr"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
+        for name in ("temperature", "prior_precision"):
+            non_negative(name, getattr(self, name))
+        for text in self.networks:
+            if not all(text.partition("=")):
+                raise ValueError(f"networks must hold METHOD=NAME, got {text!r}")
+
+    @property
+    def named_networks(self) -> dict[str, str]:
+        """Method, in lower case → the name of its weights, of those that are given."""
+        parts = (text.partition("=") for text in self.networks)
+        return {method.lower(): name for method, _, name in parts}
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the data set's inputs are sequences of words."""
+        return self.dataset in datasets.text_names()
+
+    def network_options(self) -> dict[str, object]:
+        """The options that were set, for `architectures.build`, which refuses those that the network lacks."""
+        names = ("channels", "depth", "hidden", "activation", "width")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def steps_per_epoch(self, num_data: int) -> int:
+        """Minibatches in one pass over the training data."""
+        if self.batch_size > num_data:
+            raise ValueError(f"batch_size={self.batch_size} exceeds the {num_data} training images of {self.dataset}")
+        return num_data // self.batch_size
+
+    def budget(self, num_data: int) -> int:
+        """Minibatch gradients of every run."""
+        per_epoch = self.steps_per_epoch(num_data)
+        return self.epochs * per_epoch if self.steps is None else self.steps
+
+    def trajectories(self, num_data: int) -> int:
+        """HMC trajectories in the budget: each costs a gradient for every leapfrog step and one at its start."""
+        return self.budget(num_data) // self.steps_per_epoch(num_data) // (self.leapfrog_steps + 1)
+
+    def load_ood(
+        self, root: str | None, data: datasets.ImageData, names: Sequence[str]
+    ) -> dict[str, datasets.ImageData]:
+        """The out-of-distribution images of these names, in the shape of the data's."""
+        if not names:
+            return {}
+        channels, height, width = data.input_shape
+        square = height if height == width else None
+        return {
+            name: datasets.match(datasets.load(name, root, size=square, grayscale=channels == 1), data)
+            for name in names
+        }
+
+    def load_data(self, root: str | None) -> datasets.ImageData:
+        """The data alone."""
+        validation = self.validation
+        if validation is not None and validation >= 1 and validation == int(validation):
+            validation = int(validation)  # the command line knows floats alone
+        image_options = [name for name in ("ood", "size", "labels") if getattr(self, name)]
+        if self.is_text:
+            if image_options:
+                raise ValueError(f"{', '.join(image_options)} cannot be given for {self.dataset}, which holds texts")
+            own = {"length": self.length, "vocabulary": self.vocabulary, "limit": self.limit}
+            return datasets.load_text(self.dataset, root, validation=validation, **own)
+        if given := [name for name in ("length", "vocabulary") if getattr(self, name) is not None]:
+            raise ValueError(f"{', '.join(given)} cannot be given for {self.dataset}, which holds no texts")
+        path = Path(self.dataset.removeprefix("npz:")).expanduser()
+        if self.dataset.startswith("npz:") and (arrays := arrays_in(path)) is not None:
+            if given := image_options + ["limit"] * (self.limit is not None):
+                raise ValueError(f"{', '.join(given)} cannot be given for {path}, whose arrays are taken as they are")
+            return datasets.array_data(arrays, str(path), validation=validation)
+        data = datasets.load(self.dataset, root, size=self.size, limit=self.limit, validation=validation)
+        return data if self.labels is None else datasets.keep_labels(data, self.labels)

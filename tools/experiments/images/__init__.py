@@ -1,1 +1,0 @@
-"""Samplers on image classification, at equal budgets."""
