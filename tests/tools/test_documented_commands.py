@@ -1,11 +1,13 @@
-"""Every command that docs/papers.md tells a reader to run is one that its tool takes."""
+"""Every command that docs/papers.md, or a card, tells a reader to run is one that its tool takes."""
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+import pretrained
 from tests.tools.documented_commands import ROOT, parsed
 
 COMMANDS = list(dict.fromkeys(re.findall(r"`(python tools/[^`]+)`", (ROOT / "docs/papers.md").read_text())))
@@ -14,6 +16,12 @@ COMMANDS = list(dict.fromkeys(re.findall(r"`(python tools/[^`]+)`", (ROOT / "doc
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_one_that_its_tool_takes(command):
     assert parsed(command) is not None
+
+
+@pytest.mark.parametrize("name", pretrained.names())
+def test_the_command_that_repeats_a_training_is_one_that_meta_train_takes(name):
+    commands = re.findall(r'"reproduce": "(python tools/meta_train[^"]+)"', json.dumps(dict(pretrained.card(name))))
+    assert all(parsed(command) is not None for command in commands if "--start-weights" not in command)
 
 
 @pytest.mark.parametrize(

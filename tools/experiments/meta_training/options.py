@@ -269,8 +269,11 @@ class Options:
     # Gradient estimator: antithetic ES over whole inner loops, noise-reuse ES over windows of them, or (for MetaSGMCMC)
     # truncated back-propagation.
     method: Literal["es", "nres", "tbptt"] = "es"
+    # Its network, see `rule_options`.
     rule: Any = field(default_factory=StartOptions)
+    # Its settings, see `setting_options`.
     scales: Any = None
+    # How the meta-gradient is estimated, see `METHODS`.
     gradient: Any = field(default_factory=EvolutionOptions)
     # What it is trained on.
     tasks: Annotated[TaskOptions, tyro.conf.OmitArgPrefixes] = field(default_factory=TaskOptions)
