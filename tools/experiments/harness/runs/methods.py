@@ -13,9 +13,9 @@ from typing import Any, Literal
 import torch
 
 from experiments.harness.methods import Method, by_name
-from experiments.harness.tuning import Choice, Tuning, next_of_series, rates_around
 from experiments.harness.runs.muon import Muon, Shampoo
 from experiments.harness.runs.settings import Settings
+from experiments.harness.tuning import Choice, Tuning, next_of_series, rates_around
 from learned_samplers import (
     BAOA,
     HMC,

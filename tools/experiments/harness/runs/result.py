@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.tables import with_failures
 from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.settings import Settings
+from experiments.harness.tables import with_failures
 from learned_samplers.learned import weights
 
 # Scores of a run, as they stand in tables: key, heading, decimals. `metrics.summary` says what each is.
@@ -131,7 +131,7 @@ def new_result(
     """The run before it is run: its settings (without the weights of other methods) and its network.
 
     Args:
-        own_network: fingerprints of the network, if it is a user's own: see `experiments.harness.runs.networks.own_network`.
+        own_network: fingerprints of the network, if it is a user's own: see `runs.networks.own_network`.
 
     Raises:
         ValueError, FileNotFoundError: a learned sampler without weights.

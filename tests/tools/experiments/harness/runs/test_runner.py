@@ -270,9 +270,7 @@ def test_cyclical_methods_have_the_noise_and_the_samples_of_cyclical_sgmcmc(tmp_
         assert [temperature for _, temperature in seen] == [CYCLES.temperature * phase for _, phase in phases]
 
 
-@pytest.mark.parametrize(
-    ("name", "falls"), [("CyclicalSGMCMC", False), ("CyclicalAdaptedL2E", False), ("SGHMC", True)]
-)
+@pytest.mark.parametrize(("name", "falls"), [("CyclicalSGMCMC", False), ("CyclicalAdaptedL2E", False), ("SGHMC", True)])
 def test_a_final_rate_is_of_methods_that_have_no_cycles(tmp_path, name, falls):
     """Over the whole run: in a cycle the rate of some falls by itself."""
     seen, settings = [], replace(CYCLES, final_lr=0.1)
