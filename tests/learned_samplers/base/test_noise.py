@@ -160,21 +160,6 @@ def test_threads_with_generators_of_their_own_draw_what_each_draws_alone():
     assert all(torch.equal(found[number], expected) for number, expected in enumerate(alone))
 
 
-def test_threads_without_share_one_stream():
-    """What the two draw together is what one chain draws of the global generator: each takes its turns at it."""
-    torch.manual_seed(3)
-    first, second = chain(steps=1), chain(steps=1)
-    torch.manual_seed(3)
-    found = []
-    for _ in range(2):
-        thread = threading.Thread(target=lambda: found.append(chain(steps=1)))
-        thread.start()
-        thread.join()
-    assert torch.equal(found[0], first)
-    assert torch.equal(found[1], second)
-    assert not torch.equal(first, second)
-
-
 def _child(queue, seed):
     torch.set_num_threads(1)
     queue.put(chain(None if seed is None else own(seed), steps=3).tolist())

@@ -9,7 +9,7 @@ import torch
 
 from learned_samplers import BAOA, SGHMC, SGLD, AdaptedSGHMC
 from learned_samplers.base.guards import precision
-from tests.harness import SAMPLERS, flat, reloaded, small_network
+from tests.harness import SAMPLERS, flat, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -92,26 +92,6 @@ def test_a_first_step_in_float16_with_zero_gradients_is_finite(name):
 
     sampler.step(closure)
     assert p.isfinite().all()
-
-
-@pytest.mark.parametrize("name", ["SGLD", "SGHMC", "SGNHT", "PSGLD", "L2E"])
-def test_a_chain_with_masters_resumes_bit_for_bit(name):
-    model, twin = small_network().bfloat16(), small_network(5).bfloat16()
-    sampler = SAMPLERS[name](model.parameters())
-    for _ in range(4):
-        sampler.step(_closure(model, sampler))
-    resumed = reloaded(model, sampler, twin, lambda net: SAMPLERS[name](net.parameters()))
-    noise = torch.get_rng_state()
-    for net, chain in ((model, sampler), (twin, resumed)):
-        torch.set_rng_state(noise)
-        for _ in range(4):
-            chain.step(_closure(net, chain))
-    assert torch.equal(flat(twin), flat(model))
-    assert torch.equal(*(next(iter(chain.state.values()))["master"] for chain in (resumed, sampler)))
-    without = copy.deepcopy(sampler.state_dict())
-    del without["state"][0]["master"]
-    with pytest.raises(ValueError, match="master"):
-        resumed.load_state_dict(without)
 
 
 def _closure(model, sampler):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
 from learned_samplers import BAOA, PSGLD, SGHMC, SGLD, check_sampler
-from tests.harness import NEED_CLOSURE, NEED_DRAWS, SAMPLERS, closure_for, flat, reloaded, small_network
+from tests.harness import NEED_CLOSURE, NEED_DRAWS, SAMPLERS, closure_for, flat, small_network
 
 N = 100
 TAKING = [name for name in SAMPLERS if SAMPLERS[name].cls.takes_prior_mean]
@@ -90,25 +88,6 @@ def test_gradients_are_not_written_and_a_prior_without_precision_does_nothing():
         return flat(model)
 
     assert torch.allclose(run(), run(prior_mean="initial"), atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["SGHMC", "SGLD"])
-def test_the_mean_is_saved_and_resumed_bit_for_bit(name):
-    def make(model, **settings):
-        return SAMPLERS[name](model.parameters(), prior_precision=200.0, **settings)
-
-    model, twin = small_network(), small_network(8)
-    sampler = make(model, prior_mean="initial")
-    for _ in range(5):
-        sampler.step(closure_for(model, sampler))
-    resumed, noise = reloaded(model, sampler, twin, make), torch.get_rng_state()  # the state says where the prior is
-    for net, chain in ((model, sampler), (twin, resumed)):
-        torch.set_rng_state(noise)
-        for _ in range(5):
-            chain.step(closure_for(net, chain))
-    assert torch.equal(flat(model), flat(twin))
-    clone = copy.deepcopy(sampler)
-    assert torch.equal(clone.param_groups[0]["prior_mean"][0], sampler.param_groups[0]["prior_mean"][0])
 
 
 def test_frozen_parameters_and_groups_have_their_own_means():

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from learned_samplers import SGHMC, SGLD
-from tests.harness import SAMPLERS, closure_for, flat, reloaded, run, running, small_network
+from tests.harness import SAMPLERS, closure_for, flat, reloaded, run, running, same, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
 
@@ -63,17 +63,45 @@ def test_resumes_bit_for_bit_in_another_process(name, resumed):
     assert there[name]["count"] == here[name]["count"] == 15
 
 
-@EVERY
-def test_resumes_with_a_generator_of_its_own(name):
-    model, twin = small_network(), small_network(seed=4)
-    sampler = SAMPLERS[name](model.parameters(), generator=torch.Generator().manual_seed(5))
-    for _ in range(4):
-        sampler.step(closure_for(model, sampler))
-    resumed = reloaded(model, sampler, twin, lambda net: SAMPLERS[name](net.parameters(), generator=torch.Generator()))
-    for _ in range(4):
-        sampler.step(closure_for(model, sampler))
-        resumed.step(closure_for(twin, resumed))
+#: Chains by name, whether in half precision, and their settings; the resumed one is made without those of the prior.
+CHAINS = [(name, torch.float32, {}) for name in SAMPLERS]
+CHAINS += [(name, torch.bfloat16, {}) for name in ("SGLD", "SGHMC", "SGNHT", "PSGLD", "L2E")]
+CHAINS += [(name, torch.float32, {"prior_mean": "initial"}) for name in ("SGLD", "SGHMC", "BAOA")]
+
+
+@pytest.mark.parametrize(("name", "dtype", "settings"), CHAINS)
+def test_resumes_with_a_generator_of_its_own(name, dtype, settings):
+    """With masters of half precision, and with the prior's mean, which the state brings along."""
+    model, twin = small_network().to(dtype), small_network(seed=4).to(dtype)
+    x = torch.linspace(-1, 1, 48).view(16, 3).to(dtype)
+
+    def make(net, **more):
+        return SAMPLERS[name](
+            net.parameters(), generator=torch.Generator().manual_seed(5), prior_precision=20.0, **more
+        )
+
+    def go(net, chain):
+        def closure():
+            chain.zero_grad()
+            loss = net(x).float().square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            chain.step(closure)
+
+    sampler = make(model, **settings)
+    go(model, sampler)
+    resumed = reloaded(model, sampler, twin, make)
+    go(model, sampler)
+    go(twin, resumed)
     assert torch.equal(flat(twin), flat(model))
+    assert same(resumed.state_dict(), sampler.state_dict())
+    if dtype == torch.bfloat16:
+        without = copy.deepcopy(sampler.state_dict())
+        del without["state"][0]["master"]
+        with pytest.raises(ValueError, match="master"):
+            resumed.load_state_dict(without)
 
 
 @EVERY
