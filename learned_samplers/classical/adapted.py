@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.group_keys import SamplerOptions, momentum_as_decay
 from learned_samplers.base.guards.precision import MASTER, has_master, working_dtype
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
@@ -244,6 +244,7 @@ class AdaptedSGHMC(Sampler):
         """
         if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
             raise TypeError(f"optimizer must be torch.optim.Adam or AdamW, got {type(optimizer).__name__}")
+        settings = momentum_as_decay(cls.__name__, settings, ("momentum_decay",))
         groups = [sampling_group(g, optimizer, num_data, prior_precision, settings) for g in optimizer.param_groups]
         of_warmup = {"warmup", "warmup_steps", "warmup_temperature", "settling_share", "cycle_length", "decay"}
         if of_warmup & settings.keys():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from learned_samplers import HMC, L2E, PSGLD, SGHMC, SGLD, CyclicalSchedule
+from learned_samplers import HMC, L2E, PSGLD, SGHMC, SGLD, AdaptedSGHMC, CyclicalSchedule
 from tests.harness import NEED_DRAWS, SAMPLERS, STOCHASTIC, closure_for, flat, running, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
@@ -153,6 +153,18 @@ def test_momentum_is_one_minus_its_decay_as_keyword_and_in_a_group(name):
     for wrong, error in ((1.0, ValueError), (-0.1, ValueError), ("fast", TypeError)):
         with pytest.raises(error, match="momentum must"):
             make([parameter()], momentum=wrong)
+
+
+def test_momentum_replaces_that_of_a_trained_optimizer_too():
+    p = parameter()
+    adam = torch.optim.Adam([p], betas=(0.8, 0.99))
+    p.grad = torch.ones(3)
+    adam.step()
+    for given, expected in (({}, 0.2), ({"momentum": 0.5}, 0.5), ({"momentum_decay": 0.3}, 0.3)):
+        (group,) = AdaptedSGHMC.from_optimizer(adam, 100, **given).param_groups
+        assert group["momentum_decay"] == pytest.approx(expected)
+    with pytest.raises(ValueError, match="momentum_decay"):
+        AdaptedSGHMC.from_optimizer(adam, 100, momentum=0.5, momentum_decay=0.5)
 
 
 # ---------------------------------------------------------------- between steps, by a hand, a scheduler or a state
