@@ -124,12 +124,13 @@ class FolderLock:
         self._pid = os.getpid()
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, "no lock can be made in a folder that is not writable", str(folder))
-        self._content = b""
-        while not self._content:
+        content = None
+        while content is None:
             before = _read(self.path)  # some versions of filelock empty the file where they try
             lock = self._lock(before)
-            self._content = self._sign(lock, before)
-        self._finalizer = weakref.finalize(self, _release, lock, self.path, self._content, self._pid)
+            content = self._sign(lock, before)
+        self._content = content
+        self._finalizer = weakref.finalize(self, _release, lock, self.path, content, self._pid)
 
     def _lock(self, content: bytes) -> filelock.BaseFileLock:
         try:
@@ -143,8 +144,8 @@ class FolderLock:
             raise RuntimeError(self._whose(content)) from None
         return lock
 
-    def _sign(self, lock: filelock.BaseFileLock, before: bytes) -> bytes:
-        """Write our name into the file; what it holds then, b"" where its last holder has just removed it."""
+    def _sign(self, lock: filelock.BaseFileLock, before: bytes) -> bytes | None:
+        """Write our name into the file; what it holds then, None where its last holder has just removed it."""
         found = _read(self.path)
         if found and found != before:
             return found  # the lock is the file itself, and says whose it is in filelock's own words
@@ -155,7 +156,9 @@ class FolderLock:
                 file.truncate()
         except FileNotFoundError:
             lock.release()
-            return b""
+            return None
+        except OSError:
+            return b""  # Windows, where nothing can be read of a locked file, nor can it be removed
         return _read(self.path)
 
     def _whose(self, content: bytes) -> str:

@@ -56,7 +56,7 @@ class SGHMC(Sampler):
 
     Args:
         params, lr, num_data, temperature, prior_precision, prior_mean, foreach, generator, options: as for `SGLD`.
-        momentum_decay: a in (0, 1], dimensionless; 1 − a is SGD's momentum.
+        momentum_decay: a in (0, 1], dimensionless; 1 − a is SGD's momentum, and may be given as ``momentum=``.
         momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
 
     Raises:

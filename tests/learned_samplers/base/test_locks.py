@@ -108,6 +108,22 @@ def test_a_file_system_without_locks_has_the_file_itself_as_one(tmp_path, monkey
     assert not (tmp_path / LOCK).exists()
 
 
+def test_a_file_that_cannot_be_read_while_it_is_locked_is_a_lock_all_the_same(tmp_path, monkeypatch):
+    """As on Windows."""
+    own = open
+
+    def refuse(path, *given):
+        if str(path).endswith(LOCK):
+            raise PermissionError(13, "locked")
+        return own(path, *given)
+
+    monkeypatch.setattr(files, "open", refuse, raising=False)
+    with FolderLock(tmp_path) as lock:
+        assert lock.held
+        with pytest.raises(RuntimeError, match="by another process"):
+            FolderLock(tmp_path)
+
+
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # who runs the tests as root may write everywhere
     with pytest.raises(PermissionError, match=str(tmp_path)):
