@@ -104,6 +104,13 @@ def test_out_of_distribution_partners(name, partner):
     assert datasets.out_of_distribution(name) == partner
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"), [("digits", ((1, 8, 8), 10)), ("emnist", ((1, 28, 28), 10)), ("bloodmnist", ((3, 28, 28), 8))]
+)
+def test_shapes_are_known_without_files(name, shape):
+    assert datasets.shape_of(name) == shape
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.sampled_from([1, 3]), st.integers(2, 20), st.integers(2, 20))
 def test_match_fits_images_to_another_shape(channels, height, width):

@@ -172,6 +172,14 @@ def test_bad_arguments_are_named(tmp_path, options, error, named):
         load_text(**{"name": "imdb", "root": tmp_path, **options})
 
 
+def test_a_vocabulary_begins_with_the_words_that_are_none(tmp_path):
+    write_prepared(tmp_path)
+    data = load_text("imdb", tmp_path)
+    for words in (data.vocabulary[1:], (*data.vocabulary[:-1], "a")):
+        with pytest.raises(ValueError, match="vocabulary"):
+            replace(data, vocabulary=words)
+
+
 @pytest.mark.parametrize(
     ("x", "error"),
     [([[2, 0, 3]], ValueError), ([[0, 0, 0]], ValueError), ([[2, 5, 0]], ValueError), ([[2.0, 3.0, 0.0]], TypeError)],
