@@ -124,12 +124,14 @@ def small_data(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def closure_for(model: nn.Module, sampler: torch.optim.Optimizer) -> Callable[[], Tensor]:
-    """The usual closure: clear, mean loss, backward."""
+    """The usual closure: clear, mean loss, backward, of a network of any precision."""
     x, y = small_data()
+    dtype = next(model.parameters()).dtype
+    x, wide = x.to(dtype), torch.promote_types(dtype, torch.float32)
 
     def closure() -> Tensor:
         sampler.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
+        loss = nn.functional.cross_entropy(model(x).to(wide), y)
         loss.backward()
         return loss
 

@@ -9,7 +9,7 @@ import torch
 
 from learned_samplers import BAOA, SGHMC, SGLD, AdaptedSGHMC
 from learned_samplers.base.guards import precision
-from tests.harness import SAMPLERS, flat, small_network
+from tests.harness import SAMPLERS, closure_for, flat, small_network
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -63,16 +63,8 @@ def test_every_sampler_keeps_masters_or_refuses(name, dtype):
             SAMPLERS[name](model.parameters())
         return
     sampler = SAMPLERS[name](model.parameters())
-    x = torch.randn(16, 3, dtype=dtype)
-
-    def closure():
-        sampler.zero_grad()
-        loss = model(x).float().square().mean()
-        loss.backward()
-        return loss
-
     for _ in range(3):
-        sampler.step(closure)
+        sampler.step(closure_for(model, sampler))
     for p in model.parameters():
         assert p.dtype == dtype
         assert p.isfinite().all()
@@ -92,18 +84,6 @@ def test_a_first_step_in_float16_with_zero_gradients_is_finite(name):
 
     sampler.step(closure)
     assert p.isfinite().all()
-
-
-def _closure(model, sampler):
-    x = torch.linspace(-1, 1, 48).view(16, 3).bfloat16()
-
-    def closure():
-        sampler.zero_grad()
-        loss = model(x).float().square().mean()
-        loss.backward()
-        return loss
-
-    return closure
 
 
 def test_the_loop_and_the_lists_agree():
@@ -149,13 +129,13 @@ def test_sampling_from_a_trained_adam_in_bfloat16():
     model = small_network().bfloat16()
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(3):
-        _closure(model, optimizer)()
+        closure_for(model, optimizer)()
         optimizer.step()
     sampler = AdaptedSGHMC.from_optimizer(optimizer, 100)
     saved = copy.deepcopy(sampler.state_dict())  # before the first step
     sampler.load_state_dict(saved)
     for _ in range(2):
-        sampler.step(_closure(model, sampler))
+        sampler.step(closure_for(model, sampler))
     for p in model.parameters():
         assert {x.dtype for x in sampler.state[p].values()} == {torch.float32}
         assert torch.equal(sampler.state[p]["master"].bfloat16(), p)

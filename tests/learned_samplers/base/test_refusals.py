@@ -216,7 +216,7 @@ def test_a_bad_value_in_the_second_group_leaves_the_first_alone(name):
 
 
 @pytest.mark.parametrize("cyclical", [False, True])
-def test_a_schedule_that_writes_nonsense_is_refused(cyclical):
+def test_a_schedule_with_a_broken_peak_or_that_writes_nonsense_is_refused(cyclical):
     model, sampler, _ = running("SGHMC")
     if cyclical:
         schedule = CyclicalSchedule(sampler, 5)

@@ -73,7 +73,6 @@ CHAINS += [(name, torch.float32, {"prior_mean": "initial"}) for name in ("SGLD",
 def test_resumes_with_a_generator_of_its_own(name, dtype, settings):
     """With masters of half precision, and with the prior's mean, which the state brings along."""
     model, twin = small_network().to(dtype), small_network(seed=4).to(dtype)
-    x = torch.linspace(-1, 1, 48).view(16, 3).to(dtype)
 
     def make(net, **more):
         return SAMPLERS[name](
@@ -81,14 +80,8 @@ def test_resumes_with_a_generator_of_its_own(name, dtype, settings):
         )
 
     def go(net, chain):
-        def closure():
-            chain.zero_grad()
-            loss = net(x).float().square().mean()
-            loss.backward()
-            return loss
-
         for _ in range(4):
-            chain.step(closure)
+            chain.step(closure_for(net, chain))
 
     sampler = make(model, **settings)
     go(model, sampler)
