@@ -234,19 +234,20 @@ class PosteriorSamples(SampleCollection):
         number, stride, entries = self._progress.candidates + 1, self._progress.stride, self._store.entries
         if number % stride == 0 and self.max_samples is not None and len(entries) >= self.max_samples:
             stride *= 2
-            entries = [entry for entry in entries if entry.number % stride == 0]
+            entries = [each for each in entries if each.number % stride == 0]
         progress = replace(self._progress, candidates=number, stride=stride)
-        added: dict[int, Tensors] = {}
+        added: dict[Entry, Tensors] = {}
+        entry = Entry(step, cycle, number)
         before = self._store.fixed, self._store.frozen
         self._refuse_joined(step)
         try:
             if number % stride == 0:
                 with torch.no_grad(), getattr(self._sampler, "sampled_params", nullcontext)():
-                    added = {step: self._snapshots.take(step, given)}
+                    added = {entry: self._snapshots.take(step, given)}
                 if self._store.fixed is None:
                     self._store.set_fixed(*self._snapshots.first_unsampled())
                 self._snapshots.validate_unsampled(self._store, step)
-                entries = [*entries, Entry(step, cycle, number)]
+                entries = [*entries, entry]
             if added or stride != self._progress.stride:
                 self._store.commit(entries, added, progress)
         except BaseException:
@@ -360,12 +361,12 @@ class PosteriorSamples(SampleCollection):
         if on_disk:
             progress = replace(progress, stride=max(progress.stride, store.progress.stride))
             entries = [entry for entry in entries if entry.number % progress.stride == 0]
-        added = {} if samples is None else {entry.step: dict(s) for entry, s in zip(entries, samples, strict=True)}
-        for step, sample in added.items():
+        added = {} if samples is None else {entry: dict(s) for entry, s in zip(entries, samples, strict=True)}
+        for entry, sample in added.items():
             shapes = {name: list(sample[name].shape) for name in settings["shapes"] if name in sample}
-            compare_settings({"shapes": settings["shapes"]}, {"shapes": shapes}, f"the sample of step {step}")
-            require_finite(f"the sample of step {step}", sample, shapes)
-            added[step] = on_device(sample, self.device)
+            compare_settings({"shapes": settings["shapes"]}, {"shapes": shapes}, f"the sample of step {entry.step}")
+            require_finite(f"the sample of step {entry.step}", sample, shapes)
+            added[entry] = on_device(sample, self.device)
         if fixed is not None:
             fixed = on_device(fixed, self.device)
             # First, because writing it can fail; alone it changes nothing that is read.

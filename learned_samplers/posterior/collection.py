@@ -30,9 +30,9 @@ from learned_samplers.posterior.snapshots import Fingerprints, same_values
 from learned_samplers.posterior.store import (
     Entry,
     MemoryStore,
-    MergedStore,
     StoreView,
     compare_settings,
+    merged_view,
     warn_of_copies,
 )
 from learned_samplers.posterior.tensor_files import Tensors, require_finite
@@ -236,7 +236,7 @@ class SampleCollection(Predictive):
                 compare_settings(
                     {name: chains[0]._settings[name]}, {name: item._settings[name]}, f"collections[{position}]"
                 )
-        store = MergedStore([(f"collections[{k}]", chain._store) for k, chain in enumerate(chains)])
+        store = merged_view([(f"collections[{k}]", chain._store) for k, chain in enumerate(chains)])
         merged = SampleCollection(model if model is not None else chains[0].model, store, chains[0]._settings)
         validate_network(merged.model, store, merged._settings, "collections")
         known = [chain._reestimated.get((e.chain, e.step)) for chain in chains for e in chain._store.entries]
@@ -250,7 +250,8 @@ class SampleCollection(Predictive):
         """One collection for each chain, in order; the opposite of :meth:`merge`."""
         parts = []
         for chain in dict.fromkeys(self.chains):
-            store = StoreView(self._store, [k for k, entry in enumerate(self._store.entries) if entry.chain == chain])
+            chosen = [(self._store, k, chain) for k, entry in enumerate(self._store.entries) if entry.chain == chain]
+            store = StoreView(chosen, self._store.fixed, self._store.frozen)
             part = SampleCollection(self.model, store, self._settings)
             part._reestimated = self._reestimated
             parts.append(part)
@@ -279,7 +280,7 @@ def given_samples(
     samples = [with_plain_names(_without_count(sample, known), known) for sample in samples]
     statistics = normalisation_buffers(model)
     store = MemoryStore()
-    rows: dict[int, Tensors] = {}
+    rows: dict[Entry, Tensors] = {}
     for k, sample in enumerate(samples):
         for name, value in sample.items():
             if not isinstance(value, Tensor):
@@ -290,19 +291,20 @@ def given_samples(
         for name, owner in first_names.items():
             if name in sample and owner in sample and not same_values(sample[name], sample[owner].to(sample[name])):
                 raise ValueError(f"samples[{k}]: {name!r} and {owner!r} are one tensor in the model, and differ here")
-        rows[k + 1] = {name: t.detach().clone() for name, t in sample.items() if name not in first_names}
+        entry = Entry(k + 1, 0, k + 1)
+        rows[entry] = {name: t.detach().clone() for name, t in sample.items() if name not in first_names}
         expected = {**shapes, **{name: shape for name, shape in others.items() if name in samples[0]}}
-        found = {name: list(tensor.shape) for name, tensor in rows[k + 1].items()}
+        found = {name: list(tensor.shape) for name, tensor in rows[entry].items()}
         if found != expected:
             wrong = next(name for name in (*expected, *found) if expected.get(name) != found.get(name))
             raise ValueError(
                 f"samples[{k}]: {wrong!r} has shape {found.get(wrong)}, the model's is {expected.get(wrong)}"
             )
-        require_finite(f"samples[{k}]", rows[k + 1], shapes)
+        require_finite(f"samples[{k}]", rows[entry], shapes)
     missing = [name for name in statistics if name not in samples[0]]
     if missing and buffers != "reestimate":
         raise ValueError(f"samples[0] lacks the running statistics {missing[0]!r} of the model")
-    store.commit([Entry(step, 0, step) for step in rows], rows, store.progress)
+    store.commit(list(rows), rows, store.progress)
     left_out = set(samples[0]) | (set(statistics) if buffers == "reestimate" else set())
     store.set_fixed({n: b.detach().clone() for n, b in buffers_of(model).items() if n not in left_out})
     return store, {"shapes": shapes, "buffers": buffers}

@@ -19,7 +19,6 @@ from learned_samplers.posterior.snapshots import Fingerprints
 from learned_samplers.posterior.store import (
     Entry,
     MemoryStore,
-    MergedStore,
     Progress,
     Store,
     compare_settings,
@@ -198,7 +197,7 @@ class FolderStore:
         self._lock.require_held()
 
     def commit(
-        self, entries: Sequence[Entry], added: Mapping[int, Tensors], progress: Progress, *, delete: bool = True
+        self, entries: Sequence[Entry], added: Mapping[Entry, Tensors], progress: Progress, *, delete: bool = True
     ) -> None:
         """See `MemoryStore.commit`. Order: new files, then the index, then the files that it dropped."""
         self._require_lock()
@@ -208,9 +207,9 @@ class FolderStore:
         written: list[Path] = []
         try:
             for entry in fresh:
-                if entry.step in added:
+                if entry in added:
                     written.append(self._file(entry))
-                    write_tensors(written[-1], added[entry.step], asdict(entry), clean=False)
+                    write_tensors(written[-1], added[entry], asdict(entry), clean=False)
             self._require(fresh)
             self._add_to_index(fresh, progress) if grows else self._write_index(entries, progress)
         except BaseException:
@@ -351,20 +350,15 @@ def read_collection(path: Path, model: nn.Module, device: torch.device) -> tuple
             raise
         raise ValueError(f"{path}: not a file of posterior samples ({error})") from error
 
-    stores = []
-    for chain in dict.fromkeys(chains):
-        chosen = [k for k, entry in enumerate(entries) if entry.chain == chain]
-        store = MemoryStore()
-        rows = {steps[k]: {name: t[k] for name, t in groups["samples"].items()} for k in chosen}
-        store.commit([entries[k] for k in chosen], rows, store.progress)
-        store.set_fixed(groups["fixed"], frozen)
-        stores.append((f"chain {chain} of {path}", store))
-    whole: Store = stores[0][1] if len(stores) == 1 else MergedStore(stores)
+    store = MemoryStore()
+    rows = {entry: {name: t[k] for name, t in groups["samples"].items()} for k, entry in enumerate(entries)}
+    store.commit(entries, rows, store.progress)
+    store.set_fixed(groups["fixed"], frozen)
     buffers = {
         (entry.chain, entry.step): {name: t[k] for name, t in groups["reestimated"].items()}
         for k, entry in enumerate(entries)
     }
-    return whole, settings, buffers if groups["reestimated"] else {}
+    return store, settings, buffers if groups["reestimated"] else {}
 
 
 def _rename(groups: dict[str, Tensors], settings: dict[str, Any], model: nn.Module) -> None:

@@ -95,23 +95,23 @@ class MemoryStore:
         self.progress = Progress()
         self.fixed: Tensors | None = None
         self.frozen: dict[str, str] = {}
-        self._samples: dict[int, Tensors] = {}
+        self._samples: dict[Entry, Tensors] = {}
 
     def read(self, index: int) -> Tensors:
-        return self._samples[self.entries[index].step]
+        return self._samples[self.entries[index]]
 
     def set_fixed(self, fixed: Tensors, frozen: Mapping[str, str] | None = None) -> None:
         self.fixed, self.frozen = fixed, dict(frozen or {})
 
     def commit(
-        self, entries: Sequence[Entry], added: Mapping[int, Tensors], progress: Progress, *, delete: bool = True
+        self, entries: Sequence[Entry], added: Mapping[Entry, Tensors], progress: Progress, *, delete: bool = True
     ) -> None:
-        """Make ``entries`` the samples held; ``added`` maps the steps of the new ones to their tensors.
+        """Make ``entries`` the samples held; ``added`` has the tensors of the new ones.
 
         ``delete`` has a meaning on disk only: whether the files of the samples that are no longer held go too.
         """
         samples = {**self._samples, **added}
-        self._samples = {entry.step: samples[entry.step] for entry in entries}
+        self._samples = {entry: samples[entry] for entry in entries}
         self.entries, self.progress = list(entries), progress
 
     def clear(self) -> None:
@@ -134,39 +134,45 @@ class RecordsStore(MemoryStore):
         raise RuntimeError(f"the first process writes the samples of this chain: load them from {self.folder} there")
 
     def commit(
-        self, entries: Sequence[Entry], added: Mapping[int, Tensors], progress: Progress, *, delete: bool = True
+        self, entries: Sequence[Entry], added: Mapping[Entry, Tensors], progress: Progress, *, delete: bool = True
     ) -> None:
-        super().commit(entries, {entry.step: {} for entry in entries}, progress)
+        super().commit(entries, {entry: {} for entry in entries}, progress)
 
 
-class MergedStore:
-    """The samples of several stores, one after the other, each with the number of its chain. It only reads.
+class StoreView:
+    """Some samples of other stores, as these are now, to be read.
 
-    A store that is still being added to stays as it is now; one on disk whose ``max_samples`` thins it later loses
-    files that are read here.
+    A store on disk whose ``max_samples`` thins it later loses files that are read here.
+
+    Args:
+        chosen: of each sample its store, its position there, and the number of its chain here.
+        fixed, frozen: as in `Store`.
     """
 
-    def __init__(self, stores: Sequence[tuple[str, Store]]) -> None:
-        stores = [(name, copy.copy(store)) for name, store in stores]
-        self._places: list[tuple[Store, int]] = []
-        self.entries: list[Entry] = []
-        self.progress = Progress()
-        chains = 0
-        for _, store in stores:
-            numbers = {chain: chains + k for k, chain in enumerate(dict.fromkeys(e.chain for e in store.entries))}
-            chains += len(numbers)
-            for index, entry in enumerate(store.entries):
-                self.entries.append(replace(entry, chain=numbers[entry.chain]))
-                self._places.append((store, index))
-        self.fixed: Tensors | None
-        self.fixed, self.frozen = common_unsampled([(name, store.fixed or {}, store.frozen) for name, store in stores])
+    def __init__(
+        self, chosen: Sequence[tuple[Store, int, int]], fixed: Tensors | None, frozen: Mapping[str, str]
+    ) -> None:
+        copies = {id(store): copy.copy(store) for store, _, _ in chosen}
+        self._places = [(copies[id(store)], index) for store, index, _ in chosen]
+        self.entries = [replace(store.entries[index], chain=chain) for store, index, chain in chosen]
+        self.progress, self.fixed, self.frozen = Progress(), fixed, dict(frozen)
 
     def read(self, index: int) -> Tensors:
         store, position = self._places[index]
         return store.read(position)
 
 
-def warn_of_copies(store: MergedStore) -> None:
+def merged_view(stores: Sequence[tuple[str, Store]]) -> StoreView:
+    """The samples of several stores by name, one after the other, whose chains get new numbers."""
+    chosen: list[tuple[Store, int, int]] = []
+    numbers: dict[tuple[int, int], int] = {}
+    for position, (_, store) in enumerate(stores):
+        for index, entry in enumerate(store.entries):
+            chosen.append((store, index, numbers.setdefault((position, entry.chain), len(numbers))))
+    return StoreView(chosen, *common_unsampled([(name, store.fixed or {}, store.frozen) for name, store in stores]))
+
+
+def warn_of_copies(store: Store) -> None:
     """Warn of chains that begin with the same sample: between copies every comparison of chains looks perfect."""
     first: dict[tuple[str, ...], int] = {}
     seen: set[int] = set()
@@ -182,18 +188,6 @@ def warn_of_copies(store: MergedStore) -> None:
                 "itself, or whose noise has the same seed, agrees with it whatever it does (split_rhat is no measure)",
                 stacklevel=3,
             )
-
-
-class StoreView:
-    """A read-only view of some samples of another store, as it is now."""
-
-    def __init__(self, store: Store, indices: Sequence[int]) -> None:
-        self._store, self._indices = copy.copy(store), list(indices)
-        self.entries = [store.entries[index] for index in indices]
-        self.progress, self.fixed, self.frozen = store.progress, store.fixed, store.frozen
-
-    def read(self, index: int) -> Tensors:
-        return self._store.read(self._indices[index])
 
 
 def compare_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any], source: str) -> None:

@@ -90,9 +90,7 @@ def test_a_second_fit_of_one_trainer_says_what_it_lacks(tmp_path):
     collect = callback()
     model, trainer = fit(tmp_path, 4, collect)
     trainer.fit_loop.epoch_loop.max_steps = 8
-    with pytest.raises(
-        RuntimeError, match=r"at step 4, but a second fit of one Trainer has a new optimizer .*ckpt_path"
-    ):
+    with pytest.raises(RuntimeError, match=r"at step 4, but a second fit of one Trainer .*ckpt_path"):
         trainer.fit(model, DataLoader(TensorDataset(X, Y), batch_size=32))
     assert collect.posterior.steps == [4], "what was collected is still there"
 
@@ -106,13 +104,6 @@ def test_a_part_of_the_module_and_clipping(tmp_path):
         warnings.simplefilter("always")
         fit(tmp_path, 4, callback())
     assert not [w for w in caught if "clipped" in str(w.message)]
-
-
-def test_unknown_options(tmp_path):
-    with pytest.raises(ValueError, match="missing must be one of 'refuse', 'warn', got 'ignore'"):
-        callback(missing="ignore")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'thickness'"):
-        fit(tmp_path, 1, callback(thickness=3))
 
 
 def test_two_callbacks_have_names_of_their_own_in_a_checkpoint(tmp_path):

@@ -90,13 +90,6 @@ def test_settings_and_results_stand_in_the_runs_own_folder(tmp_path):
     assert read(tmp_path)["result/nll"] == [(0, 0.5)]
 
 
-def test_bad_arguments(tmp_path):
-    with pytest.raises(TypeError, match="sampler must be a Sampler, got SGD"):
-        ChainLog(torch.optim.SGD(tensors()), None)
-    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
-        ChainLog(SGLD(tensors(), 0.1, 10), None, every=0)
-
-
 def test_the_learning_rate_of_mclmc_is_written_with_its_factor():
     p = torch.ones(5, requires_grad=True)
     sampler = MCLMC([p], 0.1, 10, energy_target=1e-3)

@@ -281,7 +281,8 @@ def test_the_index_grows_by_a_line_a_sample(tmp_path, monkeypatch):
     monkeypatch.setattr(on_disk, "write_atomically", lambda *args, **kwargs: pytest.fail("the index was rewritten"))
     for step in range(1, 31):
         sample = {"w": torch.full((2,), float(step))}
-        store.commit([*store.entries, Entry(step, 0, step)], {step: sample}, Progress(step, 0, step))
+        entry = Entry(step, 0, step)
+        store.commit([*store.entries, entry], {entry: sample}, Progress(step, 0, step))
     assert max(written) < min(written) + 20, "a write of the same size for every sample"
     read = FolderStore(tmp_path, None, torch.device("cpu"))
     assert (read.entries, read.progress) == (store.entries, store.progress)
