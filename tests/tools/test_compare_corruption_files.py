@@ -80,20 +80,6 @@ def test_images_of_another_order_are_noticed(files):
         images.under("fog")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--corruption-files"], "corruption_files=True says which images --corruptions takes"),
-        (["--corruption-files", "--corruptions", "5", "--dataset", "digits"], "name must be one of"),
-    ],
-)
-def test_what_has_no_files_is_refused(files, tmp_path, capsys, arguments, message):
-    with pytest.raises(SystemExit) as caught:
-        compare.main([*RUN, *arguments, "--data", str(files), "--out", str(tmp_path / "out")])
-    assert message in " ".join(f"{caught.value.code} {capsys.readouterr().err}".replace("│", " ").split())
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_missing_file_is_named_before_anything_is_trained(files, tmp_path):
     (files / "CIFAR-10-C" / "snow.npy").unlink()
     own = [*RUN, "--corruptions", "5", "--corruption-files", "--data", str(files), "--out", str(tmp_path / "out")]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from experiments.compare.options import parse_compare
 from experiments.harness.run_store import RunStore
-from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.runner import Runs
 
 from learned_samplers import diagnostics, metrics
@@ -109,24 +108,22 @@ def test_the_figures_are_there_and_nothing_is_measured_twice(measured):
     assert numbers(out) == before
 
 
-def test_what_was_not_asked_for_is_not_measured(tmp_path):
+def test_what_is_asked_for_later_is_measured_of_the_runs_that_are_there(tmp_path):
     arguments = [*TINY, *SMALL, "--sampler", "SGHMC", "--budgets", "20", "--seeds", "1", "--out", str(tmp_path)]
-    compare.main(arguments)
-    result = read(tmp_path / numbers(tmp_path)["20"]["methods"]["SGHMC"]["runs"][0]["file"])
+
+    def measured(*more):
+        compare.main([*arguments, *more])
+        return read(tmp_path / numbers(tmp_path)["20"]["methods"]["SGHMC"]["runs"][0]["file"])
+
+    result = measured()
     assert result.corruptions is result.plane is result.converged is None
-    assert not list(tmp_path.glob("corruptions*"))
-    assert not list(tmp_path.glob("planes*"))
     table = (tmp_path / "table.md").read_text()
     assert "severity" not in table
     assert "of the layer" not in table
-    # Asked for later, the runs are kept; a short chain has no halves to compare.
-    compare.main([*arguments, "--corruptions", "9"])
-    again = read(tmp_path / numbers(tmp_path)["20"]["methods"]["SGHMC"]["runs"][0]["file"])
-    assert (again.seconds, again.corruptions["images"]) == (result.seconds, 9)
-    compare.main([*arguments, "--corruptions", "7"])
-    fewer = read(tmp_path / numbers(tmp_path)["20"]["methods"]["SGHMC"]["runs"][0]["file"])
-    assert fewer.corruptions["images"] == 7
-    assert set(fewer.corruptions["scores"]) == {"none", *RECREATED}
+    for count in (9, 7):
+        again = measured("--corruptions", str(count))
+        assert (again.seconds, again.corruptions["images"]) == (result.seconds, count)
+        assert set(again.corruptions["scores"]) == {"none", *RECREATED}
 
 
 def test_what_an_earlier_command_measured_of_some_seeds_is_left_out(tmp_path):
@@ -139,19 +136,3 @@ def test_what_an_earlier_command_measured_of_some_seeds_is_left_out(tmp_path):
     found = numbers(tmp_path)["20"]["methods"]["SGHMC"]
     assert "converged" not in found["mean"]
     assert found["corruptions"] == []
-
-
-def test_laplaces_row_draws_the_last_layer_alone(tmp_path):
-    pytest.importorskip("laplace", reason="laplace-torch is not installed: pip install laplace-torch")
-    options = parse_compare([*TINY, "--budgets", "60"])
-    data, _ = options.load()
-    runs = Runs(data, {}, RunStore(tmp_path))
-    settings = parse_compare([*TINY, "--steps", "60"]).settings
-    drawn, trained = (runs.run(settings, name, METHODS[name].lr, 0) for name in ("LastLayerLaplace", "SGD"))
-    samples, network = runs.samples(drawn, settings), runs.samples(trained, settings)[0]
-    *others, weight, _ = network
-    for sample in samples:
-        assert all(torch.equal(sample[name], network[name]) for name in others), "the training is SGD's"
-        assert not torch.equal(sample[weight], network[weight])
-    assert (drawn.num_samples, drawn.gradient_evaluations) == (4, 60)
-    assert drawn.scores["nll"] < 2.3

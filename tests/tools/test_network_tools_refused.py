@@ -55,7 +55,6 @@ BOTH = [
     (["--sampler", "SWAG", "--burn-in", "0.9999"], "burn_in"),
     (["--sampler", "AdaptedSGHMC", "--burn-in", "0"], "burn_in"),
     (["--sampler", "SGLRW", "--temperature", "0"], "temperature"),
-    (["--sampler", "LastLayerLaplace"], "laplace"),
     *((["--reference", file], "reference") for file in ("ONES.npy", "SHORT.npy", "NAN.npy", "TEXT.npy")),
     (["--reference", "nowhere.npy"], "nowhere.npy"),
 ]
@@ -106,7 +105,6 @@ ROWS = [
 @pytest.mark.parametrize(("tool", "arguments", "named"), ROWS)
 def test_wrong_options_are_named_before_anything_is_trained(tmp_path, monkeypatch, capsys, tool, arguments, named):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(__import__("sys").modules, "laplace", None)  # as if it were not installed
     x, y = np.zeros((60, 3), np.float32), np.zeros((60, 1), np.float32)
     np.savez("TABLE", x_train=x, y_train=y, x_test=x, y_test=y)
     ones = np.ones((899, 10))

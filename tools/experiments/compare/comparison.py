@@ -21,7 +21,7 @@ from experiments.harness.runs.result import Result
 from experiments.harness.runs.runner import Runs, store_for
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import validate_run
-from experiments.harness.tables import failed_of, finished, markdown, rectangular, spread
+from experiments.harness.tables import failed_of, finished, markdown, spread
 from experiments.harness.tuning import Tuning, score_text, tune
 from learned_samplers.base.files import write_atomically
 from meta_tasks.datasets import ImageData
@@ -216,39 +216,31 @@ def losers(tuning: Tuning[Setting, Result]) -> Iterable[Result]:
 
 
 def validation_tables(comparison: Comparison, budgets: Iterable[int]) -> str:
-    """Tune every method at every budget, from the smallest; tables of what was found.
+    """Tune every method at every budget, from the smallest; a table of each, a row a setting, each method's best first.
 
-    A row for each setting, each method's best first; a method that diverged everywhere is named above its table.
+    A method that diverged everywhere is named above its table.
     """
-    parts = []
+    options, data, parts = comparison.options, comparison.data, []
     for budget in budgets:
-        rows: list[dict[str, str]] = []
-        lost = []
-        for method in comparison.options.sampler:
+        rows, lost = [], []
+        for method in options.sampler:
             try:
                 tuning = comparison.tune(method, budget)
             except RuntimeError as error:  # the others are worth their table
                 lost.append(f"{method}: {error}")
                 continue
-            name = METHODS[method].weights_name(comparison.options.settings, comparison.data.num_data)
-            title = f"{method} [{Path(name).stem}]" if name else method
-            rows += validation_rows(title, tuning, comparison.data.num_data)
+            name, ranked = METHODS[method].weights_name(options.settings, data.num_data), tuning.ranked()
+            for setting in (*ranked, *(each for each in tuning.trials if each not in ranked)):
+                found = [tuning.score(run) for run in tuning.trials[setting]]
+                scores = [score for score in found if score is not None]
+                row = {"method": f"{method} [{Path(name).stem}]" if name else method, "lr": f"{setting.lr:g}"}
+                row |= {"also tuned": setting.text(data.num_data) or "–"}
+                nll = failed_of(spread(scores, 4), len(found) - len(scores), len(found))
+                rows.append({**row, "validation NLL": nll})
             for loser in losers(tuning):
                 comparison.runs[budget].discard_samples(loser)
-        parts += [f"### {budget} gradients, validation NLL", *lost, *([markdown(rectangular(rows))] if rows else [])]
+        parts += [f"### {budget} gradients, validation NLL", *lost, *([markdown(rows)] if rows else [])]
     return "\n\n".join(parts)
-
-
-def validation_rows(title: str, tuning: Tuning[Setting, Result], num_data: int) -> list[dict[str, str]]:
-    """A row for each setting, the best first, those that diverged last."""
-    ranked, rows = tuning.ranked(), []
-    for setting in (*ranked, *(each for each in tuning.trials if each not in ranked)):
-        runs = tuning.trials[setting]
-        scores = [score for run in runs if (score := tuning.score(run)) is not None]
-        text = failed_of(spread(scores, 4), len(runs) - len(scores), len(runs))
-        also = setting.text(num_data) or "–"
-        rows.append({"method": title, "lr": f"{setting.lr:g}", "also tuned": also, "validation NLL": text})
-    return rows
 
 
 def write_validation(out: Path, text: str, command: str) -> None:

@@ -24,10 +24,6 @@ from learned_samplers.base.whitening import AT_FIRST, ROOT_EVERY
 from meta_tasks.datasets import ImageData, TokenData, keep_labels, shape_of
 from meta_tasks.datasets.texts import SPECIAL
 
-STEPS = 3  # of which the first, which allocates, is not timed
-# Of a sampler that whitens: those in which it makes its roots at every step are not timed, and then a whole period is.
-WHITENING_STEPS = (AT_FIRST, ROOT_EVERY)
-
 
 def stand_in(settings: Settings, count: int = 2048) -> ImageData:
     """Random examples in the shape of a data set whose files are missing: a step costs the same.
@@ -56,15 +52,13 @@ def seconds_per_gradient(method: RunMethod, settings: Settings, data: ImageData)
         budget = settings.budget(data.num_data)
         run = Training(method, replace(settings, compiled=False), lr, data, budget, draws, log)
         model, optimizer = run.begin(budget)
-        warming = getattr(optimizer, "explorer", None)  # what AdaptedSGHMC warms up by
-        whitens = "whitening" in getattr(warming.optimizer if warming else optimizer, "state_names", ())
-        before, timed = WHITENING_STEPS if whitens else (1, STEPS - 1)
-        run.loop(model, optimizer, before, None)
+        # A sampler that whitens makes its roots at every step at first, and then once in a period, which is timed.
+        run.loop(model, optimizer, AT_FIRST, None)
         synchronize(data.train_x.device)
         start = time.perf_counter()
-        run.loop(model, optimizer, timed, None)
+        run.loop(model, optimizer, ROOT_EVERY, None)
         synchronize(data.train_x.device)
-    return (time.perf_counter() - start) / timed / method.gradients_per_step
+    return (time.perf_counter() - start) / ROOT_EVERY / method.gradients_per_step
 
 
 def cost_table(options: CompareOptions, data: ImageData, gradients: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from experiments.compare.corruptions import corruption_figure
 from experiments.compare.report import BudgetReport
 from experiments.harness.figures import band, grid_lines, legend_beside, logarithmic_labels, new_figure
-from experiments.harness.runs.result import CURVES, Result, label
+from experiments.harness.runs.result import CURVES, label
 from experiments.harness.tables import finished
 from learned_samplers import plots
 from learned_samplers.diagnostics import LossLines
@@ -53,7 +53,7 @@ def styles(report: BudgetReport) -> Styles:
 
 
 def figure_1(report: BudgetReport, title: str) -> Any:
-    """Scores of the average against the number of samples in it, mean ± standard deviation over seeds; ESS/s; seconds.
+    """Scores of the average against the number of samples in it, mean ± standard deviation over seeds.
 
     A single network is a dotted line.
     """
@@ -78,24 +78,11 @@ def figure_1(report: BudgetReport, title: str) -> Any:
     low, high = axes[1].dataLim.intervaly
     if 0 < 10 * low < high:  # one bad method would press all others together
         logarithmic_labels(axes[1])
-    time_panel(last, {method: finished(report.runs[method]) for method in shown}, shown)
+    last.remove()
     handles = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels())}
     fig.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
     fig.suptitle(title)
     return fig
-
-
-def time_panel(ax: Any, runs: dict[str, list[Result]], shown: Styles) -> None:
-    """Bars of ESS/s, each with its value and the seconds of a run, means over seeds."""
-    for place, (method, results) in enumerate(runs.items()):
-        rates = [result.ess_per_second for result in results if result.ess_per_second is not None]
-        rate = float(np.mean(rates)) if rates else None
-        ax.barh(-place, rate or 0, color=shown[method]["color"], alpha=0.35)
-        seconds = float(np.mean([result.seconds for result in results]))
-        text = f"{shown[method]['label']}: {'no ESS' if rate is None else f'{rate:.3g}/s'}, {seconds:.3g} s"
-        ax.text(0.01, -place, text, va="center", transform=ax.get_yaxis_transform())
-    ax.set(xlabel="effective samples per second; seconds of a run", yticks=[])
-    ax.set_xlim(left=0)
 
 
 def figure_2(report: BudgetReport, title: str) -> Any:

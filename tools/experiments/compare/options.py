@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +42,6 @@ class CompareOptions(NetworkOptions):
     sampler: tuple[MethodName, ...] = (
         *("SGHMC", "BAOA", "PSGLD", "CyclicalSGMCMC", "AdaptedSGHMC", "L2E", "AdaptedWhitenedSGHMC"),
         *("SGD", "Adam", "AdamEMA", "AdamAverage", "SWAG", "IVON", "DeepEnsemble", "AdamEnsemble"),
-        *(("LastLayerLaplace",) if find_spec("laplace") else ()),
     )
     # Budgets in minibatch gradients, each for every run; by default that of --steps or --epochs.
     budgets: tuple[int, ...] | None = None

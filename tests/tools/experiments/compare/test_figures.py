@@ -38,14 +38,6 @@ def test_on_a_logarithmic_axis_means_and_bands_are_those_of_the_logarithms():
     assert min(drawn("log", [[1.0, 1e-4], [4.0, 1.0], [1.0, 1e-4]])[1]) > 0, "an arithmetic band would end below 0"
 
 
-def test_effective_samples_a_second_are_of_chains_alone():
-    ax = new_figure(2, 2).subplots()
-    runs = {name: [Result(name, 0.1, 0, {}, seconds=2.0, ess=4.0)] for name in ("SGHMC", "DeepEnsemble", "SWAG")}
-    figures.time_panel(ax, runs, {name: {"color": "C0", "label": name} for name in runs})
-    assert [bar.get_width() for bar in ax.patches] == [2.0, 0, 0]
-    assert [text.get_text() for text in ax.texts][1] == "DeepEnsemble: no ESS, 2 s"
-
-
 def test_curves_of_runs_that_were_looked_at_differently_often_meet_at_their_steps(tmp_path, monkeypatch):
     """All runs fall along one line, of which 5 and 20 points were kept."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -136,11 +135,6 @@ def test_a_run_that_begins_leaves_nothing_of_the_one_before(tmp_path):
     assert (tmp_path / "samples").is_dir()
 
 
-def test_a_store_below_another_has_its_data(tmp_path):
-    below = RunStore(tmp_path, "digest", fresh=True).below("inside")
-    assert (below.folder, below.data, below.fresh) == (tmp_path / "inside", "digest", True)
-
-
 # -- one writer -------------------------------------------------------------------------------------------------------
 
 WRITER = """
@@ -159,14 +153,10 @@ with explained(Path(sys.argv[1]) if sys.argv[3] == "tool" else None):
 """
 
 
-def environment(**more):
-    """In which a process finds the packages that pytest has found."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **more}
-
-
 def writer(folder, seconds, how):
     command = [sys.executable, "-c", WRITER, str(folder), str(seconds), how]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # the packages that pytest has found
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=found)
 
 
 @pytest.mark.parametrize("how", ["store", "tool"])
@@ -192,38 +182,3 @@ def test_a_second_process_is_refused_before_it_makes_anything(tmp_path, how):
         first.communicate()
     out, _ = writer(tmp_path, 0, how).communicate(timeout=120)
     assert out == "made\n{'value': 1}\n"
-
-
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
-    killed = writer(tmp_path, 60, "store")
-    assert killed.stdout.readline() == "made\n"
-    killed.kill()
-    killed.communicate()
-    assert (tmp_path / LOCK).exists()
-    assert RunStore(tmp_path).run("one", {}, lambda: {"value": 2}) == {"value": 2}
-
-
-def test_the_stores_of_one_process_share_a_lock_that_goes_with_the_last(tmp_path):
-    stores = [RunStore(tmp_path), RunStore(tmp_path / "inside" / "..")]
-    for number, store in enumerate(stores):
-        store.run(str(number), {}, lambda: {"value": 1})
-    stores.pop()
-    assert (tmp_path / LOCK).exists()
-    del store
-    stores.pop()
-    gc.collect()
-    assert not (tmp_path / LOCK).exists()
-
-
-def test_the_ranks_of_one_launch_are_one_owner(tmp_path):
-    first = RunStore(tmp_path)
-    first.begin("one")
-    record = (tmp_path / LOCK).read_text()
-    code = (
-        "import sys; from experiments.harness.run_store import RunStore, Path; RunStore(Path(sys.argv[1])).begin('two')"
-    )
-    for rank, refused in (("1", False), ("0", True)):
-        command = [sys.executable, "-c", code, str(tmp_path)]
-        done = subprocess.run(command, env=environment(RANK=rank), capture_output=True)
-        assert (b"RuntimeError" in done.stderr) == refused
-    assert (tmp_path / LOCK).read_text() == record

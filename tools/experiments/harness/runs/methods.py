@@ -118,7 +118,7 @@ def _total_steps(plan: Plan) -> int | None:
     return plan.steps if feature_set_named(feature_set).sees_progress else None
 
 
-Averaging = Literal["none", "ensemble", "snapshots", "moving", "gaussian", "last_layer", "samples"]
+Averaging = Literal["none", "ensemble", "snapshots", "moving", "gaussian", "samples"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class RunMethod(Method):
         averaging: what of a run predicts. "none": its last weights, with the rate going to zero along half a cosine;
             "ensemble": those of several such runs, which share the budget; "snapshots": the weights when a sampler
             would give its samples; "moving": their moving average; "gaussian": draws from the Gaussian that the run has
-            fitted; "last_layer": draws of the last layer's weights around a trained network; "samples": a chain's.
+            fitted; "samples": a chain's.
         tunes: the settings of which several values are tried beside the learning rates, where there are several.
         network: of a learned sampler, the weights that are its usual ones; "default": those that it takes for as many
             data. ``lr`` then stands for a card that recommends none.
@@ -231,7 +231,6 @@ METHODS: dict[str, RunMethod] = by_name(
     *_with_averages("Muon", optimizer(Muon), 0.01, _DECAY, "MuonEnsemble"),
     *_with_averages("Shampoo", optimizer(Shampoo), 0.01, _DECAY, "ShampooEnsemble"),
     RunMethod("SWAG", _SGD, 0.05, "gaussian", (*_DECAY_MOMENTUM, *_WHEN)),
-    RunMethod("LastLayerLaplace", _SGD, 0.05, "last_layer", _DECAY_MOMENTUM),
     RunMethod("IVON", _IVON, 0.2, "gaussian", ("temperature",)),
     RunMethod("SGLD", sampler(SGLD), 0.1, tunes=_CHAIN),
     RunMethod("SGLRW", sampler(SGLRW), 0.1, tunes=_CHAIN),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,17 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, TensorDataset
 
 from experiments.harness.devices import compiled
 from experiments.harness.runs.likelihood import likelihood_of
-from experiments.harness.runs.log import LOGS, VALIDATIONS, Diverged, Log
+from experiments.harness.runs.log import LOGS, VALIDATIONS, Log
 from experiments.harness.runs.methods import Plan, RunMethod
 from experiments.harness.runs.minibatches import Minibatches
 from experiments.harness.runs.networks import build_network, parameter_groups
 from experiments.harness.runs.settings import Settings
-from learned_samplers.approximations import SWAG, laplace_samples
-from learned_samplers.base.optional import require
+from learned_samplers.approximations import SWAG
 from learned_samplers.classical.cyclical import cyclical_phase
 from learned_samplers.posterior.collect import PosteriorSamples, SampleCollection
 from meta_tasks.datasets import ArrayData, ImageData
@@ -162,26 +159,6 @@ def _gaussian_draws(run: Training) -> SampleCollection:
     return SampleCollection.from_draws(model, swag.sampled_params, count)
 
 
-def _last_layer_draws(run: Training) -> SampleCollection:
-    """Draws of the last layer's weights from its Laplace approximation around one trained network.
-
-    The Gauss–Newton matrix of the training images, of the whole layer, and a prior precision by the marginal
-    likelihood, as `laplace-torch` does by itself; the training is that of a single network.
-    """
-    model = _last_weights(run).model.eval()
-    images = DataLoader(TensorDataset(run.data.train_x, run.data.train_y), batch_size=run.settings.batch_size)
-    kind: dict[str, Any] = {"subset_of_weights": "last_layer", "hessian_structure": "full"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of laplace-torch and of what it imports
-        laplace = require("laplace", "laplace").Laplace(model, "classification", **kind)
-        try:
-            laplace.fit(images)
-            laplace.optimize_prior_precision()
-            return laplace_samples(model, laplace, run.settings.num_samples)
-        except RuntimeError as error:  # a matrix that is not positive definite
-            raise Diverged(f"the last layer's Laplace approximation: {error}") from error
-
-
 def _full_batch(run: Training) -> SampleCollection:
     """The posterior samples of HMC, whose acceptance rate after burn-in the log gets."""
     settings, data, log = run.settings, run.data, run.log
@@ -219,7 +196,6 @@ AVERAGES: dict[str, Callable[[Training], SampleCollection]] = {
     "snapshots": _snapshots,
     "moving": _moving_average,
     "gaussian": _gaussian_draws,
-    "last_layer": _last_layer_draws,
     "samples": _snapshots,
 }
 
@@ -265,13 +241,6 @@ def validate_run(method: RunMethod, settings: Settings, lr: float, data: ImageDa
         steps = settings.trajectories(data.num_data)
     elif method.averaging == "ensemble" and steps < settings.ensemble_size:
         raise ValueError(f"ensemble_size={settings.ensemble_size} exceeds the budget of {steps} steps")
-    elif method.averaging == "last_layer":
-        try:
-            require("laplace", "laplace")
-        except ModuleNotFoundError as error:
-            raise ValueError(f"{method.name}: {error}") from error
-        if not data.num_classes:
-            raise ValueError(f"{method.name} is for classes, and {data.name} is a regression")
     elif method.averaging == "gaussian" and steps - int(settings.burn_in * steps) < 2:
         raise ValueError(f"burn_in={settings.burn_in} of {steps} steps leaves fewer than two to fit a Gaussian to")
     plan = method.plan(settings, lr, data.num_data, steps)

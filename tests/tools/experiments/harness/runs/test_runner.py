@@ -53,8 +53,6 @@ DIFFERENT = [name for name in METHODS if not name.startswith(("Muon", "Shampoo")
 
 @pytest.mark.parametrize("method", DIFFERENT)
 def test_every_method_spends_the_same_budget_and_leaves_its_files(tmp_path, tiny, method):
-    if METHODS[method].averaging == "last_layer":
-        pytest.importorskip("laplace", reason="laplace-torch is not installed: pip install laplace-torch")
     settings, data = tiny.settings, tiny.data
     result = tiny.at(tmp_path).run(settings, method, METHODS[method].lr, 3)
     assert result.diverged is None
