@@ -43,7 +43,7 @@ def outcomes(folder: Path, preamble: str, scripts: Mapping[str, str], *, each: s
     ]
     try:
         for process in processes:
-            process.wait(timeout=120)
+            process.wait(timeout=300)
     finally:
         for process in processes:
             process.kill()

@@ -17,7 +17,9 @@ and a guard that does not apply to a step is not in its list, nor costs it anyth
             masters          float32 copies take the place of half-precision parameters
             prior's mean     innermost: the rule works in coordinates in which it is zero
 
-One more, the watch for a generator that is set back, stands where noise is drawn (`Sampler.noise_like`).
+One more, the watch for a generator that is set back, stands where noise is drawn (`Sampler.noise_like`). Inside of
+``torch.compile``, where nothing is raised or remembered, there are none before the step, and around it no watch and no
+overflow; shards and masters refuse to be compiled.
 """
 
 from __future__ import annotations
