@@ -16,53 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class Operations(Protocol):
-    """The operations of update rules. ``x``, ``y``, ``z`` are tensors or, for ``FOREACH``, lists of them."""
-
-    def scale(self, x: Any, factor: Any) -> Any:
-        """``x * factor`` with a scalar factor."""
-
-    def add(self, x: Any, y: Any, factor: Any = 1.0) -> Any:
-        """``x + factor * y`` with a scalar factor."""
-
-    def multiply(self, x: Any, y: Any) -> Any:
-        """``x * y``, coordinate by coordinate (``y`` may broadcast to ``x``)."""
-
-    def divide(self, x: Any, y: Any) -> Any:
-        """``x / y``, coordinate by coordinate."""
-
-    def shift(self, x: Any, offset: Any) -> Any:
-        """``x + offset`` with a scalar offset."""
-
-    def combine(self, x: Any, y: Any, factor: Any = 1.0) -> Any:
-        """``x + factor * y`` with a scalar factor, a new tensor."""
-
-    def add_product(self, x: Any, y: Any, z: Any, factor: Any = 1.0) -> Any:
-        """``x + factor * y * z``."""
-
-    def add_ratio(self, x: Any, y: Any, z: Any, factor: Any = 1.0) -> Any:
-        """``x + factor * y / z``."""
-
-    def sqrt(self, x: Any) -> Any:
-        """Square root, a new tensor."""
-
-    def affine(self, x: Any, factor: Any, offset: Any) -> Any:
-        """``factor * x + offset`` with scalars, a new tensor."""
-
-    def mean_square(self, x: Any, like: Any) -> Any:
-        """Mean of ``x**2`` over the axes along which ``like`` has length one, a new tensor of ``like``'s shape."""
-
-    def at_most(self, x: Any, limit: float) -> Any:
-        """The smaller of ``x`` and a number, coordinate by coordinate."""
-
-    def map(self, function: Callable[..., Tensor], *x: Any) -> Any:
-        """``function(x, y, ...)`` of one tensor each, a new tensor: for what the other operations do not have."""
 
 
 def scalar_sqrt(x: Any) -> Any:
@@ -82,7 +39,25 @@ def _mean_square(x: Tensor, like: Tensor) -> Tensor:
     return x.square().mean(dim=reduced, keepdim=True) if reduced else x.square()
 
 
-class _Functional:
+class Operations:
+    """The operations of update rules; this form is out of place (``FUNCTIONAL``), and the others give the same numbers.
+
+    With tensors x, y, z (lists of them for ``FOREACH``) and scalars factor and offset:
+
+        scale(x, factor)                x·factor
+        shift(x, offset)                x + offset
+        add(x, y, factor=1)             x + factor·y
+        multiply(x, y), divide(x, y)    x·y, x/y, coordinate by coordinate; y may broadcast to x
+        add_product(x, y, z, factor=1)  x + factor·y·z
+        add_ratio(x, y, z, factor=1)    x + factor·y/z
+        at_most(x, limit)               min(x, limit)
+        combine(x, y, factor=1)         x + factor·y, a new tensor
+        affine(x, factor, offset)       factor·x + offset, a new tensor
+        sqrt(x)                         √x, a new tensor
+        mean_square(x, like)            mean of x² over the axes along which ``like`` has length one, in its shape
+        map(function, *x)               function(x, y, ...) of one tensor each, new: for what there is no other for
+    """
+
     scale: Any = staticmethod(torch.mul)
     multiply: Any = staticmethod(torch.mul)
     divide: Any = staticmethod(torch.div)
@@ -117,7 +92,7 @@ class _Functional:
         return function(*x)
 
 
-class _InPlace(_Functional):
+class _InPlace(Operations):
     scale = multiply = staticmethod(Tensor.mul_)
     divide, shift = staticmethod(Tensor.div_), staticmethod(Tensor.add_)
 
@@ -144,11 +119,11 @@ def _in_place(change: Callable[..., None]) -> Any:
     return method
 
 
-class _Foreach:
+class _Foreach(Operations):
     scale = multiply = _in_place(torch._foreach_mul_)
     divide, shift = _in_place(torch._foreach_div_), _in_place(torch._foreach_add_)
     at_most = _in_place(torch._foreach_clamp_max_)
-    sqrt = staticmethod(torch._foreach_sqrt)
+    sqrt: Any = staticmethod(torch._foreach_sqrt)
 
     def add(self, x, y, factor=1.0):
         if isinstance(factor, Tensor):
@@ -186,7 +161,7 @@ class _Foreach:
         return list(map(function, *x))
 
 
-FUNCTIONAL: Operations = _Functional()
+FUNCTIONAL = Operations()
 IN_PLACE: Operations = _InPlace()
 FOREACH: Operations = _Foreach()
 
