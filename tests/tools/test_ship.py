@@ -57,17 +57,22 @@ def test_the_card_says_what_was_measured(tmp_path, capsys, kind):
     assert law["reason"] in capsys.readouterr().out
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A network of KineticL2E, and what was measured of it."""
+    source = trained(tmp_path_factory.mktemp("kinetic"), "--sampler", "KineticL2E")
+    found = law.gaussian_law(
+        lambda params: KineticL2E(params, 0.1, 50_000, network=source), coordinates=20, stiffness=(0.2,)
+    )
+    return source, found
+
+
 @pytest.mark.parametrize("verdict", ["exact", "no bias seen", "O(h)", "biased", "unstable"])
-def test_a_bias_too_small_to_be_seen_keeps_the_badge_too(tmp_path, monkeypatch, verdict):
-    source = trained(tmp_path / "run", "--sampler", "KineticL2E")
-    own = law.gaussian_law
-
-    def planted(make, **_):
-        found = own(make, coordinates=20, stiffness=(0.2,))
-        return {**found, "verdict": verdict, "reason": "planted", "largest_bias": [0.04, 0.01]}
-
-    monkeypatch.setattr(law, "gaussian_law", planted)
-    ship.main([str(source), "new", "--out", str(tmp_path)])
+def test_a_bias_too_small_to_be_seen_keeps_the_badge_too(tmp_path, monkeypatch, measured, verdict):
+    source, found = measured
+    planted = {**found, "verdict": verdict, "reason": "planted", "largest_bias": [0.04, 0.01]}
+    monkeypatch.setattr(law, "gaussian_law", lambda make, **_: planted)
+    ship.main([str(source), "new", "--lr", "0.1", "--out", str(tmp_path)])
     badge = "O(h)" if verdict in ("exact", "no bias seen", "O(h)") else "heuristic"
     assert weights.load_card(tmp_path / "new.safetensors")["badge"] == badge
     sampler = KineticL2E([torch.zeros(1, requires_grad=True)], num_data=9, network=tmp_path / "new.safetensors")
