@@ -2,8 +2,8 @@
 
 - `load(name)` gives an `ImageData`: images in [0, 1] and integer labels of the training, validation and test split.
   `names()` lists the data sets; "digits" and "photos" need no file.
-- `match`, `keep_labels` and `divide_anew` change an `ImageData`: to another image shape, to some classes, to another
-  division into splits. `out_of_distribution(name)` names a data set of unlike images.
+- `match` and `keep_labels` change an `ImageData`: to another image shape, to some classes.
+  `out_of_distribution(name)` names a data set of unlike images.
 - `corrupt(images, corruption, severity)` makes the corruptions of CIFAR-10-C from any images, a re-creation.
 - `load_text(name)` gives a `TokenData`: texts as indices of words, padded, and their vocabulary. `text_names()` lists
   them.
@@ -20,7 +20,7 @@ from meta_tasks.datasets.celeba import load_celeba
 from meta_tasks.datasets.cifar_c import CORRUPTIONS, find_corrupted, load_corrupted
 from meta_tasks.datasets.corruptions import corrupt
 from meta_tasks.datasets.files import data_root
-from meta_tasks.datasets.images import ImageData, MultiTaskData, divide_anew, keep_labels, match, scaled
+from meta_tasks.datasets.images import ImageData, MultiTaskData, keep_labels, match, scaled
 from meta_tasks.datasets.loading import check_name, fingerprint_of, load, names, out_of_distribution, shape_of
 from meta_tasks.datasets.overlaid import load_overlaid
 from meta_tasks.datasets.texts import TokenData, load_text, mask_of, pad, text_names
@@ -35,7 +35,6 @@ __all__ = [
     "check_name",
     "corrupt",
     "data_root",
-    "divide_anew",
     "find_corrupted",
     "fingerprint_of",
     "keep_labels",

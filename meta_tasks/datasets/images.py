@@ -213,18 +213,6 @@ def renumber(x: Tensor, y: Tensor, classes: Sequence[int], num_classes: int, nam
     return x[kept], new[y[kept]]
 
 
-def divide_anew(data: ImageData, seed: int) -> ImageData:
-    """All images of the three splits, divided at random into training, validation and test images of the same numbers.
-
-    Comparing two methods on several divisions averages over the choice of test images, which more seeds on one
-    division do not.
-    """
-    x, y = (torch.cat(each) for each in zip(*(data.split(name) for name in SPLITS)))
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
-    parts = order.split([len(data.split(name)[1]) for name in SPLITS])
-    return data.with_splits(**{name: (x[part], y[part]) for name, part in zip(SPLITS, parts)})
-
-
 def stratified_split(y: Tensor, count: int, seed: int, argument: str) -> Examples:
     """Indices of a seeded random subset of `count` labels, with the classes in proportion, and of the rest.
 
