@@ -31,7 +31,7 @@ class ResumableOptimizer(torch.optim.Optimizer):
     replicated: bool | None = None
     #: The device mesh that the parameters are sharded over, and within a step this process's parts of them.
     mesh: Any = None
-    parts: shards.Parts | None = None
+    parts: shards.LocalParts | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -65,7 +65,7 @@ def mesh_of(sampler: Any, listed: Sequence[Any]) -> Any:
     return known
 
 
-class Parts:
+class LocalParts:
     """This process's parts of a sampler's parameters during one step: their noise, and the tensors they belong to."""
 
     def __init__(self, seed: int, owners: dict[Tensor, Tensor], mesh: Any):
@@ -104,7 +104,7 @@ def _on_parts(sampler: Any, evaluated: Sequence[Any]) -> Iterator[None]:
     owners = {part: p for p, part in parts.items()}
     seed = int(torch.randint(2**62, (), generator=sampler.generator, device=sampler.generator.device))
     try:
-        sampler.parts = Parts(seed, owners, sampler.mesh)
+        sampler.parts = LocalParts(seed, owners, sampler.mesh)
         given = {parts[p]: {name: local(x) for name, x in own.items()} for p, own in state.items()}
         sampler.state = defaultdict(dict, {part: dict(own) for part, own in given.items()})
         for group, params, means in kept:
