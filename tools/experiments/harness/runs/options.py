@@ -1,0 +1,96 @@
+"""The options that the tools for networks and data sets share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from experiments.harness.devices import prepare_torch
+from experiments.harness.methods import one_of
+from experiments.harness.options import DataOptions, DeviceOptions, RunOptions, each_once, refuse_changed
+from experiments.harness.runs.methods import METHODS
+from experiments.harness.runs.settings import Settings
+from learned_samplers.base.validation import one_of as check_one_of
+from meta_tasks.datasets import ImageData
+from meta_tasks.datasets.files import read_npy
+
+# (The help text names the methods once, not in the place of a metavariable.)
+MethodName = Annotated[str, one_of(METHODS, metavar="METHOD")]
+
+
+@dataclass(frozen=True)
+class NetworkOptions(DeviceOptions, DataOptions, RunOptions):
+    """The options of every tool that compares methods on a network and a data set.
+
+    Raises:
+        ValueError: an argument out of range, by name and value.
+    """
+
+    # Data, network, posterior and budget.
+    settings: Annotated[Settings, tyro.conf.OmitArgPrefixes] = field(default_factory=Settings)
+    # Predictive probabilities to compare with, HMC's for instance: an .npy file (test images, classes).
+    reference: Path | None = None
+    # Methods to compare, in any letter case.
+    sampler: tuple[MethodName, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        each_once(self, "sampler")
+        if (steps := self.settings.steps) is not None:
+            refuse_changed(self.settings, "epochs", why=f"and steps={steps} exclude each other")
+        learned = {name.lower(): name for name, method in METHODS.items() if method.network is not None}
+        for name in self.settings.named_networks:
+            check_one_of("networks", name, learned)
+
+    def folder(self) -> Path:
+        """Where the results go."""
+        dataset = Path(self.settings.dataset.removeprefix("npz:")).stem
+        model = self.settings.model.rpartition(":")[2]
+        return self.out or Path("runs") / f"{dataset}_{model}"
+
+    def prepared(self) -> str:
+        """The device, once torch is set up for it."""
+        return prepare_torch(self.device, self.threads)
+
+    def load_on_device(self, ood: tuple[str, ...]) -> tuple[ImageData, dict[str, ImageData]]:
+        """The data and the out-of-distribution images of these names on their device."""
+        device = self.prepared()
+        data = self.settings.load_data(self.data)
+        others = self.settings.load_ood(self.data, data, ood)
+        return data.to(device), {name: each.to(device) for name, each in others.items()}
+
+    def load_reference(self, data: ImageData) -> torch.Tensor | None:
+        """The probabilities of --reference, in double precision; None without it.
+
+        Raises:
+            ValueError, FileNotFoundError: there is no such file, or it holds no probabilities for these test images.
+        """
+        if self.reference is None:
+            return None
+        if not data.num_classes:
+            raise ValueError(f"reference={str(self.reference)!r} holds probabilities, and this is a regression")
+        try:
+            found = torch.from_numpy(read_npy(self.reference)).double()
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"reference {self.reference} is no .npy file of numbers: {error}") from error
+        wanted = (len(data.test_y), data.num_classes)
+        if tuple(found.shape) != wanted:
+            raise ValueError(f"reference {self.reference} must have the shape {wanted}, got {tuple(found.shape)}")
+        # Half precision is how large predictions are handed round.
+        if not found.isfinite().all() or found.min() < 0 or (found.sum(1) - 1).abs().max() > 0.01:
+            raise ValueError(f"reference {self.reference} must hold probabilities that sum to 1 for each image")
+        return found / found.sum(1, keepdim=True)
+
+    def describe(self, data: ImageData) -> str:
+        """What is run, for the terminal."""
+        settings = self.settings
+        targets = f"{data.num_classes} classes" if data.num_classes else f"regression of {data.test_y.shape[1]}"
+        return (
+            f"{settings.dataset}: {data.num_data} training, {len(data.val_y)} validation, {len(data.test_y)} test "
+            f"examples of {'×'.join(map(str, data.input_shape))}, {targets}\n{settings.model}, "
+            f"T={settings.temperature:g}, prior precision {settings.prior_precision:g}, {data.train_x.device}"
+        )
