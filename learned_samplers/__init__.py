@@ -17,9 +17,9 @@ from learned_samplers.classical.sglrw import SGLRW
 from learned_samplers.classical.sgnht import SGNHT
 from learned_samplers.classical.whitened import WhitenedSGHMC
 from learned_samplers.learned import preconditioned as _preconditioned  # noqa: F401 (weights find it by its name)
-from learned_samplers.learned.kinetic.optimizer import KineticL2E
-from learned_samplers.learned.l2e.optimizer import L2E
-from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
+from learned_samplers.learned.kinetic import KineticL2E
+from learned_samplers.learned.l2e import L2E
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMC
 from learned_samplers.particles import FSVGD, MOOSVGD, MTSGD, SVGD
 from learned_samplers.posterior import PosteriorSamples, SampleCollection
 

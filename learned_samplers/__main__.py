@@ -11,7 +11,7 @@ import torch
 
 import learned_samplers
 from learned_samplers.learned import weights
-from learned_samplers.learned.card import badge_in
+from learned_samplers.learned.cards import badge_in
 from learned_samplers.learned.native.library import native_library
 from learned_samplers.learned.sampler import LearnedSampler
 

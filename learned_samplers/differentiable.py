@@ -20,7 +20,7 @@ from learned_samplers.base.guards.precision import has_master
 from learned_samplers.base.optional import require
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.classical.mclmc import MCLMC, joined, step_length
-from learned_samplers.learned.meta_sgmcmc.optimizer import MetaSGMCMC
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMC
 
 if TYPE_CHECKING:
     import higher

@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import nn
 
 from learned_samplers.learned import weights
-from learned_samplers.learned.card import Card
+from learned_samplers.learned.cards import Card
 
 __all__ = ["card", "load", "names", "path"]
 

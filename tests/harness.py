@@ -26,7 +26,7 @@ from learned_samplers import (
     WhitenedSGHMC,
 )
 from learned_samplers.approximations import IVON
-from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
+from learned_samplers.learned.meta_fields import build_meta_network
 from learned_samplers.learned.network import build_network
 from learned_samplers.learned.preconditioned import PrecondL2E
 from learned_samplers.learned.sampler import LearnedSampler
@@ -72,13 +72,15 @@ _CHOSEN: dict[str, Make] = {
     "IVON": _maker(IVON),
     "IVON-clipped": _maker(IVON, clip_radius=1.0, rescale_lr=False, draws=2),
     "L2E": _maker(L2E, network=_network("paper")),
-    "L2E-adaptive": _maker(L2E, network=_network("adaptive"), feature_set="adaptive", beta_scale=0.3),
-    "L2E-paper": _maker(L2E, network=_network("scaled"), feature_set="scaled", form="paper", beta_scale=0.3),
-    "L2E-whitened": _maker(L2E, network=_network("whitened"), feature_set="whitened"),
+    "L2E-adaptive": _maker(L2E, network=_network("adaptive"), settings={"feature_set": "adaptive", "beta_scale": 0.3}),
+    "L2E-paper": _maker(
+        L2E, network=_network("adaptive"), form="paper", settings={"feature_set": "adaptive", "beta_scale": 0.3}
+    ),
+    "L2E-matrix": _maker(L2E, network=_network("matrix"), settings={"feature_set": "matrix"}),
     "KineticL2E": _maker(KineticL2E, network=_network(2, outputs=1)),
-    "PrecondL2E": _maker(PrecondL2E, network=_network("paper"), correction="network"),
+    "PrecondL2E": _maker(PrecondL2E, network=_network("paper"), settings={"correction": "network"}),
     "MetaSGMCMC": _maker(MetaSGMCMC, network=_meta_network()),
-    "MetaSGMCMC-difference": _maker(MetaSGMCMC, network=_meta_network(), correction="finite_difference"),
+    "MetaSGMCMC-difference": _maker(MetaSGMCMC, network=_meta_network(), settings={"correction": "finite_difference"}),
 }
 #: Every sampler of the library: those above, and each other that the package exports, with its defaults.
 SAMPLERS: dict[str, Make] = {

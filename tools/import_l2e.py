@@ -27,7 +27,7 @@ from torch import nn
 
 from learned_samplers.learned import weights
 from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.l2e import L2ESettings
 
 _LAYER = re.compile(r"((?:.{0,200}/)?)linear_(\d{1,9})")
 _DEPTH = 4

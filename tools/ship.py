@@ -26,7 +26,7 @@ from experiments.meta_training.law import law_of
 
 from learned_samplers.base import validation
 from learned_samplers.learned import weights
-from learned_samplers.learned.registry import sampler_from_card
+from learned_samplers.learned.cards import sampler_from_card
 from meta_tasks.training.process import one_core
 
 

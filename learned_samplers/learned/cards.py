@@ -1,88 +1,153 @@
-"""What the card of a weight file must say, and its validation."""
+"""What a weight card means: its sampler, its settings, and a summary for people."""
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import pairwise
+import os
+import textwrap
 from typing import Any
 
-from learned_samplers.base import validation
+from learned_samplers.learned import weights
+from learned_samplers.learned.badge import badge_of
+from learned_samplers.learned.sampler import REGISTRY, LearnedSampler
+from learned_samplers.learned.settings import LearnedSettings
 
-FORMAT = "learned-samplers network weights"
-VERSION = 1
-
-#: What a card must say, and of what type. ``sampler`` is the name of its class, ``feature_set`` that of the network's
-#: inputs, and ``features`` are these in order; where the sampler has forms, ``form`` stands beside them. ``scales`` are
-#: the sampler's arguments that the weights were trained with, ``defaults`` the ``lr`` and ``momentum_decay`` that are
-#: recommended with them, or one of the two or neither.
-#: ``law`` is what was measured of the invariant law, None before it was; ``badge`` is its summary for readers, which
-#: no program believes (see `learned_samplers.learned.badge`).
-CARD_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "name": str,
-    "sampler": str,
-    "feature_set": str,
-    "features": list,
-    "scales": dict,
-    "defaults": dict,
-    "badge": str,
-    "law": (dict, type(None)),
-    "meta_training": dict,
-    "curve": list,
-    "metrics": dict,
-    "licence": str,
-}
-#: What ``meta_training`` must say: None where it is not known.
-META_TRAINING_FIELDS = ("tasks", "horizon", "estimator", "seed", "commit", "command")
-_FILLED_IN = ("format", "version", "layers", "sha256")
+_WIDTH = 100
 
 
-def brought_up_to_date(card: Any) -> Any:
-    """A card as it would be written today: samplers that have one form do not name it, and ``law`` is always there."""
-    if not isinstance(card, dict):
-        return card
-    card = {**card, "law": card.get("law")}
-    if (card.get("sampler"), card.get("form")) in (("KineticL2E", "kinetic"), ("PrecondL2E", "preconditioner")):
-        del card["form"]
-    return card
+def registered(name: str) -> type[LearnedSampler]:
+    """The learned sampler of that name.
+
+    Raises:
+        ValueError: there is none, or its module has not been imported.
+    """
+    if name not in REGISTRY:
+        known = ", ".join(map(repr, REGISTRY))
+        raise ValueError(f"sampler must be one of {known} or of an imported module of your own, got {name!r}")
+    return REGISTRY[name]
 
 
-def check_card(where: str, card: Any) -> None:
-    """Raise ValueError or TypeError, with ``where`` before the message, unless a card has all fields it must have."""
-    if not isinstance(card, dict):
-        raise TypeError(f"{where}: a card must be a JSON object, got {type(card).__name__}")
-    if card.get("format") != FORMAT:
-        raise ValueError(f"{where}: not a card of {FORMAT} (its format is {card.get('format')!r})")
-    if card.get("version") != VERSION:
-        raise ValueError(f"{where}: version {card.get('version')!r} cannot be read, only {VERSION}")
-    missing = [key for key in (*CARD_FIELDS, *_FILLED_IN) if key not in card]
-    if missing:
-        raise ValueError(f"{where}: the card lacks {', '.join(missing)}")
-    for key, kind in CARD_FIELDS.items():
-        if not isinstance(card[key], kind):
-            raise TypeError(f"{where}: the card's {key} must be of type {kind}, got {card[key]!r}")
-    _check_defaults(f"{where}: the card's defaults", card["defaults"])
-    missing = [key for key in META_TRAINING_FIELDS if key not in card["meta_training"]]
-    if missing:
-        raise ValueError(f"{where}: the card's meta_training lacks {', '.join(missing)}")
-    layers = card["layers"]
-    whole = isinstance(layers, list) and layers and all(_is_shape(shape) for shape in layers)
-    if not whole or any(a[0] != b[1] for a, b in pairwise(layers)):
-        raise ValueError(f"{where}: the card's layers must be [out, in] pairs that fit each other, got {layers!r}")
-    if len(card["features"]) != layers[0][1]:
-        raise ValueError(
-            f"{where}: the card names {len(card['features'])} features, the first layer takes {layers[0][1]}"
-        )
-    if not isinstance(card["sha256"], str):
-        raise TypeError(f"{where}: the card's sha256 must be a string, got {card['sha256']!r}")
+def settings_from_card(card: dict[str, Any]) -> LearnedSettings:
+    """The settings that the weights of a card were trained with.
+
+    Raises:
+        ValueError: the card is of no learned sampler, or has settings that its sampler has not.
+    """
+    return registered(card["sampler"]).settings_class.from_card(card)
 
 
-def _check_defaults(where: str, defaults: dict[str, Any]) -> None:
-    checks: dict[str, Any] = {"lr": validation.positive, "momentum_decay": partial(validation.fraction, open_left=True)}
-    for name, value in defaults.items():
-        if name not in checks:
-            raise ValueError(f"{where} must be of {' and '.join(checks)} alone, got {name}={value!r}")
-        checks[name](f"{where}: {name}", value)
+def sampler_from_card(
+    source: str | os.PathLike[str], params: Any, lr: float | None = None, num_data: float | None = None, **keywords: Any
+) -> LearnedSampler:
+    """Make the sampler that a weight file belongs to, with its settings and its recommended learning rate.
+
+    Args:
+        source: name of shipped weights, or path of a weight file with its card beside it.
+        params, lr, num_data: of the sampler.
+        keywords: further ones of that sampler.
+
+    Raises:
+        ValueError, FileNotFoundError, TypeError: the weights cannot be read or are of no learned sampler; and what the
+            sampler raises.
+    """
+    path = weights.find(source)
+    sampler = registered(weights.load_card(path)["sampler"])
+    return sampler(params, lr, num_data, network=path, **keywords)  # type: ignore[call-arg, arg-type]
 
 
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 0 < n < 10_000 for n in value)
+class Card(dict[str, Any]):
+    """A weight card: a dict that prints as `summary`."""
+
+    def __str__(self) -> str:
+        return summary(self)
+
+
+def summary(card: dict[str, Any]) -> str:
+    """The card in some lines: what is learned and chosen, sampler and network, use, law, training, scores, tables.
+
+    Raises:
+        ValueError: the card is of no learned sampler.
+    """
+    meta, layers = card["meta_training"], card["layers"]
+    widths = " → ".join(str(width) for width in (layers[0][1], *(out for out, _ in layers)))
+    count = sum(out * (into + 1) for out, into in layers)
+    defaults = ", ".join(f"{name}={value:g}" for name, value in card["defaults"].items())
+    metrics, tables = dict(card["metrics"]), card["metrics"].get("tables", {})
+    metrics.pop("tables", None)
+    rows: dict[str, str | list[str]] = {
+        "learned": card["learned"],
+        "chosen": card["chosen"],
+        "sampler": f"{card['sampler']}{_form(card)}, network {widths} on the features {card.get('feature_set', '')!r}: "
+        f"{count} weights",
+        "use": f"{card['sampler']}(params, num_data=N, network={card['name']!r}); by default {defaults}",
+        "law": _law(card),
+        "trained": _training(meta),
+        "command": [f"{meta['command']} (at commit {str(meta['commit'])[:10]})", *_afterwards(meta)],
+        "scores": "; ".join(_scores(metrics)) or ("" if tables else "none in the card"),
+        "tables": [f"{name}: {_spreads(numbers)}" for name, numbers in tables.items()],
+        "licence": str(card["licence"]),
+    }
+    lines = [card["name"]]
+    for name, texts in rows.items():
+        for number, text in enumerate([texts] if isinstance(texts, str) else texts):
+            lines += textwrap.wrap(
+                text,
+                _WIDTH,
+                initial_indent=f"  {'' if number else name:<9}",
+                subsequent_indent=" " * 11,
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
+    return "\n".join(lines)
+
+
+def badge_in(card: dict[str, Any]) -> str:
+    """The badge that the weights have at the settings of their card."""
+    group = {**card["defaults"], "temperature": (card["law"] or {}).get("temperature", 1.0)}
+    claims = registered(card["sampler"]).claims_law
+    measured = (card["law"] or {}).get("sha256", "")
+    settings = settings_from_card(card)
+    return badge_of(card["law"], settings, [group], claims_law=claims, sha256=measured)[0]
+
+
+def _form(card: dict[str, Any]) -> str:
+    return f", form {card['form']!r}" if "form" in card else ""
+
+
+def _law(card: dict[str, Any]) -> str:
+    law = card["law"]
+    return "not measured" if law is None else f"{badge_in(card)}; on Gaussians {law['verdict']}: {law['reason']}"
+
+
+def _training(meta: dict[str, Any]) -> str:
+    tasks = meta["tasks"].get("name", "")
+    parts = [f"on the tasks {tasks!r}" if tasks else ""]
+    if "iterations" in meta:
+        parts.append(f"{meta['iterations']} iterations")
+    if "hours" in meta:
+        parts.append(f"{60 * meta['hours']:.0f} minutes")
+    return ", ".join(part for part in parts if part) or "see the card"
+
+
+def _afterwards(meta: dict[str, Any]) -> list[str]:
+    """The commands of what was done with the weights after their training."""
+    steps = (meta.get(name, {}) for name in ("blend", "carried_over", "with_gate", "pruned"))
+    return [f"then {step['command']}" for step in steps if "command" in step]
+
+
+def _spreads(numbers: dict[str, list[float]]) -> str:
+    """Mean ± standard deviation of each column; the mean alone of one seed."""
+    return ", ".join(f"{column} {' ± '.join(f'{value:.4g}' for value in both)}" for column, both in numbers.items())
+
+
+def _scores(metrics: dict[str, Any], before: str = "") -> list[str]:
+    """Each number or list of numbers of a card's metrics, with the names that lead to it."""
+    found: list[str] = []
+    for name, value in metrics.items():
+        where = f"{before}{name}"
+        if isinstance(value, dict):
+            found += _scores(value, f"{where}, ")
+        elif isinstance(value, int | float):
+            found.append(f"{where}: {value:.4g}")
+        elif isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
+            found.append(f"{where}: {', '.join(f'{each:.4g}' for each in value)}")
+    return found

@@ -1,129 +1,85 @@
-"""The named sets of features that L2E's network may see; `learned_samplers.learned.features` computes them."""
+"""The named sets of features that the networks of L2E and its kin may see; `learned.features` computes them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+from learned_samplers.base.operations import scalar_log10
 
 #: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
 AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
+#: d of the running averages v ← d·v + (1−d)·g² of an adaptive set.
+_SECOND_MOMENT_DECAYS = (0.99, 0.999)
+#: d of the averages whose ratios to √v̂ an adaptive set has; the first one is also what the matrix direction is made of.
+_RATIO_DECAYS = (0.9, 0.99)
 
-#: Directions of whole matrices: the orthogonal factor of momentum, momentum whitened by its inputs' covariance, and the
-#: orthogonal factor of that.
-WHOLE = ("orthogonal", "whitened", "orthogonal_whitened")
+#: d of the averages whose length beside the gradient's is in the context: the gradient-to-noise ratio.
+COHERENCE_DECAYS = (0.9, 0.99, 0.999)
 
 
 @dataclass(frozen=True)
 class FeatureSet:
     """A named choice of features; weights are bound to the name, so a name's meaning never changes.
 
-    Raises:
-        ValueError: ``whole`` is unknown, or there is nothing to make it of.
-
-    The rows are: g, θ, r, the running averages of g, each divided by its root mean square over the tensor; then
-    ``adaptive`` (one value a coordinate); then ``context`` (one value a tensor).
+    The rows are: g, θ, r, the running averages of g, each divided by its root mean square over the tensor; the matrix
+    direction; those that are made coordinate by coordinate, ratios of gradient and averages to √v̂ and logarithms of √v̂;
+    then ``context``, one value a tensor.
     """
 
     name: str
-    context: tuple[str, ...] = ()
-    #: d of the running averages v ← d·v + (1−d)·g², kept after the averages of g; with any there are adaptive rows.
-    second_moment_decays: tuple[float, ...] = ()
-    #: d of the running averages m ← d·m + (1−d)·g.
-    average_decays: tuple[float, ...] = AVERAGE_DECAYS
-    #: d of those averages whose ratios to √v̂ are adaptive rows.
-    ratio_decays: tuple[float, ...] = (0.9, 0.99)
-    #: What the last adaptive row is of each whole matrix, one of `WHOLE`, or None; the tensors' shapes are needed then.
-    whole: str | None = None
-    #: d of the average that it is made of.
-    whole_decay: float = 0.9
-    #: Whether it becomes short where the gradients are small beside the prior's pull, see
-    #: `learned_samplers.base.matrices.attenuation`.
-    damped: bool = False
+    #: Whether second moments are kept, adaptive rows made of them, and there is a context.
+    adaptive: bool = False
+    #: Whether there is the matrix direction, the momentum of each matrix whitened and
+    #: made orthogonal, and whether the context tells the run's progress and what is a matrix.
+    matrix: bool = False
+    #: τ of the features t/(t + τ) of the context.
+    times: tuple[int, ...] = ()
+
+    context: tuple[str, ...] = field(init=False)
+    average_decays: tuple[float, ...] = field(init=False, default=AVERAGE_DECAYS)
+    #: d of v, kept after the averages of g.
+    second_moment_decays: tuple[float, ...] = field(init=False)
+    ratio_decays: tuple[float, ...] = field(init=False, default=_RATIO_DECAYS)
+    #: Running averages that the rule keeps for each coordinate.
+    num_averages: int = field(init=False)
+    #: A name for each feature, in order.
+    names: tuple[str, ...] = field(init=False)
+    #: F, the number of features.
+    size: int = field(init=False)
+    #: Whether the network is told how much of the run is over, where that is known.
+    sees_progress: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.whole is None:
-            if self.damped:
-                raise ValueError("damped=True is for a row of whole matrices, got whole=None")
-            return
-        if self.whole not in WHOLE:
-            raise ValueError(f"whole must be None or one of {', '.join(map(repr, WHOLE))}, got {self.whole!r}")
-        if not self.second_moment_decays or self.whole_decay not in self.average_decays:
-            raise ValueError(
-                f"whole={self.whole!r} is an adaptive row of the average at {self.whole_decay:g}: it needs second "
-                f"moments and that average, got {self.second_moment_decays} and {self.average_decays}"
-            )
+        seconds = _SECOND_MOMENT_DECAYS if self.adaptive else ()
+        raw = ("gradient", "parameter", "momentum", *(f"average_{d:g}" for d in AVERAGE_DECAYS))
+        ratios = ("gradient_to_rms", *(f"average_{d:g}_to_rms" for d in _RATIO_DECAYS)) if self.adaptive else ()
+        logs, matrix = tuple(f"log_rms_{d:g}" for d in seconds), ("matrix_direction",) * self.matrix
+        context: tuple[str, ...] = ()
+        if self.adaptive:
+            context = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
+            context += (*(f"log_coherence_{d:g}" for d in COHERENCE_DECAYS), "log_size")
+            context += (*(f"time_{time}" for time in self.times), "log_data")
+            context += ("progress", "has_total", "is_matrix") if self.matrix else ()
+        names = (*raw, *matrix, *ratios, *logs, *context)
+        own = {
+            "context": context,
+            "second_moment_decays": seconds,
+            "num_averages": len(AVERAGE_DECAYS) + len(seconds),
+            "names": names,
+            "size": len(names),
+            "sees_progress": self.matrix,
+        }
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
 
-    @property
-    def adaptive(self) -> tuple[str, ...]:
-        """Names of the adaptive rows: ratios to √v̂ at the first of ``second_moment_decays``, then logarithms of √v̂,
-        then what is made of a whole matrix."""
-        if not self.second_moment_decays:
-            return ()
-        ratios = (f"average_{d:g}_to_rms" for d in self.ratio_decays)
-        logs = (f"log_rms_{d:g}" for d in self.second_moment_decays)
-        damped = "damped_" if self.damped else ""
-        whole = () if self.whole is None else (f"{damped}{self.whole}_{self.whole_decay:g}",)
-        return ("gradient_to_rms", *ratios, *logs, *whole)
-
-    @property
-    def size(self) -> int:
-        """F, the number of features."""
-        return 3 + len(self.average_decays) + len(self.adaptive) + len(self.context)
-
-    @property
-    def num_averages(self) -> int:
-        """Running averages that the rule keeps for each coordinate."""
-        return len(self.average_decays) + len(self.second_moment_decays)
-
-    @property
-    def whole_average(self) -> int:
-        """The row of the averages that it is made of."""
-        return self.average_decays.index(self.whole_decay)
-
-    @property
-    def whitens(self) -> bool:
-        """Whether the rule keeps a covariance of each matrix, see `learned_samplers.base.whitening`."""
-        return self.whole in ("whitened", "orthogonal_whitened")
-
-    @property
-    def sees_progress(self) -> bool:
-        """Whether the network is told how much of the run is over, where that is known."""
-        return "progress" in self.context
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """A name for each feature, in order."""
-        averages = (f"average_{decay:g}" for decay in self.average_decays)
-        return ("gradient", "parameter", "momentum", *averages, *self.adaptive, *self.context)
-
-
-_SECOND_MOMENT_DECAYS = (0.99, 0.999)
-_MAGNITUDES = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
-_COHERENCES = ("log_coherence_0.9", "log_coherence_0.99", "log_coherence_0.999")
-_CONTEXT = (*_MAGNITUDES, *_COHERENCES, "log_size", "time_10", "time_100", "time_1000")
-_RUN = ("time_10", "time_100", "time_1000", "time_10000", "log_data", "progress", "has_total")
-_RUN_CONTEXT = (*_MAGNITUDES, *_COHERENCES, "log_size", *_RUN)
 
 FEATURE_SETS: dict[str, FeatureSet] = {
     each.name: each
     for each in (
         FeatureSet("paper"),
-        FeatureSet("scaled", context=_CONTEXT),
-        FeatureSet("adaptive", _CONTEXT, _SECOND_MOMENT_DECAYS),
-        FeatureSet("adaptive_data", (*_CONTEXT, "log_data"), _SECOND_MOMENT_DECAYS),
-        FeatureSet("adaptive_run", _RUN_CONTEXT, _SECOND_MOMENT_DECAYS),
-        FeatureSet("matrix", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, whole="orthogonal"),
-        FeatureSet("whitened", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, whole="whitened"),
-        FeatureSet(
-            "orthogonal_whitened", (*_RUN_CONTEXT, "is_matrix"), _SECOND_MOMENT_DECAYS, whole="orthogonal_whitened"
-        ),
-        FeatureSet(
-            "damped_orthogonal_whitened",
-            (*_RUN_CONTEXT, "is_matrix"),
-            _SECOND_MOMENT_DECAYS,
-            whole="orthogonal_whitened",
-            damped=True,
-        ),
-        FeatureSet("lean", _RUN_CONTEXT, (0.99,), (0.9, 0.99, 0.999), ratio_decays=(0.9, 0.99, 0.999)),
+        FeatureSet("adaptive", adaptive=True, times=(10, 100, 1000)),
+        FeatureSet("matrix", adaptive=True, matrix=True, times=(10, 100, 1000, 10000)),
     )
 }
 
@@ -149,3 +105,41 @@ def check_total_steps(total_steps: int | None, feature_set: str) -> None:
             f"total_steps is for a feature set with the progress of the run ({serving}), got {total_steps} with "
             f"feature_set={feature_set!r}"
         )
+
+
+# Logarithms are flat below these mean squares, so that a dead tensor gives a finite feature: of gradients, whose scale
+# is unknown, and of dimensionless quantities and parameters.
+TINY, SMALL = 1e-16, 1e-8
+#: Brings natural logarithms of magnitudes to the scale of the other features.
+LOG_SCALE = 0.25
+
+
+def logarithms(named: FeatureSet, squares: Any, momentum: Any, *, lr: Any, num_data: Any, time: Any) -> list[Any]:
+    """Squares whose logarithm, times ½·`LOG_SCALE`, is in the context: (..., 1, S) each, of tensors or of arrays.
+
+    Args:
+        squares: means over each tensor of the squares of g, θ and the averages of g, (..., 2 + K, S).
+        momentum: that of r, (..., 1, S).
+        time: updates done, with this one.
+    """
+    gradient, parameter = squares[..., :1, :], squares[..., 1:2, :]
+    found = [
+        gradient * (lr * num_data) + SMALL,
+        parameter + SMALL,
+        momentum + SMALL,
+        (momentum * (lr / num_data) + SMALL**2) / (parameter + SMALL),
+    ]
+    for d in COHERENCE_DECAYS:
+        i = 2 + named.average_decays.index(d)
+        found.append((squares[..., i : i + 1, :] / (1 - d**time) ** 2 + TINY) / (gradient + TINY))
+    return found
+
+
+def constants(named: FeatureSet, *, num_data: Any, time: Any, total_steps: int | None) -> list[Any]:
+    """The features of the context that are the same for all tensors, between those of its size and its shape."""
+    # 0 at a thousand training points, 1 at a million.
+    found = [*[time / (time + each) for each in named.times], scalar_log10(num_data) / 3 - 1]
+    if named.matrix:  # the share of the run that is over before its ``time``-th step, and whether it has an end
+        share = 0.0 if total_steps is None else min((time - 1) / total_steps, 1.0)
+        found += [share, float(total_steps is not None)]
+    return found

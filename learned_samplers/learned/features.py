@@ -1,32 +1,42 @@
-"""What L2E's network sees of each coordinate, computed over flat buffers with any leading batch axes.
+"""What a network sees of each weight of a chain, and the network on it.
 
-Feature-major layout, (..., F, d): a tensor's mean square is a reduction along the last axis, and a layer of the network
-is one batched product W·X without a transpose.
+Everything lies in flat buffers with any leading axes, feature by feature, (..., F, d): a tensor's mean square is a
+reduction along the last axis, a layer of the network one batched product W·X without a transpose.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learned_samplers.base.operations import scalar_log10
+from learned_samplers.base import matrices, whitening
 from learned_samplers.base.segments import Segments, constant
-from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
-from learned_samplers.learned.narrow import narrow_update_
-from learned_samplers.learned.whole_matrices import prior_decay, whole_direction
+from learned_samplers.learned.feature_sets import (
+    AVERAGE_DECAYS,
+    LOG_SCALE,
+    TINY,
+    FeatureSet,
+    constants,
+    feature_set_named,
+    logarithms,
+)
+from learned_samplers.learned.native.kernel import CompiledChain, takes
+from learned_samplers.learned.network import Phi, outputs_of, through
 
 #: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
 FLOOR = 1e-5
-# Logarithms are flat below these mean squares, so that a dead tensor gives a finite feature: of gradients, whose scale
-# is unknown, and of dimensionless quantities and parameters.
-_TINY, _SMALL = 1e-16, 1e-8
-# Brings natural logarithms of magnitudes to the scale of the other features.
-_LOG_SCALE = 0.25
 _RATIO_BOUND = 8.0
 _LOG_RATIO_FLOOR = 1e-10
+# Coordinates, of all members together, whose features are made at a time.
+_PIECE_ON_CPU, _PIECE_ON_GPU = 1 << 14, 1 << 22
+
+#: Averages or covariances of a chain: one flat buffer with leading axes, or in place a tensor for each parameter.
+Kept = Tensor | Sequence[Tensor]
 
 
 def features(
@@ -41,78 +51,42 @@ def features(
     num_data: Any = None,
     step: Any = 0,
     total_steps: int | None = None,
-    prior_precision: Any = None,
-    whitening: Tensor | None = None,
+    direction: Tensor | None = None,
 ) -> Tensor:
     """The features of every coordinate, (..., F, d).
 
     "paper": g, θ, r and six running averages of g, each x·rsqrt(1e-5 + mean x²) with the mean over the tensor (the
-    paper says "l2 norm 1"; the published code does this). The magnitudes are lost. The richer sets give them back as
-    logarithms, constant over a tensor (t = step + 1, ε = √(lr/N), ‖·‖ root mean square over the tensor):
+    paper says "l2 norm 1"; the published code does this). The magnitudes are lost. The richer sets give them back
+    (t = step + 1, ε = √(lr/N), ‖·‖ root mean square over the tensor):
 
-    - "scaled": the nine, and ¼ of log‖ε·N·g‖ (the kick, in units of the momentum), of log‖θ‖, and of the coherence
-      log(‖m_d‖/((1−dᵗ)·‖g‖)) at d = .9, .99, .999 (½·log((1−d)/(1+d)) means pure noise: the gradient-to-noise ratio);
-      log₁₀(size)/3 − 1; t/(t+τ) at τ = 10, 100, 1000; ¼ of log‖r‖ and of log(ε‖r‖/‖θ‖).
     - "adaptive": also, with v̂ the bias-corrected average of g² at d = .99: g/√v̂, m_.9/√v̂ and m_.99/√v̂ (bias-corrected,
-      held to ±8), and ¼·log(√v̂/‖√v̂‖) at d = .99 and .999, coordinate by coordinate.
-    - "adaptive_data": also log₁₀(N)/3 − 1, the same everywhere: how much there is to memorise.
-    - "adaptive_run": also t/(t+τ) at τ = 10,000, and after the rest (t − 1)/``total_steps`` held to 1 ("progress", the
-      share of the run that is over) and 1 ("has_total"), or 0 and 0 where the length of the run is not known.
-    - "matrix": "adaptive_run" and, as the last adaptive row, the orthogonal factor of the momentum of each whole matrix
-      (`learned_samplers.base.matrices`), with "is_matrix" as the last of the context: 0 for biases and the like.
-    - "whitened": the same with `learned_samplers.base.whitening` in the place of the orthogonal factor.
-    - "orthogonal_whitened": with the orthogonal factor of that.
-    - "damped_orthogonal_whitened": with that factor times ‖m‖/√(‖m‖² + ‖λθ/N‖²), m the average that it is made of: it
-      becomes short where the gradients are small beside the prior's pull.
-    - "lean": what four running averages can give, m at d = .9, .99 and .999 and v at .99: the three m and g over √v̂,
-      the logarithm at .99, and the context of "adaptive_run".
+      held to ±8), and ¼·log(√v̂/‖√v̂‖) at d = .99 and .999, coordinate by coordinate. Constant over a tensor: ¼ of
+      log‖ε·N·g‖ (the kick, in units of the momentum), of log‖θ‖, log‖r‖ and log(ε‖r‖/‖θ‖), and of the coherence
+      log(‖m_d‖/((1−dᵗ)·‖g‖)) at d = .9, .99, .999 (½·log((1−d)/(1+d)) means pure noise: the gradient-to-noise ratio);
+      log₁₀(size)/3 − 1; t/(t+τ) at τ = 10, 100, 1000; log₁₀(N)/3 − 1.
+    - "matrix": also the matrix direction, the momentum of each matrix whitened and made orthogonal
+      (`learned_samplers.base.matrices.directions`), before the adaptive rows; and constant over a tensor t/(t+τ) at
+      τ = 10,000; (t − 1)/``total_steps`` held to 1 ("progress", the share of the run that is over) and 1 ("has_total"),
+      or 0 and 0 where the length of the run is not known; 1 where it is a matrix ("is_matrix").
 
     Args:
         parameter, momentum, gradient: (..., d), θ less the prior's mean, the gradient of the mean minibatch loss.
         averages: (..., K, d), already updated with ``gradient`` (`update_averages`).
-        segments: the tensors in the flat axis; for "matrix" and the sets that whiten with their shapes.
+        segments: the tensors in the flat axis; for "matrix" with their shapes.
         feature_set: a set, or its name.
         lr, num_data, step: learning rate, N, and updates done before this one; the paper's set uses none of them.
         total_steps: length of the run, or None where it is not known.
-        prior_precision: λ, of a set that is damped.
-        whitening: (..., w), the covariances, already updated with ``gradient`` (`update_whitening`), of sets that
-            whiten.
+        direction: (..., d), of "matrix".
 
     Raises:
-        ValueError: there is no feature set of that name, or it needs shapes that ``segments`` do not have, or λ.
+        ValueError: there is no feature set of that name.
     """
-    named = feature_set_named(feature_set)
-    run = dict(lr=lr, num_data=num_data, step=step, total_steps=total_steps, prior_precision=prior_precision)
-    scale = TensorScales(parameter, gradient, averages, segments, named, **run, whitening=whitening)
-    return scale.with_momentum(momentum).window(0, segments.total)
+    run = dict(lr=lr, num_data=num_data, step=step, total_steps=total_steps, direction=direction)
+    scales = Scales(parameter, gradient, averages, segments, feature_set_named(feature_set), **run)
+    return scales.with_momentum(momentum).window(0, segments.total)
 
 
-def data_feature(num_data: Any) -> Any:
-    """The feature "log_data", log₁₀(N)/3 − 1: 0 at a thousand, 1 at a million training points."""
-    return scalar_log10(num_data) / 3 - 1
-
-
-def progress_feature(time: Any, total_steps: int | None) -> Any:
-    """The feature "progress", the share of the run that is over before its ``time``-th step; 0 where it has no end."""
-    if total_steps is None:
-        return 0.0
-    share = (time - 1) / total_steps
-    return share.clamp(max=1.0) if isinstance(share, Tensor) else min(share, 1.0)
-
-
-def begin_late_(averages: Tensor, mean_square: Tensor, feature_set: str | FeatureSet, step: int) -> None:
-    """Let the second moments of a tensor that joins after ``step`` updates begin as if all had had this gradient.
-
-    v_d ← (1 − dᵗ)·mean(g²): the correction by 1/(1 − dᵗ) is the chain's, and from zeros the tensor would be taken for
-    one of tiny gradients, and move too far (or get too small a mass). Means of gradients may begin at zero.
-
-    Args:
-        averages: of the tensor, (K, *shape), all zero.
-        mean_square: of its first gradient, one number.
-    """
-    named = feature_set_named(feature_set)
-    for row, decay in zip(averages[len(named.average_decays) :], named.second_moment_decays, strict=True):
-        row.add_(mean_square, alpha=1 - decay**step)
+# ------------------------------------------------------------------------------------------- running averages
 
 
 def update_averages(
@@ -127,7 +101,7 @@ def update_averages(
     """m_d ← d·m_d + (1−d)·g, and v_d ← d·v_d + (1−d)·g² where the set keeps any; no bias correction.
 
     ``averages`` is (..., K, d) with the m first, ``gradient`` (..., d). New averages, or with ``in_place`` the same.
-    Averages in bfloat16 stay so, and are rounded as `learned_samplers.learned.narrow` says, by step and tensor.
+    Averages in bfloat16 stay so, and are rounded by step and tensor as `_rounded` says.
 
     Raises:
         ValueError: averages in bfloat16 and a gradient that is differentiated, which rounding does not allow.
@@ -139,16 +113,9 @@ def update_averages(
         if torch.is_grad_enabled() and (averages.requires_grad or gradient.requires_grad):
             raise ValueError("averages in bfloat16 cannot be differentiated through: keep them in float32")
         averages = averages if in_place else averages.clone()
+        whole = segments or Segments((gradient.shape[-1],))
         for i, (row, decay) in enumerate(zip(averages.unbind(-2), decays, strict=True)):
-            narrow_update_(
-                row,
-                gradient,
-                1 - decay,
-                square=i >= k,
-                number=i,
-                step=step,
-                segments=segments or Segments((gradient.shape[-1],)),
-            )
+            _update_rounded_(row, gradient, 1 - decay, square=i >= k, number=i, step=step, segments=whole)
         return averages
     if in_place:
         # Average by average, for the gradient as many times as there are averages is as large as they are.
@@ -166,18 +133,66 @@ def update_averages(
     return torch.cat([first, torch.lerp(averages[..., k:, :], gradient.square(), weights[k:])], -2)
 
 
-class TensorScales:
+def begin_late_(averages: Tensor, mean_square: Tensor, feature_set: str | FeatureSet, step: int) -> None:
+    """Let the second moments of a tensor that joins after ``step`` updates begin as if all had had this gradient.
+
+    v_d ← (1 − dᵗ)·mean(g²): the correction by 1/(1 − dᵗ) is the chain's, and from zeros the tensor would be taken for
+    one of tiny gradients, and move too far. Means of gradients may begin at zero.
+
+    Args:
+        averages: of the tensor, (K, *shape), all zero.
+        mean_square: of its first gradient, one number.
+    """
+    named = feature_set_named(feature_set)
+    for row, decay in zip(averages[len(named.average_decays) :], named.second_moment_decays, strict=True):
+        row.add_(mean_square, alpha=1 - decay**step)
+
+
+# Odd numbers far from any ratio of small ones, for coordinates, averages and steps; coordinates rounded at a time.
+_COORDINATE, _AVERAGE, _STEP, _ROUNDED_AT_ONCE = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 1 << 16
+
+
+def _update_rounded_(
+    row: Tensor, gradient: Tensor, share: float, *, square: bool, number: int, step: Any, segments: Segments
+) -> None:
+    """row ← row + share·(g − row), or of g², rounded to bfloat16, in place; ``row`` is the average of that number."""
+    for start, stop in pairwise(segments.edges):
+        for first in range(0, stop - start, _ROUNDED_AT_ONCE):
+            part = slice(start + first, min(start + first + _ROUNDED_AT_ONCE, stop))
+            g = gradient[..., part]
+            new = torch.lerp(row[..., part].to(g.dtype), g * g if square else g, share)
+            row[..., part] = _rounded(new.float(), first, number, step)
+
+
+def _rounded(x: Tensor, first: int, number: int, step: Any) -> Tensor:
+    """Float32 to bfloat16, for coordinates from ``first`` on of a tensor, so that roundings add up to nothing.
+
+    A slow average moves by less than bfloat16 resolves: rounding to the nearest number would stop it. What is rounded
+    away is compared with a number that takes all values in turn as the steps go by: up as often as the remainder is
+    large, and right in the mean.
+    """
+    at = torch.arange(first, first + x.shape[-1], device=x.device) * _COORDINATE
+    threshold = ((at + (number * _AVERAGE + step * _STEP % (1 << 32))) % (1 << 32)) >> 16
+    bits = x.contiguous().view(torch.int32) + threshold.to(torch.int32)
+    return (bits & -65536).view(torch.float32).to(torch.bfloat16)
+
+
+# ------------------------------------------------------------------------------------------- the features
+
+
+class Scales:
     """Statistics of whole tensors that the features of their coordinates need; computes the features window by window.
 
-    A window of a few hundred coordinates stays in the processor's cache, from the raw values to the network's output.
-    ``exact`` is the average that the row of whole matrices is made of, where ``averages`` have it rounded.
+    Args:
+        direction: (..., d), the matrix direction of a set that has one.
+        others: see `features`.
     """
 
     def __init__(
         self,
         parameter: Tensor,
         gradient: Tensor,
-        averages: Tensor,
+        averages: Any,
         segments: Segments,
         named: FeatureSet,
         *,
@@ -185,32 +200,20 @@ class TensorScales:
         num_data: Any,
         step: Any,
         total_steps: int | None = None,
-        prior_precision: Any = None,
-        whitening: Tensor | None = None,
-        exact: Tensor | None = None,
+        direction: Tensor | None = None,
     ):
         self.parameter, self.gradient, self.averages = parameter, gradient, averages
-        self.segments, self.named = segments, named
-        # In double precision, for 1 − dᵗ is a small difference; as a scalar it leaves the features' dtype alone.
-        self.time = (step.double() if isinstance(step, Tensor) else step) + 1
+        self.segments, self.named, self.direction = segments, named, direction
+        self.time = step + 1
         self.lr, self.num_data, self.total_steps = lr, num_data, total_steps
-        self.matrices = () if named.whole is None else segments.matrices
         k = len(named.average_decays)
         squares = [segments.mean_square(x).unsqueeze(-2) for x in (gradient, parameter)]
         self.mean_squares = torch.cat([*squares, segments.mean_square(averages[..., :k, :], gradient.dtype)], -2)
-        #: The rows `FeatureSet.adaptive`, (..., A, d), made when they are first needed.
-        self.adaptive: Tensor | None = None
-        #: The row that is made of whole matrices, (..., d).
-        self.whole: Tensor | None = None
-        if named.whole is not None:
-            average = averages[..., named.whole_average, :] if exact is None else exact
-            decay = prior_decay(named, prior_precision, num_data)
-            self.whole = whole_direction(named, average, gradient, segments, whitening, parameter, decay)
-        if named.second_moment_decays:
-            self.mean_seconds = segments.mean(averages[..., k:, :], gradient.dtype)
+        if named.adaptive:  # what second moments are multiplied by before their logarithm
+            self.log_factors = 1 / (segments.mean(averages[..., k:, :], gradient.dtype) + TINY)
 
-    def with_momentum(self, momentum: Tensor) -> TensorScales:
-        """A copy with another momentum (each of the two passes has its own)."""
+    def with_momentum(self, momentum: Tensor) -> Scales:
+        """These with another momentum (each of the two passes has its own)."""
         self.momentum = momentum
         square = self.segments.mean_square(momentum).unsqueeze(-2)
         gradient_parameter, averages = self.mean_squares[..., :2, :], self.mean_squares[..., 2:, :]
@@ -219,86 +222,196 @@ class TensorScales:
             self.context = self._context(square)
         return self
 
-    def held(self, parameter: Tensor, momentum: Tensor) -> TensorScales:
+    def held(self, parameter: Tensor, momentum: Tensor) -> Scales:
         """The features of another θ and r with these statistics held fixed, for derivatives by coordinate."""
         other = copy.copy(self)
         other.parameter, other.momentum = parameter, momentum
-        return other
-
-    def part(self, part: slice) -> TensorScales:
-        """The same for a range of coordinates, where there is only one tensor."""
-        other = self.held(self.parameter[..., part], self.momentum[..., part])
-        other.gradient, other.averages, other.adaptive = self.gradient[..., part], self.averages[..., part], None
-        other.whole = None if self.whole is None else self.whole[..., part]
-        other.segments = Segments((other.gradient.shape[-1],))
         return other
 
     def window(self, start: int, stop: int) -> Tensor:
         """The features of the coordinates from ``start`` to ``stop``, (..., F, stop − start)."""
         part, k = slice(start, stop), len(self.named.average_decays)
         three = [x[..., part].unsqueeze(-2) for x in (self.gradient, self.parameter, self.momentum)]
-        averages = self.averages[..., :k, part].to(self.gradient.dtype)
-        rows = torch.cat([*three, averages], -2) * self.segments.expand(self.factors, start, stop)
-        more = []
+        averages = self.averages[..., part].to(self.gradient.dtype)
+        rows = [torch.cat([*three, averages[..., :k, :]], -2) * self._spread(self.factors, start, stop)]
+        if self.direction is not None:
+            rows.append(self.direction[..., part].unsqueeze(-2))
         if self.named.adaptive:
-            if self.adaptive is None:
-                self.adaptive = self._adaptive_rows()
-            more.append(self.adaptive[..., part])
+            rows += self._adaptive(averages, start, stop)
         if self.named.context:
-            context = self.segments.expand(self.context, start, stop)
-            more.append(context.expand(*context.shape[:-1], stop - start))
-        return torch.cat([rows, *more], -2) if more else rows
+            context = self._spread(self.context, start, stop)
+            rows.append(context.expand(*context.shape[:-1], stop - start))
+        return torch.cat(rows, -2) if len(rows) > 1 else rows[0]
 
-    def _adaptive_rows(self) -> Tensor:
-        """The rows `FeatureSet.adaptive`, (..., A, d), made once: small operations cost more than memory."""
+    def _spread(self, x: Tensor, start: int, stop: int) -> Tensor:
+        return self.segments.expand(x, start, stop) if stop > start else x[..., :1]
+
+    def _adaptive(self, averages: Tensor, start: int, stop: int) -> list[Tensor]:
+        """The rows of an adaptive set that are made coordinate by coordinate."""
         decays, t = self.named.average_decays, self.time
-        k = len(decays)
-        averages = self.averages.to(self.gradient.dtype)
-        seconds = averages[..., k:, :]
-        inverse = torch.rsqrt(seconds[..., 0, :] / (1 - self.named.second_moment_decays[0] ** t) + _TINY)
-        ratios = [self.gradient * inverse]
+        seconds = averages[..., len(decays) :, :]
+        inverse = torch.rsqrt(seconds[..., 0, :] / (1 - self.named.second_moment_decays[0] ** t) + TINY)
+        ratios = [self.gradient[..., start:stop] * inverse]
         for d in self.named.ratio_decays:
             ratios.append(averages[..., decays.index(d), :] * (inverse / (1 - d**t)))
         # The bias correction drops out of a ratio of two averages at one d.
-        relative = seconds * self.segments.expand(1 / (self.mean_seconds + _TINY))
-        logs = 0.5 * _LOG_SCALE * torch.log(relative + _LOG_RATIO_FLOOR)
-        rows = [torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs]
-        if self.whole is not None:
-            rows.append(self.whole.unsqueeze(-2))
-        return torch.cat(rows, -2)
+        relative = seconds * self._spread(self.log_factors, start, stop)
+        logs = 0.5 * LOG_SCALE * torch.log(relative + _LOG_RATIO_FLOOR)
+        return [torch.stack(ratios, -2).clamp(-_RATIO_BOUND, _RATIO_BOUND), logs]
 
     def _context(self, momentum: Tensor) -> Tensor:
         """The rows of the context of every tensor, (..., E, S); ``momentum`` is its mean square (..., 1, S)."""
-        gradient, parameter = self.mean_squares[..., :1, :], self.mean_squares[..., 1:2, :]
-        lr, num_data, t = self.lr, self.num_data, self.time
-        logs: list[Tensor] = []
-        constants: list[Any] = []
-        for name in self.named.context:
-            kind, _, number = name.rpartition("_")
-            if name == "log_kick":
-                logs.append(gradient * (lr * num_data) + _SMALL)
-            elif name == "log_parameter":
-                logs.append(parameter + _SMALL)
-            elif name == "log_momentum":
-                logs.append(momentum + _SMALL)
-            elif name == "log_displacement":
-                logs.append((momentum * (lr / num_data) + _SMALL**2) / (parameter + _SMALL))
-            elif kind == "log_coherence":
-                i, d = 2 + self.named.average_decays.index(float(number)), float(number)
-                logs.append((self.mean_squares[..., i : i + 1, :] / (1 - d**t) ** 2 + _TINY) / (gradient + _TINY))
-            elif name == "log_size":
-                constants.append(torch.log10(constant(self.segments.lengths, gradient)) / 3 - 1)
-            elif name == "is_matrix":
-                constants.append(constant(tuple(float(min(sides) > 1) for sides in self.matrices), gradient))
-            elif kind == "time":
-                constants.append(t / (t + float(number)))
-            elif name == "progress":
-                constants.append(progress_feature(t, self.total_steps))
-            elif name == "has_total":
-                constants.append(float(self.total_steps is not None))
-            else:
-                constants.append(data_feature(num_data))
-        size = constant(self.segments.lengths, gradient)
-        rest = torch.stack([torch.zeros_like(size) + value for value in constants], -2)
-        logarithms = 0.5 * _LOG_SCALE * torch.log(torch.cat(logs, -2))
-        return torch.cat([logarithms, rest.expand(*gradient.shape[:-2], -1, -1)], -2)
+        run, like = dict(num_data=self.num_data, time=self.time), self.mean_squares
+        logs = torch.log(torch.cat(logarithms(self.named, like, momentum, lr=self.lr, **run), -2))
+        rows = [torch.log10(constant(self.segments.lengths, like)) / 3 - 1]
+        rows += [torch.zeros_like(rows[0]) + x for x in constants(self.named, total_steps=self.total_steps, **run)]
+        if self.named.matrix:
+            rows.append(constant(tuple(float(min(sides) > 1) for sides in self.segments.matrices), like))
+        rest = torch.stack(rows).expand(*like.shape[:-2], -1, -1)
+        return torch.cat([0.5 * LOG_SCALE * logs, rest], -2)
+
+
+# ------------------------------------------------------------------------------------------- the network on a chain
+
+
+class NetworkOnChain:
+    """The network at one state of the chain; called with the momentum, once a pass.
+
+    The second pass computes the first layer anew, though only the momentum has changed: to keep it takes 32·d floats.
+
+    Args:
+        phi: its layers.
+        chain: what it sees, and what computes: torch, or compiled code.
+        output_bound: B, or None.
+        normalised: None, or what the second output is multiplied by after it was divided by its root mean square over
+            the tensor.
+    """
+
+    def __init__(self, phi: Phi, chain: Scales | CompiledChain, output_bound: float | None, normalised: Any = None):
+        self.phi, self.chain, self.output_bound, self.normalised = phi, chain, output_bound, normalised
+
+    def __call__(self, momentum: Tensor, heads: tuple[int, ...] = (0, 1)) -> tuple[Tensor, ...]:
+        """The outputs ``heads`` at every coordinate, (..., d) each: of (α, β), or of a gate's (α, β·exp γ)."""
+        if isinstance(self.chain, CompiledChain):
+            outputs = self.chain.outputs(*self._layers(heads), momentum, self.output_bound)
+        else:
+            outputs = self._of(self.chain.with_momentum(momentum), heads)
+        if self.normalised is None or 1 not in heads:
+            return outputs
+        segments = self.chain.segments
+        factor = torch.rsqrt(segments.mean_square(outputs[-1]) + FLOOR) * self.normalised
+        self._factor = segments.expand(factor) if momentum.shape[-1] else factor
+        return (*outputs[:-1], outputs[-1] * self._factor)
+
+    def held(self, parameter: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
+        """The outputs at another θ and r, with the scales of the tensors as they were in the last call of torch's."""
+        assert isinstance(self.chain, Scales)
+        outputs = self._of(self.chain.held(parameter, momentum), (0, 1))
+        return outputs if self.normalised is None else (outputs[0], outputs[1] * self._factor)
+
+    def _layers(self, heads: tuple[int, ...]) -> tuple[Phi, bool]:
+        """The layers with the last one's rows for these heads, and whether the last of them is a gate."""
+        *hidden, (weight, bias) = self.phi
+        gated = weight.shape[-2] == 3 and 1 in heads
+        rows = slice(heads[0], 3 if gated else heads[-1] + 1)
+        return [*hidden, (weight[..., rows, :], bias[..., rows])], gated
+
+    def _of(self, scales: Scales, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
+        layers, gated = self._layers(heads)
+        total, members = scales.parameter.shape[-1], max(scales.parameter[..., :1].numel(), 1)
+        size = max((_PIECE_ON_CPU if scales.parameter.is_cpu else _PIECE_ON_GPU) // members, 128)
+        # (A process may hold nothing of a tensor that is sharded, and takes part in its statistics.)
+        starts = range(0, max(total, 1), size)
+        pieces = [through(layers, scales.window(start, min(start + size, total))) for start in starts]
+        y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+        return outputs_of(y, self.output_bound, gated=gated)
+
+
+def network_at(
+    phi: Phi,
+    parameter: Tensor,
+    gradient: Tensor,
+    averages: Kept,
+    segments: Segments,
+    *,
+    settings: Any,
+    lr: Any,
+    num_data: Any,
+    step: Any,
+    prior_precision: Any = None,
+    covariances: Kept | None = None,
+    normalised: Any = None,
+    in_place: bool = False,
+) -> tuple[NetworkOnChain, tuple[Tensor, ...]]:
+    """The network at a state of the chain, and its averages (and covariances) updated with the gradient.
+
+    Here it is decided whether compiled code computes: where it takes the tensors, and may write in place.
+
+    Args:
+        averages: (..., K, d), or in place (K, *shape) for each tensor.
+        covariances: (..., w) or likewise, where the feature set has a matrix direction.
+        settings: say what the network sees and how its outputs are bounded.
+        normalised: that of `NetworkOnChain`.
+        in_place: write into averages and covariances.
+    """
+    named = feature_set_named(settings.feature_set)
+    kept = [averages] if isinstance(averages, Tensor) else averages
+    run = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps)
+    rounded = named.matrix and kept[0].dtype != gradient.dtype
+    ahead = _unrounded(averages, gradient, segments) if rounded else None
+    compiled, flat = None, averages
+    if in_place and takes(phi, [parameter, gradient, *kept], segments):
+        compiled = CompiledChain(parameter, gradient, averages, segments, named, **run)
+    elif isinstance(averages, Tensor):
+        flat = averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
+    else:
+        flat = torch.cat([x.reshape(len(x), -1) for x in averages], -1)
+        fresh = not torch.compiler.is_compiling()  # which does not follow a change in place
+        flat = update_averages(flat, gradient, named, in_place=fresh, step=step, segments=segments)
+        for x, piece in zip(averages, flat.split([x[0].numel() for x in averages], -1), strict=True):
+            x.copy_(piece.reshape(x.shape))
+    matrix_rows: list[Tensor] | None = None
+    if named.matrix:
+        slopes = segments.as_matrices(gradient)
+        covariances, states = _update_covariances(covariances, gradient, slopes, segments, step, in_place)
+        rows = zip(ahead or _rows(averages, segments), slopes, strict=True)
+        decay = prior_precision / num_data if settings.attenuated else 0.0
+        ahead = [torch.lerp(m, g, 1 - _MATRIX_DECAY) for m, g in rows]
+        matrix_rows = matrices.directions(ahead, states, segments.as_matrices(parameter), decay)
+    chain: Scales | CompiledChain
+    if compiled is None:
+        direction = None if matrix_rows is None else torch.cat([row.flatten(-2) for row in matrix_rows], -1)
+        chain = Scales(parameter, gradient, flat, segments, named, direction=direction, **run)
+    else:
+        chain, compiled.direction = compiled, matrix_rows and [row.contiguous() for row in matrix_rows]
+    network = NetworkOnChain(phi, chain, settings.output_bound, normalised)
+    return network, (averages,) if covariances is None else (averages, covariances)
+
+
+# d of the average that the matrix direction is made of, d·m + (1−d)·g, which looks a step ahead; and its row.
+_MATRIX_DECAY = 0.9
+_MATRIX_AVERAGE = AVERAGE_DECAYS.index(_MATRIX_DECAY)
+
+
+def _rows(averages: Kept, segments: Segments) -> list[Tensor]:
+    """Those rows of every tensor, as matrices."""
+    if isinstance(averages, Tensor):
+        return segments.as_matrices(averages[..., _MATRIX_AVERAGE, :])
+    return [x[_MATRIX_AVERAGE].reshape(sides) for x, sides in zip(averages, segments.matrices, strict=True)]
+
+
+def _unrounded(averages: Kept, gradient: Tensor, segments: Segments) -> list[Tensor]:
+    """Of averages in bfloat16, not yet updated: those rows after this gradient, before they are rounded."""
+    rows, slopes = _rows(averages, segments), segments.as_matrices(gradient)
+    return [torch.lerp(m.to(g.dtype), g, 1 - _MATRIX_DECAY) for m, g in zip(rows, slopes, strict=True)]
+
+
+def _update_covariances(
+    covariances: Kept | None, gradient: Tensor, slopes: list[Tensor], segments: Segments, step: Any, in_place: bool
+) -> tuple[Kept, Sequence[Tensor]]:
+    """The covariances as they were given, updated, and those of every tensor."""
+    if covariances is None or isinstance(covariances, Tensor):
+        flat = whitening.update_whitening(covariances, gradient, segments, step, in_place=in_place)
+        return flat, whitening.flat_states(flat, segments)
+    whitening.update_whitening_(covariances, slopes, step)
+    return covariances, covariances

@@ -13,15 +13,13 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.checks import check_sampler
 from learned_samplers.learned.badge import EARNING
 from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.flat_buffers import gather
-from learned_samplers.learned.l2e.measures import assumption_violation, term_contributions, term_effects
-from learned_samplers.learned.l2e.optimizer import L2E
-from learned_samplers.learned.l2e.report import flat_states
-from learned_samplers.learned.sampler import LearnedSampler
+from learned_samplers.learned.l2e import L2E
+from learned_samplers.learned.measures import assumption_violation, flat_states, term_contributions, term_effects
+from learned_samplers.learned.sampler import LearnedSampler, gather
 
 #: Steps after which `l2e_law` looks at the terms.
 STEPS = 200
-_OF_THE_CHAIN = ("parameter", "gradient", "momentum", "averages", "whitening", "step")
+_OF_THE_CHAIN = ("parameter", "gradient", "momentum", "averages", "covariances", "step")
 
 
 def measured_at(sampler: LearnedSampler) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def gaussian_law(
 def _shape(sampler: LearnedSampler, coordinates: int) -> tuple[int, ...]:
     """Of so many coordinates, as the sampler's network wants to see them."""
     sees = FEATURE_SETS.get(getattr(getattr(sampler, "settings", None), "feature_set", ""))
-    if sees is None or sees.whole is None:
+    if sees is None or not sees.matrix:
         return (coordinates,)
     rows = math.isqrt(coordinates)
     return rows, math.ceil(coordinates / rows)
@@ -119,7 +117,7 @@ def l2e_law(
         spread = [(group["temperature"] / (k + group["prior_precision"])) ** 0.5 for k in curvatures]
         shape = law["shape"]
         params = [(torch.randn(shape) * s).requires_grad_() for s in spread]
-        start = gather(params).detach()
+        start = gather(params).detach().clone()
         slope = torch.tensor(curvatures).repeat_interleave(math.prod(shape)) / group["num_data"]
         sampler = make(params)
         for _ in range(STEPS + 1):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, TypedDict
 
@@ -12,10 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.whitening import update_whitening
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
-from learned_samplers.learned.features import FLOOR, TensorScales, update_averages
-from learned_samplers.learned.whole_matrices import unrounded
+from learned_samplers.learned.native import kernel
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
 Phi = Sequence[tuple[Tensor, Tensor]]
@@ -40,11 +39,6 @@ class RuleArguments(TypedDict):
     temperature: Any
     prior_precision: Any
     momentum_decay: Any
-
-
-# On a CPU a block's widest activation should stay in the second-level cache: 8 members × 32 units × 512 coordinates
-# × 4 bytes = 512 KiB. Measured at d = 29,000, P = 8, one core: 9.3 ms a pass in such blocks, 17.6 ms unblocked.
-_CACHE_BYTES = 512 * 1024
 
 
 def build_network(
@@ -139,56 +133,6 @@ def unflatten(vector: Tensor, shapes: Sequence[tuple[int, int]]) -> Phi:
     return phi
 
 
-def apply_network(
-    phi: Phi, x: Tensor, *, output_bound: float | None = None, heads: tuple[int, ...] = (0, 1)
-) -> tuple[Tensor, ...]:
-    """The network on every coordinate: ReLU between the layers, x ↦ (α, β).
-
-    Args:
-        phi: layers; the last one has two outputs, α and β, or also γ, and then β·exp(γ) is given, γ held to ±6.
-        x: features, (..., F, d). ``phi`` has x's leading axes, or none and is then shared.
-        output_bound: B > 0 replaces an output y by B·tanh(y/B); None leaves it as it is.
-        heads: the outputs to compute, (0, 1) for (α, β).
-
-    Returns:
-        One tensor (..., d) for each of ``heads``.
-    """
-    size = _block_size(phi, x[..., 0, :])
-    return _outputs(phi, x.split(size, -1), output_bound, heads)
-
-
-def raw_outputs(phi: Phi, scales: TensorScales, rows: slice) -> tuple[Tensor, ...]:
-    """Some of the network's outputs on every coordinate, (..., d) each, with neither bound nor gate."""
-    *hidden, (weight, bias) = phi
-    layers = [*hidden, (weight[..., rows, :], bias[..., rows])]
-    y = torch.cat([through(layers, block) for block in _blocks(phi, scales)], -1)
-    return y.unbind(-2)
-
-
-def _blocks(phi: Phi, scales: TensorScales) -> Iterator[Tensor]:
-    """The features of all coordinates, as many at a time as fit the cache."""
-    total, size = scales.parameter.shape[-1], _block_size(phi, scales.parameter)
-    return (scales.window(start, min(start + size, total)) for start in range(0, total, size))
-
-
-def _outputs(
-    phi: Phi, blocks: Iterable[Tensor], output_bound: float | None, heads: tuple[int, ...]
-) -> tuple[Tensor, ...]:
-    *hidden, (weight, bias) = phi
-    gated = weight.shape[-2] == 3 and 1 in heads
-    rows = slice(heads[0], 3 if gated else heads[-1] + 1)
-    layers = [*hidden, (weight[..., rows, :], bias[..., rows])]
-    outputs = [through(layers, block) for block in blocks]
-    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-    main = y[..., :-1, :] if gated else y
-    if output_bound is not None:
-        main = output_bound * torch.tanh(main / output_bound)
-    *others, last = main.unbind(-2)
-    if gated:
-        last = last * y[..., -1, :].clamp(-GATE_BOUND, GATE_BOUND).exp()
-    return (*others, last)
-
-
 def through(layers: Phi, x: Tensor) -> Tensor:
     """Layer after layer with ReLU between: x is (..., F, d), or (F, d), and may be any features."""
     for i, (weight, bias) in enumerate(layers):
@@ -206,96 +150,76 @@ def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     return torch.matmul(weight, x) + bias
 
 
-def _block_size(phi: Phi, row: Tensor) -> int:
-    """Coordinates that go through the network at a time; ``row`` is one feature, (..., d)."""
-    if row.device.type != "cpu":
-        return max(row.shape[-1], 1)
-    width = max(weight.shape[-2] for weight, _ in phi)
-    members = row[..., 0].numel()
-    return max(_CACHE_BYTES // (width * members * row.element_size()), 128)
+def outputs_of(y: Tensor, output_bound: float | None = None, *, gated: bool = False) -> tuple[Tensor, ...]:
+    """The outputs (..., d) in the rows of y: held to B·tanh(y/B), the last one times exp(γ) where γ lies behind it."""
+    main = y[..., :-1, :] if gated else y
+    if output_bound is not None:
+        main = output_bound * torch.tanh(main / output_bound)
+    *others, last = main.unbind(-2)
+    if gated:
+        last = last * y[..., -1, :].clamp(-GATE_BOUND, GATE_BOUND).exp()
+    return (*others, last)
 
 
-class NetworkOnChain:
-    """The network at one state of the chain; called with the momentum, once a pass.
+def apply_network(phi: Phi, x: Tensor, *, output_bound: float | None = None) -> tuple[Tensor, ...]:
+    """The network on every coordinate: ReLU between the layers, x ↦ (α, β).
 
-    The second pass computes the first layer anew. Only the momentum has changed, but to add its part to a layer that
-    was kept costs 2.1 ms (at d = 29,000, P = 8), to compute the layer 3.0, and to keep it 32·P·d floats of memory.
+    Args:
+        phi: layers; the last one has two outputs, α and β, or also γ, and then β·exp(γ) is given, γ held to ±6.
+        x: features, (..., F, d). ``phi`` has x's leading axes, or none and is then shared.
+        output_bound: B > 0 replaces an output y by B·tanh(y/B); None leaves it as it is.
+
+    Returns:
+        One tensor (..., d) for each output.
     """
-
-    def __init__(self, phi: Phi, scales: TensorScales, output_bound: float | None, normalised: Any = None):
-        """``normalised``: None, or what the second output is multiplied by after it was divided by its root mean square
-        over the tensor."""
-        self.phi, self.scales, self.output_bound, self.normalised = phi, scales, output_bound, normalised
-
-    def __call__(self, momentum: Tensor, heads: tuple[int, ...] = (0, 1)) -> tuple[Tensor, ...]:
-        outputs = self._of(self.scales.with_momentum(momentum), heads)
-        if self.normalised is None or 1 not in heads:
-            return outputs
-        self._factor = self._scale_of(outputs[-1])
-        return (*outputs[:-1], outputs[-1] * self._factor)
-
-    def _scale_of(self, output: Tensor) -> Tensor:
-        segments = self.scales.segments
-        return segments.expand(torch.rsqrt(segments.mean_square(output) + FLOOR) * self.normalised)
-
-    def in_pieces(
-        self, momentum: Tensor, size: int, heads: tuple[int, ...] = (0, 1)
-    ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-        """The outputs for one tensor (d,), block by block; a block's state may change once its outputs are returned.
-
-        Outputs that are normalised over a tensor of several blocks are computed twice: to keep them would take as much
-        memory as the tensor does.
-        """
-        total, scales = momentum.shape[-1], self.scales.with_momentum(momentum)
-        parts = [slice(start, min(start + size, total)) for start in range(0, total, size)]
-        factor: Any = None
-        if self.normalised is not None and 1 in heads:
-            norms = [torch.linalg.vector_norm(self._of(scales.part(part), (1,))[0]) for part in parts]
-            # (A process may hold nothing of a tensor that is sharded, and takes part in its statistics.)
-            norm = torch.linalg.vector_norm(torch.stack([momentum.new_zeros(()), *norms]), keepdim=True)
-            factor = torch.rsqrt(scales.segments.from_norms(norm) + FLOOR) * self.normalised
-        for part in parts:
-            outputs = self._of(scales.part(part), heads)
-            yield part, outputs if factor is None else (*outputs[:-1], outputs[-1] * factor)
-
-    def held(self, parameter: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
-        """The outputs at another θ and r, with the scales of the tensors as they were in the last call."""
-        outputs = self._of(self.scales.held(parameter, momentum), (0, 1))
-        return outputs if self.normalised is None else (outputs[0], outputs[1] * self._factor)
-
-    def _of(self, scales: TensorScales, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
-        return _outputs(self.phi, _blocks(self.phi, scales), self.output_bound, heads)
+    return outputs_of(through(phi, x), output_bound, gated=phi[-1][0].shape[-2] == 3)
 
 
-def network_at(
-    phi: Phi,
-    parameter: Tensor,
-    gradient: Tensor,
-    averages: Tensor,
-    segments: Segments,
-    *,
-    settings: Any,
-    lr: Any,
-    num_data: Any,
-    step: Any,
-    prior_precision: Any = None,
-    whitening: Tensor | None = None,
-    normalised: Any = None,
-    in_place: bool = False,
-) -> tuple[NetworkOnChain, tuple[Tensor, ...]]:
-    """The network at a state of the chain, and its averages (and covariances) updated with the gradient.
+def value_and_slopes(
+    phi: Phi, rows: Sequence[Tensor], wanted: Sequence[int], *, output_bound: float | None = None
+) -> tuple[Tensor, ...]:
+    """A network with one output on every coordinate, and its derivatives in the inputs ``wanted``, (..., d) each.
 
-    ``averages`` are (..., K, d); ``whitening`` is (..., w) where the feature set has any, see `features`;
-    ``settings`` say what it sees and how its outputs are bounded; ``normalised`` is that of `NetworkOnChain`;
-    ``in_place`` writes into both.
+    By compiled code where it takes the tensors, else by automatic differentiation, through which gradients flow.
+
+    Args:
+        phi: with the leading axes of the rows, or none.
+        rows: the network's inputs, (..., d) each.
     """
-    named = feature_set_named(settings.feature_set)
-    exact = unrounded(named, averages, gradient)
-    averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
-    at = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps, prior_precision=prior_precision)
-    kept: tuple[Tensor, ...] = (averages,)
-    if named.whitens:
-        whitening = update_whitening(whitening, gradient, segments, step, in_place=in_place)
-        kept = averages, whitening
-    scales = TensorScales(parameter, gradient, averages, segments, named, **at, whitening=whitening, exact=exact)
-    return NetworkOnChain(phi, scales, settings.output_bound, normalised), kept
+    if kernel.takes(phi, rows):
+        return kernel.value_and_slopes(phi, rows, wanted, output_bound)
+
+    def value(*moved: Tensor) -> Tensor:
+        at = dict(zip(wanted, moved, strict=True))
+        x = torch.stack([at.get(i, row) for i, row in enumerate(rows)], -2)
+        return outputs_of(through(phi, x), output_bound)[0]
+
+    if not wanted:
+        return (value(),)
+    found, pull = torch.func.vjp(value, *(rows[i] for i in wanted))[:2]
+    return found, *pull(torch.ones_like(found))
+
+
+def check_forward(network: nn.Module) -> None:
+    """Raise ValueError if a module of the user's own class computes something else than its layers with ReLU between.
+
+    The rules read the ``nn.Linear`` layers and never call the module. One without a ``forward`` just holds them.
+    """
+    if type(network).forward in (nn.Sequential.forward, nn.Module.forward):
+        return  # of the first `layers_of` sees the layers themselves
+    stream, copied = torch.Generator().manual_seed(0), copy.deepcopy(network).to("cpu", torch.float64)
+    with torch.no_grad():
+        phi = layers_of(copied)
+        for part in (part for pair in phi for part in pair):  # a last layer of zeros would hide what lies before it
+            part.add_(torch.randn(part.shape, generator=stream, dtype=part.dtype))
+        x = torch.randn(phi[0][0].shape[1], 16, generator=stream, dtype=torch.float64)
+        expected = through(phi, x).T
+        try:
+            found = copied(x.T)
+        except Exception as error:
+            raise ValueError(f"network's forward fails on features (16, {len(x)}): {error}") from error
+    if getattr(found, "shape", None) != expected.shape or not torch.allclose(found, expected):
+        raise ValueError(
+            f"network's forward must be its nn.Linear layers in the order in which they were made, with ReLU between "
+            f"them and nothing else, for that is what a step computes; {type(network).__name__} gives something else"
+        )

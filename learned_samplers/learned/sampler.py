@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,21 +14,19 @@ from learned_samplers.base import validation as check
 from learned_samplers.base.guards.precision import working_dtype
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.step import GroupInputs
-from learned_samplers.base.whitening import RootSteps, initial_whitening
-from learned_samplers.base.whitening import state_shape as whitening_shape
+from learned_samplers.base.step import GroupInputs, blocks
 from learned_samplers.learned.badge import HEURISTIC, badge_of
-from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.flat_buffers import gather, scatter, together
-from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of
-from learned_samplers.learned.network_check import check_forward
+from learned_samplers.learned.network import Phi, check_forward, flatten, layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings, differences
 from learned_samplers.learned.weights import resolve
-from learned_samplers.learned.whole_matrices import warn_if_slow
 
 #: The learned samplers by the name of their class, which is their name in cards and on the command line too. A subclass
 #: of `LearnedSampler` with a `settings_class` of its own is here as soon as its module is imported.
 REGISTRY: dict[str, type[LearnedSampler]] = {}
+
+# Small tensors are updated together, up to so many coordinates: copies of them are all that a step in place needs
+# besides the state.
+_AT_ONCE_ON_CPU, _AT_ONCE_ON_GPU = 1 << 19, 1 << 22
 
 
 class LearnedSampler(Sampler):
@@ -45,12 +43,16 @@ class LearnedSampler(Sampler):
     claims_law: ClassVar[bool] = False
     needs_master_in_float16 = True
     hyperparameters: ClassVar[tuple[str, ...]] = ("lr", "num_data", "temperature", "prior_precision", "momentum_decay")
+    #: The update of flat buffers: (parameter, gradient, noise, momentum, …) ↦ (parameter, momentum, …), with ``phi``,
+    #: ``segments``, ``settings`` and one value for each of `hyperparameters`. What comes behind the momentum it may be
+    #: told to change ``in_place``, and is then given as a tensor for each parameter.
+    flat_rule: ClassVar[Callable[..., tuple[Any, ...]]]
+    #: Keywords of `flat_rule` in a step of the optimizer.
+    in_place: ClassVar[dict[str, Any]] = {}
+    #: The shipped weights that ``network="default"`` means.
+    default_network: ClassVar[str | None] = None
     #: The settings in use, of the whole sampler; lr, temperature and the like stand in the parameter groups.
     settings: LearnedSettings
-    #: State tensors that keep several rows a coordinate: name → K; they have shape (K, *parameter.shape).
-    rows: dict[str, int]
-    #: When the roots of covariances were made, where the feature set whitens.
-    roots: RootSteps
     #: The network in use; its ``nn.Linear`` layers in order are the weights.
     network: nn.Module
     #: The card of the weights, {} if they came without one.
@@ -71,19 +73,16 @@ class LearnedSampler(Sampler):
     def __init__(self, params: Any, given: dict[str, Any], *, generator: torch.Generator | None = None):
         """``given`` are a subclass's arguments: the network, the settings (None: by default), the groups' defaults."""
         network, settings = given.pop("network"), given.pop("settings")
-        own = {name: given.pop(name, None) for name in self.settings_class.names()}
-        if settings is not None:
-            self._check_settings(settings, own)
-            own = settings.as_dict()
-        else:
-            # What is asked of the weights is checked before their file is read.
-            self.settings_class.given(**{name: own[name] for name in ("form", "feature_set") if name in own})
+        own = {name: given.pop(name) for name in self.settings_class.names() if name in given}
+        own = self.settings_class.asked(settings, **own)
         if isinstance(network, str) and network == "default":
-            check.number_of_data(given["num_data"])
-            network = self._shipped(own, given["num_data"])
+            network = self._shipped(own)
         asked = {name: own[name] for name in ("form", "feature_set") if name in own}
         module, self.card = resolve(network, self.settings_class, **asked)
-        self.settings = settings or self.settings_class.from_card(self.card, **own)
+        self.settings = self.settings_class.from_card(self.card, **own)
+        if isinstance(settings, LearnedSettings):
+            self.settings = settings
+        self._settled()
         self._fresh = module is None
         if module is None:
             module = self.settings.fresh_network(generator=torch.Generator().manual_seed(0))
@@ -97,7 +96,6 @@ class LearnedSampler(Sampler):
             given[name] = value if given[name] is None else given[name]
         if given["lr"] is None:
             raise ValueError(self._without_lr())
-        self.rows, self.roots = self._rows(), RootSteps()
         super().__init__(params, given, generator=generator)
         first = self.param_groups[0]["params"][0]
         weight = phi[0][0]
@@ -105,36 +103,16 @@ class LearnedSampler(Sampler):
         if (weight.dtype, weight.device) != (dtype, first.device):
             module = copy.deepcopy(module).to(dtype=dtype, device=first.device)
         self.network = module
-        self._warn_if_slow()
 
-    def _warn_if_slow(self) -> None:
-        sees = FEATURE_SETS.get(getattr(self.settings, "feature_set", ""))
-        if sees is not None:
-            warn_if_slow([p for group in self.param_groups for p in group["params"]], type(self).__name__, sees)
+    def _shipped(self, own: dict[str, Any]) -> str | None:
+        """The name of the shipped weights that ``network="default"`` means with these settings, None for fresh ones."""
+        return self.default_network
 
-    def _check_settings(self, settings: Any, own: dict[str, Any]) -> None:
-        if not isinstance(settings, self.settings_class):
-            raise TypeError(f"settings must be {self.settings_class.__name__}, got {type(settings).__name__}")
-        for name, value in own.items():
-            if value is not None:
-                raise ValueError(f"{name}={value!r} cannot be given beside settings=, which has a {name} of its own")
-
-    def _shipped(self, own: dict[str, Any], num_data: float) -> str | None:
-        """The name of the shipped weights that ``network="default"`` means for so many data, None for fresh ones."""
-        return None
+    def _settled(self) -> None:
+        """What a subclass makes of its settings before the parameters are looked at."""
 
     def _without_lr(self) -> str:
         return "lr must be given: the network comes without a card that recommends one, got None"
-
-    def _rows(self) -> dict[str, int]:
-        return {}
-
-    def flat_rule(self, *tensors: Any, phi: Phi, segments: Segments, **hyper: Any) -> tuple[Tensor, ...]:
-        """The update of flat buffers, out of place: (parameter, gradient, noise, state…) ↦ (parameter, state…).
-
-        ``hyper`` has ``settings`` and one value for each of `hyperparameters`, as the pure rules take them.
-        """
-        raise NotImplementedError
 
     def rule(
         self, parameter: Tensor, gradient: Tensor, noise: Tensor | None, *state: Tensor, **hyper: Any
@@ -145,7 +123,7 @@ class LearnedSampler(Sampler):
             parameter.reshape(-1),
             gradient.reshape(-1),
             None if noise is None else noise.reshape(-1),
-            *(self._flat_state(name, [tensor]) for name, tensor in zip(self.state_names, state, strict=True)),
+            *(self.flat_state(name, [tensor]) for name, tensor in zip(self.state_names, state, strict=True)),
             phi=self._phi(parameter),
             segments=Segments.of([parameter]),
             **hyper,
@@ -200,71 +178,59 @@ class LearnedSampler(Sampler):
     # ---------------------------------------------------------------- the step
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        """Apply `flat_rule` to all tensors of a group that can share a buffer at once."""
-        params, hyper = inputs.params, self.hyper(group)
-        for p in params:  # all of it, before any noise is drawn
+        """Apply `flat_rule` to all tensors of a group, as many at a time as share a buffer."""
+        self._make_state(group, inputs)
+        self._advance(inputs, (), **self.hyper(group))
+
+    def _make_state(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        """All of it, before any noise is drawn."""
+        for p in inputs.params:
             for name in self.state_names:
                 self.state_of(group, p, name)
+
+    def _advance(self, inputs: GroupInputs, lead: Sequence[int], **hyper: Any) -> None:
+        for chosen in self._batches(inputs.params):
+            params, gradients = [inputs.params[i] for i in chosen], [inputs.gradients[i] for i in chosen]
+            noise = self.noise_for(params, hyper)
+            momenta, *kept = [[self.state[p][name] for p in params] for name in self.state_names]
+            theta = gather(params, lead)
+            segments = Segments.of(params) if self.parts is None else self.parts.segments(params[0])
+            if lead:
+                segments = Segments(tuple([n // lead[0] for n in segments.lengths]))
+            moved, momentum, *_ = self.flat_rule(
+                theta,
+                gather(gradients, lead),
+                None if noise is None else gather(noise, lead),
+                gather(momenta, lead),
+                *kept,
+                phi=self._phi(theta),
+                segments=segments,
+                **self.in_place,
+                **hyper,
+            )
+            scatter(moved, params)
+            scatter(momentum, momenta)
+
+    def _batches(self, params: list[Tensor]) -> Iterator[list[int]]:
+        """Tensors that are updated together, by position."""
+        if self.parts is not None:  # one by one in all processes, which exchange each one's statistics
+            yield from ([i] for i in range(len(params)))
+            return
         for alike in together(params):
-            chosen = [params[i] for i in alike]
-            self.advance_flat(chosen, [inputs.gradients[i] for i in alike], self.noise_for(chosen, hyper), hyper)
+            limit = _AT_ONCE_ON_CPU if params[alike[0]].is_cpu else _AT_ONCE_ON_GPU
+            for block in blocks([params[i] for i in alike], limit):
+                yield alike[block]
 
-    def advance_flat(
-        self, params: list[Tensor], gradients: list[Tensor], noise: list[Tensor] | None, hyper: dict[str, Any]
-    ) -> None:
-        """Apply `flat_rule` to some tensors of one dtype and device, laid end to end, and write the results back."""
-        segments = Segments.of(params)
-        states = [[self.state[p][name] for p in params] for name in self.state_names]
-        after = self.flat_rule(
-            gather(params),
-            gather(gradients),
-            None if noise is None else gather(noise),
-            *(self._flat_state(name, tensors) for name, tensors in zip(self.state_names, states, strict=True)),
-            phi=self._phi(params[0]),
-            segments=segments,
-            **hyper,
-        )
-        moved, *changed = after
-        scatter(moved, params, segments)
-        for name, tensors, buffer in zip(self.state_names, states, changed, strict=True):
-            scatter(buffer, tensors, [tensor.numel() // self.rows.get(name, 1) for tensor in tensors])
-
-    def keep_roots(self, params: list[Tensor], step: Any) -> None:
-        """After a step: make the roots of covariances that the rule has not made for long.
-
-        Raises:
-            RuntimeError: inside ``torch.compile``, where nothing can be kept by the step: a parameter has no gradient.
-        """
-        if torch.compiler.is_compiling():
-            if any(p.grad is None for group in self.param_groups for p in group["params"] if p.requires_grad):
-                raise RuntimeError(
-                    f"{type(self).__name__} whitens, and a parameter has no gradient: take the step outside of "
-                    "torch.compile"
-                )
-        else:
-            self.roots.after(int(step), params, (self.state[p]["whitening"] for p in params))
-
-    def bookmark(self) -> Callable[[], None]:
-        return self.roots.bookmark()
-
-    def _flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
-        lead = (self.rows[name],) if name in self.rows else ()
-        return torch.cat([tensor.reshape(*lead, -1) for tensor in tensors], -1)
+    def flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
+        """A state of some tensors laid end to end, behind the axes that it has before the parameter's."""
+        return gather(tensors)
 
     def _phi(self, like: Tensor) -> Phi:
         return [(w.to(like), b.to(like)) for w, b in layers_of(self.network)]
 
-    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
-        if name == "whitening":
-            return initial_whitening(p)
-        if name in self.rows:
-            return p.new_zeros(self.state_shape(name, p))
-        return super().initial_state(group, p, name)
-
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
-        if name == "whitening":
-            return whitening_shape(p.shape)
-        return (self.rows[name], *p.shape) if name in self.rows else tuple(p.shape)
+        """Of the state tensor of that name."""
+        return tuple(p.shape)
 
     def hyper(self, group: dict[str, Any], *, keep_tensors: bool = False) -> dict[str, Any]:
         return {**super().hyper(group, keep_tensors=keep_tensors), "settings": self.settings}
@@ -282,30 +248,14 @@ class LearnedSampler(Sampler):
         """As `Sampler.state_dict`, with the settings as plain values and a SHA-256 of the network's weights."""
         saved = super().state_dict()
         saved["sampler"]["network"] = self.fingerprint()
-        irregular = self.roots.irregular(self.step_count)
-        if irregular:
-            saved["sampler"]["roots"] = {i: irregular[p] for _, p, i in self.indexed(saved) if p in irregular}
         return saved
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume bit for bit, as `Sampler.load_state_dict`.
-
-        Raises:
-            ValueError: also if the state is of a chain with another network or other settings. Nothing has changed.
-        """
-        self.validate_saved(state_dict)
-        super().load_state_dict(state_dict)
-        known = state_dict["sampler"].get("roots", {})
-        saved = {p: known[i] for _, p, i in self.indexed(state_dict) if i in known}
-        self.roots = RootSteps()
-        self.roots.resume(self.step_count, saved, (p for p, own in self.state.items() if "whitening" in own))
 
     def validate_header(self, header: dict[str, Any]) -> None:
         super().validate_header(header)
         theirs, ours = header.get("network"), self.fingerprint()
         if not isinstance(theirs, dict):
             raise ValueError(f"state_dict does not say which network it is of: network is {theirs!r:.60}")
-        saved, own = self.settings.completed(theirs.get("settings", {})), ours["settings"]
+        saved, own = theirs.get("settings", {}), ours["settings"]
         for name in differences(own, saved):
             raise ValueError(
                 f"state_dict is of a chain with other settings: {name} is {saved.get(name)!r} there, "
@@ -318,5 +268,41 @@ class LearnedSampler(Sampler):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("network", "settings", "rows", "roots", "card", "_fresh")}
+        own = {name: getattr(self, name) for name in ("network", "settings", "card", "_fresh")}
         return {**super().__getstate__(), **own}
+
+
+# -------------------------------------------------------------------- flat buffers
+
+
+def gather(tensors: Sequence[Tensor], lead: Sequence[int] = ()) -> Tensor:
+    """Tensors laid end to end, (*lead, d), where all of them have the leading axes ``lead``; of one perhaps a view."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(*lead, -1)
+    if lead:
+        return torch.cat([tensor.reshape(*lead, -1) for tensor in tensors], -1)
+    return torch._C._nn.flatten_dense_tensors(list(tensors))
+
+
+def scatter(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Write a flat buffer (*lead, d) back into the tensors it was gathered from."""
+    if len(tensors) == 1 and not torch.compiler.is_compiling() and flat.data_ptr() == tensors[0].data_ptr():
+        return  # a view, changed in place
+    if flat.dim() == 1:
+        pieces = torch._C._nn.unflatten_dense_tensors(flat, list(tensors))
+    else:
+        members = flat[..., 0].numel()
+        pieces = [
+            piece.reshape(x.shape)
+            for x, piece in zip(tensors, flat.split([x.numel() // members for x in tensors], -1), strict=True)
+        ]
+    torch._foreach_copy_(list(tensors), list(pieces))
+
+
+def together(params: Sequence[Tensor]) -> list[list[int]]:
+    """Groups of tensors that can share a buffer, by position: one dtype, one device; empty tensors are left out."""
+    by_kind: dict[Any, list[int]] = {}
+    for i, p in enumerate(params):
+        if p.numel():
+            by_kind.setdefault((p.dtype, p.device), []).append(i)
+    return list(by_kind.values())

@@ -1,7 +1,7 @@
 """The settings of a learned sampler: what its update needs besides lr, N, temperature, prior and momentum decay.
 
 Each rule has one frozen dataclass, which holds the defaults and the checks. The optimizer's keywords, the inner loop of
-meta-training, the fused kernels, the measures, the command line and the weight card all read it.
+meta-training, the measures, the command line and the weight card all read it.
 """
 
 from __future__ import annotations
@@ -56,12 +56,6 @@ class LearnedSettings:
     hidden: ClassVar[tuple[int, ...]] = (32, 32)
     #: What a last layer of zeros makes of the sampler.
     at_zero: ClassVar[str] = "the update is that of SGHMC"
-    #: Settings that a measured law does not depend on: another value does not cost the badge.
-    law_stands_for_any: ClassVar[tuple[str, ...]] = ()
-
-    #: Settings that were not there in an earlier version, and what it did.
-    added: ClassVar[dict[str, Any]] = {}
-
     feature_set: str = ""
 
     @property
@@ -86,6 +80,37 @@ class LearnedSettings:
     def names(cls) -> tuple[str, ...]:
         """The settings that this sampler has."""
         return tuple(each.name for each in fields(cls))
+
+    @classmethod
+    def asked(cls, settings: Any, **keywords: Any) -> dict[str, Any]:
+        """What a sampler's ``settings=`` and keywords ask for, by name; of keywords None asks for nothing.
+
+        Args:
+            settings: None, a dict of some settings (the card's and the defaults are the others), or all of them in an
+                instance of this class.
+
+        Raises:
+            ValueError, TypeError: ``settings`` is something else, or a setting is named twice; see also `given`.
+        """
+        keywords = {name: value for name, value in keywords.items() if value is not None}
+        if settings is None:
+            named: dict[str, Any] = {}
+        elif isinstance(settings, cls):
+            named = settings.as_dict()
+        elif isinstance(settings, dict):
+            named = settings
+            for name in named:
+                if name not in cls.names():
+                    raise ValueError(f"settings: {name} does not belong to {cls.sampler}, got {named[name]!r}")
+        else:
+            raise TypeError(f"settings must be {cls.__name__} or a dict, got {type(settings).__name__}")
+        for name, value in keywords.items():
+            if name in named:
+                raise ValueError(f"{name}={value!r} cannot be given beside settings=, which has a {name} of its own")
+        if not isinstance(settings, cls):
+            # What is asked of the weights is checked before their file is read.
+            cls.given(**{name: named.get(name, keywords.get(name)) for name in _AT_THE_TOP if name in cls.names()})
+        return {**named, **keywords}
 
     @classmethod
     def given(cls, **values: Any) -> Self:
@@ -119,11 +144,6 @@ class LearnedSettings:
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["in_card"]}
         top = {name: own.pop(name) for name in _AT_THE_TOP if name in own}
         return {"sampler": self.sampler, **top, "features": list(self.features), "scales": own}
-
-    @classmethod
-    def completed(cls, saved: dict[str, Any]) -> dict[str, Any]:
-        """What `as_dict` gave, perhaps in an earlier version, with the settings that were `added` since."""
-        return {**cls.added, **saved}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for state dicts and checkpoints."""

@@ -11,19 +11,51 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import reprlib
 from collections import OrderedDict
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from learned_samplers.base import validation
 from learned_samplers.base.files import write_atomically
-from learned_samplers.learned.cards import FORMAT, VERSION, brought_up_to_date, check_card
-from learned_samplers.learned.network import layers_of, shapes_of
-from learned_samplers.learned.network_check import check_forward
+from learned_samplers.learned.network import check_forward, layers_of, shapes_of
 from learned_samplers.learned.settings import LearnedSettings
+
+FORMAT = "learned-samplers network weights"
+VERSION = 1
+
+#: What a card must say, and of what type. ``sampler`` is the name of its class, ``feature_set`` that of the network's
+#: inputs, and ``features`` are these in order; where the sampler has forms, ``form`` stands beside them. ``scales`` are
+#: the sampler's arguments that the weights were trained with, ``defaults`` the ``lr`` and ``momentum_decay`` that are
+#: recommended with them, or one of the two or neither. ``learned`` and ``chosen`` say in a sentence each what
+#: meta-training found (how many numbers, on what, for how long) and what a person chose.
+#: ``law`` is what was measured of the invariant law, None before it was; ``badge`` is its summary for readers, which
+#: no program believes (see `learned_samplers.learned.badge`).
+CARD_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "learned": str,
+    "chosen": str,
+    "sampler": str,
+    "feature_set": str,
+    "features": list,
+    "scales": dict,
+    "defaults": dict,
+    "badge": str,
+    "law": (dict, type(None)),
+    "meta_training": dict,
+    "curve": list,
+    "metrics": dict,
+    "licence": str,
+}
+#: What ``meta_training`` must say: None where it is not known.
+META_TRAINING_FIELDS = ("tasks", "horizon", "estimator", "seed", "commit", "command")
+_FILLED_IN = ("format", "version", "layers", "sha256")
 
 #: Where the weights lie that ship with the package: in the package ``pretrained``, beside this one.
 SHIPPED = Path(__file__).resolve().parents[2] / "pretrained"
@@ -44,7 +76,7 @@ def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any])
     Args:
         path: of the weights, ending in ``.safetensors``; the card is written beside it.
         network: its ``nn.Linear`` layers in order are saved, in float32.
-        card: the fields of `cards.CARD_FIELDS`; format, version, layers and checksum are filled in.
+        card: the fields of `CARD_FIELDS`; format, version, layers and checksum are filled in.
 
     Raises:
         ValueError, TypeError: the card misses a field or has a wrong one, or a weight is not finite.
@@ -65,16 +97,21 @@ def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any])
         raise ValueError(f"network must have finite weights, {broken[0]} has not")
     # One entry: safetensors writes several in random order, and the same network must give the same file.
     data = to_bytes(tensors, metadata={"format": f"{FORMAT}{_VERSION_MARK}{VERSION}"})
+    weights = sum(tensor.numel() for tensor in tensors.values())
     filled = {
         "format": FORMAT,
         "version": VERSION,
         "law": None,
+        "learned": f"All {weights} weights of the network, as meta_training says.",
+        "chosen": "The features, the scales, and the update around the network.",
         **card,
         "layers": [list(shape) for shape in shapes_of(layers_of(network))],
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     check_card("card", filled)
-    text = json.dumps(filled, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    text = json.dumps(filled, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    # A list of numbers or words in one line.
+    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
     write_atomically(path, data)
     write_atomically(card_path(path), text.encode())
 
@@ -140,7 +177,6 @@ def load_card(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{file}: not a card, for it is nested too deeply") from error
     except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise ValueError(f"{file}: truncated or not JSON ({error})") from error
-    card = brought_up_to_date(card)
     try:
         check_card(str(file), card)
     except TypeError as error:
@@ -233,9 +269,50 @@ def _tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
     size = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
     name, _, version = metadata.get("format", "").partition(_VERSION_MARK)
-    version = version or metadata.get("version")  # an entry of its own in older files
     if name != FORMAT:
         raise ValueError(f"{path}: not a file of {FORMAT} (its format is {metadata.get('format')!r})")
     if version != str(VERSION):
         raise ValueError(f"{path}: version {version!r} cannot be read, only {VERSION}")
     return tensors
+
+
+def check_card(where: str, card: Any) -> None:
+    """Raise ValueError or TypeError, with ``where`` before the message, unless a card has all fields it must have."""
+    if not isinstance(card, dict):
+        raise TypeError(f"{where}: a card must be a JSON object, got {type(card).__name__}")
+    if card.get("format") != FORMAT:
+        raise ValueError(f"{where}: not a card of {FORMAT} (its format is {card.get('format')!r})")
+    if card.get("version") != VERSION:
+        raise ValueError(f"{where}: version {card.get('version')!r} cannot be read, only {VERSION}")
+    missing = [key for key in (*CARD_FIELDS, *_FILLED_IN) if key not in card]
+    if missing:
+        raise ValueError(f"{where}: the card lacks {', '.join(missing)}")
+    for key, kind in CARD_FIELDS.items():
+        if not isinstance(card[key], kind):
+            raise TypeError(f"{where}: the card's {key} must be of type {kind}, got {card[key]!r}")
+    _check_defaults(f"{where}: the card's defaults", card["defaults"])
+    missing = [key for key in META_TRAINING_FIELDS if key not in card["meta_training"]]
+    if missing:
+        raise ValueError(f"{where}: the card's meta_training lacks {', '.join(missing)}")
+    layers = card["layers"]
+    whole = isinstance(layers, list) and layers and all(_is_shape(shape) for shape in layers)
+    if not whole or any(a[0] != b[1] for a, b in pairwise(layers)):
+        raise ValueError(f"{where}: the card's layers must be [out, in] pairs that fit each other, got {layers!r}")
+    if len(card["features"]) != layers[0][1]:
+        raise ValueError(
+            f"{where}: the card names {len(card['features'])} features, the first layer takes {layers[0][1]}"
+        )
+    if not isinstance(card["sha256"], str):
+        raise TypeError(f"{where}: the card's sha256 must be a string, got {card['sha256']!r}")
+
+
+def _check_defaults(where: str, defaults: dict[str, Any]) -> None:
+    checks: dict[str, Any] = {"lr": validation.positive, "momentum_decay": partial(validation.fraction, open_left=True)}
+    for name, value in defaults.items():
+        if name not in checks:
+            raise ValueError(f"{where} must be of {' and '.join(checks)} alone, got {name}={value!r}")
+        checks[name](f"{where}: {name}", value)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 0 < n < 10_000 for n in value)

@@ -6,10 +6,9 @@ and says how a flat vector of meta-parameters becomes its network. The trainer k
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,7 +41,7 @@ class MemberStep:
         state: what the rule keeps, see `SamplerRule.state_names`.
         segments: where each tensor begins in the flat axis.
         hyper: of the sampler.
-        step: steps taken before, a number or (captured) a zero-dimensional tensor.
+        step: steps taken before, a number.
         loss: mean minibatch loss of each member (P,), where the rule needs it.
         hessian_product: w ↦ ∂²L/∂θ²·w of that loss, (P, d) ↦ (P, d), where the rule needs it.
     """
@@ -76,13 +75,6 @@ class SamplerRule:
     needs_hessian: ClassVar[bool] = False
     #: Whether it needs `MemberStep.loss`.
     needs_loss: ClassVar[bool] = False
-    #: Whether `update` also takes ``step`` as a zero-dimensional tensor and `draws_noise` is the same at every step, so
-    #: that one captured step is every step (see `meta_tasks.inner_loop.step`).
-    capturable: bool = True
-    #: Whether it can begin anew in each of several cycles, see `in_cycles`.
-    begins_anew: ClassVar[bool] = False
-    #: Of a rule that `in_cycles` gave, steps after which the inner loop forgets its state and counts from 0 again.
-    restart_every: int | None = None
 
     def specification(self) -> dict[str, Any]:
         """Plain values that say which sampler the meta-parameters belong to, for checkpoints and weight cards."""
@@ -91,18 +83,6 @@ class SamplerRule:
     def for_run(self, steps: int, *keys: int | str) -> SamplerRule:
         """The rule for one run of so many steps; ``keys`` fix what it draws for the run, if it draws anything."""
         return self
-
-    def in_cycles(self, length: int, exploration: int) -> Self:
-        """The rule for a run that begins anew every ``length`` steps, from its weights, and explores in the first ones.
-
-        Raises:
-            ValueError: it is no rule that can.
-        """
-        if not self.begins_anew:
-            raise ValueError(f"{self.name} has no cycles, L2E has")
-        other = copy.copy(self)
-        other.restart_every, other.capturable = length, False
-        return other
 
     def initial_weights(self, seed: int) -> Tensor:
         """Meta-parameters (n,) of the untrained sampler."""

@@ -33,7 +33,6 @@ class CyclicalRule(SamplerRule):
 
     name = "CyclicalSGMCMC"
     state_names = ("momentum",)
-    capturable = False
 
     def __init__(self, cycle_length: int, exploration_ratio: float = 0.8) -> None:
         self.cycle_length, self.exploration_ratio = cycle_length, exploration_ratio

@@ -7,10 +7,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from learned_samplers.learned.l2e.measures import output_grids
-from learned_samplers.learned.meta_sgmcmc.corrections import Fields
-from learned_samplers.learned.meta_sgmcmc.network import split_meta_network
-from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings
+from learned_samplers.learned.measures import output_grids
+from learned_samplers.learned.meta_fields import Fields, split_meta_network
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings
 from learned_samplers.learned.network import Phi
 
 __all__ = ["meta_contours", "output_contours"]

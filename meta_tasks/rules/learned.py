@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from learned_samplers.learned.feature_sets import feature_set_named
+from learned_samplers.learned.cards import settings_from_card
 from learned_samplers.learned.features import features, update_averages
-from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_mean, l2e_kinetic_rule
-from learned_samplers.learned.l2e.measures import term_contributions
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
-from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
-from learned_samplers.learned.native.kinetic import half_step
-from learned_samplers.learned.native.meta_sgmcmc import can_meta_step, meta_step_flat_
+from learned_samplers.learned.kinetic import KineticSettings, kinetic_mean, l2e_kinetic_rule
+from learned_samplers.learned.l2e import L2ESettings, l2e_rule
+from learned_samplers.learned.measures import term_contributions
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.network import apply_network
-from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
-from learned_samplers.learned.registry import settings_from_card
+from learned_samplers.learned.preconditioned import PreconditionedSettings, l2e_precond_rule
 from meta_tasks.rules.base import arguments_of
 from meta_tasks.rules.network_rule import LEARNED_RULES, CoordinateRule, NetworkRule, settings_given
 
@@ -57,7 +53,6 @@ class L2ERule(CoordinateRule):
     """
 
     name = "L2E"
-    begins_anew = True
     settings: L2ESettings
 
     def __init__(
@@ -73,16 +68,6 @@ class L2ERule(CoordinateRule):
     ) -> None:
         chosen = settings_given(L2ESettings, settings, form=form, feature_set=feature_set, **options)
         super().__init__(chosen, hidden, start, tell_horizon)
-
-    def in_cycles(self, length: int, exploration: int) -> Self:
-        """As the warm-up of `AdaptedSGHMC` in cycles, each a run of its own, whose length it is always told.
-
-        It explores throughout.
-        """
-        other = super().in_cycles(length, exploration)
-        if feature_set_named(self.settings.feature_set).sees_progress:
-            other.settings = replace(self.settings, total_steps=length)
-        return other
 
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         return l2e_rule(*tensors, **hyper)
@@ -173,7 +158,6 @@ class KineticRule(NetworkRule):
         parameter, momentum = l2e_kinetic_rule(
             *at.tensors,
             hessian_product=at.hessian_product,
-            half_step=half_step,
             phi=prepared,
             segments=at.segments,
             settings=self.settings,
@@ -235,9 +219,6 @@ class MetaSGMCMCRule(NetworkRule):
         common = dict(
             energy=energy, phi=prepared, segments=at.segments, settings=self.settings, **arguments_of(at.hyper)
         )
-        if can_meta_step(prepared, self.settings, *at.tensors):
-            meta_step_flat_(*at.tensors, **common)
-            return at.parameter, at.state
         parameter, momentum = meta_sgmcmc_rule(*at.tensors, detach_inputs=True, **common)
         return parameter, (momentum,)
 

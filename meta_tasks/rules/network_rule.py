@@ -15,10 +15,9 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.base.validation import fraction
 from learned_samplers.base.whitening import state_lengths
 from learned_samplers.learned.feature_sets import feature_set_named
-from learned_samplers.learned.l2e.rule import L2ESettings
-from learned_samplers.learned.native.step import can_step, step_flat_
+from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of, unflatten
-from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
+from learned_samplers.learned.preconditioned import PreconditionedSettings
 from learned_samplers.learned.settings import LearnedSettings
 from meta_tasks.random_streams import generator
 from meta_tasks.rules.base import SamplerRule, State, arguments_of
@@ -59,7 +58,7 @@ class NetworkRule(SamplerRule):
         self.num_weights = sum(out * (into + 1) for out, into in self._shapes)
 
     @property
-    def can_be_told(self) -> bool:
+    def sees_progress(self) -> bool:
         """Whether it depends on ``tell_horizon`` if the network knows how long a run is."""
         return False
 
@@ -118,15 +117,14 @@ class CoordinateRule(NetworkRule):
     ) -> None:
         super().__init__(settings, hidden)
         fraction("tell_horizon", tell_horizon)
-        if tell_horizon and not self.can_be_told:
+        if tell_horizon and not self.sees_progress:
             raise ValueError(
                 f"tell_horizon is for a feature set with the progress of the run, got {tell_horizon} with "
                 f"{settings.feature_set!r}"
             )
         self.tell_horizon = tell_horizon
-        whitens = feature_set_named(settings.feature_set).whitens
-        self.state_names = ("momentum", "averages", "whitening") if whitens else ("momentum", "averages")
-        self.capturable = self.capturable and not whitens  # the root is not made at every step
+        matrix = feature_set_named(settings.feature_set).matrix
+        self.state_names = ("momentum", "averages", "covariances") if matrix else ("momentum", "averages")
         self.start: Start | None = None
         if isinstance(start, Path):
             self.start = WeightStart(start, settings, self._shapes)
@@ -134,7 +132,7 @@ class CoordinateRule(NetworkRule):
             self.start = FeatureStart(*start, settings.features, self._shapes)
 
     @property
-    def can_be_told(self) -> bool:
+    def sees_progress(self) -> bool:
         return feature_set_named(self.settings.feature_set).sees_progress
 
     def initial_weights(self, seed: int) -> Tensor:
@@ -159,20 +157,17 @@ class CoordinateRule(NetworkRule):
     def initial_state(self, parameter: Tensor, segments: Segments) -> State:
         (members, d), named = parameter.shape, feature_set_named(self.settings.feature_set)
         state = parameter.new_zeros(members, d), parameter.new_zeros(members, named.num_averages, d)
-        return (*state, parameter.new_zeros(members, sum(state_lengths(segments)))) if named.whitens else state
+        return (*state, parameter.new_zeros(members, sum(state_lengths(segments)))) if named.matrix else state
 
     def _updated(self, *tensors: Any, **hyper: Any) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
     def update(self, prepared, at):
-        """As `SamplerRule.update`: by compiled code, in place, where there is any for these tensors."""
+        """As `SamplerRule.update`; in place, by compiled code where it takes the tensors."""
         common = dict(
             phi=prepared, segments=at.segments, settings=self.settings, step=at.step, **arguments_of(at.hyper)
         )
-        if can_step(prepared, self.settings, *at.tensors):
-            step_flat_(*at.tensors, **common)
-            return at.parameter, at.state
-        parameter, *state = self._updated(*at.tensors, **common)
+        parameter, *state = self._updated(*at.tensors, in_place=not torch.is_grad_enabled(), **common)
         return parameter, tuple(state)
 
     #: What the two outputs stand for, in figures.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from learned_samplers.learned.network import flatten, layers_of, unflatten
@@ -40,13 +41,18 @@ class FeatureStart:
         if feature not in features:
             raise ValueError(f"start: {feature!r} is not a feature of the network, which sees {', '.join(features)}")
         hidden = [out for out, _ in shapes[:-1]]
-        if min(hidden, default=0) < 2:
+        if min(hidden, default=2) < 2:
             raise ValueError(f"start needs two units in every hidden layer, got hidden={hidden}")
         self.feature, self.gain = feature, gain
         self._row, self._shapes = features.index(feature), shapes
 
     def __call__(self, fresh: Tensor) -> Tensor:
         layers = [(weight.clone(), bias.clone()) for weight, bias in unflatten(fresh, self._shapes)]
+        if len(layers) == 1:
+            weight, bias = layers[0]
+            weight.zero_(), bias.zero_()
+            weight[1, self._row] = -self.gain
+            return flatten(layers)
         # The first two units of each layer carry the feature's positive and negative part through the ReLUs.
         (first, bias), *middle, (last, last_bias) = layers
         first[:2], bias[:2] = 0.0, 0.0
@@ -78,8 +84,6 @@ class WeightStart:
 
     def __init__(self, path: Path, settings: LearnedSettings, shapes: Sequence[tuple[int, int]]) -> None:
         network, card = load_weights(path)
-        # Scale-adapted L2E explores as L2E does: it may begin with a network of L2E.
-        settings = getattr(settings, "exploration", settings) if card["sampler"] == "L2E" else settings
         for name in ("sampler", "form"):
             if card.get(name) != (ours := getattr(settings, name, None)):
                 raise ValueError(f"start: {path} has {name} {card.get(name)}, here it is {ours}")
@@ -87,6 +91,9 @@ class WeightStart:
         if missing := [name for name in card["features"] if name not in names]:
             raise ValueError(f"start: {path} sees {', '.join(missing)}, which {settings.feature_set!r} has not")
         units, own = ([shape[0] for shape in layers[:-1]] for layers in (card["layers"], shapes))
+        linear = not units and own
+        if linear:  # units for both signs of each output carry it through the ReLUs
+            units = [2 * shapes[-1][0]] * len(own)
         if len(units) != len(own) or any(a > b for a, b in zip(units, own)):
             raise ValueError(f"start: {path} has hidden layers of {units} units, which do not fit into {own}")
         theirs, here = (each.to_card()["scales"] for each in (type(settings).from_card(card), settings))
@@ -98,6 +105,12 @@ class WeightStart:
             raise ValueError(f"start: {path} was trained with the scales {theirs}, here they are {here}")
         self.digest = card["sha256"]
         self._layers = [(weight.detach(), bias.detach()) for weight, bias in layers_of(network)]
+        if linear:
+            ((weight, bias),) = self._layers
+            outputs, both = torch.eye(len(bias)), torch.eye(2 * len(bias))
+            self._layers = [(torch.cat([weight, -weight]), torch.cat([bias, -bias]))]
+            self._layers += [(both, both.new_zeros(len(both)))] * (len(own) - 1)
+            self._layers.append((torch.cat([outputs, -outputs], -1), torch.zeros(len(bias))))
         self._inputs = [names.index(name) for name in card["features"]]
         self._shapes = shapes
 

@@ -5,8 +5,8 @@ import torch
 
 from learned_samplers.learned import cards, weights
 from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.kinetic.rule import KINETIC_FEATURES
-from learned_samplers.learned.meta_sgmcmc.network import META_FEATURES, build_meta_network
+from learned_samplers.learned.kinetic import KINETIC_FEATURES
+from learned_samplers.learned.meta_fields import META_FEATURES, build_meta_network
 from learned_samplers.learned.network import build_network
 
 

@@ -129,13 +129,13 @@ def test_another_architecture_in_the_folder_is_refused(tmp_path):
 
 def test_settings_and_start_stand_in_the_card_and_in_the_sampler(tmp_path):
     more = ["--iterations", "2", "--feature-set", "adaptive", "--hidden", "4", "4", "--beta-scale", "10"]
-    more += ["--friction-scale", "0", "--reference-data", "50000", "--start-feature", "average_0.9_to_rms"]
+    more += ["--friction-scale", "0", "--num-data-in-training", "50000", "--start-feature", "average_0.9_to_rms"]
     more += ["--datasets", "digits", "digits", "--sizes", "6", "--small-data-share", "1", "--small-data", "30", "60"]
     train(tmp_path, *more, "--start-gain", "2", "--default-lr", "0.005")
     sampler = L2E(torch.nn.Linear(4, 2).parameters(), num_data=100, network=tmp_path / "weights.safetensors")
     settings, saved = sampler.settings, last(tmp_path)
     assert torch.equal(flat(sampler.network), saved["averaged"])
-    assert (settings.beta_scale, settings.friction_scale, settings.reference_data) == (10, 0, 50000)
+    assert (settings.beta_scale, settings.friction_scale, settings.num_data_in_training) == (10, 0, 50000)
     assert sampler.param_groups[0]["lr"] == 0.005
     assert saved["specification"]["sampler"]["start"] == ["average_0.9_to_rms", 2.0]
     tasks = saved["specification"]["tasks"]
@@ -260,7 +260,7 @@ def test_the_options_are_those_of_the_sampler_and_the_method(capsys):
         (["--linear", "--sampler", "KineticL2E"], "linear"),
         (["--tell-horizon", "0.5"], "tell_horizon"),
         (["--family", "cpu"], "--datasets digits"),
-        (["--reference-data", "0"], "reference_data"),
+        (["--num-data-in-training", "0"], "num_data_in_training"),
         (["--output-bound", "0"], "output_bound"),
         (["--sampler", "KineticL2E", "--output-bound", "0"], "output_bound"),
         (["--beta-scale", "-1"], "beta_scale"),
@@ -290,7 +290,7 @@ def test_impossible_options_are_refused_in_one_line(tmp_path, more, named):
         (["--method", "es"], "es"),
         (["--evaluate-every", "5"], "evaluate_every"),
         (["--loss-every", "7"], "every"),
-        (["--feature-set", "scaled"], "feature_set"),
+        (["--feature-set", "adaptive"], "feature_set"),
         (["--friction-scale", "-1"], "friction_scale"),
         (["--curl-clip", "0"], "curl_clip"),
         (["--labels", "0", "1"], "labels"),

@@ -121,13 +121,13 @@ def test_the_badge_wants_a_bias_that_vanishes_beyond_its_error(monkeypatch, valu
 
 def test_a_wrong_correction_loses_the_badge(tmp_path, monkeypatch):
     """Planted fault: ∂A/∂r times minus one. The law of the dynamics is another one, and the bias stays."""
-    from learned_samplers.learned.meta_sgmcmc import rule
-    from learned_samplers.learned.meta_sgmcmc.corrections import slopes_by_autograd
+    from learned_samplers.learned import meta_sgmcmc as rule
+    from learned_samplers.learned.meta_fields import exact_slopes
     from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
     from learned_samplers.learned.network import layers_of
 
     def flipped(fields, momentum, probe_size, *, position):
-        right = slopes_by_autograd(fields, momentum, probe_size, position=position)
+        right = exact_slopes(fields, momentum, probe_size, position=position)
         wrong = right.friction_by_momentum
         return right._replace(friction_by_momentum=None if wrong is None else -wrong)
 

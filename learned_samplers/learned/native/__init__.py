@@ -1,5 +1,4 @@
-"""The learned update as compiled code for CPUs: the rule of `learned_samplers.learned.l2e.rule`, to rounding, in place.
+"""A small network at every weight as compiled code for CPUs, to rounding what the torch code computes.
 
-`step` is what the optimizers and the meta-trainer call, `structures` is what it hands over to C++, `library` finds or
-compiles the C++, which begins in l2e.cpp.
+`kernel` is what the rules' networks call, `library` finds or compiles the C++, which is kernel.cpp.
 """

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-_SOURCES = ("l2e.cpp", "kinetic.cpp", "meta_sgmcmc.cpp")
+_SOURCES = ("kernel.cpp",)
 #: Instruction sets, the best first, by the names that ``torch.backends.cpu.get_cpu_capability`` gives them.
 _X86_FLAGS = {
     "AVX512": ("-march=x86-64-v3", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
@@ -53,7 +53,7 @@ def library_name(level: str) -> str:
     digest = hashlib.sha256(repr(_command("", level, Path())).encode())
     for path in sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")]):
         digest.update(path.read_bytes())
-    return f"l2e-{sys.platform}-{platform.machine().lower()}-{level.lower()}-{digest.hexdigest()[:16]}.so"
+    return f"kernel-{sys.platform}-{platform.machine().lower()}-{level.lower()}-{digest.hexdigest()[:16]}.so"
 
 
 def compiler() -> str | None:

@@ -9,22 +9,41 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from learned_samplers.learned.native.build import FOLDER, BuildError, compile_library, levels, library_name
-from learned_samplers.learned.native.structures import KineticSettings, MetaSettings, Settings
 
-__all__ = ["ENVIRONMENT_VARIABLE", "native_library"]
+__all__ = ["ENVIRONMENT_VARIABLE", "Call", "native_library"]
 
-#: "0" turns the compiled update off.
+#: "0" turns the compiled network off.
 ENVIRONMENT_VARIABLE = "LEARNED_SAMPLERS_NATIVE"
+
+
+class Call(ctypes.Structure):
+    """``Call`` of kernel.cpp, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("threads", "plain", "averages", "seconds")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("layers", "rows", "ratios", "logs", "context", "scaled", "outputs", "gated", "slopes")
+        ),
+        ("slope_input", ctypes.c_int32 * 4),
+        ("widths", ctypes.c_int32 * 8),
+        ("ratio_row", ctypes.c_int32 * 8),
+        ("ratio_factor", ctypes.c_float * 8),
+        ("average_weight", ctypes.c_float * 12),
+        *((name, ctypes.c_float) for name in ("second_factor", "bound")),
+    )
+
 
 _lock = threading.Lock()
 _loaded: list[ctypes.CDLL | None] = []
 
 
-def native_library() -> ctypes.CDLL | None:
+def native_library() -> Any:
     """The compiled library; None if it is turned off or cannot be compiled.
 
     The package brings it, or it is compiled at the first call, which takes some seconds, and kept in
@@ -57,7 +76,7 @@ def _load() -> ctypes.CDLL | None:
         except OSError as error:
             reasons.append(str(error))
     warnings.warn(
-        f"L2E and its kin take their slower steps in Python, for their C++ is not to be had: {'; '.join(reasons)}. "
+        f"Learned samplers take their slower steps in torch, for their C++ is not to be had: {'; '.join(reasons)}. "
         f"(Install a C++ compiler, or set {ENVIRONMENT_VARIABLE}=0 to say nothing.)",
         RuntimeWarning,
         stacklevel=2,
@@ -75,12 +94,11 @@ def _opened(path: Path) -> ctypes.CDLL:
     if not path.is_file():
         raise FileNotFoundError(path)
     library = ctypes.CDLL(str(path))
-    sizes = library.l2e_settings_size(), library.kinetic_settings_size(), library.meta_sgmcmc_settings_size()
-    if sizes != tuple(map(ctypes.sizeof, (Settings, KineticSettings, MetaSettings))):
+    if library.call_size() != ctypes.sizeof(Call):
         raise OSError(f"{path} lays out its settings in another way")
-    for function in (library.l2e_step, library.kinetic_half_step, library.meta_sgmcmc_step):
-        function.restype = ctypes.c_int
-        function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    library.sums.argtypes = (pointer, pointer, count, pointer)
+    library.network.argtypes = (pointer, pointer, count, pointer, pointer, pointer, pointer, count)
     return library
 
 

@@ -1,13 +1,13 @@
-// The network on a tile of coordinates: all activations in registers and the first-level cache.
+// Layers of a small network on a tile of coordinates: all activations in registers and the first-level cache.
 #pragma once
 
 #include <vector>
 
 #include "vectors.h"
 
-constexpr int MOST_WIDTH = 64, MOST_LAYERS = 5, MOST_ROWS = 16;
+constexpr int MOST_WIDTH = 64, MOST_LAYERS = 5;
 
-// A layer's weights as they are read: UNITS units side by side, input by input; units beyond the last one are zeros.
+// A hidden layer's weights as they are read: UNITS units side by side, input by input; units beyond the last one are zeros.
 struct Layer {
     int inputs = 0, units = 0;
     std::vector<float> weight, bias;
@@ -17,12 +17,15 @@ struct Layer {
         weight.assign(static_cast<size_t>(chunks()) * inputs * UNITS, 0.0f);
         bias.assign(static_cast<size_t>(chunks()) * UNITS, 0.0f);
     }
+    void read(const float *weights, const float *biases, int inputs_, int units_) {
+        shape(inputs_, units_);
+        for (int u = 0; u < units; u++) {
+            bias[u] = biases[u];
+            for (int k = 0; k < inputs; k++) at(u, k) = weights[u * inputs + k];
+        }
+    }
     int chunks() const { return (units + UNITS - 1) / UNITS; }
-    float &at(int unit, int input) { return weight[place(unit, input)]; }
-    float at(int unit, int input) const { return weight[place(unit, input)]; }
-
-  private:
-    size_t place(int unit, int input) const { return (unit / UNITS * inputs + input) * UNITS + unit % UNITS; }
+    float &at(int unit, int input) { return weight[(unit / UNITS * inputs + input) * UNITS + unit % UNITS]; }
 };
 
 // Activations of one tile, a row a unit.
@@ -55,10 +58,11 @@ UNROLL(4)
 
 // out ← relu(weight · in + bias)
 template <int TILE, typename In>
-INLINE void hidden_layer(int inputs, int chunks, const float *weight, const float *bias, In in, Activations<TILE> &out) {
-    for (int chunk = 0; chunk < chunks; chunk++, weight += inputs * UNITS, bias += UNITS) {
+INLINE void hidden_layer(const Layer &layer, In in, Activations<TILE> &out) {
+    const float *weight = layer.weight.data(), *bias = layer.bias.data();
+    for (int chunk = 0; chunk < layer.chunks(); chunk++, weight += layer.inputs * UNITS, bias += UNITS) {
         Vector sums[UNITS][TILE];
-        accumulate<TILE>(inputs, weight, [&](int u) { return bias[u]; }, in, sums);
+        accumulate<TILE>(layer.inputs, weight, [&](int u) { return bias[u]; }, in, sums);
 UNROLL(8)
         for (int u = 0; u < UNITS; u++)
 UNROLL(4)
@@ -68,11 +72,12 @@ UNROLL(4)
 
 // out ← weight · in where `active` is positive, else 0: a step backward through a layer and the relu in front of it.
 template <int TILE>
-INLINE void switched_layer(int inputs, int chunks, const float *weight, const Activations<TILE> &in,
-                           const Activations<TILE> &active, Activations<TILE> &out) {
-    for (int chunk = 0; chunk < chunks; chunk++, weight += inputs * UNITS) {
+INLINE void switched_layer(const Layer &layer, const Activations<TILE> &in, const Activations<TILE> &active,
+                           Activations<TILE> &out) {
+    const float *weight = layer.weight.data();
+    for (int chunk = 0; chunk < layer.chunks(); chunk++, weight += layer.inputs * UNITS) {
         Vector sums[UNITS][TILE];
-        accumulate<TILE>(inputs, weight, [](int) { return 0.0f; }, [&](int k) { return in.row[k]; }, sums);
+        accumulate<TILE>(layer.inputs, weight, [](int) { return 0.0f; }, [&](int k) { return in.row[k]; }, sums);
 UNROLL(8)
         for (int u = 0; u < UNITS; u++)
 UNROLL(4)
@@ -83,9 +88,9 @@ UNROLL(4)
     }
 }
 
-// The last layer's output `head`, times nothing and unbounded. Two partial sums, for one would wait for itself.
-template <int TILE>
-INLINE void output(const float *weight, float bias, int inputs, const Activations<TILE> &in, Vector (&out)[TILE]) {
+// One output of the last layer, out ← weight · in + bias. Two partial sums, for one would wait for itself.
+template <int TILE, typename In>
+INLINE void output(const float *weight, float bias, int inputs, In in, Vector (&out)[TILE]) {
     Vector even[TILE], odd[TILE];
 UNROLL(4)
     for (int t = 0; t < TILE; t++) even[t] = broadcast(bias), odd[t] = Vector{};
@@ -94,13 +99,13 @@ UNROLL(1)
     for (; k + 1 < inputs; k += 2) {
 UNROLL(4)
         for (int t = 0; t < TILE; t++) {
-            even[t] = fused(load(in.row[k] + t * LANES), weight[k], even[t]);
-            odd[t] = fused(load(in.row[k + 1] + t * LANES), weight[k + 1], odd[t]);
+            even[t] = fused(load(in(k) + t * LANES), weight[k], even[t]);
+            odd[t] = fused(load(in(k + 1) + t * LANES), weight[k + 1], odd[t]);
         }
     }
 UNROLL(4)
     for (int t = 0; t < TILE; t++) {
-        if (k < inputs) even[t] = fused(load(in.row[k] + t * LANES), weight[k], even[t]);
+        if (k < inputs) even[t] = fused(load(in(k) + t * LANES), weight[k], even[t]);
         out[t] = even[t] + odd[t];
     }
 }

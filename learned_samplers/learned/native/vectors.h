@@ -35,26 +35,10 @@ constexpr int LANES = 4, UNITS = 4, VECTORS = 3;
 
 typedef float Vector __attribute__((vector_size(LANES * 4)));
 typedef int32_t Integers __attribute__((vector_size(LANES * 4)));
-typedef uint32_t Naturals __attribute__((vector_size(LANES * 4)));
-typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 
 INLINE Vector load(const float *from) {
     Vector x;
     std::memcpy(&x, from, sizeof x);
-    return x;
-}
-
-// bfloat16, the upper half of a float.
-INLINE Vector load(const uint16_t *from) {
-    Halves x;
-    std::memcpy(&x, from, sizeof x);
-    return (Vector)(__builtin_convertvector(x, Naturals) << 16);
-}
-
-INLINE float widened(uint16_t half) {
-    const uint32_t bits = static_cast<uint32_t>(half) << 16;
-    float x;
-    std::memcpy(&x, &bits, sizeof x);
     return x;
 }
 
@@ -93,19 +77,6 @@ INLINE float sum(Vector x) {
     float total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
     return total;
-}
-
-INLINE Vector square_root(Vector x) {
-#if defined(__AVX512F__)
-    return (Vector)_mm512_maskz_sqrt_ps(0xffff, (__m512)x);
-#elif defined(__AVX2__)
-    return (Vector)_mm256_sqrt_ps((__m256)x);
-#elif defined(__aarch64__)
-    return (Vector)vsqrtq_f32((float32x4_t)x);
-#else
-    for (int i = 0; i < LANES; i++) x[i] = __builtin_sqrtf(x[i]);
-    return x;
-#endif
 }
 
 // 1/√x for positive normal x, to 2 units in the last place or so.

@@ -21,7 +21,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from learned_samplers import L2E, SGHMC, SGLD, AdaptedSGHMC, EntropyMCMC, PosteriorSamples
-from learned_samplers.learned import two_passes
 from learned_samplers.learned.network import build_network
 from tests.harness import SAMPLERS
 from tests.harness import small_network as plain  # 3 → 5 → 2: uneven parts
@@ -57,15 +56,14 @@ def equal(one, other):
 
 _SCRIPTS = {
     "without_noise_the_chain_is_that_of_one_process": """
-def lean(params, **more):
-    net = build_network("lean", (6, 5), zero_last=False, generator=torch.Generator().manual_seed(1))
-    given = dict(network=net, feature_set="lean", normalise_output=True, beta_scale=0.3, **more)
-    return L2E(params, 0.05, 100, **given)
+def normalised(params, averages_dtype="float32", **more):
+    net = build_network("adaptive", (6, 5), zero_last=False, generator=torch.Generator().manual_seed(1))
+    settings = dict(feature_set="adaptive", normalise_output=True, beta_scale=0.3, averages_dtype=averages_dtype)
+    return L2E(params, 0.05, 100, network=net, settings=settings, **more)
 
-two_passes._PIECE_ON_CPU = 2  # normalised over the pieces of both processes
-narrow = lambda params, **more: lean(params, averages_dtype="bfloat16", **more)
+narrow = lambda params, **more: normalised(params, averages_dtype="bfloat16", **more)
 done = set()
-for name, make in {**SAMPLERS, "L2E-normalised": lean, "L2E-narrow": narrow}.items():
+for name, make in {**SAMPLERS, "L2E-normalised": normalised, "L2E-narrow": narrow}.items():
     one, two = plain(), sharded()
     try:
         sampler = make(two.named_parameters(), temperature=1e-14)

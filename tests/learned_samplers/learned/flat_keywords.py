@@ -1,8 +1,12 @@
-"""The pure rules with their settings given as further keywords, which keeps the cases of these tests short."""
+"""Rules and samplers with their settings given as further keywords, which keeps the cases of these tests short."""
 
 from __future__ import annotations
 
+import inspect
 from functools import wraps
+
+import learned_samplers
+from learned_samplers.learned import preconditioned
 
 
 def keywords(function, settings_class, **fixed):
@@ -16,3 +20,20 @@ def keywords(function, settings_class, **fixed):
         return function(*tensors, settings=settings_class(**{**fixed, **own}), **given)
 
     return call
+
+
+def _sampler(cls):
+    signature = inspect.signature(cls.__init__).parameters
+
+    @wraps(cls, updated=())
+    def make(*args, **given):
+        own = {name: given.pop(name) for name in cls.settings_class.names() if name in given and name not in signature}
+        return cls(*args, **given, **({"settings": own} if own else {}))
+
+    return make
+
+
+L2E = _sampler(learned_samplers.L2E)
+KineticL2E = _sampler(learned_samplers.KineticL2E)
+MetaSGMCMC = _sampler(learned_samplers.MetaSGMCMC)
+PrecondL2E = _sampler(preconditioned.PrecondL2E)

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import pretrained
-from learned_samplers import L2E, KineticL2E, MetaSGMCMC
 from learned_samplers.learned import weights
 from learned_samplers.learned.network import build_network
-from learned_samplers.learned.preconditioned import PrecondL2E
+from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
 from tests.learned_samplers.learned.test_weights import make_card, make_network, rewrite_card
 
 
@@ -23,7 +22,6 @@ def kinetic(path, seed=3, **law):
     """A file of KineticL2E whose card claims what ``law`` says, on top of a law that earns the badge."""
     module = make_network(2, 1, seed=seed)
     card = make_card(sampler="KineticL2E", feature_set="kinetic", scales={}, badge="O(h)")
-    del card["form"]
     weights.save(path, module, card)
     sampler = KineticL2E([parameter()], num_data=10, network=path)
     earned = {
@@ -132,13 +130,13 @@ def test_not_a_number_bounds_nothing_and_a_whole_number_is_one(file):
 )
 def test_a_word_in_a_card_gives_no_badge(tmp_path, sampler, feature_set, size, outputs):
     """The planted fault: a card that says "O(h)", and a law that nobody measured."""
-    from learned_samplers.learned.meta_sgmcmc.network import META_FEATURES, build_meta_network
+    from learned_samplers.learned.meta_fields import META_FEATURES, build_meta_network
 
     own = {"features": list(META_FEATURES)} if size is None else {}
     form = {L2E: "residual", MetaSGMCMC: "signed"}.get(sampler)
     card = make_card(sampler=sampler.__name__, form=form, feature_set=feature_set, scales={}, badge="O(h)", **own)
     if form is None:
-        del card["form"]
+        card.pop("form", None)
     network = build_meta_network((4,)) if size is None else build_network(size, (4,), outputs, zero_last=False)
     path = tmp_path / "claimed.safetensors"
     weights.save(path, network, card)

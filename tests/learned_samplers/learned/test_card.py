@@ -7,7 +7,7 @@ import torch
 
 import learned_samplers
 import pretrained
-from learned_samplers.learned.card import summary
+from learned_samplers.learned.cards import summary
 from learned_samplers.learned.weights import load_card
 
 

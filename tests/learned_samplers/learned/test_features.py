@@ -5,18 +5,17 @@ import math
 import pytest
 import torch
 
+from learned_samplers.base.matrices import directions
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.whitening import flat_states, state_lengths, update_whitening
-from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS, FeatureSet, feature_set_named
-from learned_samplers.learned.features import TensorScales, features, update_averages
+from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS
+from learned_samplers.learned.features import Scales, features, update_averages
 
 LENGTHS = (12, 1, 30, 7)
 SHAPES = ((3, 4), (1,), (5, 3, 2), (7,))
 SEGMENTS = Segments(LENGTHS, SHAPES)
 LR, NUM_DATA, STEP, TOTAL_STEPS = 0.3, 400.0, 4, 50
-#: So that the prior's pull is about as large as the gradients, in most tensors.
-PRECISION = 200.0
-AT = dict(lr=LR, num_data=NUM_DATA, prior_precision=PRECISION)
+AT = dict(lr=LR, num_data=NUM_DATA)
 
 
 def own_averages(averages, name):
@@ -25,6 +24,18 @@ def own_averages(averages, name):
     rows = [AVERAGE_DECAYS.index(d) for d in named.average_decays]
     rows += [len(AVERAGE_DECAYS) + (0.99, 0.999).index(d) for d in named.second_moment_decays]
     return averages[rows]
+
+
+def seen_by(state, name):
+    """What the features of a set are made of."""
+    own = {key: value for key, value in state.items() if key != "whitening"}
+    own["averages"] = own_averages(state["averages"], name)
+    if FEATURE_SETS[name].matrix:
+        ahead = 0.9 * state["averages"][2] + 0.1 * state["gradient"]
+        kept = flat_states(state["whitening"], SEGMENTS)
+        rows = directions(SEGMENTS.as_matrices(ahead), kept, SEGMENTS.as_matrices(state["parameter"]))
+        own["direction"] = torch.cat([row.flatten() for row in rows])
+    return own
 
 
 def rms(x):
@@ -106,16 +117,9 @@ def rows_of(state, tensor, name):
         return constant(0.25 * math.log(rms(m[d]) / (1 - d**t) / rms(g)))
     if name.startswith("time"):
         return constant(t / (t + float(name.split("_")[1])))
-    if name.startswith("damped"):
-        pull, of = rms(PRECISION / NUM_DATA * theta), rms(0.9 * m[0.9] + 0.1 * g)
-        return rows_of(state, tensor, name.removeprefix("damped_")) * of / math.hypot(of, pull)
-    if name.startswith("orthogonal_whitened"):
+    if name == "matrix_direction":
         ahead = whitened_by_its_covariance(0.9 * m[0.9] + 0.1 * g, tensor, state["whitening"])
         return root_long_side_times_factor(ahead, SHAPES[tensor])
-    if name.startswith("orthogonal"):
-        return root_long_side_times_factor(0.9 * m[0.9] + 0.1 * g, SHAPES[tensor])
-    if name.startswith("whitened"):
-        return whitened_by_its_covariance(0.9 * m[0.9] + 0.1 * g, tensor, state["whitening"])
     return constant(
         {
             "is_matrix": float(len(SHAPES[tensor]) > 1),
@@ -134,8 +138,7 @@ def rows_of(state, tensor, name):
 @pytest.mark.parametrize("name", FEATURE_SETS)
 def test_every_row_is_what_its_name_says(state, name):
     named = FEATURE_SETS[name]
-    own = {**state, "averages": own_averages(state["averages"], name)}
-    x = features(**own, segments=SEGMENTS, feature_set=name, **AT, step=STEP, total_steps=TOTAL_STEPS)
+    x = features(**seen_by(state, name), segments=SEGMENTS, feature_set=name, **AT, step=STEP, total_steps=TOTAL_STEPS)
     assert x.shape == (named.size, SEGMENTS.total)
     assert len(set(named.names)) == named.size
     for i, row in enumerate(named.names):
@@ -145,66 +148,34 @@ def test_every_row_is_what_its_name_says(state, name):
 
 
 def test_a_run_without_an_end_has_no_progress_and_one_with_an_end_stays_there(state):
-    own = {**state, "averages": own_averages(state["averages"], "lean")}
-    common = dict(segments=SEGMENTS, feature_set="lean", lr=LR, num_data=NUM_DATA)
-    where = [FEATURE_SETS["lean"].names.index(name) for name in ("progress", "has_total")]
+    common = dict(**seen_by(state, "matrix"), segments=SEGMENTS, feature_set="matrix", **AT)
+    where = [FEATURE_SETS["matrix"].names.index(name) for name in ("progress", "has_total")]
     for step, total, expected in ((7, None, (0, 0)), (7, 70, (0.1, 1)), (70, 70, (1, 1)), (700, 70, (1, 1))):
-        for each in (step, torch.tensor(step)):
-            x = features(**own, **common, step=each, total_steps=total)
-            torch.testing.assert_close(x[where, 0], torch.tensor(expected, dtype=x.dtype))
+        x = features(**common, step=step, total_steps=total)
+        torch.testing.assert_close(x[where, 0], torch.tensor(expected, dtype=x.dtype))
 
 
 @pytest.mark.parametrize("name", FEATURE_SETS)
 def test_leading_axes_and_windows_give_the_same_features(state, name):
     generator = torch.Generator().manual_seed(8)
     stretch = 1 + torch.rand(2, 3, 1, generator=generator, dtype=torch.float64)
-    batch = {key: value * stretch for key, value in state.items() if key != "averages"}
-    batch["averages"] = own_averages(state["averages"], name) * stretch.unsqueeze(-2)
+    one = seen_by(state, name)
+    batch = {key: value * (stretch.unsqueeze(-2) if key == "averages" else stretch) for key, value in one.items()}
     context = dict(**AT, step=STEP)
     x = features(**batch, segments=SEGMENTS, feature_set=name, **context)
-    one = features(**{k: v[1, 2] for k, v in batch.items()}, segments=SEGMENTS, feature_set=name, **context)
-    torch.testing.assert_close(x[1, 2], one, rtol=1e-12, atol=1e-12)
-    scales = TensorScales(
-        batch["parameter"],
-        batch["gradient"],
-        batch["averages"],
-        SEGMENTS,
-        FEATURE_SETS[name],
-        whitening=batch["whitening"],
-        **context,
-    ).with_momentum(batch["momentum"])
+    alone = features(**{k: v[1, 2] for k, v in batch.items()}, segments=SEGMENTS, feature_set=name, **context)
+    torch.testing.assert_close(x[1, 2], alone, rtol=1e-12, atol=1e-12)
+    momentum = batch.pop("momentum")
+    scales = Scales(**batch, segments=SEGMENTS, named=FEATURE_SETS[name], **context).with_momentum(momentum)
     for width in (1, 5, 13, 49):
         pieces = [scales.window(a, min(a + width, SEGMENTS.total)) for a in range(0, SEGMENTS.total, width)]
         torch.testing.assert_close(torch.cat(pieces, -1), x, rtol=1e-12, atol=1e-12)
 
 
-DAMPED = "damped_orthogonal_whitened"
-
-
-def test_a_damped_direction_ends_where_the_gradients_do_and_is_whole_without_a_prior(state):
-    own = {**state, "averages": own_averages(state["averages"], DAMPED)}
-    row = FEATURE_SETS[DAMPED].names.index(f"{DAMPED}_0.9")
-
-    def direction(factor=1.0, name=DAMPED, **changed):
-        averages = own["averages"].clone()
-        averages[:6] *= factor
-        scaled = {**own, "averages": averages, "gradient": factor * own["gradient"]}
-        return features(**scaled, segments=SEGMENTS, feature_set=name, **{**AT, "step": STEP, **changed})[row]
-
-    undamped = direction(name="orthogonal_whitened")
-    assert torch.equal(direction(prior_precision=0.0), undamped)
-    torch.testing.assert_close(direction(1e6), undamped, rtol=1e-6, atol=1e-6)
-    # Of small gradients it is as long as they are; the direction without a damping would be as long as ever.
-    torch.testing.assert_close(direction(1e-4), direction(1e-3) / 10, rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close(direction(1e-4, name="orthogonal_whitened"), undamped, rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match="prior_precision and num_data must be given for feature_set='damped_"):
-        direction(prior_precision=None)
-
-
 def test_normalisation_hides_the_scale_and_the_logarithms_give_it_back(state):
     def both(factor, name):
         scaled = {
-            **state,
+            **{key: value for key, value in state.items() if key != "whitening"},
             "gradient": factor * state["gradient"],
             "averages": torch.cat([factor * state["averages"][:6], factor**2 * state["averages"][6:]])[
                 : FEATURE_SETS[name].num_averages
@@ -214,8 +185,8 @@ def test_normalisation_hides_the_scale_and_the_logarithms_give_it_back(state):
 
     # With mean squares far above 1e-5 the paper's rows see no factor; the kick's logarithm sees all of it.
     torch.testing.assert_close(both(1e8, "paper"), both(1e9, "paper"), rtol=0, atol=1e-4)
-    kick = FEATURE_SETS["scaled"].names.index("log_kick")
-    shift = both(1e9, "scaled")[kick] - both(1e8, "scaled")[kick]
+    kick = FEATURE_SETS["adaptive"].names.index("log_kick")
+    shift = both(1e9, "adaptive")[kick] - both(1e8, "adaptive")[kick]
     torch.testing.assert_close(shift, torch.full_like(shift, 0.25 * math.log(10)), rtol=0, atol=1e-9)
     ratio = FEATURE_SETS["adaptive"].names.index("average_0.9_to_rms")
     torch.testing.assert_close(both(1e4, "adaptive")[ratio], both(1.0, "adaptive")[ratio], rtol=0, atol=1e-9)
@@ -229,8 +200,8 @@ def test_extreme_and_dead_tensors_give_finite_features_and_gradients(name, scale
     theta, r = torch.zeros(SEGMENTS.total), torch.zeros(SEGMENTS.total)
     averages = update_averages(torch.zeros(FEATURE_SETS[name].num_averages, SEGMENTS.total), g, name)
     inputs = [x.requires_grad_() for x in (theta, r, g, averages.detach())]
-    kept = whitening_of([g.detach()])
-    x = features(*inputs, SEGMENTS, name, **AT, step=0, whitening=kept)
+    direction = torch.zeros(SEGMENTS.total) if FEATURE_SETS[name].matrix else None
+    x = features(*inputs, SEGMENTS, name, **AT, step=0, direction=direction)
     assert x.isfinite().all()
     assert x.abs().max() < 40
     for gradient in torch.autograd.grad(x.sum(), inputs):
@@ -238,13 +209,12 @@ def test_extreme_and_dead_tensors_give_finite_features_and_gradients(name, scale
 
 
 @pytest.mark.parametrize("name", FEATURE_SETS)
-def test_lr_and_step_may_be_tensors(state, name):
-    """So that a captured or compiled step need not be made anew at every step."""
-    own = {**state, "averages": own_averages(state["averages"], name)}
-    numbers = features(**own, segments=SEGMENTS, feature_set=name, **AT, step=STEP)
-    tensors = dict(lr=torch.tensor(LR, dtype=torch.float64), step=torch.tensor(STEP))
-    same = features(**own, segments=SEGMENTS, feature_set=name, **{**AT, **tensors})
-    torch.testing.assert_close(same, numbers, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("which", ["lr", "num_data"])
+def test_lr_and_the_number_of_data_may_be_tensors(state, name, which):
+    """So that a compiled step need not be made anew at every step."""
+    own = dict(**seen_by(state, name), segments=SEGMENTS, feature_set=name, step=STEP)
+    same = features(**own, **{**AT, which: torch.tensor(AT[which], dtype=torch.float64)})
+    torch.testing.assert_close(same, features(**own, **AT), rtol=1e-12, atol=1e-12)
 
 
 def test_running_averages_follow_their_recursion_without_bias_correction():
@@ -276,17 +246,3 @@ def test_segments_reduce_and_expand_as_a_loop_does():
 def test_segments_need_coordinates(lengths):
     with pytest.raises(ValueError, match="lengths of Segments must be positive"):
         Segments(lengths)
-
-
-def test_unknown_feature_set_is_named():
-    with pytest.raises(ValueError, match=r"one of 'paper', .*'damped_orthogonal_whitened', 'lean', got 'rich'"):
-        feature_set_named("rich")
-    assert feature_set_named(FeatureSet("paper")).size == 9
-
-
-def test_the_number_of_data_may_be_a_number_or_a_tensor(state):
-    x, y = (
-        features(**state, segments=SEGMENTS, feature_set="adaptive_data", lr=LR, num_data=n, step=STEP)
-        for n in (NUM_DATA, torch.tensor(NUM_DATA, dtype=torch.float64))
-    )
-    torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)

@@ -3,9 +3,9 @@
 import pytest
 from torch import nn
 
-from learned_samplers import L2E
-from learned_samplers.learned.network_check import check_forward
+from learned_samplers.learned.network import check_forward
 from learned_samplers.learned.weights import save
+from tests.learned_samplers.learned.flat_keywords import L2E
 
 
 class Own(nn.Module):

@@ -11,16 +11,17 @@ import torch
 
 import learned_samplers
 import pretrained
-from learned_samplers import L2E, SGHMC, KineticL2E
+from learned_samplers import SGHMC
 from learned_samplers.base import validation
 from learned_samplers.base.sampler import arguments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import weights
+from learned_samplers.learned.cards import registered, sampler_from_card, settings_from_card
 from learned_samplers.learned.network import apply_network
-from learned_samplers.learned.registry import registered, sampler_from_card, settings_from_card
 from learned_samplers.learned.sampler import REGISTRY, LearnedSampler
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 from meta_tasks.rules.learned import LEARNED_RULES, rule_from_card
+from tests.learned_samplers.learned.flat_keywords import L2E
 from tests.learned_samplers.learned.test_weights import make_card, make_network
 
 
@@ -76,7 +77,7 @@ def own_sampler():
             super().__init__(params, arguments(locals()), generator=generator)
 
         def flat_rule(self, parameter, gradient, *rest, phi, segments, settings, **hyper):
-            (gain,) = apply_network(phi, gradient.unsqueeze(-2), heads=(0,))
+            (gain,) = apply_network(phi, gradient.unsqueeze(-2))
             return sghmc_rule(parameter, gradient * torch.exp(settings.gain_scale * gain), *rest, **hyper)
 
     yield OwnSampler
@@ -105,7 +106,12 @@ def test_a_sampler_from_outside_the_package_is_made_from_its_card(own_sampler, t
     assert settings_from_card(weights.load_card(path)) == settings
     own = trained(lambda params: sampler_from_card(path, params, 0.1, 50))
     torch.testing.assert_close(
-        own, trained(lambda params: own_sampler(params, 0.1, 50, network=network, gain_scale=0.5, momentum_decay=0.25))
+        own,
+        trained(
+            lambda params: own_sampler(
+                params, 0.1, 50, network=network, settings={"gain_scale": 0.5}, momentum_decay=0.25
+            )
+        ),
     )  # the card recommends that momentum decay
     assert not torch.equal(own, untrained)
     with pytest.raises(ValueError, match=r"sampler must have a rule for the inner loop .* got 'OwnSampler'"):
@@ -139,7 +145,7 @@ def test_a_card_makes_its_sampler_its_settings_and_its_rule(name):
 
 def test_keywords_reach_the_sampler():
     sampler = sampler_from_card("kinetic-l2e", [parameter()], 0.01, 10, hessian="none", temperature=0.5)
-    assert isinstance(sampler, KineticL2E)
+    assert isinstance(sampler, registered("KineticL2E"))
     assert (sampler.settings.hessian, sampler.param_groups[0]["temperature"]) == ("none", 0.5)
 
 

@@ -9,12 +9,11 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 import torch
 
-from learned_samplers import L2E, KineticL2E, MetaSGMCMC
-from learned_samplers.learned.l2e.rule import L2ESettings
-from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings
-from learned_samplers.learned.preconditioned import PrecondL2E
-from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
+from learned_samplers.learned.l2e import L2ESettings
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings
+from learned_samplers.learned.preconditioned import PreconditionedSettings
 from learned_samplers.learned.sampler import REGISTRY
+from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
 
 CLASSES = {name: each.settings_class for name, each in REGISTRY.items()}
 
@@ -24,7 +23,8 @@ def parameter():
 
 
 def make(name, **keywords):
-    return REGISTRY[name]([parameter()], 0.1, 10, network=None, **keywords)
+    samplers = {"L2E": L2E, "PrecondL2E": PrecondL2E, "KineticL2E": KineticL2E, "MetaSGMCMC": MetaSGMCMC}
+    return samplers[name]([parameter()], 0.1, 10, network=None, **keywords)
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -101,12 +101,15 @@ def test_settings_belong_to_the_sampler_and_not_to_its_groups():
     assert not set(sampler.settings.names()) & set(sampler.param_groups[0])
     with pytest.raises(ValueError, match=r"beta_scale is a setting of the whole sampler, .* got 0\.3"):
         L2E([{"params": [parameter()], "beta_scale": 0.3}], 0.1, 10, network=None)
-    with pytest.raises(ValueError, match=r"beta_scale=0\.3 cannot be given beside settings="):
-        make("L2E", beta_scale=0.3, settings=L2ESettings())
-    with pytest.raises(TypeError, match="settings must be KineticSettings, got L2ESettings"):
+    for settings in (L2ESettings(), {"form": "paper"}):
+        with pytest.raises(ValueError, match=r"form='residual' cannot be given beside settings="):
+            make("L2E", form="residual", settings=settings)
+    with pytest.raises(ValueError, match=r"settings: mean_scale does not belong to L2E, got 2\.0"):
+        make("L2E", settings={"mean_scale": 2.0})
+    with pytest.raises(TypeError, match="settings must be KineticSettings or a dict, got L2ESettings"):
         KineticL2E([parameter()], 0.1, 10, network=None, settings=L2ESettings())
     with pytest.raises(ValueError, match=r"weights for form 'residual', asked for 'paper'"):
-        L2E([parameter()], num_data=10, network="l2e", settings=L2ESettings(form="paper", feature_set="adaptive_data"))
+        L2E([parameter()], num_data=10, network="l2e", settings=L2ESettings(form="paper", feature_set="adaptive"))
 
 
 @pytest.mark.parametrize("name", CLASSES)

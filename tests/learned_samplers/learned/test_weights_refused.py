@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from learned_samplers import L2E
 from learned_samplers.learned import weights
+from tests.learned_samplers.learned.flat_keywords import L2E
 from tests.learned_samplers.learned.test_weights import make_card, make_network, parameter, rewrite_card
 
 # ------------------------------------------------------------------ refused
@@ -23,7 +23,7 @@ def foreign(path):
 
 
 def older(path):
-    save_file({"w": torch.zeros(2)}, str(path), metadata={"format": weights.FORMAT, "version": "0"})
+    save_file({"w": torch.zeros(2)}, str(path), metadata={"format": f"{weights.FORMAT}, version 0"})
 
 
 def other_weights(path):
@@ -175,7 +175,7 @@ def test_missing_files_are_named(file, tmp_path):
     ("settings", "reason"),
     [
         ({"form": "paper"}, "weights for form 'residual', asked for 'paper'"),
-        ({"feature_set": "scaled"}, "weights for feature_set 'paper', asked for 'scaled'"),
+        ({"feature_set": "adaptive"}, "weights for feature_set 'paper', asked for 'adaptive'"),
     ],
 )
 def test_arguments_that_contradict_the_card(file, settings, reason):

@@ -7,7 +7,7 @@ from torch import nn
 
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers import MetaSGMCMC
-from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
+from learned_samplers.learned.meta_fields import build_meta_network
 from learned_samplers.learned.network import flatten, layers_of
 from meta_tasks.estimators.truncated import TruncatedBackpropagation
 from meta_tasks.inner_loop.chains import ChainUnroll, MeanLoss
@@ -261,7 +261,7 @@ def test_it_learns_to_come_closer_to_the_posterior():
 
 
 def test_the_other_learned_rules_can_be_trained_so():
-    made = trainer(rule=L2ERule("residual", "scaled", (4,)))
+    made = trainer(rule=L2ERule("residual", "adaptive", (4,)))
     before = made.weights.detach().clone()
     made.step()
     assert not torch.equal(made.weights, before)

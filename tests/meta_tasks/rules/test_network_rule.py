@@ -43,9 +43,9 @@ def end_of_a_run(name, settings):
 @pytest.mark.parametrize(
     ("name", "base"),
     [
-        ("L2E", {"form": "residual", "feature_set": "lean"}),
+        ("L2E", {"form": "residual", "feature_set": "matrix"}),
         ("L2E", {"form": "paper"}),
-        ("PrecondL2E", {"feature_set": "lean"}),
+        ("PrecondL2E", {"feature_set": "adaptive"}),
         ("KineticL2E", {}),
         ("MetaSGMCMC", {"correction": "finite_difference"}),
     ],

@@ -163,7 +163,7 @@ def runs_of(evaluation, rule, monkeypatch):
 
 
 def test_held_out_tasks_are_run_as_the_sampler_is_trained(monkeypatch):
-    family, rule = family_named("digits"), L2ERule("residual", "lean", (4,))
+    family, rule = family_named("digits"), L2ERule("residual", "matrix", (4,))
     small = dict(samples=4, tasks=1, chains=1, lrs=(0.1,))
     plain = HeldOutEvaluation(family, 80, **small)
     late = HeldOutEvaluation(family, 80, burn_in=0.9, **small)

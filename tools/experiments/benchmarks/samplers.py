@@ -49,7 +49,9 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "L2E, network l2e": lambda params: L2E(params, LR, NUM_DATA, network="l2e"),
     "KineticL2E without the Hessian": lambda params: KineticL2E(params, LR, NUM_DATA, hessian="none"),
     "MetaSGMCMC": lambda params: MetaSGMCMC(params, LR, NUM_DATA),
-    "MetaSGMCMC, finite differences": lambda params: MetaSGMCMC(params, LR, NUM_DATA, correction="finite_difference"),
+    "MetaSGMCMC, finite differences": lambda params: MetaSGMCMC(
+        params, LR, NUM_DATA, settings={"correction": "finite_difference"}
+    ),
 }
 #: Those that have compiled code.
 COMPILED = (

@@ -10,8 +10,8 @@ import torch
 
 from learned_samplers import L2E, MetaSGMCMC
 from learned_samplers.learned import weights
+from learned_samplers.learned.cards import registered, sampler_from_card
 from learned_samplers.learned.law import gaussian_law, l2e_law, measured_at
-from learned_samplers.learned.registry import registered, sampler_from_card
 
 STIFFNESS = (0.03, 0.3)  # lr times the curvatures of the mean loss, from the smallest to the largest
 COORDINATES = 5

@@ -15,7 +15,7 @@ import tyro
 
 from experiments.harness.options import at_least_one
 from learned_samplers.base import validation
-from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.sampler import REGISTRY
 from meta_tasks.estimators import AntitheticES, Estimator, NoiseReuseES, Shaping, TruncatedBackpropagation
 from meta_tasks.inner_loop.schedule import Horizon

@@ -14,7 +14,7 @@ import torch
 from experiments.harness.output import command_line
 from experiments.meta_training.cards import commit, reproducing, without_infinities
 from experiments.meta_training.options import Options, check_positive
-from learned_samplers.learned.registry import registered
+from learned_samplers.learned.cards import registered
 from learned_samplers.learned.weights import save as save_weights
 from meta_tasks.estimators import Evaluator
 from meta_tasks.rules.learned import NetworkRule

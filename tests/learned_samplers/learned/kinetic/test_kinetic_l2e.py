@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import SGHMC, KineticL2E, check_sampler
+from learned_samplers import SGHMC, check_sampler
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.kinetic.rule import (
+from learned_samplers.learned.kinetic import (
     KineticSettings,
     kinetic_half_step,
     kinetic_mean,
@@ -19,7 +19,7 @@ from learned_samplers.learned.kinetic.rule import (
 )
 from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
 from tests.harness import closure_for, flat, sghmc_variance, small_data, small_network
-from tests.learned_samplers.learned.flat_keywords import keywords
+from tests.learned_samplers.learned.flat_keywords import KineticL2E, keywords
 
 kinetic_half_step = keywords(kinetic_half_step, KineticSettings)
 kinetic_mean = keywords(kinetic_mean, KineticSettings)

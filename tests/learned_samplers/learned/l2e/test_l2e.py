@@ -11,17 +11,19 @@ import torch
 from torch import nn
 
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
-from learned_samplers import L2E, SGHMC, KineticL2E
+import pretrained
+from learned_samplers import SGHMC
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.l2e.optimizer import PUBLISHED_CODE
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
-from learned_samplers.learned.network import layers_of
-from learned_samplers.learned.preconditioned import PrecondL2E
+from learned_samplers.learned.l2e import PUBLISHED_CODE, L2ESettings, l2e_rule
+from learned_samplers.learned.network import apply_network, build_network, layers_of
 from tests.harness import flat, small_data, small_network
-from tests.learned_samplers.learned.flat_keywords import keywords
+from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, PrecondL2E, keywords
 from tests.learned_samplers.learned.l2e.l2e_cases import chain, network
+from tests.trace import passed
 
+#: Of the shipped gate before it was one layer.
+OLD_OUTPUT = -0.539840615252324
 l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
 l2e_residual_rule = keywords(l2e_rule, L2ESettings)
 
@@ -69,7 +71,11 @@ def test_untrained_in_the_papers_form_it_moves():
 @pytest.mark.parametrize(
     ("options", "rule", "extra"),
     [
-        ({"beta_scale": 0.5, "alpha_scale": 0.2, "friction_scale": 0.3, "reference_data": 40.0}, l2e_residual_rule, {}),
+        (
+            {"beta_scale": 0.5, "alpha_scale": 0.2, "friction_scale": 0.3, "num_data_in_training": 40.0},
+            l2e_residual_rule,
+            {},
+        ),
         ({"beta_scale": 0.5, "decay_time": 2.0}, l2e_residual_rule, {}),
         ({"form": "paper", "output_bound": 2.0}, l2e_paper_rule, {}),
         (PUBLISHED_CODE, l2e_paper_rule, {"friction": "algorithm2", "noise_multiplier": 1e-3}),
@@ -93,7 +99,7 @@ def test_the_chain_is_that_of_the_pure_rule(options, rule, extra):
     scales = {
         k: v
         for k, v in options.items()
-        if k.endswith("_scale") or k in ("reference_data", "decay_time", "output_bound")
+        if k.endswith("_scale") or k in ("num_data_in_training", "decay_time", "output_bound")
     }
     for step in range(15):
         model.zero_grad()
@@ -219,7 +225,7 @@ def test_a_chain_is_not_resumed_with_another_network():
     others = {
         "sha256": lambda p: L2E(p, 0.1, 100, network=network(seed=1)),
         "form": lambda p: L2E(p, 0.1, 100, network=network(), form="paper"),
-        "feature_set": lambda p: L2E(p, 0.1, 100, network=network("scaled"), feature_set="scaled"),
+        "feature_set": lambda p: L2E(p, 0.1, 100, network=network("adaptive"), feature_set="adaptive"),
     }
     for word, make in others.items():
         _, other = chain(make, 2)
@@ -258,24 +264,83 @@ def test_empty_and_scalar_parameters_are_fine():
     assert (params[1] != 1).all()
 
 
+# ------------------------------------------------------------------ what is loaded, and what a person chose
+
+
+@pytest.mark.parametrize("num_data", [10, 1200, 10**6])
+def test_what_it_loads_is_learned_whatever_the_number_of_data(num_data):
+    card = L2E([torch.zeros(2, 3, requires_grad=True)], num_data=num_data).card
+    assert (card["name"], card["layers"]) == ("l2e-gated", [[3, 31]])
+    assert "29 numbers" in card["learned"]
+    assert "attenuated" in card["scales"]
+
+
+def test_the_gate_in_one_layer_computes_what_it_did_in_three():
+    """The file before had two ReLU layers that carried it: −w·x as relu(−u) − relu(u), the gate over a bias of 6.07."""
+    weight, bias = (p.detach().double() for p in pretrained.load("l2e-gated").parameters())
+    direction, gate = -weight[1], weight[2]
+    first = torch.stack([direction, -direction, gate]), torch.tensor([0.0, 0.0, bias[2] + 6.0])
+    last = torch.tensor([[0.0, 0, 0], [-1, 1, 0], [0, 0, 1]]), torch.tensor([0.0, 0, -6.0])
+    before = [first, (torch.eye(3), torch.zeros(3)), last]
+    x = 3 * torch.randn(31, 2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    theirs = apply_network([(w.double(), b.double()) for w, b in before], x)
+    ours = apply_network([(weight, bias)], x)
+    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-12, atol=1e-12)
+    assert not torch.cat([ours[0], theirs[0]]).any()
+    # Once computed with the old file, at the features sin(1), sin(2), …: its β.
+    wave = torch.sin(torch.arange(1.0, 32, dtype=torch.float64))[:, None]
+    wave = wave[[*range(9), 14, *range(9, 14), *range(15, 31)]]  # in today's order
+    assert apply_network([(weight, bias)], wave)[1].item() == pytest.approx(OLD_OUTPUT, rel=1e-6)
+
+
 @pytest.mark.parametrize("prior_mean", ["initial", None])
 @pytest.mark.parametrize("native", ["0", "1"])
-def test_the_damping_measures_the_way_from_the_priors_mean(prior_mean, native, monkeypatch):
-    """Where the weights are at it nothing pulls, and the default with few data is the direction alone."""
+def test_the_attenuation_measures_the_way_from_the_priors_mean(prior_mean, native, monkeypatch):
+    """Where the weights are at it nothing pulls; else the direction is short beside gradients below the prior's."""
     monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", native)
-    moved = {}
-    for name in ("default", "l2e-sparse"):
+    moved, network = {}, build_network("matrix", ())
+    with torch.no_grad():
+        network[0].weight[1, FEATURE_SETS["matrix"].names.index("matrix_direction")] = -1.0
+    for attenuated in (True, False):
         generator = torch.Generator().manual_seed(1)
         weight, bias = (torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 6), (5,)))
         before = [p.detach().clone() for p in (weight, bias)]
         group = {"params": [weight, bias], "prior_mean": prior_mean}
-        sampler = L2E([group], 0.001, num_data=50, network=name, temperature=0.0, prior_precision=1.0)
+        own = L2ESettings(feature_set="matrix", beta_scale=10.0, friction_scale=0.0, attenuated=attenuated)
+        sampler = L2E([group], 0.001, num_data=50, network=network, settings=own, temperature=0.0, prior_precision=1.0)
         for p in (weight, bias):
             p.grad = 0.005 * torch.randn(p.shape, generator=generator)
         sampler.step()
-        moved[name] = [p.detach() - start for p, start in zip((weight, bias), before, strict=True)]
-    for damped, undamped in zip(*moved.values(), strict=True):
+        moved[attenuated] = [p.detach() - start for p, start in zip((weight, bias), before, strict=True)]
+    for short, whole in zip(moved[True], moved[False], strict=True):
         if prior_mean == "initial":
-            assert torch.equal(damped, undamped)
+            assert torch.equal(short, whole)
         else:  # a pull of 1/50 beside gradients of 1/200, of which the average has a tenth
-            assert damped.norm() < 0.2 * undamped.norm()
+            assert short.norm() < 0.2 * whole.norm()
+
+
+def test_the_attenuation_is_next_to_nothing_with_many_data():
+    network, ends = pretrained.load("l2e-gated"), []
+    for attenuated in (True, False):
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(20, 30) * 0.1)
+        own = {**pretrained.card("l2e-gated")["scales"], "attenuated": attenuated, "feature_set": "matrix"}
+        sampler = L2E([p], 0.001, 50_000, network=network, settings=own, temperature=0.0, prior_precision=5.0)
+        for _ in range(20):
+            p.grad = 0.01 * torch.randn(20, 30)
+            sampler.step()
+        ends.append(p.detach())
+    torch.manual_seed(0)
+    moved = (ends[1] - torch.randn(20, 30) * 0.1).norm()
+    assert (ends[0] - ends[1]).norm() < 0.01 * moved
+
+
+def test_a_step_passes_few_files_and_functions():
+    params = [torch.randn(shape, requires_grad=True) for shape in ((8, 5), (8,), (3, 8), (3,))]
+    sampler = L2E(params, num_data=5000)
+    for _ in range(4):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        files, functions = passed(sampler.step)
+    assert len(files - {"base/whitening.py"}) <= 14, sorted(files)  # which is to be a part of base/matrices.py
+    assert len(functions) <= 85, sorted(functions)

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from learned_samplers import L2E, KineticL2E
-from learned_samplers.learned.preconditioned import PrecondL2E
 from tests.harness import closure_for, flat, small_network
+from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, PrecondL2E
 from tests.learned_samplers.learned.l2e.l2e_cases import network
 
 
@@ -38,7 +37,7 @@ NAN = float("nan")
         (L2E, {"network": "no-such-weights"}, ValueError, "no shipped weights are named 'no-such-weights'"),
         (L2E, {"network": "nowhere/l2e.safetensors"}, FileNotFoundError, "nowhere"),
         (L2E, {"network": nn.ReLU()}, ValueError, "network must have nn.Linear layers"),
-        (L2E, {"network": network("scaled")}, ValueError, r"network must take 9 features \('paper'\).* got 20 and 2"),
+        (L2E, {"network": network("adaptive")}, ValueError, r"network must take 9 features \('paper'\).* got 26 and 2"),
         (L2E, {"network": network(outputs=1)}, ValueError, "give 2 outputs, got 9 and 1"),
         (L2E, {"network": None, "alpha_scale": -1.0}, ValueError, "alpha_scale must not be negative, got -1.0"),
         (L2E, {"network": None, "beta_scale": NAN}, ValueError, "beta_scale must be finite"),
@@ -67,7 +66,7 @@ NAN = float("nan")
         (PrecondL2E, {"friction_clip": "big"}, TypeError, "friction_clip must be a number"),
         (PrecondL2E, {"curl_scale": -2.0}, ValueError, "curl_scale must not be negative"),
         (PrecondL2E, {"correction": "full"}, ValueError, "correction must be one of"),
-        (PrecondL2E, {"network": network("scaled")}, ValueError, "network must take 9 features"),
+        (PrecondL2E, {"network": network("adaptive")}, ValueError, "network must take 9 features"),
     ],
 )
 def test_bad_arguments_are_named(cls, settings, error, message):

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.whitening import state_lengths, update_whitening
+from learned_samplers.base.whitening import state_lengths
 from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.features import TensorScales, update_averages
-from learned_samplers.learned.l2e.measures import assumption_violation, output_grids, term_contributions, term_effects
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
-from learned_samplers.learned.network import NetworkOnChain, build_network, layers_of
+from learned_samplers.learned.features import NetworkOnChain, Scales, network_at, update_averages
+from learned_samplers.learned.l2e import L2ESettings, l2e_rule
+from learned_samplers.learned.measures import assumption_violation, output_grids, term_contributions, term_effects
+from learned_samplers.learned.network import build_network, layers_of
 from meta_tasks.rules.learned import L2ERule
 from tests.learned_samplers.learned.flat_keywords import keywords
 
@@ -53,8 +53,8 @@ def state(leading=(), feature_set="paper", seed=1):
     theta, g, r = (torch.randn(*leading, 42, generator=generator, dtype=torch.float64) for _ in range(3))
     averages = torch.zeros(*leading, FEATURE_SETS[feature_set].num_averages, 42, dtype=torch.float64)
     chain = dict(parameter=0.2 * theta, gradient=0.1 * g, momentum=r, averages=averages, segments=SEGMENTS)
-    if FEATURE_SETS[feature_set].whitens:
-        chain["whitening"] = torch.zeros(*leading, sum(state_lengths(SEGMENTS)), dtype=torch.float64)
+    if FEATURE_SETS[feature_set].matrix:
+        chain["covariances"] = torch.zeros(*leading, sum(state_lengths(SEGMENTS)), dtype=torch.float64)
     return chain
 
 
@@ -66,13 +66,10 @@ def state(leading=(), feature_set="paper", seed=1):
 def test_the_derivatives_are_finite_differences_at_fixed_scales(form, feature_set):
     s, phi = state(feature_set=feature_set), weights(feature_set)
     found = assumption_violation(**s, **HYPER, **MORE, phi=phi, form=form, feature_set=feature_set, step=3)
-    averages = update_averages(s["averages"], s["gradient"], feature_set)
-    own = MORE["prior_precision"]
-    named, at = FEATURE_SETS[feature_set], dict(lr=0.2, num_data=80.0, step=3, prior_precision=own)
-    if named.whitens:
-        at["whitening"] = update_whitening(s["whitening"], s["gradient"], SEGMENTS, 3)
-    scales = TensorScales(s["parameter"], s["gradient"], averages, SEGMENTS, named, **at)
-    network = NetworkOnChain(phi, scales, None)
+    own = L2ESettings(feature_set=feature_set)
+    run = dict(settings=own, lr=0.2, num_data=80.0, step=3, prior_precision=MORE["prior_precision"])
+    before = s["parameter"], s["gradient"], s["averages"], SEGMENTS
+    network, _ = network_at(phi, *before, covariances=s.get("covariances"), **run)
     network(s["momentum"])
     h, eps = 1e-7, math.sqrt(0.2 / 80)
 
@@ -108,7 +105,7 @@ def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
     s, phi = state(), weights()
     found = assumption_violation(**s, **HYPER, **MORE, phi=phi, friction_scale=friction_scale)
     averages = update_averages(s["averages"], s["gradient"])
-    scales = TensorScales(
+    scales = Scales(
         s["parameter"], s["gradient"], averages, SEGMENTS, FEATURE_SETS["paper"], lr=0.2, num_data=80.0, step=0
     )
     network = NetworkOnChain(phi, scales, None)
@@ -150,7 +147,7 @@ def test_members_are_measured_one_by_one():
     [
         ("residual", {}),
         ("residual", {"friction_scale": 0.4}),
-        ("residual", {"reference_data": 20.0}),
+        ("residual", {"num_data_in_training": 20.0}),
         ("residual", {"decay_time": 5.0, "step": 11}),
         ("paper", {}),
         ("paper", {"friction": "algorithm2", "noise_multiplier": 1e-3}),

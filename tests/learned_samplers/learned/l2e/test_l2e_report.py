@@ -10,16 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from learned_samplers import L2E, SGHMC, check_sampler
+from learned_samplers import SGHMC, check_sampler
 from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.l2e.measures import assumption_violation, term_contributions, term_effects
-from learned_samplers.learned.l2e.report import flat_states
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_rule
+from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.law import gaussian_law, l2e_law
+from learned_samplers.learned.measures import assumption_violation, flat_states, term_contributions, term_effects
 from learned_samplers.learned.network import build_network
-from learned_samplers.learned.preconditioned import PrecondL2E
 from tests.harness import closure_for, small_network
-from tests.learned_samplers.learned.flat_keywords import keywords
+from tests.learned_samplers.learned.flat_keywords import L2E, PrecondL2E, keywords
 
 assumption_violation, term_contributions, term_effects = (
     keywords(each, L2ESettings) for each in (assumption_violation, term_contributions, term_effects)
@@ -192,22 +190,17 @@ def test_a_sampler_that_runs_away_is_unstable_and_not_an_error():
     assert report.verdict == "unstable", report
 
 
-def test_the_law_of_a_sampler_that_whitens():
-    def make(p, feature_set="whitened"):
-        module = build_network(feature_set, (2,))
-        row = FEATURE_SETS[feature_set].names.index(
-            {"whitened": "whitened_0.9", "matrix": "orthogonal_0.9"}[feature_set]
-        )
+def test_the_law_of_a_sampler_that_sees_matrices():
+    def make(p, feature="matrix_direction"):
+        module = build_network("matrix", ())
         with torch.no_grad():
-            module[0].weight.zero_()
-            module[0].weight[:, row] = torch.tensor([1.0, -1.0])
-            module[-1].weight[1] = torch.tensor([-1.0, 1.0])
-        return L2E(p, 0.1, 100, network=module, feature_set=feature_set, beta_scale=1.0)
+            module[0].weight[1, FEATURE_SETS["matrix"].names.index(feature)] = -1.0
+        return L2E(p, 0.1, 100, network=module, feature_set="matrix", beta_scale=1.0)
 
     found = l2e_law(make, coordinates=500, stiffness=(0.2,), seed=1)
     assert found["terms"]["learned_velocity"] > 0
-    # On a vector both rows are the momentum over its root mean square, and two different laws would be told the same.
+    # On a vector both would be the momentum over its root mean square, and two different laws would be told the same.
     assert found["shape"] == [22, 23]
-    other = l2e_law(lambda p: make(p, "matrix"), coordinates=500, stiffness=(0.2,), seed=1)
+    other = l2e_law(lambda p: make(p, "average_0.9"), coordinates=500, stiffness=(0.2,), seed=1)
     assert found["term_effects"]["noise"] != pytest.approx(other["term_effects"]["noise"], rel=0.1)
     assert found["bias"] != pytest.approx(other["bias"], rel=0.02)

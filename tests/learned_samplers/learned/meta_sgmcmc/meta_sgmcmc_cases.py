@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from learned_samplers.learned.meta_sgmcmc.network import build_meta_network
+from learned_samplers.learned.meta_fields import build_meta_network
 from learned_samplers.learned.network import layers_of
 from tests.harness import flat, small_data, small_network
 

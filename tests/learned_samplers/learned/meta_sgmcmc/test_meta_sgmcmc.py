@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learned_samplers import SGHMC, MetaSGMCMC
-from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
+from learned_samplers import SGHMC
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.network import build_network, layers_of
 from tests.harness import closure_for, flat, small_network
-from tests.learned_samplers.learned.flat_keywords import keywords
+from tests.learned_samplers.learned.flat_keywords import MetaSGMCMC, keywords
 from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import N, network, run
 
 meta_sgmcmc_rule = keywords(meta_sgmcmc_rule, MetaSGMCMCSettings)
@@ -51,7 +51,7 @@ def test_the_two_corrections_agree_in_a_chain():
 def test_blocks_do_not_change_the_chain(monkeypatch):
     make = lambda p: MetaSGMCMC(p, 0.2, N, network=network())  # noqa: E731
     whole = run(make)
-    monkeypatch.setattr("learned_samplers.learned.meta_sgmcmc.optimizer._BLOCK_ON_CPU", 7)
+    monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 7)
     torch.testing.assert_close(run(make), whole, rtol=1e-11, atol=1e-13)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learned_samplers import MetaSGMCMC, check_sampler
+from learned_samplers import check_sampler
 from tests.harness import sghmc_variance
+from tests.learned_samplers.learned.flat_keywords import MetaSGMCMC
 from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import network
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.meta_sgmcmc.network import build_meta_network, check_meta_network, split_meta_network
-from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
+from learned_samplers.learned.meta_fields import build_meta_network, check_meta_network, split_meta_network
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.network import flatten, layers_of, shapes_of, unflatten
 from tests.learned_samplers.learned.flat_keywords import keywords
 from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import random_phi

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.meta_sgmcmc import rule as module
-from learned_samplers.learned.meta_sgmcmc.corrections import slopes_by_autograd, to_root_mean_square
-from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
+from learned_samplers.learned import meta_sgmcmc as module
+from learned_samplers.learned.meta_fields import exact_slopes, to_root_mean_square
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from tests.learned_samplers.learned.flat_keywords import keywords
 from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import random_phi
 
@@ -63,7 +63,7 @@ def without(*names, position=None, factor=0.0):
     """The exact derivatives with some of them multiplied by ``factor``, in the half ``position`` (None: in both)."""
 
     def slopes(fields, momentum, probe_size, *, position: bool):
-        right = slopes_by_autograd(fields, momentum, probe_size, position=position)
+        right = exact_slopes(fields, momentum, probe_size, position=position)
         if half is not None and half != position:
             return right
         wrong = {name: getattr(right, name) for name in names}

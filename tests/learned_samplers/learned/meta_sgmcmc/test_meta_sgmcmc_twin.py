@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
-from learned_samplers import MetaSGMCMC
 from tests.harness import flat, small_data, small_network
+from tests.learned_samplers.learned.flat_keywords import MetaSGMCMC
 from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import N, network
 
 

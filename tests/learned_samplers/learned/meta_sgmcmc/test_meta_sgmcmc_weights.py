@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import pretrained
-from learned_samplers import MetaSGMCMC
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned import weights
-from learned_samplers.learned.meta_sgmcmc.network import META_FEATURE_SETS, META_FEATURES
-from learned_samplers.learned.meta_sgmcmc.rule import MetaSGMCMCSettings, meta_sgmcmc_rule
+from learned_samplers.learned.meta_fields import META_FEATURE_SETS, META_FEATURES
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.network import layers_of
-from tests.learned_samplers.learned.flat_keywords import keywords
+from tests.learned_samplers.learned.flat_keywords import MetaSGMCMC, keywords
 from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import N, network
 from tests.learned_samplers.learned.test_weights import make_card
 
@@ -38,7 +37,7 @@ def test_weights_and_card_make_the_sampler(tmp_path):
     assert (group["lr"], group["momentum_decay"]) == (0.007, 0.01)
     chosen = ("curl_offset", "curl_scale", "friction_scale", "gradient_scale", "curl_clip")
     assert [getattr(sampler.settings, key) for key in chosen] == [0.5, 1.0, 1.9, 70.0, 2.0]
-    assert sampler.form == "absolute"
+    assert sampler.settings.form == "absolute"
     x = torch.randn(4, 3)
     assert torch.equal(sampler.network(x), module(x))
     with pytest.raises(ValueError, match="weights for form 'absolute', asked for 'signed'"):
@@ -105,7 +104,7 @@ def test_the_tensors_are_those_of_the_group(monkeypatch):
     module, stream = network(), torch.Generator().manual_seed(0)
     params = [torch.randn(shape, generator=stream, dtype=torch.float64).requires_grad_() for shape in ((2, 3), (4,))]
     sampler = MetaSGMCMC(params, 0.2, N, network=module, feature_set="energy_rms", gradient_scale=3.0)
-    monkeypatch.setattr("learned_samplers.learned.meta_sgmcmc.optimizer._BLOCK_ON_CPU", 3)
+    monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 3)
 
     def flat_loss(x):
         return torch.cos(x).sum() + 0.1 * (x[1] * x[7]) ** 2

@@ -43,7 +43,7 @@ def libraries(folder):
 
 def test_without_a_compiler_one_line_says_so_once(monkeypatch):
     without_compiler(monkeypatch)
-    with pytest.warns(RuntimeWarning, match="slower steps in Python.*no C\\+\\+ compiler was found") as caught:
+    with pytest.warns(RuntimeWarning, match="slower steps in torch.*no C\\+\\+ compiler was found") as caught:
         assert library.native_library() is None
     assert len(caught) == 1
     assert "\n" not in str(caught[0].message)

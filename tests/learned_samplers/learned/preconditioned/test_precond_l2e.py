@@ -11,10 +11,9 @@ from torch import nn
 from learned_samplers import SGHMC
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.network import build_network, layers_of
-from learned_samplers.learned.preconditioned import PrecondL2E
-from learned_samplers.learned.preconditioned.rule import PreconditionedSettings, l2e_precond_rule
+from learned_samplers.learned.preconditioned import PreconditionedSettings, l2e_precond_rule
 from tests.harness import flat, small_data, small_network
-from tests.learned_samplers.learned.flat_keywords import keywords
+from tests.learned_samplers.learned.flat_keywords import PrecondL2E, keywords
 
 l2e_precond_rule = keywords(l2e_precond_rule, PreconditionedSettings)
 

@@ -36,7 +36,6 @@ from learned_samplers import (
 )
 from learned_samplers.approximations import IVON
 from learned_samplers.learned import weights
-from learned_samplers.learned.default_weights import l2e_weights
 from learned_samplers.learned.feature_sets import feature_set_named
 
 Groups = list[dict[str, Any]]
@@ -154,7 +153,7 @@ class RunMethod(Method):
         if self.network is None:
             return None
         name = settings.named_networks.get(self.name.lower(), self.network)
-        return l2e_weights(num_data) if name == "default" else name
+        return "l2e-gated" if name == "default" else name
 
     def card(self, settings: Settings, num_data: float) -> dict[str, Any] | None:
         """The card of a learned sampler's weights, None of other methods.

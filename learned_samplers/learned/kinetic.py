@@ -1,25 +1,201 @@
-"""Kinetic-L2E: a learned mean of the momentum, with the posterior as its invariant law in continuous time."""
+"""Kinetic-L2E: a learned mean of the momentum, with the posterior as its invariant law in continuous time.
+
+H(θ, r) = U(θ) + g(θ, r) with the kinetic energy g = ½‖r − f(θ)‖², so that p(r|θ) = N(f(θ), T) for any f: its normaliser
+does not depend on θ, and the law of θ is the posterior with no assumption on the network. From g,
+
+    ∂g/∂r = r − f(θ),        ∂g/∂θ = −Jᵀ(r − f(θ)),    J = ∂f/∂θ
+
+(the paper, Appendix D, leaves out the ½ and prints ∂g/∂θ = f·∂f, which is not the gradient of its energy). The network
+sees θ and ∇Ũ(θ), so J runs through the gradient: Jᵀv = (∂f/∂θ)ᵀv + ∇²Ũ·(∂f/∂∇Ũ)ᵀv, a Hessian-vector product.
+
+With v = r − f, dv = −∇U − (J − Jᵀ)·v − C·v + noise: with a symmetric Jacobian (any f of each θᵢ alone) the path of θ
+has the law of SGHMC's. All that this form can learn is the rotation J − Jᵀ.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base import validation as check
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards.precision import without_autocast
-from learned_samplers.base.operations import as_number
+from learned_samplers.base.operations import FUNCTIONAL, as_number, scalar_sqrt
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
-from learned_samplers.learned.flat_buffers import gather, scatter, together
-from learned_samplers.learned.kinetic.rule import KineticSettings, kinetic_finish, kinetic_mean
-from learned_samplers.learned.native.kinetic import half_step
-from learned_samplers.learned.sampler import LearnedSampler
+from learned_samplers.classical.sghmc import sghmc_rule
+from learned_samplers.learned.network import Phi, value_and_slopes
+from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
+from learned_samplers.learned.settings import LearnedSettings, choice, setting
+
+#: The network's inputs: θ and ∇Ũ, each over its root mean square over the tensor.
+KINETIC_FEATURES = ("parameter", "energy_gradient")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KineticSettings(LearnedSettings):
+    """The settings of `KineticL2E`.
+
+    Args:
+        mean_scale: s, in units of the momentum.
+        output_bound: B > 0 holds the network's output to B·tanh(·/B).
+        hessian: where the Hessian-vector product comes from, see `KineticL2E`.
+        probe_size: δ of its finite difference, as root mean square displacement of θ.
+    """
+
+    sampler: ClassVar[str] = "KineticL2E"
+
+    feature_set: str = choice("kinetic", "kinetic")
+    mean_scale: float = setting(1.0, check.non_negative, doc="Factor on the learned mean of the momentum.")
+    output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
+    hessian: str = choice("finite_difference", "finite_difference", "double_backward", "none", in_card=False)
+    probe_size: float = setting(1e-3, check.positive, in_card=False)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return KINETIC_FEATURES
+
+    @property
+    def outputs(self) -> int:
+        return 1
+
+
+def kinetic_mean(
+    parameter: Tensor,
+    gradient: Tensor,
+    *,
+    phi: Phi,
+    segments: Segments,
+    num_data: Any,
+    prior_precision: Any,
+    settings: KineticSettings,
+) -> Tensor:
+    """f(θ) = s·network(θ̂, ∇Ũ^), the mean of the momentum, (..., d).
+
+    Args:
+        parameter, gradient: (..., d), the gradient of the mean minibatch loss.
+        phi: the network's layers, two inputs and one output, with the leading axes of ``parameter`` or none.
+        segments: where the tensors lie in the flat axis.
+        settings: ``mean_scale`` is s, in units of the momentum.
+    """
+    rows = [scaled for scaled, _ in _inputs(parameter, gradient, segments, prior_precision / num_data)]
+    (mean,) = value_and_slopes(phi, rows, (), output_bound=settings.output_bound)
+    return mean * settings.mean_scale
+
+
+def _inputs(parameter: Tensor, gradient: Tensor, segments: Segments, share: Any) -> list[tuple[Tensor, Tensor]]:
+    """Of θ and ∇Ũ/N = g + share·θ: the network's input c·z with c = rsqrt(mean z² + 10⁻⁵) over the tensor, and c."""
+    found = []
+    for z in (parameter, gradient + parameter * share):
+        factor = segments.expand(torch.rsqrt(segments.mean_square(z) + 1e-5))
+        found.append((z * factor, factor))
+    return found
+
+
+def kinetic_half_step(
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Tensor | None,
+    momentum: Tensor,
+    *,
+    phi: Phi,
+    segments: Segments,
+    lr: Any,
+    num_data: Any,
+    temperature: Any,
+    prior_precision: Any,
+    momentum_decay: Any,
+    settings: KineticSettings,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Everything before the Hessian: (f, r_half, (∂f/∂θ)ᵀv, w) with v = r_half − f and w = (∂f/∂g)ᵀv, each (..., d).
+
+    r_half = (1−a)·r + a·f − ε·(N·g + λθ) + √(2aT)·ξ.
+    """
+    share = prior_precision / num_data
+    seen = _inputs(parameter, gradient, segments, share)
+    mean, *slopes = value_and_slopes(phi, [x for x, _ in seen], (0, 1), output_bound=settings.output_bound)
+    mean = mean * settings.mean_scale
+    force = dict(lr=lr, num_data=num_data, prior_precision=prior_precision)
+    _, half = sghmc_rule(
+        parameter, gradient, noise, momentum, **force, momentum_decay=momentum_decay, temperature=temperature
+    )
+    half = FUNCTIONAL.add(half, mean, momentum_decay)
+    velocity = (half - mean) * settings.mean_scale
+    # The transposed derivative of x = c·z takes y to c·(y − x·mean(x·y)).
+    pulled = []
+    for (x, factor), slope in zip(seen, slopes, strict=True):
+        y = velocity * slope
+        pulled.append(factor * (y - x * segments.expand(segments.mean(x * y))))
+    direct, through_gradient = pulled
+    return mean, half, direct + share * through_gradient, through_gradient
+
+
+def kinetic_finish(
+    parameter: Tensor, mean: Tensor, half: Tensor, force: Tensor, *, lr: Any, num_data: Any
+) -> tuple[Tensor, Tensor]:
+    """θ ← θ + ε·(r_half − f);  r ← r_half + ε·``force``, the product Jᵀ(r_half − f)."""
+    step_size = scalar_sqrt(lr / num_data)
+    return FUNCTIONAL.add(parameter, half - mean, step_size), FUNCTIONAL.add(half, force, step_size)
+
+
+def l2e_kinetic_rule(
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Tensor | None,
+    momentum: Tensor,
+    *,
+    hessian_product: Callable[[Tensor], Tensor] | None,
+    phi: Phi,
+    segments: Segments,
+    lr: Any,
+    num_data: Any,
+    temperature: Any,
+    prior_precision: Any,
+    momentum_decay: Any,
+    settings: KineticSettings,
+) -> tuple[Tensor, Tensor]:
+    """One step of Kinetic-L2E, with ε = √(lr/N) and momentum decay a:
+
+        r ← (1−a)·r + a·f(θ) − ε·(N·g + λθ) + √(2aT)·ξ
+        v = r − f(θ)
+        θ ← θ + ε·v,    r ← r + ε·Jᵀv
+
+    The move is the flow of the kinetic energy to O(ε²): where J is symmetric, v stays what it is. (Eq. 13 of the paper
+    takes Jᵀ at the old momentum, and moves θ by the momentum after the force: then εJ acts on θ as a step size that
+    depends on θ, and the bias on Gaussians is several times larger.)
+
+    Args:
+        parameter, gradient, noise, momentum: (..., d); noise standard normal or None at temperature 0.
+        hessian_product: w ↦ ∂²L/∂θ²·w, the Hessian of the *mean* minibatch loss L, (..., d) ↦ (..., d); None leaves
+            the product out, and with it the claim to the posterior.
+        settings: ``hessian`` is not used here; the others as for `kinetic_half_step`.
+
+    Returns:
+        The new (parameter, momentum). With a last layer of zeros it is `sghmc_rule`.
+    """
+    mean, half, force, direction = kinetic_half_step(
+        parameter,
+        gradient,
+        noise,
+        momentum,
+        phi=phi,
+        segments=segments,
+        lr=lr,
+        num_data=num_data,
+        temperature=temperature,
+        prior_precision=prior_precision,
+        momentum_decay=momentum_decay,
+        settings=settings,
+    )
+    if hessian_product is not None:
+        force = force + hessian_product(direction)
+    return kinetic_finish(parameter, mean, half, force, lr=lr, num_data=num_data)
 
 
 class KineticL2E(LearnedSampler):
@@ -35,7 +211,7 @@ class KineticL2E(LearnedSampler):
         v = r − f(θ)
         θ ← θ + ε·v,    r ← r + ε·Jᵀv,    Jᵀv = (∂f/∂θ)ᵀv + ∇²Ũ·(∂f/∂∇Ũ)ᵀv
 
-    ∂g/∂r = r − f and ∂g/∂θ = −Jᵀ(r − f) are derived in `learned_samplers.learned.kinetic.rule`; the paper's printed
+    ∂g/∂r = r − f and ∂g/∂θ = −Jᵀ(r − f) are derived at the head of this module; the paper's printed
     ∂g/∂θ is not the gradient of its energy. The untrained sampler (last layer zero) is `SGHMC`, bit for bit.
 
     Invariant law: exp(−U/T − g/T) in continuous time for any network, so that θ follows the posterior; a step adds a
@@ -52,19 +228,12 @@ class KineticL2E(LearnedSampler):
       backward pass through a graph twice as long, and the memory for it.
     - "none": the product is left out. No closure is needed, and the invariant law is no longer claimed: an ablation.
 
-    Measured without compiled code on one CPU core with a small convolutional network of 32,000 weights, milliseconds a
-    step: `SGHMC` 5.4, "none" 12, "finite_difference" 21, "double_backward" 31; f and its derivative cost about 6 of
-    them. (With it they cost a fifth of that: docs/speed.md.)
-
     Args:
         params, lr, num_data, temperature, prior_precision, momentum_decay: as for `L2E`.
         momentum_init, foreach, generator, options: as for `L2E`, too.
         network: as for `L2E`; "default" is the shipped "kinetic-l2e". The network has two inputs and one output.
-        mean_scale: s, in units of the momentum; by default the card's, else 1.
-        output_bound: B > 0 holds the network's output to B·tanh(·/B).
         hessian: "finite_difference" (the default), "double_backward" or "none".
-        probe_size: δ as root mean square displacement of θ; by default 10⁻³.
-        settings: a `learned_samplers.learned.kinetic.rule.KineticSettings` in the place of the four before.
+        settings: a dict of `KineticSettings`, where each is explained, or all of them.
 
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a step
@@ -75,6 +244,7 @@ class KineticL2E(LearnedSampler):
     not_sharded = "it evaluates the loss beside the present weights"
     settings: KineticSettings
     claims_law = True
+    default_network = "kinetic-l2e"
     state_names = ("momentum",)
     takes_prior_mean = False
     #: The first half of the step is done beside the evaluation of the loss.
@@ -87,14 +257,11 @@ class KineticL2E(LearnedSampler):
         num_data: float | None = None,
         *,
         network: str | os.PathLike[str] | nn.Module | None = "default",
-        momentum_decay: float | None = None,
         temperature: float = 1.0,
         prior_precision: float = 0.0,
-        mean_scale: float | None = None,
-        output_bound: float | None = None,
+        momentum_decay: float | None = None,
         hessian: str | None = None,
-        probe_size: float | None = None,
-        settings: KineticSettings | None = None,
+        settings: KineticSettings | dict[str, Any] | None = None,
         momentum_init: str = "zero",
         foreach: bool | None = None,
         generator: torch.Generator | None = None,
@@ -102,18 +269,10 @@ class KineticL2E(LearnedSampler):
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 
-    def _shipped(self, own: dict[str, Any], num_data: float) -> str:
-        return "kinetic-l2e"
-
     @property
     def hessian(self) -> str:
         """How the Hessian-vector product is computed: "finite_difference", "double_backward" or "none"."""
         return self.settings.hessian
-
-    @property
-    def probe_size(self) -> float:
-        """Step δ of the finite difference."""
-        return self.settings.probe_size
 
     @property
     def needs_closure(self) -> bool:  # type: ignore[override]
@@ -165,7 +324,7 @@ class KineticL2E(LearnedSampler):
             chosen = [params[i] for i in members]
             noise = self.noise_for(chosen, hyper)
             segments, theta = Segments(tuple(p.numel() for p in chosen)), gather(chosen)
-            parts = half_step(
+            parts = kinetic_half_step(
                 theta,
                 gather([grads[i] for i in members]),
                 None if noise is None else gather(noise),
@@ -196,7 +355,7 @@ class KineticL2E(LearnedSampler):
         """(∇L(θ + δw) − ∇L(θ))/δ; parameters and gradients end as they were."""
         size = sum(w.numel() for w in directions.values())
         length = (sum(w.double().square().sum().item() for w in directions.values()) / size) ** 0.5
-        delta = self.probe_size / length
+        delta = self.settings.probe_size / length
         before = {p: (p.clone(), p.grad.clone()) for p in directions if p.grad is not None}
         try:
             for p, w in directions.items():
@@ -222,8 +381,8 @@ class KineticL2E(LearnedSampler):
             theta, momentum = kinetic_finish(
                 half.theta, half.mean, half.half, half.force, lr=hyper["lr"], num_data=hyper["num_data"]
             )
-            scatter(theta, half.params, half.segments)
-            scatter(momentum, [self.state[p]["momentum"] for p in half.params], half.segments)
+            scatter(theta, half.params)
+            scatter(momentum, [self.state[p]["momentum"] for p in half.params])
 
     @torch.no_grad()
     def temperatures(self) -> list[dict[str, float]]:

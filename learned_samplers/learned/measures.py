@@ -1,7 +1,7 @@
 """What a trained L2E does, in numbers: how far it is from its own theory, and which of its terms matter.
 
-Pure functions of flat buffers with any leading batch axes, like the rules; `learned_samplers.learned.l2e.report` gives
-their arguments for an optimizer in mid-run: ``for state in flat_states(sampler): term_contributions(**state)``.
+Pure functions of flat buffers with any leading batch axes, like the rules; `flat_states` gives their arguments for an
+optimizer in mid-run: ``for state in flat_states(sampler): term_contributions(**state)``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from learned_samplers.base import prior_mean
+from learned_samplers.base.guards.precision import MASTER
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.whitening import state_lengths
-from learned_samplers.learned.feature_sets import WHOLE, FeatureSet, feature_set_named
-from learned_samplers.learned.l2e.rule import L2ESettings, l2e_network, l2e_rule, velocity_scale
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.l2e import L2E, L2ESettings, l2e_network, l2e_rule, velocity_scale
 from learned_samplers.learned.network import Phi, RuleArguments, apply_network
+from learned_samplers.learned.sampler import gather, together
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def assumption_violation(
     gradient: Tensor,
     momentum: Tensor,
     averages: Tensor,
-    whitening: Tensor | None = None,
+    covariances: Tensor | None = None,
     *,
     phi: Phi,
     segments: Segments,
@@ -69,13 +72,13 @@ def assumption_violation(
     held fixed.
 
     Args:
-        parameter, gradient, momentum, averages, whitening: the state before a step, see
-            `learned_samplers.learned.l2e.rule`.
+        parameter, gradient, momentum, averages, covariances: the state before a step, see
+            `learned_samplers.learned.l2e.l2e_rule`.
         phi, segments, lr, num_data, momentum_decay, step, settings, prior_precision: as for the rules; their further
             arguments are ignored.
     """
     run = dict(settings=settings, lr=lr, num_data=num_data, step=step, prior_precision=prior_precision)
-    network, _kept = l2e_network(phi, parameter, gradient, averages, segments, whitening=whitening, **run)
+    network, _kept = l2e_network(phi, parameter, gradient, averages, segments, covariances=covariances, **run)
     network(momentum)
     pull = torch.func.vjp(network.held, parameter, momentum)[1]
     ones, zeros = torch.ones_like(parameter), torch.zeros_like(parameter)
@@ -83,12 +86,12 @@ def assumption_violation(
     step_size = scalar_sqrt(lr / num_data)
     per_step = 1.0 if settings.form == "residual" else step_size
     beta_scale = velocity_scale(settings, num_data)
-    unfelt = _damping(settings, momentum_decay, step_size) * (1 - settings.friction_scale) * beta_scale
+    unfelt = _friction(settings, momentum_decay, step_size) * (1 - settings.friction_scale) * beta_scale
     by_momentum = by_momentum * (settings.alpha_scale * per_step) - beta_by_momentum * unfelt
     return AssumptionViolation(by_momentum, by_parameter * (beta_scale * step_size))
 
 
-def _damping(settings: L2ESettings, momentum_decay: Any, step_size: Any) -> Any:
+def _friction(settings: L2ESettings, momentum_decay: Any, step_size: Any) -> Any:
     """What multiplies β in the learned friction of one step: ε·C."""
     return step_size * momentum_decay if settings.friction == "algorithm2" else momentum_decay
 
@@ -98,7 +101,7 @@ def term_contributions(
     gradient: Tensor,
     momentum: Tensor,
     averages: Tensor,
-    whitening: Tensor | None = None,
+    covariances: Tensor | None = None,
     *,
     settings: L2ESettings,
     step: Any = 0,
@@ -113,15 +116,15 @@ def term_contributions(
     Arguments are those of `l2e_rule`, without the noise.
     """
     lr, num_data, momentum_decay = at["lr"], at["num_data"], at["momentum_decay"]
-    before = parameter, gradient, None, momentum, averages, whitening
+    before = parameter, gradient, None, momentum, averages, covariances
     _, moved, *_ = l2e_rule(*before, settings=settings, step=step, **at)
     run = dict(settings=settings, lr=lr, num_data=num_data, step=step, prior_precision=at["prior_precision"])
-    network, _ = l2e_network(at["phi"], parameter, gradient, averages, at["segments"], whitening=whitening, **run)
+    network, _ = l2e_network(at["phi"], parameter, gradient, averages, at["segments"], covariances=covariances, **run)
     alpha, beta = network(momentum)
     beta_scale = velocity_scale(settings, num_data)
     step_size = scalar_sqrt(lr / num_data)
     residual = settings.form == "residual"
-    damping = _damping(settings, momentum_decay, step_size) * settings.friction_scale
+    damping = _friction(settings, momentum_decay, step_size) * settings.friction_scale
     terms = {
         "gradient": gradient * (step_size * num_data),
         "prior": parameter * (step_size * at["prior_precision"]),
@@ -169,7 +172,7 @@ def term_effects(
         generator = torch.Generator(parameter.device).manual_seed(seed)
         theta, momentum = parameter, torch.zeros_like(parameter)
         kept = [parameter.new_zeros(named.num_averages, parameter.shape[-1])]
-        if named.whitens:
+        if named.matrix:
             kept.append(parameter.new_zeros(sum(state_lengths(segments))))
         for step in range(steps):
             noise = torch.randn(theta.shape, generator=generator, dtype=theta.dtype, device=theta.device)
@@ -214,7 +217,7 @@ def output_grids(
     # Features 1 and 2 are θ and r.
     with_gradient = [0, *range(3, 3 + len(named.average_decays))]
     for i, name in enumerate(named.names):
-        if "_to_rms" in name or name.removeprefix("damped_").startswith(WHOLE):
+        if "_to_rms" in name or name == "matrix_direction":
             with_gradient.append(i)
     axis = torch.linspace(-extent, extent, points)
     rows, columns = torch.meshgrid(axis, axis, indexing="ij")
@@ -226,6 +229,51 @@ def output_grids(
             x[along], x[held] = rows.flatten(), value
             with torch.no_grad():
                 like = [(weight.detach().to(x), bias.detach().to(x)) for weight, bias in phi]
-                (y,) = apply_network(like, x, output_bound=output_bound, heads=(head,))
+                y = apply_network(like, x, output_bound=output_bound)[head]
             grids[output].append(y.abs().view(points, points))
     return {"axis": axis, **{name: torch.stack(grid) for name, grid in grids.items()}}
+
+
+#: Where the rule calls a state by another name than the optimizer does.
+_KEYWORD = {"whitening": "covariances"}
+
+
+def flat_states(sampler: L2E) -> list[dict[str, Any]]:
+    """The arguments of `assumption_violation` and `term_contributions`, for each buffer of an optimizer's groups.
+
+    Call it between ``backward`` and ``step``, after at least one step.
+
+    Raises:
+        TypeError: the sampler is no `L2E`.
+        ValueError: a parameter has no gradient, or no step has been taken.
+    """
+    if not isinstance(sampler, L2E):
+        raise TypeError(f"sampler must be an L2E, got {type(sampler).__name__}")
+    if not sampler.step_count:
+        raise ValueError("sampler must have taken a step, for the state to be there; it has taken 0")
+    states = []
+    for group, inputs in zip(sampler.param_groups, sampler.collect_gradients(), strict=True):
+        params, grads = inputs.params, inputs.gradients
+        for members in together(params):
+            chosen = [params[i] for i in members]
+            state = {name: [sampler.state[p][name] for p in chosen] for name in sampler.state_names}
+            theta = gather(_as_updated(sampler, group, chosen)).clone()
+            states.append(
+                {
+                    "parameter": theta,
+                    "gradient": gather([grads[i] for i in members]).to(theta.dtype),
+                    **{_KEYWORD.get(name, name): sampler.flat_state(name, each) for name, each in state.items()},
+                    "phi": [(weight.detach(), bias.detach()) for weight, bias in sampler._phi(theta)],
+                    "segments": Segments.of(chosen),
+                    **sampler.hyper(group),
+                }
+            )
+    return states
+
+
+@torch.no_grad()
+def _as_updated(sampler: L2E, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
+    """θ − μ of parameters, of the float32 copies where there are any: what the rule is given."""
+    weights = [sampler.state[p].get(MASTER, p).detach() for p in params]
+    means = prior_mean.of_params(group, params)
+    return weights if means is None else [w - mean.to(w.dtype) for w, mean in zip(weights, means, strict=True)]

@@ -5,23 +5,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learned_samplers import L2E
-from learned_samplers.learned import two_passes
-from learned_samplers.learned.l2e.rule import L2ESettings
+from learned_samplers.learned import features as features_code
+from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE, native_library
 from learned_samplers.learned.network import layers_of
-from learned_samplers.learned.preconditioned import PrecondL2E
-from learned_samplers.learned.preconditioned.rule import PreconditionedSettings
+from learned_samplers.learned.preconditioned import PreconditionedSettings
 from meta_tasks.rules.learned import L2ERule
+from tests.learned_samplers.learned.flat_keywords import L2E, PrecondL2E
 
 SHAPES = ((6, 3, 3, 3), (40,), (30, 40), (1,), (7, 5))
 SETTINGS = {
     "residual": L2ESettings(feature_set="adaptive", decay_time=20.0),
     "paper": L2ESettings(form="paper", alpha_scale=1.0, beta_scale=1.0),
-    "lean": L2ESettings(feature_set="lean"),
-    "normalised": L2ESettings(feature_set="lean", normalise_output=True, decay_time=20.0),
-    "narrow": L2ESettings(feature_set="lean", normalise_output=True, averages_dtype="bfloat16"),
-    "told": L2ESettings(feature_set="lean", total_steps=12),
+    "matrix": L2ESettings(feature_set="matrix"),
+    "normalised": L2ESettings(feature_set="matrix", normalise_output=True, decay_time=20.0),
+    "narrow": L2ESettings(feature_set="matrix", normalise_output=True, averages_dtype="bfloat16"),
+    "told": L2ESettings(feature_set="matrix", total_steps=12),
     "preconditioned": PreconditionedSettings(feature_set="adaptive", output_bound=1.0),
 }
 
@@ -78,17 +77,19 @@ def uncompiled(monkeypatch):
 def test_the_same_chain_by_compiled_code_and_by_torch(name, temperature, monkeypatch):
     ours = run(sampler_of(SETTINGS[name], temperature=temperature), 10)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "0")
-    assert_close(ours, run(sampler_of(SETTINGS[name], temperature=temperature), 10), 1e-5)
+    # A root of covariances in single precision makes much of a rounding.
+    tolerance = 1e-5 if SETTINGS[name].feature_set != "matrix" else 1e-3
+    assert_close(ours, run(sampler_of(SETTINGS[name], temperature=temperature), 10), tolerance)
 
 
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_together_alone_and_in_pieces_are_one_update(name, monkeypatch):
     together = run(sampler_of(SETTINGS[name], torch.float64), 6)
-    monkeypatch.setattr("learned_samplers.learned.flat_buffers._AT_ONCE_ON_CPU", 1)
+    monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 1)
     alone = run(sampler_of(SETTINGS[name], torch.float64), 6)
-    monkeypatch.setattr(two_passes, "_PIECE_ON_CPU", 7)
-    monkeypatch.setattr("learned_samplers.learned.flat_buffers._AT_ONCE_ON_CPU", 50)
+    monkeypatch.setattr(features_code, "_PIECE_ON_CPU", 1)
+    monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 50)
     assert_close(together, alone, 1e-12)
     assert_close(together, run(sampler_of(SETTINGS[name], torch.float64), 6), 1e-12)
 
@@ -97,8 +98,7 @@ def test_together_alone_and_in_pieces_are_one_update(name, monkeypatch):
 @pytest.mark.parametrize("name", ["residual", "preconditioned"])
 def test_a_chain_in_another_memory_layout_is_the_same(name, native, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, native)
-    for limit in ("_AT_ONCE_ON_CPU", "_AT_ONCE_COMPILED"):
-        monkeypatch.setattr(f"learned_samplers.learned.flat_buffers.{limit}", 1)
+    monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 1)
     # Drawn in the order of memory, the noise of another layout is another one: at temperature 0 there is none.
     ours = run(sampler_of(SETTINGS[name], temperature=0.0, layout=torch.channels_last), 5)
     assert_close(ours, run(sampler_of(SETTINGS[name], temperature=0.0), 5), 1e-5)
@@ -121,8 +121,8 @@ def test_a_resumed_chain_is_the_same_bit_for_bit(name, native, monkeypatch):
 
 @pytest.mark.usefixtures("uncompiled")
 def test_what_is_not_single_precision_takes_steps_too():
-    theirs = run(sampler_of(SETTINGS["lean"], torch.float64, temperature=0.0), 5)
-    assert_close(run(sampler_of(SETTINGS["lean"], torch.bfloat16, temperature=0.0), 5), theirs, 0.1)
+    theirs = run(sampler_of(SETTINGS["matrix"], torch.float64, temperature=0.0), 5)
+    assert_close(run(sampler_of(SETTINGS["matrix"], torch.bfloat16, temperature=0.0), 5), theirs, 0.1)
 
 
 @pytest.mark.parametrize("native", ["0", "1"])
@@ -150,25 +150,25 @@ def test_the_inner_loop_refuses_averages_in_bfloat16():
 def test_a_chain_resumes_with_the_length_of_its_own_run():
     first = sampler_of(SETTINGS["told"])
     run(first, 2)
-    other = sampler_of(SETTINGS["lean"])
+    other = sampler_of(SETTINGS["matrix"])
     with pytest.raises(ValueError, match="total_steps is 12 there, None here"):
         other.load_state_dict(first.state_dict())
 
 
 def test_the_length_of_the_run_changes_the_chain():
-    told, untold = (run(sampler_of(SETTINGS[name], temperature=0.0), 5) for name in ("told", "lean"))
+    told, untold = (run(sampler_of(SETTINGS[name], temperature=0.0), 5) for name in ("told", "matrix"))
     assert any((a - b).abs().max() > 1e-6 for a, b in zip(told, untold, strict=True))
 
 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (dict(total_steps=0, feature_set="lean"), ValueError, "total_steps must be at least 1, got 0"),
-        (dict(total_steps=1.5, feature_set="lean"), TypeError, "total_steps must be an integer"),
+        (dict(total_steps=0, feature_set="matrix"), ValueError, "total_steps must be at least 1, got 0"),
+        (dict(total_steps=1.5, feature_set="matrix"), TypeError, "total_steps must be an integer"),
         (
             dict(total_steps=10),
             ValueError,
-            r"total_steps is for .*'adaptive_run', 'matrix', .*, 'damped_orthogonal_whitened', 'lean'\), got 10",
+            r"total_steps is for .*'matrix'\), got 10",
         ),
         (
             dict(averages_dtype="float16"),

@@ -3,20 +3,19 @@
 import pytest
 import torch
 
-from learned_samplers import L2E
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.features import feature_set_named, update_averages
-from learned_samplers.learned.narrow import narrow_update_
+from learned_samplers.learned.features import _update_rounded_, feature_set_named, update_averages
 from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
+from tests.learned_samplers.learned.flat_keywords import L2E
 
 D, STEPS = 400, 3000
 
 
 def averages_after(scales, dtype, nearest=False):
-    """The averages of the set "lean" of gradients with a mean of their own and noise, whose scale changes by step."""
+    """The averages of the set "matrix" of gradients with a mean of their own and noise, whose scale changes by step."""
     generator = torch.Generator().manual_seed(0)
     centre = torch.randn(D, generator=generator)
-    named = feature_set_named("lean")
+    named = feature_set_named("matrix")
     averages = torch.zeros(named.num_averages, D, dtype=torch.float32 if nearest else dtype)
     for step, scale in enumerate(scales):
         gradient = scale * (0.1 * centre + torch.randn(D, generator=generator))
@@ -36,7 +35,7 @@ def test_averages_have_no_bias_and_little_error():
     exact, ours = averages_after(scales, torch.float32), averages_after(scales, torch.bfloat16)
     assert bias(ours, exact).abs().max() < 0.005
     error = (ours - exact).square().mean(1).sqrt() / exact.square().mean(1).sqrt()
-    assert error.max() < 0.05
+    assert error.max() < 0.08
 
 
 def test_a_second_moment_forgets():
@@ -52,18 +51,18 @@ def test_a_second_moment_forgets():
 def test_each_tensor_counts_its_own_coordinates(pieces):
     row, gradient = torch.randn(D).bfloat16(), torch.randn(D)
     together, start = row.clone(), 0
-    narrow_update_(together, gradient, 0.01, square=False, number=1, step=7, segments=Segments(pieces))
+    _update_rounded_(together, gradient, 0.01, square=False, number=1, step=7, segments=Segments(pieces))
     for length in pieces:
         alone, part = row[start : start + length].clone(), slice(start, start + length)
-        narrow_update_(alone, gradient[part], 0.01, square=False, number=1, step=7, segments=Segments((length,)))
+        _update_rounded_(alone, gradient[part], 0.01, square=False, number=1, step=7, segments=Segments((length,)))
         assert torch.equal(alone, together[part])
         start += length
 
 
 def test_they_cannot_be_differentiated_through():
-    averages = torch.zeros(feature_set_named("lean").num_averages, 3, dtype=torch.bfloat16)
+    averages = torch.zeros(feature_set_named("matrix").num_averages, 3, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="averages in bfloat16 cannot be differentiated through"):
-        update_averages(averages, torch.ones(3, requires_grad=True), "lean")
+        update_averages(averages, torch.ones(3, requires_grad=True), "matrix")
 
 
 @pytest.mark.parametrize("network", ["l2e-gated", "l2e-sparse"])

@@ -1,1 +1,0 @@
-"""Kinetic-L2E, a learned mean of the momentum."""

@@ -1,0 +1,452 @@
+"""L2E, a learned sampler: a small network, applied to every weight, inside stochastic gradient HMC."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.base import matrices, whitening
+from learned_samplers.base import validation as check
+from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.operations import FUNCTIONAL, IN_PLACE, kick, scalar_sqrt
+from learned_samplers.base.sampler import arguments
+from learned_samplers.base.segments import Segments
+from learned_samplers.base.step import GroupInputs
+from learned_samplers.learned.feature_sets import FEATURE_SETS, FeatureSet, check_total_steps, feature_set_named
+from learned_samplers.learned.features import Kept, NetworkOnChain, begin_late_, network_at
+from learned_samplers.learned.network import Phi, RuleArguments
+from learned_samplers.learned.sampler import LearnedSampler
+from learned_samplers.learned.settings import LearnedSettings, choice, setting
+
+#: What the published code does where it differs from the paper: ``L2E(params, lr, **PUBLISHED_CODE, network=...)``,
+#: with lr its ``step_mult`` (its step size h is lr/50,000).
+PUBLISHED_CODE: dict[str, Any] = {
+    "form": "paper",
+    "num_data": 50_000,
+    "settings": {"friction": "algorithm2", "noise_multiplier": 1e-3},
+    "momentum_init": "zero",
+}
+
+# The settings of one form alone, and what "by default" means for those whose default depends on it.
+_OF_ONE_FORM = {
+    "num_data_in_training": "residual",
+    "decay_time": "residual",
+    "noise_multiplier": "paper",
+    "friction": "paper",
+}
+_BY_FORM: dict[str, dict[str, Any]] = {
+    "residual": {"alpha_scale": 0.1, "beta_scale": 1.0},
+    "paper": {"alpha_scale": 1e-3, "beta_scale": 1e-3, "noise_multiplier": 1.0, "friction": "equation6"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2ESettings(LearnedSettings):
+    """The settings of `L2E`; None is the form's default.
+
+    Args:
+        form: "residual", SGHMC with learned terms, or "paper", Eq. 6 of the paper.
+        feature_set: what the network sees, a name in `learned_samplers.learned.feature_sets.FEATURE_SETS`.
+        alpha_scale, beta_scale: s_α and s_β, by default 0.1 and 1 (residual), 10⁻³ both (paper).
+        friction_scale: a further factor on β in the friction alone. With 0 the friction acts on r only: Eq. 6 still,
+            with C·s_β·β taken out of α, but a β that lasts is not cancelled by the momentum that friction builds up
+            against it (at 1, r → −s_β·β within 1/a steps unless α undoes it).
+        output_bound: B > 0 holds the network's outputs to B·tanh(·/B).
+        normalise_output: whether β, after any bound, is divided by its root mean square over the tensor, so that s_β
+            alone says how far the learned velocity moves it (a ``decay_time`` acts after that).
+        gated: whether a third output γ, held to ±6, multiplies β by exp(γ), so that the network can learn how far to
+            move apart from where to (residual form).
+        attenuated: whether the matrix direction, of a feature set that has it, is shortened where the gradients fall
+            below the prior's pull (`learned_samplers.base.matrices.attenuation`).
+        num_data_in_training: N₀ (residual form): s_β is multiplied by √(N/N₀), so that the learned part of a step moves
+            θ by √(lr/N₀)·s_β·β whatever N is, as an adaptive optimizer's step does.
+        decay_time: τ in steps (residual form): the outputs are divided by √(1 + t/τ) after t updates, before any bound,
+            so that the sampler tends to SGHMC; τ·N₀/N in its place where there is a ``num_data_in_training``.
+        total_steps: length of the run, for feature sets with its progress; it is of a run, not of the weights.
+        averages_dtype: "bfloat16" keeps the running averages in half the memory, rounded so that the error averages
+            out, and steps in torch rather than in compiled code.
+        noise_multiplier, friction: ν and C of the paper's form, see `l2e_rule`.
+
+    Raises:
+        ValueError, TypeError: a value is out of range or of a wrong type, or a setting belongs to the other form.
+    """
+
+    sampler: ClassVar[str] = "L2E"
+
+    form: str = choice("residual", "residual", "paper", doc="SGHMC with learned terms, or Eq. 6 of the paper.")
+    feature_set: str = choice("paper", *FEATURE_SETS, doc="What the network sees.")
+    alpha_scale: float = setting(None, check.non_negative, optional=True, doc="Factor on the output α.")
+    beta_scale: float = setting(None, check.non_negative, optional=True, doc="Factor on the output β.")
+    friction_scale: float = setting(
+        1.0, check.non_negative, doc="Share of the friction that acts on β; of Meta-SGMCMC and Precond-L2E s_D."
+    )
+    output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
+    normalise_output: bool = setting(
+        False, check.truth, doc="Divide β by its root mean square over the tensor, after the bound."
+    )
+    gated: bool = setting(
+        False, check.truth, doc="Whether a third output γ multiplies β by exp(γ), γ held to ±6 (residual form)."
+    )
+    attenuated: bool = setting(
+        False, check.truth, doc="Shorten the matrix direction where gradients fall below the prior's pull."
+    )
+    num_data_in_training: float | None = setting(
+        None, check.positive, optional=True, doc="N₀ at which the factor on β holds; it grows with the root of N/N₀."
+    )
+    decay_time: float | None = setting(
+        None, check.positive, optional=True, doc="τ in steps: outputs are divided by √(1 + t/τ) after t updates."
+    )
+    total_steps: int | None = setting(
+        None, check.whole, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
+    )
+    averages_dtype: str = choice("float32", "float32", "bfloat16", in_card=False)
+    noise_multiplier: float | None = setting(
+        None, check.non_negative, optional=True, doc="Factor on the noise's variance (paper form)."
+    )
+    friction: str | None = choice(
+        None, "equation6", "algorithm2", doc="Friction of the paper form: a/ε (equation6) or a (algorithm2)."
+    )
+
+    def __post_init__(self) -> None:
+        check.one_of("form", self.form, _BY_FORM)
+        for name, value in _BY_FORM[self.form].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        for name, form in _OF_ONE_FORM.items():
+            if form != self.form and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} does not belong to this form of L2E, form={self.form!r}, got {getattr(self, name)!r}"
+                )
+        super().__post_init__()
+        if self.gated and (self.form != "residual" or self.normalise_output):
+            raise ValueError(
+                f"gated=True needs form='residual' and normalise_output=False, got {self.form!r} and "
+                f"{self.normalise_output}"
+            )
+        if self.attenuated and not feature_set_named(self.feature_set).matrix:
+            raise ValueError(f"attenuated=True is for a matrix direction, which feature_set={self.feature_set!r} lacks")
+        check_total_steps(self.total_steps, self.feature_set)
+
+    def to_card(self) -> dict[str, Any]:
+        card = super().to_card()
+        card["scales"] = {name: v for name, v in card["scales"].items() if _OF_ONE_FORM.get(name) in (None, self.form)}
+        return card
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return feature_set_named(self.feature_set).names
+
+    @property
+    def outputs(self) -> int:
+        return 3 if self.gated else 2
+
+    @property
+    def zero_is_base(self) -> bool:
+        return self.form == "residual"
+
+
+def velocity_scale(settings: L2ESettings, num_data: Any) -> Any:
+    """s_β, or s_β·√(N/N₀) where there is an N₀."""
+    trained = settings.num_data_in_training
+    return settings.beta_scale if trained is None else settings.beta_scale * scalar_sqrt(num_data / trained)
+
+
+def decay_factor(settings: L2ESettings, step: Any, num_data: Any) -> Any:
+    """1/√(1 + t/τ), the factor on the outputs after t = ``step`` updates, or 1 where there is no ``decay_time``.
+
+    τ = ``decay_time``, or τ = ``decay_time``·N₀/N where there is an N₀.
+    """
+    decay_time: Any = settings.decay_time
+    if decay_time is None:
+        return 1.0
+    if settings.num_data_in_training is not None:
+        decay_time = decay_time * settings.num_data_in_training / num_data
+    passed = step.double() if isinstance(step, Tensor) else step
+    return 1 / scalar_sqrt(1 + passed / decay_time)
+
+
+def l2e_network(
+    phi: Phi, *tensors: Any, settings: L2ESettings, num_data: Any, step: Any, **at: Any
+) -> tuple[NetworkOnChain, tuple[Any, ...]]:
+    """As `network_at`, with outputs that decay and are normalised as the settings say."""
+    normalised = 1.0 if settings.normalise_output else None
+    if settings.decay_time is not None:
+        factor = decay_factor(settings, step, num_data)
+        normalised = normalised and factor
+        # On α and β; on α alone where normalising β would lose the factor.
+        *hidden, (weight, bias) = phi
+        factors = torch.ones_like(bias)
+        factors[..., : 1 if settings.normalise_output else 2] = factor
+        phi = [*hidden, (weight * factors.unsqueeze(-1), bias * factors)]
+    return network_at(phi, *tensors, settings=settings, num_data=num_data, step=step, normalised=normalised, **at)
+
+
+def l2e_rule(
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Tensor | None,
+    momentum: Tensor,
+    averages: Kept,
+    covariances: Kept | None = None,
+    *,
+    settings: L2ESettings,
+    step: Any = 0,
+    in_place: bool = False,
+    **at: Unpack[RuleArguments],
+) -> tuple[Any, ...]:
+    """One step of L2E: a pure function of flat buffers, in the residual form or in the paper's, as the settings say.
+
+    With ε = √(lr/N), momentum decay a and (α, β) = network(features(θ, r)), after m ← running averages of g, the
+    residual form is SGHMC plus learned terms, and with a last layer of zeros it is `sghmc_rule`, bit for bit:
+
+        r ← (1−a)·r − ε·(N·g + λθ) + √(2aT)·ξ − s_α·α(θ, r) − a·s_β·β(θ, r)
+        θ ← θ + ε·(r + s_β·β(θ, r_new))
+
+    that is, Eq. 6 of the paper with ∂g/∂r = r + s_β·β and ∂g/∂θ = (s_α/ε)·α. The paper's form is Eq. 6 as it stands,
+    with s_α = s_β = 10⁻³ and ν = ``noise_multiplier``:
+
+        r ← r − ε·[N·g + λθ + s_α·α(θ, r) + C·s_β·β(θ, r)] + √(2aνT)·ξ
+        θ ← θ + ε·s_β·β(θ, r_new)
+
+    The friction is C = a/ε with ``friction="equation6"`` (so that the noise has variance 2Cε·T = 2aT, as Eq. 6 has it),
+    or C = a with ``friction="algorithm2"`` (Algorithm 2 of the paper, noise of variance 2a). The published code is
+    ``friction="algorithm2", noise_multiplier=1e-3`` at ``num_data=50_000``, T = 1, momentum starting at zero.
+
+    Args:
+        parameter, gradient, noise, momentum: (..., d); gradient of the *mean* minibatch loss, noise standard normal or
+            None at temperature 0.
+        averages: (..., `FeatureSet.num_averages`, d), zeros at the start; or in place a tensor for each parameter.
+        covariances: of a feature set with a matrix direction, (..., w), zeros at the start, where w is the sum of
+            `learned_samplers.base.whitening.state_lengths`; or likewise.
+        settings: with s_α = ``alpha_scale`` and s_β = ``beta_scale``; see `L2ESettings` for what else they change.
+        step: updates done so far (0 at the first), a number or a zero-dimensional tensor.
+        in_place: change all of them in place, averages by compiled code where it takes them.
+        at: see `RuleArguments`.
+
+    Returns:
+        The new (parameter, momentum, averages), and covariances where there are any. Without ``in_place`` nothing is
+        changed, and all is differentiable but for a gradient that covariances see.
+    """
+    lr, num_data, momentum_decay = at["lr"], at["num_data"], at["momentum_decay"]
+    prior_precision, temperature = at["prior_precision"], at["temperature"]
+    run = dict(settings=settings, lr=lr, num_data=num_data, step=step, prior_precision=prior_precision)
+    network, kept = l2e_network(
+        at["phi"], parameter, gradient, averages, at["segments"], covariances=covariances, in_place=in_place, **run
+    )
+    step_size, beta_scale = scalar_sqrt(lr / num_data), velocity_scale(settings, num_data)
+    residual, ops = settings.form == "residual", IN_PLACE if in_place else FUNCTIONAL
+    heads = (0, 1) if settings.friction_scale else (0,)
+    outputs = network(momentum, heads) if settings.friction_scale or settings.alpha_scale else ()
+
+    momentum = ops.scale(momentum, 1 - momentum_decay) if residual else momentum
+    force = dict(step_size=step_size, num_data=num_data, prior_precision=prior_precision)
+    momentum = kick(momentum, parameter, gradient, **force, ops=ops)
+    if noise is not None:
+        multiplier = 1.0 if residual else settings.noise_multiplier
+        momentum = ops.add(momentum, noise, scalar_sqrt(2 * momentum_decay * multiplier * temperature))
+    friction = momentum_decay * (step_size if settings.friction == "algorithm2" else 1.0) * settings.friction_scale
+    factors = (settings.alpha_scale * (1.0 if residual else step_size), beta_scale * friction)
+    for output, factor in zip(outputs, factors, strict=False):
+        momentum = ops.add(momentum, output, -factor)
+
+    (beta,) = network(momentum, (1,))
+    parameter = ops.add(parameter, momentum, step_size) if residual else parameter
+    return ops.add(parameter, beta, step_size * beta_scale), momentum, *kept
+
+
+class AveragingSampler(LearnedSampler):
+    """A learned sampler whose network sees running averages of the gradient: `L2E` and its kin."""
+
+    hyperparameters: ClassVar[tuple[str, ...]] = (*LearnedSampler.hyperparameters, "step")
+    in_place: ClassVar[dict[str, Any]] = {"in_place": True}
+    settings: Any
+    #: What the network sees.
+    feature_set: FeatureSet
+    #: When the roots of covariances were made, where the feature set has a matrix direction.
+    roots: whitening.RootSteps
+
+    def __init__(self, params: Any, given: dict[str, Any], *, generator: torch.Generator | None = None):
+        self.roots = whitening.RootSteps()
+        super().__init__(params, given, generator=generator)
+        if self.feature_set.matrix:
+            every = [p for group in self.param_groups for p in group["params"]]
+            instead = "Weights without it: network='l2e' of L2E"
+            matrices.warn_if_slow(every, f"{type(self).__name__}'s network sees", instead, stacklevel=4)
+
+    def _settled(self) -> None:
+        self.feature_set = feature_set_named(self.settings.feature_set)
+        self.state_names = ("momentum", "averages", *(("whitening",) if self.feature_set.matrix else ()))
+
+    @property
+    def not_sharded(self) -> str:  # type: ignore[override]
+        """Statistics of whole tensors are there, derivatives of the network along a tensor are not."""
+        if self._rounded:
+            return "averages in bfloat16 are rounded by a coordinate's place in a whole tensor"
+        if self.feature_set.matrix:
+            others = "take other weights, such as network='l2e' of L2E"
+            return f"feature set {self.feature_set.name!r} sees whole matrices ({others})"
+        return ""
+
+    @property
+    def _rounded(self) -> bool:
+        return self.settings.averages_dtype == "bfloat16"
+
+    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        if name == "whitening":
+            return whitening.state_shape(p.shape)
+        return (self.feature_set.num_averages, *p.shape) if name == "averages" else tuple(p.shape)
+
+    def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
+        if name == "whitening":
+            return whitening.initial_whitening(p)
+        if name == "averages":
+            return p.new_zeros(self.state_shape(name, p), dtype=torch.bfloat16 if self._rounded else None)
+        return super().initial_state(group, p, name)
+
+    def flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
+        lead = (self.feature_set.num_averages,) if name == "averages" else ()
+        return torch.cat([tensor.reshape(*lead, -1) for tensor in tensors], -1)
+
+    def _make_state(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        late = [p for p in inputs.params if group["step"] and "averages" not in self.state.get(p, {})]
+        super()._make_state(group, inputs)
+        if not late:
+            return
+        for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
+            if any(p is each for each in late):
+                segments = Segments.of([p]) if self.parts is None else self.parts.segments(p)
+                if segments.lengths[0]:
+                    mean_square = segments.mean(gradient.reshape(-1).square())
+                    begin_late_(self.state[p]["averages"], mean_square, self.feature_set, group["step"])
+
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+        super().advance(group, inputs)
+        if self.feature_set.matrix:
+            self.roots.keep(self, inputs.params, group["step"])
+
+    def bookmark(self) -> Callable[[], None]:
+        return self.roots.bookmark()
+
+    def state_dict(self) -> dict[str, Any]:
+        saved = super().state_dict()
+        self.roots.save(self, saved)
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for state in self.state.values() if self._rounded else ():
+            if "averages" in state:  # which torch has given the parameter's dtype
+                state["averages"] = state["averages"].to(torch.bfloat16)
+        self.roots = whitening.RootSteps()
+        self.roots.load(self, state_dict)
+
+    state_dict.__doc__, load_state_dict.__doc__ = (
+        LearnedSampler.state_dict.__doc__,
+        LearnedSampler.load_state_dict.__doc__,
+    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("roots", "feature_set", "state_names")}
+        return {**super().__getstate__(), **own}
+
+
+class L2E(AveragingSampler):
+    """SGHMC with a learned correction, so that the average over its trajectory predicts well after few steps.
+
+    Source: Kim, Jung, Kim and Lee, Learning to explore for stochastic gradient MCMC, ICML 2024. The gradient of the
+    kinetic energy is learned.
+
+    Learned, of the default weights "l2e-gated": 29 numbers, by half an hour of meta-training on small networks and
+    image data sets, which say how far each tensor goes in a step, and what is mixed into its direction. A person chose
+    that direction (the momentum of each matrix, whitened, made orthogonal, and short where the data are fitted) and all
+    else.
+
+    With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), m the running averages of g, and
+    (α, β) = network(features(θ, r, g, m)), coordinate by coordinate (the features may be of a whole tensor; a gated
+    network gives (α, β, γ), and β·exp(γ) stands for β):
+
+    ``form="residual"`` (default): the network corrects SGHMC; with a last layer of zeros it is `SGHMC`, bit for bit:
+
+        r ← (1−a)·r − ε·∇Ũ + √(2aT)·ξ − s_α·α(θ, r) − a·s_β·β(θ, r)
+        θ ← θ + ε·(r + s_β·β(θ, r_new))
+
+    ``form="paper"``: Eq. 6, with both outputs times s = 10⁻³:
+
+        r ← r − ε·[∇Ũ + s·α(θ, r) + C·s·β(θ, r)] + √(2aT)·ξ,    C = a/ε
+        θ ← θ + ε·s·β(θ, r_new)
+
+    Where paper and published code disagree the paper's rule is the default, and `PUBLISHED_CODE` holds the options
+    that reproduce the code: C = a (as in the paper's Algorithm 2), noise of variance 2a·10⁻³, N = 50,000, momentum from
+    zero. (The paper also says that features have "l2 norm 1"; root mean square 1 over the tensor is what the code does,
+    and what is done here. Momentum starts from N(0, I) in the paper: ``momentum_init="normal"``.)
+
+    Invariant law: none is claimed, and the average is one over a trajectory. Eq. 6 leaves the posterior invariant if α
+    and β are the gradients of one function of (θ, r) alone (Assumption 3.1); the network sees running averages and
+    minibatch gradients and is not constrained to that. On Gaussians the default weights' variances are far from the
+    target's whatever the step size (`pretrained.card("l2e-gated")`). `learned_samplers.learned.law.l2e_law` says how
+    far given weights stray, and `learned_samplers.learned.measures.assumption_violation` by how much the assumption
+    fails.
+
+    Args:
+        params: parameters, named parameters or parameter groups.
+        lr: learning rate of ordinary training; by default what the network's card recommends.
+        num_data: N, the number of training points.
+        network: name of shipped weights, path of a weight file, an ``nn.Module`` of ``nn.Linear`` layers with ReLU
+            between them, or None for fresh weights (last layer zero in the residual form). "default" is the shipped
+            "l2e-gated", or "l2e-paper" with ``form="paper"``. Sharded parameters need network="l2e".
+        temperature, prior_precision, generator, options: as for `SGLD`.
+        momentum_decay: a in (0, 1]; by default the card's, else 0.1.
+        total_steps: length of the run in steps, for networks that see the progress of a run (the default does), which
+            may then act by how much of it is over (a schedule in the network; lr stays as it is); by default None, not
+            known. A resumed chain must have the same.
+        form: "residual" or "paper"; by default the card's, else "residual".
+        settings: a dict of further ones of `L2ESettings`, where each is explained, such as ``{"beta_scale": 5.0}``;
+            what it leaves out is the card's, else the default. Or all of them, in an `L2ESettings`.
+        momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
+        foreach: as every sampler takes it; here tensors are always updated together.
+
+    The default keeps (inputs × kernel)² numbers twice for each weight matrix (in blocks of 512 inputs), decomposes
+    one of them every ten steps, and is not differentiable.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a weight
+            file that cannot be used is named with the reason. See `Sampler.step` for the errors of a step.
+    """
+
+    settings_class = L2ESettings
+    settings: L2ESettings
+    flat_rule = staticmethod(l2e_rule)
+    default_network = "l2e-gated"
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | None = None,
+        num_data: float | None = None,
+        *,
+        network: str | os.PathLike[str] | nn.Module | None = "default",
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        momentum_decay: float | None = None,
+        total_steps: int | None = None,
+        form: str | None = None,
+        settings: L2ESettings | dict[str, Any] | None = None,
+        momentum_init: str = "zero",
+        foreach: bool | None = None,
+        generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
+    ):
+        super().__init__(params, arguments(locals()), generator=generator)
+
+    def know_length(self, steps: int) -> None:
+        """Let the network know the length of the run where it may see that and has not been told (`AdaptedSGHMC`)."""
+        if self.settings.total_steps is None and self.feature_set.sees_progress:
+            self.settings = replace(self.settings, total_steps=steps)
+
+    def _shipped(self, own: dict[str, Any]) -> str | None:
+        return "l2e-paper" if own.get("form") == "paper" else self.default_network

@@ -1,1 +1,0 @@
-"""L2E, the learned correction of SGHMC."""

@@ -1,1 +1,0 @@
-"""Meta-SGMCMC, a learned curl and diffusion."""

@@ -1,0 +1,191 @@
+"""Precond-L2E, the ablation of L2E that learns a preconditioner and a friction in place of the kinetic energy."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from learned_samplers.base import validation as check
+from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
+from learned_samplers.base.sampler import arguments
+from learned_samplers.learned.feature_sets import FEATURE_SETS, feature_set_named
+from learned_samplers.learned.features import Kept, network_at
+from learned_samplers.learned.l2e import AveragingSampler
+from learned_samplers.learned.network import RuleArguments
+from learned_samplers.learned.settings import LearnedSettings, choice, setting
+
+
+def _at_least_one(name: str, value: Any) -> None:
+    if check.number(name, value) < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+#: Those without a matrix direction, which no preconditioner is made of.
+_SETS = tuple(name for name, each in FEATURE_SETS.items() if not each.matrix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreconditionedSettings(LearnedSettings):
+    """The settings of `learned_samplers.learned.preconditioned.PrecondL2E`, where each is explained."""
+
+    sampler: ClassVar[str] = "PrecondL2E"
+
+    feature_set: str = choice("paper", *_SETS, doc="What the network sees.")
+    curl_scale: float = setting(1.0, check.non_negative, doc="Factor on log Q, or s_Q.")
+    friction_scale: float = setting(1.0, check.non_negative, doc="Factor on log D.")
+    curl_clip: float = setting(5.0, _at_least_one, doc="Bound on Q.")
+    friction_clip: float = setting(100.0, _at_least_one, doc="Bound on D.")
+    output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
+    averages_dtype: str = choice("float32", "float32", "bfloat16", in_card=False)
+    #: Settings of L2E that no feature set here has a use for.
+    attenuated: ClassVar[bool] = False
+    total_steps: ClassVar[int | None] = None
+    correction: str = choice("none", "none", "network", in_card=False)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return feature_set_named(self.feature_set).names
+
+
+def l2e_precond_rule(
+    parameter: Tensor,
+    gradient: Tensor,
+    noise: Tensor | None,
+    momentum: Tensor,
+    averages: Kept,
+    *,
+    settings: PreconditionedSettings,
+    step: Any = 0,
+    in_place: bool = False,
+    **at: Unpack[RuleArguments],
+) -> tuple[Any, ...]:
+    """SGHMC with a learned preconditioner Q and friction D, both diagonal and positive, in place of 1.
+
+    With ε = √(lr/N), momentum decay a, (q, d) = network(features(θ, r)), Q = exp(s_q·q) held to [1/c_q, c_q] and
+    D = exp(s_d·d) held to [1/c_d, min(c_d, 1/a)] (so that a·D ≤ 1):
+
+        r ← (1 − aD)·r − εQ·(N·g + λθ) + √(2aDT)·ξ  [+ εT·∂Q/∂θ + aT·∂D/∂r]
+        θ ← θ + εQ(θ, r_new)·r_new  [− εT·∂Q/∂r]
+
+    The terms in brackets are Γ of the complete recipe (Ma, Chen and Fox, 2015), Γ_θ = −∂Q/∂r, Γ_r = ∂Q/∂θ + ∂D/∂r,
+    without which a state-dependent Q or D moves the law. ``correction="network"`` adds them coordinate by coordinate
+    through the network's inputs θ and r, with the gradient, its averages and the scales of the tensors held fixed: that
+    is all of Γ only where the network looks at θ and r alone. ``"none"``, the ablation of the paper, leaves them out.
+
+    Arguments and returns are those of `learned_samplers.learned.l2e.l2e_rule`; with a last layer of
+    zeros it is `sghmc_rule` to rounding.
+    """
+    lr, num_data, temperature, decay = (at[name] for name in ("lr", "num_data", "temperature", "momentum_decay"))  # type: ignore[literal-required]
+    step_size, prior = scalar_sqrt(lr / num_data), at["prior_precision"]
+    # Derivatives of the network are torch's.
+    in_place = in_place and settings.correction == "none"
+    run = dict(lr=lr, num_data=num_data, step=step, settings=settings, in_place=in_place)
+    network, kept = network_at(at["phi"], parameter, gradient, averages, at["segments"], **run)
+    corrected = settings.correction == "network" and noise is not None
+
+    def derivatives(r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """∂Q/∂θ, ∂Q/∂r and ∂D/∂r of each coordinate, at the scales of the last call."""
+
+        def both(*at: Tensor) -> tuple[Tensor, Tensor]:
+            q, d = network.held(*at)
+            return _curl(q, settings), _friction(d, settings, decay)
+
+        (curl, friction), pull = torch.func.vjp(both, parameter, r)[:2]
+        ones, zeros = torch.ones_like(curl), torch.zeros_like(friction)
+        return (*pull((ones, zeros)), pull((zeros, ones))[1])
+
+    q, d = network(momentum)
+    curl, friction = _curl(q, settings), _friction(d, settings, decay)
+    moved = momentum - decay * friction * momentum - step_size * curl * (gradient * num_data + parameter * prior)
+    if noise is not None:
+        moved = moved + torch.sqrt(friction * (2 * decay * temperature)) * noise
+    if corrected:
+        by_theta, _, by_momentum = derivatives(momentum)
+        moved = moved + temperature * (step_size * by_theta + decay * by_momentum)
+    (q,) = network(moved, (0,))
+    new = FUNCTIONAL.add(parameter, _curl(q, settings) * moved, step_size)
+    if corrected:
+        new = FUNCTIONAL.add(new, derivatives(moved)[1], -step_size * temperature)
+    return new, moved, *kept
+
+
+def _curl(q: Tensor, settings: PreconditionedSettings) -> Tensor:
+    return torch.exp(q * settings.curl_scale).clamp(1 / settings.curl_clip, settings.curl_clip)
+
+
+def _friction(d: Tensor, settings: PreconditionedSettings, momentum_decay: Any) -> Tensor:
+    # a·D ≤ 1: with more friction than that the explicit step overshoots.
+    friction = torch.exp(d * settings.friction_scale).clamp(1 / settings.friction_clip, settings.friction_clip)
+    return friction.minimum(torch.ones_like(friction) / momentum_decay)
+
+
+class PrecondL2E(AveragingSampler):
+    """SGHMC with a learned preconditioner and a learned friction for each weight: an ablation of `L2E`.
+
+    Source: Kim, Jung, Kim and Lee, Learning to explore for stochastic gradient MCMC, ICML 2024, Appendix J.
+
+    D and Q are learned, the kinetic energy stays ½‖r‖².
+
+    With ε = √(lr/N), momentum decay a, ∇Ũ = N·g + λθ, ξ ~ N(0, I), (q, d) = network(features(θ, r, g, m)), and
+    Q = exp(s_q·q), D = exp(s_d·d) coordinate by coordinate:
+
+        r ← (1 − aD)·r − εQ·∇Ũ + √(2aDT)·ξ  [+ εT·∂Q/∂θ + aT·∂D/∂r]
+        θ ← θ + εQ(θ, r_new)·r_new  [− εT·∂Q/∂r]
+
+    A preconditioner only scales the step and the noise, which is what the paper holds against it. The untrained sampler
+    (last layer zero) is `SGHMC` to rounding. The paper gives no formula for its D_f and Q_f; the exponentials are ours.
+
+    Invariant law: the terms in brackets keep the posterior; without them (``correction="none"``, the ablation as it is
+    usually run) it moves. With ``correction="network"`` they are those of the network's inputs θ and r alone (see
+    `l2e_precond_rule`), at three to four times the cost of a step without
+    them; the path through the gradient is left out, hence the badge.
+
+    Args:
+        params, lr, num_data, temperature, prior_precision, momentum_decay: as for `L2E`.
+        momentum_init, foreach, generator, options: as for `L2E`, too.
+        network: as for `L2E`; there are no shipped weights, so the default is None, fresh weights.
+        settings: a dict of `PreconditionedSettings`, where each is explained, or all of them.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card.
+    """
+
+    settings_class = PreconditionedSettings
+    settings: PreconditionedSettings
+    flat_rule = staticmethod(l2e_precond_rule)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | None = None,
+        num_data: float | None = None,
+        *,
+        network: str | os.PathLike[str] | nn.Module | None = None,
+        temperature: float = 1.0,
+        prior_precision: float = 0.0,
+        momentum_decay: float | None = None,
+        settings: PreconditionedSettings | dict[str, Any] | None = None,
+        momentum_init: str = "zero",
+        foreach: bool | None = None,
+        generator: torch.Generator | None = None,
+        **options: Unpack[SamplerOptions],
+    ):
+        super().__init__(params, arguments(locals()), generator=generator)
+
+    def _without_lr(self) -> str:
+        return (
+            "lr must be given, got None: no weights of PrecondL2E ship with the package, whose card could recommend "
+            "one. Meta-train some (tools/meta_train.py --sampler PrecondL2E) and give network=, or give lr and begin "
+            "with the untrained network"
+        )
+
+    @property
+    def not_sharded(self) -> str:  # type: ignore[override]
+        if self.settings.correction == "network":
+            return "its correction differentiates the network along whole tensors"
+        return super().not_sharded
