@@ -11,7 +11,6 @@ from bandits import main
 from experiments.bandits import experiment
 from experiments.bandits.experiment import parse
 from experiments.bandits.posteriors import METHODS
-from experiments.bandits.report import figure
 
 COMMAND = ["--contexts", "60", "--members", "3", "--hidden", "8", "--steps", "3", "--seeds", "2"]
 
@@ -62,9 +61,3 @@ def test_presets():
     assert parse(["--preset", "paper"]).budget.contexts == 40_000
     options = parse(["--preset", "paper", "--members", "5"])
     assert (options.budget.contexts, options.budget.members) == (40_000, 5)
-
-
-def test_the_figure_of_one_problem_and_one_seed(tmp_path):
-    run = {"rounds": [1, 2], "relative_regret": [50.0, 0.0], "arms": [2], "seconds": 0.1}
-    figure(tmp_path / "one.png", {"wheel_0.5": {"FSVGD": [run]}})
-    assert (tmp_path / "one.png").stat().st_size > 5_000

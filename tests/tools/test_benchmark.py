@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import benchmark
@@ -20,18 +19,6 @@ from learned_samplers.learned.native.library import native_library
 @pytest.mark.parametrize("times", [[10.0, 20.0], [10.0, 11.0, 20.0], [10.0, 11.0, 12.0, 13.0, 14.0]])
 def test_no_percentile_lies_below_every_measurement(times):
     assert times[0] < timing.lower_decile(times) < times[1]
-
-
-def test_a_table_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    timing.write_table(tmp_path / "table.md", "python x", "a table")
-
-    def full(*_):
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="the disk is full"):
-        timing.write_table(tmp_path / "table.md", "python x", "another")
-    assert (tmp_path / "table.md").read_text() == "`python x`: a table\n"
 
 
 @pytest.mark.parametrize("clock", ["wall", "processor"])

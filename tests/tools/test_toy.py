@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -47,23 +44,6 @@ def test_the_energy_of_the_two_weights_is_that_of_the_mixture():
     expected = -mixture.log_prob(trajectories.data()).sum() + 0.05 / 2 * weights.square().sum()
     assert trajectories.energy(weights).item() == pytest.approx(expected.item(), rel=1e-5)
     assert trajectories.energy(weights.flip(0)).item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_it_does_not_load_the_image_engine():
-    code = (
-        "import sys, toy; wrong = ('experiments.harness.runs', 'meta_tasks.'); "
-        "print(sorted(m for m in sys.modules if m.startswith(wrong)))"
-    )
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=root / "tools",
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(root)},
-    )
-    assert done.stdout.strip() == "[]"
 
 
 def test_the_bias_of_linear_steps_is_the_closed_form_and_figures_are_written(tmp_path, capsys):

@@ -96,12 +96,6 @@ def test_regret_of_the_oracle_and_of_uniform_choice(problem):
     assert bandit.relative_regret(chosen)[-1].item() == pytest.approx(100, abs=3)
 
 
-def test_rounds_are_the_same_for_the_same_seed():
-    one, same, other = make("mushroom"), make("mushroom"), make("mushroom", seed=1)
-    assert torch.equal(one.rewards, same.rewards)
-    assert not torch.equal(one.rewards, other.rewards)
-
-
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.5, float("nan")])
 def test_bad_radius(delta):
     with pytest.raises(ValueError, match="delta must lie in"):

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 from experiments.function_space.uci import METHODS, Fit, Networks, Protocol, fit, prior_by_group, scores
-from experiments.function_space.uci_data import NAMES, RegressionData, load, standardise, validation_folds
+from experiments.function_space.uci_data import RegressionData, load, standardise, validation_folds
 from experiments.function_space.uci_runs import UCI, Comparison, Run, compare, tables
 from experiments.harness.tuning import Choice, Tuning
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from learned_samplers.particles import FittedPrior
-from meta_tasks.datasets import data_root
 
 NOISE = 0.1
 SMALL = Protocol(
@@ -278,14 +277,3 @@ def test_validation_never_meets_the_test_rows(tmp_path):
     for rows, left_out in zip(fit.tolist(), held.tolist(), strict=True):
         assert set(rows) | set(left_out) == set(data.train_index()[0].tolist())
         assert not set(rows) & set(left_out)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_real_files(name):
-    if not (data_root(None) / "uci" / f"{name}.npz").is_file():
-        pytest.skip(f"no uci/{name}.npz below {data_root(None)}; set LEARNED_SAMPLERS_DATA")
-    data = load(name)
-    assert data.test_index.shape[0] == (5 if name.startswith("protein") else 20)
-    share = data.test_index.shape[1] / len(data.y)
-    assert share == pytest.approx(0.1, abs=0.01)
-    assert standardise(data, data.train_index()[:1], data.test_index[:1]).train_x.isfinite().all()

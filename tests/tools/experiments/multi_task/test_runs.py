@@ -253,15 +253,6 @@ def test_a_table_with_runs_that_diverged_or_are_missing():
     assert rows[-1].rstrip(" |").endswith(" 100")
 
 
-def test_runs_have_names_of_their_own():
-    def named(**changes):
-        run = {"dataset": "a", "method": "SVGD", "lr": 0.1, "energy": "posterior", "epochs": 1, "seed": 0}
-        return new_result(Settings(), **{**run, **changes}).name
-
-    changed = [{"dataset": "b"}, {"method": "MGDA"}, {"lr": 0.2}, {"energy": "mean_loss"}, {"epochs": 2}, {"seed": 1}]
-    assert len({named(), *(named(**change) for change in changed)}) == 7
-
-
 def test_constant_particles_are_counted():
     p = torch.rand(2, 3, 20, 10).softmax(-1)
     assert constant_particles(p) == 0
