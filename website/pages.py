@@ -135,9 +135,9 @@ def check_source(sampler: type) -> None:
 
 
 def _rules(sampler: type) -> list[FunctionType]:
-    """The pure functions of a sampler's update: its ``rule``, or those of the module ``rule`` beside a learned one."""
+    """The pure functions of a sampler's update: its ``rule``, or those beside a learned one that end in ``_rule``."""
     if issubclass(sampler, LearnedSampler):
-        module = importlib.import_module(sampler.__module__.rsplit(".", 1)[0] + ".rule")
+        module = sys.modules[sampler.__module__]
         functions = [each for each in vars(module).values() if isinstance(each, FunctionType)]
         return [each for each in functions if each.__name__.endswith("_rule") and each.__module__ == module.__name__]
     rule = inspect.getattr_static(sampler, "rule", None)
