@@ -10,13 +10,19 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
-from learned_samplers.base.matrices import directions, warn_if_slow
+from learned_samplers.base.matrices import (
+    RootSteps,
+    directions,
+    initial_whitening,
+    state_shape,
+    update_whitening_,
+    warn_if_slow,
+)
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.segments import matrix_sides
 from learned_samplers.base.step import GroupInputs, blocks
-from learned_samplers.base.whitening import RootSteps, initial_whitening, state_shape, update_whitening_
 from learned_samplers.classical.sghmc import sghmc_rule
 
 #: d of the running average m ← d·m + (1−d)·g that the direction is made of.

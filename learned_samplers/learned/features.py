@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base import matrices, whitening
+from learned_samplers.base import matrices
 from learned_samplers.base.segments import Segments, constant
 from learned_samplers.learned.feature_sets import (
     AVERAGE_DECAYS,
@@ -411,7 +411,7 @@ def _update_covariances(
 ) -> tuple[Kept, Sequence[Tensor]]:
     """The covariances as they were given, updated, and those of every tensor."""
     if covariances is None or isinstance(covariances, Tensor):
-        flat = whitening.update_whitening(covariances, gradient, segments, step, in_place=in_place)
-        return flat, whitening.flat_states(flat, segments)
-    whitening.update_whitening_(covariances, slopes, step)
+        flat = matrices.update_whitening(covariances, gradient, segments, step, in_place=in_place)
+        return flat, matrices.flat_states(flat, segments)
+    matrices.update_whitening_(covariances, slopes, step)
     return covariances, covariances

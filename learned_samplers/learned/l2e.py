@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from learned_samplers.base import matrices, whitening
+from learned_samplers.base import matrices
 from learned_samplers.base import validation as check
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, IN_PLACE, kick, scalar_sqrt
@@ -222,7 +222,7 @@ def l2e_rule(
             None at temperature 0.
         averages: (..., `FeatureSet.num_averages`, d), zeros at the start; or in place a tensor for each parameter.
         covariances: of a feature set with a matrix direction, (..., w), zeros at the start, where w is the sum of
-            `learned_samplers.base.whitening.state_lengths`; or likewise.
+            `learned_samplers.base.matrices.state_lengths`; or likewise.
         settings: with s_α = ``alpha_scale`` and s_β = ``beta_scale``; see `L2ESettings` for what else they change.
         step: updates done so far (0 at the first), a number or a zero-dimensional tensor.
         in_place: change all of them in place, averages by compiled code where it takes them.
@@ -268,10 +268,10 @@ class AveragingSampler(LearnedSampler):
     #: What the network sees.
     feature_set: FeatureSet
     #: When the roots of covariances were made, where the feature set has a matrix direction.
-    roots: whitening.RootSteps
+    roots: matrices.RootSteps
 
     def __init__(self, params: Any, given: dict[str, Any], *, generator: torch.Generator | None = None):
-        self.roots = whitening.RootSteps()
+        self.roots = matrices.RootSteps()
         super().__init__(params, given, generator=generator)
         if self.feature_set.matrix:
             every = [p for group in self.param_groups for p in group["params"]]
@@ -298,12 +298,12 @@ class AveragingSampler(LearnedSampler):
 
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         if name == "whitening":
-            return whitening.state_shape(p.shape)
+            return matrices.state_shape(p.shape)
         return (self.feature_set.num_averages, *p.shape) if name == "averages" else tuple(p.shape)
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         if name == "whitening":
-            return whitening.initial_whitening(p)
+            return matrices.initial_whitening(p)
         if name == "averages":
             return p.new_zeros(self.state_shape(name, p), dtype=torch.bfloat16 if self._rounded else None)
         return super().initial_state(group, p, name)
@@ -342,7 +342,7 @@ class AveragingSampler(LearnedSampler):
         for state in self.state.values() if self._rounded else ():
             if "averages" in state:  # which torch has given the parameter's dtype
                 state["averages"] = state["averages"].to(torch.bfloat16)
-        self.roots = whitening.RootSteps()
+        self.roots = matrices.RootSteps()
         self.roots.load(self, state_dict)
 
     state_dict.__doc__, load_state_dict.__doc__ = (

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from learned_samplers.base import prior_mean
 from learned_samplers.base.guards.precision import MASTER
+from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.whitening import state_lengths
 from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
 from learned_samplers.learned.l2e import L2E, L2ESettings, l2e_network, l2e_rule, velocity_scale
 from learned_samplers.learned.network import Phi, RuleArguments, apply_network

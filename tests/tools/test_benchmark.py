@@ -10,7 +10,7 @@ import torch
 from experiments.benchmarks import inner, memory, step, timing
 from experiments.benchmarks.samplers import SAMPLERS, step_of
 
-from learned_samplers.base import whitening
+from learned_samplers.base import matrices
 from learned_samplers.learned.native.library import native_library
 
 # ---------------------------------------------------------------- timing
@@ -81,17 +81,17 @@ def test_what_is_done_now_and_then_is_counted(monkeypatch):
 def test_what_decomposes_covariances_now_and_then_is_timed_over_a_whole_period(monkeypatch):
     """Of every sampler in the table: a share of its steps that is left out would make it look fast."""
     made = []
-    root = whitening._inverse_root
-    monkeypatch.setattr(whitening, "_inverse_root", lambda covariance: made.append(1) or root(covariance))
+    root = matrices._inverse_root
+    monkeypatch.setattr(matrices, "_inverse_root", lambda covariance: made.append(1) or root(covariance))
     whitens = set()
     for name, make in SAMPLERS.items():
         p = torch.nn.Parameter(torch.zeros(4, 3))
         p.grad = torch.ones(4, 3)
         take = step_of(make([p]))
-        for _ in range(whitening.AT_FIRST + 1):
+        for _ in range(matrices.AT_FIRST + 1):
             take()
         made.clear()
-        for _ in range(whitening.ROOT_EVERY):
+        for _ in range(matrices.ROOT_EVERY):
             take()
         if made:
             whitens.add(name)

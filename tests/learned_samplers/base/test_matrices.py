@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from learned_samplers.base.matrices import operations, orthogonal
+from learned_samplers.base.matrices import orthogonal, orthogonal_operations
 from learned_samplers.base.segments import Segments
 
 
@@ -74,4 +74,4 @@ def test_operations_are_those_that_torch_counts(shape):
     segments = Segments.of([torch.ones(shape)] * 2)
     with FlopCounterMode(display=False) as counter:
         orthogonal([matrix(*sides) for sides in segments.matrices])
-    assert operations(segments) == counter.get_total_flops()
+    assert orthogonal_operations(segments) == counter.get_total_flops()

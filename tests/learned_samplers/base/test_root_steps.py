@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learned_samplers import WhitenedSGHMC
-from learned_samplers.base import whitening
+from learned_samplers.base import matrices
 from tests.harness import same
 
 
@@ -14,7 +14,7 @@ def make(params, **settings):
     return WhitenedSGHMC(params, num_data=100, missing_gradient="skip", generator=torch.Generator(), **settings)
 
 
-def matrices():
+def two():
     return [torch.nn.Parameter(torch.zeros(4, 5)) for _ in range(2)]
 
 
@@ -24,7 +24,7 @@ def odd(step):
 
 def chain(steps=60, has_gradient=odd, *, resumed=None, fails=None):
     """Of two matrices, the second with gradients in some steps only; in step ``resumed`` a copy of it goes on."""
-    params = matrices()
+    params = two()
     sampler = make(params)
     sampler.generator.manual_seed(0)
     for step in range(steps):
@@ -49,8 +49,8 @@ def chain(steps=60, has_gradient=odd, *, resumed=None, fails=None):
 
 def test_a_matrix_that_lacks_gradients_in_every_tenth_step_is_whitened_all_the_same(monkeypatch):
     made = []
-    ordinary = whitening._inverse_root
-    monkeypatch.setattr(whitening, "_inverse_root", lambda x: made.append(tuple(x.shape)) or ordinary(x))
+    ordinary = matrices._inverse_root
+    monkeypatch.setattr(matrices, "_inverse_root", lambda x: made.append(tuple(x.shape)) or ordinary(x))
     sampler, _, b = chain()
     covariance, root = sampler.state[b]["whitening"]
     torch.testing.assert_close(root, ordinary(covariance), rtol=0.35, atol=0.15)
@@ -79,7 +79,7 @@ def test_a_step_that_fails_counts_as_no_step_in_which_roots_were_made(fails):
 
 
 def test_one_that_joins_and_lacks_them_is_whitened_after_ten_steps():
-    a, b = matrices()
+    a, b = two()
     sampler = make([a])
     for step in range(40):
         if step == 13:
@@ -91,7 +91,7 @@ def test_one_that_joins_and_lacks_them_is_whitened_after_ten_steps():
 
 def test_a_compiled_step_refuses_what_it_could_not_keep():
     torch._dynamo.reset()
-    params = matrices()
+    params = two()
     sampler = WhitenedSGHMC(params, torch.tensor(0.002), 1000, missing_gradient="skip")
     step = torch.compile(sampler.step, backend="eager", fullgraph=True)
     params[0].grad = torch.ones(4, 5)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learned_samplers.base import whitening
-from learned_samplers.base.whitening import state_shape, update_whitening_, whitened
+from learned_samplers.base import matrices
+from learned_samplers.base.matrices import state_shape, update_whitening_, whitened
 
-D = whitening.COVARIANCE_DECAY
+D = matrices.COVARIANCE_DECAY
 
 
 def matrix(rows, columns, seed=0, **kind):
@@ -60,7 +60,7 @@ def test_a_layer_of_correlated_inputs_moves_as_one_of_independent_inputs():
 
 
 def test_wide_matrices_have_a_covariance_in_blocks(monkeypatch):
-    monkeypatch.setattr(whitening, "WIDEST_BLOCK", 4)
+    monkeypatch.setattr(matrices, "WIDEST_BLOCK", 4)
     assert state_shape((3, 2, 5)) == (2, 3, 4, 4)
     gradients = [matrix(5, 10, i).view(5, 2, 5) for i in range(5)]
     state = states_after([g.flatten(1) for g in gradients])

@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from learned_samplers.base.matrices import directions
+from learned_samplers.base.matrices import directions, flat_states, state_lengths, update_whitening
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.whitening import flat_states, state_lengths, update_whitening
 from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS
 from learned_samplers.learned.features import Scales, features, update_averages
 

@@ -14,7 +14,7 @@ from experiments.benchmarks.samplers import COMPILED, NUM_DATA, SAMPLERS, step_o
 from experiments.benchmarks.timing import Step, TimingOptions, interleaved, lower_decile, write_table
 from experiments.harness.options import at_least
 from learned_samplers import L2E, SGHMC, KineticL2E, MetaSGMCMC
-from learned_samplers.base.whitening import ROOT_EVERY
+from learned_samplers.base.matrices import ROOT_EVERY
 from meta_tasks.networks import architectures
 
 # Sides of images up to which a training step is short enough for all rounds.

@@ -20,7 +20,7 @@ from experiments.harness.runs.minibatches import minibatches
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import Training
 from experiments.harness.tables import markdown
-from learned_samplers.base.whitening import AT_FIRST, ROOT_EVERY
+from learned_samplers.base.matrices import AT_FIRST, ROOT_EVERY
 from meta_tasks.datasets import ImageData, TokenData, keep_labels, shape_of
 from meta_tasks.datasets.texts import SPECIAL
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.whitening import state_lengths
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.features import NetworkOnChain, Scales, network_at, update_averages
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule

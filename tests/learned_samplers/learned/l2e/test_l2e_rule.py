@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.whitening import state_lengths
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned import features as features_code
 from learned_samplers.learned.feature_sets import FEATURE_SETS

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from learned_samplers.base.matrices import state_lengths, update_whitening
 from learned_samplers.base.segments import Segments
-from learned_samplers.base.whitening import state_lengths, update_whitening
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned.feature_sets import FEATURE_SETS, feature_set_named
 from learned_samplers.learned.features import CompiledChain, network_at

@@ -11,28 +11,28 @@ from experiments.harness.runs.presets import PRESETS
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import Training
 
-from learned_samplers.base import whitening
+from learned_samplers.base import matrices
 from meta_tasks.datasets import ImageData
 from tests.tools.compare_cases import TINY, cells
 
 
 def test_the_steps_that_are_timed_have_the_share_of_roots_of_a_run(monkeypatch):
     """A step in which a covariance is decomposed costs many others; a run has one of them in a period."""
-    timed, loop, root, made = [], Training.loop, whitening._inverse_root, []
+    timed, loop, root, made = [], Training.loop, matrices._inverse_root, []
 
     def counted(self, model, optimizer, steps, schedule):
         made.clear()
         loop(self, model, optimizer, steps, schedule)
         timed.append((steps, len(made)))
 
-    monkeypatch.setattr(whitening, "_inverse_root", lambda covariance: made.append(1) or root(covariance))
+    monkeypatch.setattr(matrices, "_inverse_root", lambda covariance: made.append(1) or root(covariance))
     monkeypatch.setattr(Training, "loop", counted)
     x, y = torch.rand(64, 1, 4, 4), torch.arange(64) % 4
     data = ImageData("tiny", 4, x, y, x[:8], y[:8], x[:8], y[:8])
     settings = Settings(model="mlp", hidden=(4,), batch_size=8, steps=100)
     assert cost.seconds_per_gradient(METHODS["WhitenedSGHMC"], settings, data) > 0
-    matrices = 2
-    expected = [(whitening.AT_FIRST, whitening.AT_FIRST * matrices), (whitening.ROOT_EVERY, matrices)]
+    layers = 2
+    expected = [(matrices.AT_FIRST, matrices.AT_FIRST * layers), (matrices.ROOT_EVERY, layers)]
     assert timed == expected
 
 

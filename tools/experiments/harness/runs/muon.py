@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base.matrices import orthogonal
-from learned_samplers.base.whitening import state_shape, update_whitening_, whitened
+from learned_samplers.base.matrices import orthogonal, state_shape, update_whitening_, whitened
 
 # The root mean square of a step is this times lr, as Adam's usually is (Liu et al., Muon is scalable, 2025).
 _SCALE = 0.2
