@@ -37,7 +37,7 @@ def test_the_script_runs_as_a_user_runs_it(tmp_path):
         assert text in done.stdout
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
     content = results_of(tmp_path)
-    assert list(content["methods"]) == ["SGD", "DeepEnsemble", "SGHMC", "AdaptedSGHMC", "L2E"]
+    assert list(content["methods"]) == ["SGD", "DeepEnsemble", "SGHMC", "AdaptedSGHMC", "WhitenedSGHMC"]
     for method in content["methods"].values():
         assert [r["gradient_evaluations"] for r in method["runs"]] == [20, 20]
         assert set(method["mean"]) == {"accuracy", "nll", "ece", "brier", "ood_auroc"}

@@ -17,12 +17,12 @@ from experiments.harness.tables import finished, mean_and_std, spread
 from experiments.harness.tuning import Choice, Tuning
 from learned_samplers import metrics, plots
 
-Runs = Mapping[str, Sequence[Result]]  # method → its runs, one a seed
+ByMethod = Mapping[str, Sequence[Result]]  # method → its runs, one a seed
 
 PANELS = 6  # reliability diagrams side by side; more take a further line
 
 
-def rows(runs: Runs, out: Path, reference: torch.Tensor | None = None) -> list[dict[str, str]]:
+def rows(runs: ByMethod, out: Path, reference: torch.Tensor | None = None) -> list[dict[str, str]]:
     """One row of text a method: scores as mean ± standard deviation over the seeds that did not diverge.
 
     With a reference, probabilities (test images, classes), or with HMC among the methods, whose predictions averaged
@@ -52,7 +52,7 @@ def rows(runs: Runs, out: Path, reference: torch.Tensor | None = None) -> list[d
     return table
 
 
-def _hmc_chains(runs: Runs, out: Path) -> list[torch.Tensor]:
+def _hmc_chains(runs: ByMethod, out: Path) -> list[torch.Tensor]:
     """HMC's predictive probabilities on the test images, seed by seed; none of a regression."""
     good = finished(runs.get("HMC", ()))
     if not good or "accuracy" not in good[0].scores:
@@ -67,7 +67,7 @@ def _each_and_others(chains: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor,
             yield chain, others
 
 
-def content(runs: Runs, tuning: Mapping[str, Tuning[Choice, Result]]) -> dict[str, Any]:
+def content(runs: ByMethod, tuning: Mapping[str, Tuning[Choice, Result]]) -> dict[str, Any]:
     """Everything as numbers: settings, tuning trials, runs, and mean and standard deviation of each score."""
     methods = {}
     for name, results in runs.items():
@@ -88,7 +88,7 @@ def content(runs: Runs, tuning: Mapping[str, Tuning[Choice, Result]]) -> dict[st
     return {"settings": next(iter(runs.values()))[0].settings, "methods": methods}
 
 
-def figure(path: Path, runs: Runs, title: str, out: Path) -> None:
+def figure(path: Path, runs: ByMethod, title: str, out: Path) -> None:
     """A reliability diagram of each method, over all its seeds together, above accuracy against number of samples.
 
     Nothing for a regression.

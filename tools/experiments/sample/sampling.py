@@ -22,7 +22,7 @@ class SampleOptions(NetworkOptions):
     """Sample the posterior of a network on real images, beside ordinary training with the same budget."""
 
     # Methods, in the order of the table.
-    sampler: tuple[MethodName, ...] = ("SGD", "DeepEnsemble", "SGHMC", "AdaptedSGHMC", "L2E")
+    sampler: tuple[MethodName, ...] = ("SGD", "DeepEnsemble", "SGHMC", "AdaptedSGHMC", "WhitenedSGHMC")
     # Learning rate of every method, for the mean loss (the start for HMC); by default each one's own.
     lr: float | None = None
     # Number of seeds, counted up from --seed; the table gives mean ± standard deviation over them.

@@ -237,7 +237,7 @@ METHODS: dict[str, RunMethod] = by_name(
     RunMethod("SGHMC", sampler(SGHMC, **_FRICTION), 0.05, tunes=_CHAIN_MOMENTUM),
     RunMethod("BAOA", sampler(BAOA, **_FRICTION), 0.05, tunes=_CHAIN_MOMENTUM),
     RunMethod("AdaptedSGHMC", _ADAPTED, 3e-3, tunes=_CHAIN_MOMENTUM),
-    RunMethod("WhitenedSGHMC", sampler(WhitenedSGHMC, **_FRICTION), 0.001, tunes=_CHAIN_MOMENTUM),
+    RunMethod("WhitenedSGHMC", sampler(WhitenedSGHMC, **_FRICTION), 5e-4, tunes=_CHAIN_MOMENTUM),
     RunMethod("AdaptedWhitenedSGHMC", _ADAPTED_WHITENED, 0.001, tunes=_CHAIN_MOMENTUM),
     RunMethod("SGNHT", sampler(SGNHT, **_FRICTION), 0.05, tunes=_CHAIN_MOMENTUM),
     RunMethod("CyclicalSGMCMC", _CYCLICAL_SGMCMC, 0.07, tunes=_CYCLICAL_MOMENTUM, cyclical=True),
