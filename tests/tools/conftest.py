@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learned_samplers.learned import cards, weights
+from learned_samplers.learned import weights
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.kinetic import KINETIC_FEATURES
 from learned_samplers.learned.meta_fields import META_FEATURES, build_meta_network
@@ -26,7 +26,7 @@ def learned_weights(tmp_path_factory):
     forms = {
         "L2E": ("L2E", "residual", paper, 2),
         "L2EPaper": ("L2E", "paper", paper, 2),
-        "KineticL2E": ("KineticL2E", "kinetic", kinetic, 1),
+        "KineticL2E": ("KineticL2E", None, kinetic, 1),
         "MetaSGMCMC": ("MetaSGMCMC", "signed", ("energy", META_FEATURES), 2),
     }
     for name, (sampler, form, (feature_set, features), outputs) in forms.items():
@@ -37,7 +37,9 @@ def learned_weights(tmp_path_factory):
             network = build_network(len(features), (4,), outputs, zero_last=False, generator=stream)
         card = dict(name=name, sampler=sampler, form=form, features=list(features), feature_set=feature_set)
         card |= dict(scales={}, defaults={}, badge="heuristic", curve=[], metrics={}, licence="MIT")
-        card["meta_training"] = dict.fromkeys(cards.META_TRAINING_FIELDS)
+        card["meta_training"] = dict.fromkeys(weights.META_TRAINING_FIELDS)
+        if form is None:
+            del card["form"]
         weights.save(folder / f"{name}.safetensors", network, card)
         files[name] = str(folder / f"{name}.safetensors")
     return files

@@ -229,7 +229,7 @@ def validation_tables(comparison: Comparison, budgets: Iterable[int]) -> str:
             except RuntimeError as error:  # the others are worth their table
                 lost.append(f"{method}: {error}")
                 continue
-            name, ranked = METHODS[method].weights_name(options.settings, data.num_data), tuning.ranked()
+            name, ranked = METHODS[method].weights_name(options.settings), tuning.ranked()
             for setting in (*ranked, *(each for each in tuning.trials if each not in ranked)):
                 found = [tuning.score(run) for run in tuning.trials[setting]]
                 scores = [score for score in found if score is not None]

@@ -45,7 +45,7 @@ def stand_in(settings: Settings, count: int = 2048) -> ImageData:
 
 def seconds_per_gradient(method: RunMethod, settings: Settings, data: ImageData) -> float:
     """Wall-clock seconds that a run takes for each gradient of its budget, measured in a few of its steps."""
-    draws, lr = minibatches(data, settings, seed=0), method.rate(settings, data.num_data)
+    draws, lr = minibatches(data, settings, seed=0), method.rate(settings)
     with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer, tqdm(disable=True) as bar:
         # A budget of its own that is never reached: nothing is written, and no validation is timed.
         log = Log(writer, bar, data, likelihood_of(data, settings), 1_000_000)

@@ -165,7 +165,7 @@ class CompareOptions(NetworkOptions):
         """The settings that a method tries at the smallest budget, before the further ones."""
         if self.given:
             return given_settings(self.given, METHODS[method], data.num_data)
-        rate = METHODS[method].rate(self.settings, data.num_data)
+        rate = METHODS[method].rate(self.settings)
         return candidates(METHODS[method], self.tries, self.grid, self.alternatives(data), rate)
 
     def tuning_seeds(self) -> range:
@@ -193,7 +193,7 @@ class CompareOptions(NetworkOptions):
                 for also in dict.fromkeys(setting.also for setting in self.candidates(name, data)):
                     own: dict[str, Any] = dict(also)
                     settings = replace(self.settings, steps=budget, **own)
-                    validate_run(method, settings, method.rate(settings, data.num_data), data)
+                    validate_run(method, settings, method.rate(settings), data)
         return data
 
 

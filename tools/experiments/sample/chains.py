@@ -115,7 +115,7 @@ class Chains:
         of weights, and what one chain alone scores."""
         options, first, good = self.options, results[0], finished(results)
         variant = f"{len(results)}_chains"
-        whole = new_result(options.settings, self.data.num_data, first.method, first.lr, options.seed, variant)
+        whole = new_result(options.settings, first.method, first.lr, options.seed, variant)
         merged[first.method] = [whole]
         whole.seconds = sum(result.seconds for result in results)
         whole.gradient_evaluations = sum(result.gradient_evaluations for result in results)

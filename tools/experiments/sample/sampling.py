@@ -47,13 +47,13 @@ class SampleOptions(NetworkOptions):
         if not self.lr_grid or min(self.lr_grid) <= 0:
             raise ValueError(f"lr_grid must hold positive factors, got {self.lr_grid}")
 
-    def learning_rate(self, method: str, data: ImageData) -> float:
+    def learning_rate(self, method: str) -> float:
         """Of a method that is not tuned."""
-        return METHODS[method].rate(self.settings, data.num_data) if self.lr is None else self.lr
+        return METHODS[method].rate(self.settings) if self.lr is None else self.lr
 
-    def grid(self, method: str, data: ImageData) -> list[float]:
+    def grid(self, method: str) -> list[float]:
         """The learning rates that --tune tries for a method."""
-        return [float(f"{factor * self.learning_rate(method, data):.6g}") for factor in sorted(self.lr_grid)]
+        return [float(f"{factor * self.learning_rate(method):.6g}") for factor in sorted(self.lr_grid)]
 
     def load(self) -> tuple[ImageData, dict[str, ImageData]]:
         """The data on their device, and out-of-distribution images of one data set at least (of images that have a
@@ -66,7 +66,7 @@ class SampleOptions(NetworkOptions):
         if self.tune and not len(data.val_y):
             raise ValueError(f"--tune needs validation images, which {settings.dataset} lacks")
         for method in self.sampler:
-            validate_run(METHODS[method], settings, self.learning_rate(method, data), data)
+            validate_run(METHODS[method], settings, self.learning_rate(method), data)
         return data, ood
 
 
@@ -89,8 +89,8 @@ class Sampling:
         """
         options = self.options
         if not options.tune:
-            return options.learning_rate(method, self.data)
-        grid = options.grid(method, self.data)
+            return options.learning_rate(method)
+        grid = options.grid(method)
         try:
             tuning = tune(
                 [Choice(lr) for lr in grid],

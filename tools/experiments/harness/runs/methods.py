@@ -130,8 +130,8 @@ class RunMethod(Method):
             would give its samples; "moving": their moving average; "gaussian": draws from the Gaussian that the run has
             fitted; "samples": a chain's.
         tunes: the settings of which several values are tried beside the learning rates, where there are several.
-        network: of a learned sampler, the weights that are its usual ones; "default": those that it takes for as many
-            data. ``lr`` then stands for a card that recommends none.
+        network: of a learned sampler, the weights that are its usual ones; ``lr`` then stands for a card that
+            recommends none.
         full_batch: whether its gradients are over the whole training set.
         gradients_per_step: gradient evaluations that one step costs.
         cyclical: whether samples are taken in the sampling phases of cycles, the method's own or `CyclicalSchedule`'s.
@@ -146,31 +146,28 @@ class RunMethod(Method):
 
     def plan(self, settings: Settings, lr: float, num_data: int, steps: int) -> Plan:
         """What `build` takes."""
-        return Plan(settings, lr, num_data, steps, self.weights_name(settings, num_data))
+        return Plan(settings, lr, num_data, steps, self.weights_name(settings))
 
-    def weights_name(self, settings: Settings, num_data: float) -> str | None:
+    def weights_name(self, settings: Settings) -> str | None:
         """The name of a learned sampler's weights, None of other methods."""
-        if self.network is None:
-            return None
-        name = settings.named_networks.get(self.name.lower(), self.network)
-        return "l2e-gated" if name == "default" else name
+        return None if self.network is None else settings.named_networks.get(self.name.lower(), self.network)
 
-    def card(self, settings: Settings, num_data: float) -> dict[str, Any] | None:
+    def card(self, settings: Settings) -> dict[str, Any] | None:
         """The card of a learned sampler's weights, None of other methods.
 
         Raises:
             ValueError, FileNotFoundError: there are no such weights.
         """
-        if (name := self.weights_name(settings, num_data)) is None:
+        if (name := self.weights_name(settings)) is None:
             return None
         try:
             return weights.load_card(weights.find(name))
         except (ValueError, FileNotFoundError) as error:
             raise type(error)(f"networks: {name!r}, which {self.name} needs: {error}") from error
 
-    def rate(self, settings: Settings, num_data: float) -> float:
+    def rate(self, settings: Settings) -> float:
         """The learning rate in the middle of those that are tried: that of the card, where it recommends one."""
-        card = self.card(settings, num_data)
+        card = self.card(settings)
         return self.lr if card is None else card["defaults"].get("lr", self.lr)
 
     def schedule(self, optimizer: torch.optim.Optimizer, plan: Plan) -> CyclicalSchedule | None:
@@ -244,12 +241,12 @@ METHODS: dict[str, RunMethod] = by_name(
     RunMethod("EntropyMCMC", sampler(EntropyMCMC), 0.1, tunes=_CHAIN),
     RunMethod("MCLMC", _MCLMC, 0.05, tunes=_CHAIN_MOMENTUM),
     RunMethod("HMC", _HMC, 0.01, tunes=("temperature",), full_batch=True),
-    RunMethod("L2E", _L2E, 0.002, tunes=_CHAIN, network="default"),
-    RunMethod("CyclicalL2E", _L2E, 0.002, tunes=_CYCLICAL, network="default", cyclical=True),
-    RunMethod("AdaptedL2E", _ADAPTED_L2E, 0.001, tunes=_CHAIN, network="default"),
+    RunMethod("L2E", _L2E, 0.002, tunes=_CHAIN, network="l2e-gated"),
+    RunMethod("CyclicalL2E", _L2E, 0.002, tunes=_CYCLICAL, network="l2e-gated", cyclical=True),
+    RunMethod("AdaptedL2E", _ADAPTED_L2E, 0.001, tunes=_CHAIN, network="l2e-gated"),
     RunMethod(
         *("CyclicalAdaptedL2E", _CYCLICAL_ADAPTED_L2E, 0.001),
-        **dict(tunes=_CYCLICAL, network="default", cyclical=True),
+        **dict(tunes=_CYCLICAL, network="l2e-gated", cyclical=True),
     ),
     RunMethod("L2EPaper", _L2E_PAPER, 0.02, tunes=_CHAIN, network="l2e-paper"),
     # Its Hessian-vector product takes a second gradient at each step.

@@ -121,7 +121,6 @@ def label(results: Sequence[Result]) -> str:
 
 def new_result(
     settings: Settings,
-    num_data: int,
     method_name: str,
     lr: float,
     seed: int,
@@ -138,7 +137,7 @@ def new_result(
     """
     method = METHODS[method_name]
     own = {name: value for name, value in asdict(settings).items() if name != "networks"} | dict(own_network)
-    card = method.card(settings, num_data)
+    card = method.card(settings)
     if card is not None:
-        own["weights"] = method.weights_name(settings, num_data)
+        own["weights"] = method.weights_name(settings)
     return Result(method_name, lr, seed, own, "" if card is None else weights.fingerprint(card), variant)

@@ -77,7 +77,7 @@ class Runs:
             ValueError: settings that cannot be run, by name.
         """
         own, steps = own_network(settings, self.data), settings.budget(self.data.num_data)
-        result = new_result(settings, self.data.num_data, method_name, lr, seed, variant, own)
+        result = new_result(settings, method_name, lr, seed, variant, own)
         known = self._known(result, settings, test)
         if known is None:
             self.store.begin(result.name, "samples", "predictions")

@@ -11,9 +11,9 @@ from experiments.harness.tuning import Tuning
 
 from learned_samplers import L2E, MetaSGMCMC
 from learned_samplers.learned import weights
-from learned_samplers.learned.cards import META_TRAINING_FIELDS
 from learned_samplers.learned.feature_sets import feature_set_named
 from learned_samplers.learned.network import build_network
+from learned_samplers.learned.weights import META_TRAINING_FIELDS
 
 ALTERNATIVES = {
     "momentum_decay": (0.05, 0.1, 0.3),
@@ -106,7 +106,7 @@ def test_optimizers_get_the_priors_decay_and_samplers_the_posterior():
     assert built("SGHMC", settings).param_groups[0]["momentum_decay"] == 0.2
 
 
-@pytest.mark.parametrize(("feature_set", "total_steps"), [("lean", 700), ("adaptive", None)])
+@pytest.mark.parametrize(("feature_set", "total_steps"), [("matrix", 700), ("adaptive", None)])
 def test_a_network_that_sees_how_much_of_its_run_is_over_is_told_its_length(tmp_path, feature_set, total_steps):
     path = tmp_path / "own.safetensors"
     card = dict(name="own", sampler="L2E", form="residual", feature_set=feature_set)
@@ -115,16 +115,16 @@ def test_a_network_that_sees_how_much_of_its_run_is_over_is_told_its_length(tmp_
     weights.save(path, build_network(feature_set, (4,), 2), card)
     settings = Settings(networks=(f"l2e={path}",))
     assert built("L2E", settings).settings.total_steps == total_steps
-    assert METHODS["L2E"].rate(settings, 100) == 0.03, "the rate that the card recommends"
-    assert METHODS["CyclicalL2E"].weights_name(settings, 100) != str(path)
-    assert METHODS["SGHMC"].rate(settings, 100) == 0.05
+    assert METHODS["L2E"].rate(settings) == 0.03, "the rate that the card recommends"
+    assert METHODS["CyclicalL2E"].weights_name(settings) != str(path)
+    assert METHODS["SGHMC"].rate(settings) == 0.05
 
 
 @pytest.mark.parametrize("num_data", [100, 9_999, 10_000, 50_000])
 def test_comparisons_run_the_default_weights(num_data):
     own = L2E(groups(), num_data=num_data)
-    assert METHODS["L2E"].weights_name(Settings(), num_data) == own.card["name"]
-    assert METHODS["L2E"].rate(Settings(), num_data) == own.card["defaults"]["lr"]
+    assert METHODS["L2E"].weights_name(Settings()) == own.card["name"]
+    assert METHODS["L2E"].rate(Settings()) == own.card["defaults"]["lr"]
 
 
 def test_the_mass_is_adapted_in_the_first_half_of_burn_in():
@@ -148,7 +148,8 @@ def test_meta_sgmcmc_has_the_exact_derivatives_and_finite_differences_say_the_sa
             assert sampler.settings.correction == "autograd"  # which compiled code has, and finite differences never
         else:
             own = {"network": method.network, "prior_precision": settings.prior_precision}
-            sampler = MetaSGMCMC(params, 0.05, 1000, correction=correction, temperature=settings.temperature, **own)
+            own |= {"settings": {"correction": correction}, "temperature": settings.temperature}
+            sampler = MetaSGMCMC(params, 0.05, 1000, **own)
         for _ in range(20):
             sampler.zero_grad()
             loss = model(x).square().mean()
