@@ -108,8 +108,8 @@ def test_the_script_writes_a_file_that_l2e_takes(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "9 → 32 → 32 → 2, 1442 weights" in done.stdout
     sampler = L2E([torch.zeros(3, requires_grad=True)], num_data=50_000, network=out)
-    assert sampler.form == "paper"
     settings = sampler.settings
+    assert settings.form == "paper"
     assert (settings.friction, settings.noise_multiplier, settings.alpha_scale) == ("algorithm2", 1e-3, 1e-3)
     assert "not for redistribution" in weights.load_card(out)["licence"]
     again = run(source, out)
