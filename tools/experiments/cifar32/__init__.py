@@ -1,0 +1,17 @@
+"""Which method is worth its time on CIFAR-10 at 32×32, with 50 epochs for everybody?
+
+ResNet-20-FRN of width 16 with Swish, the network of Izmailov et al. (2021): 40,960 training images without
+augmentation, batch 80, prior N(0, 1/5), so that their HMC's predictions are the reference. Written down before the
+first run:
+
+1. **Rates** are chosen at 5 epochs by the NLL of the 9,040 validation images, of the averaged prediction: three rates a
+   method, neighbours in 1, 2, 5, 10, three seeds (100, 101, 102), the mean over seeds decides, a collapsed run (NLL
+   above that of uniform predictions) counts as uniform predictions. A choice at the edge is said in the table and not
+   extended. Samplers run at T = .1. Every plain optimizer has the prior's gradient λθ/N.
+2. **The table**: 50 epochs, seeds 1 and 2, one run a row: one chain, cycles of ten epochs, or five networks of ten
+   epochs each. The best sampler also at T = 0.
+3. **Test images**: those with an even index in the official order may be scored at any time; those with an odd one stay
+   closed until every row is there, and are opened once, by `table --open`.
+
+When the table stands on the first page, this folder is kept as the command behind it; if it is superseded, it goes.
+"""

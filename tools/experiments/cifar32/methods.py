@@ -1,0 +1,103 @@
+"""The methods of the table at 32×32: how each is made, and which of its networks are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from experiments.harness.runs.muon import Muon, Shampoo
+from learned_samplers import L2E, SGHMC
+from learned_samplers.approximations import IVON
+
+Make = Callable[[list[torch.Tensor], float, int, int], torch.optim.Optimizer]
+
+TEMPERATURE, PRIOR = 0.1, 5.0
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row: ``make(params, lr, num_data, steps)`` and how a run becomes a prediction.
+
+    ``average``: "last" (the last weights), "trajectory" (predictions of ten snapshots of the last fifth, or of two at
+    the end of each cycle), "ema" (moving average of the weights over a tenth of the run), or "draws" (ten of IVON's
+    Gaussian at the end).
+    """
+
+    make: Make
+    rates: tuple[float, float, float]
+    average: str = "last"
+    cosine: bool = False
+    sampler: bool = False
+    #: Epochs of the run are divided into so many parts: networks from scratch, or cycles of one chain.
+    networks: int = 1
+    cycles: int = 1
+    #: The rate is that chosen for this method.
+    rate_of: str = ""
+
+
+def _soap(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    from pytorch_optimizer import SOAP
+
+    return SOAP(params, lr=lr, weight_decay=0.0)
+
+
+def _adam(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr)
+
+
+def _sgd(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr, momentum=0.9)
+
+
+def _muon(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    return Muon(params, lr)
+
+
+def _shampoo(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    return Shampoo(params, lr)
+
+
+def _ivon(params: list[torch.Tensor], lr: float, num_data: int, steps: int) -> torch.optim.Optimizer:
+    memory = min(0.99999, max(0.9, 1 - 10 / steps))
+    return IVON(params, lr, num_data, betas=(0.9, memory), hess_init=0.5, **_posterior())
+
+
+def _posterior(temperature: float = TEMPERATURE) -> dict[str, Any]:
+    return {"temperature": temperature, "prior_precision": PRIOR}
+
+
+def _sghmc(temperature: float = TEMPERATURE) -> Make:
+    return lambda params, lr, num_data, steps: SGHMC(params, lr, num_data, **_posterior(temperature))
+
+
+def _l2e(temperature: float = TEMPERATURE) -> Make:
+    return lambda params, lr, num_data, steps: L2E(params, lr, num_data, total_steps=steps, **_posterior(temperature))
+
+
+METHODS: dict[str, Method] = {
+    "SGD, cosine": Method(_sgd, (0.05, 0.1, 0.2), cosine=True),
+    "Adam, cosine": Method(_adam, (0.001, 0.002, 0.005), cosine=True),
+    "Adam, moving average": Method(_adam, (0.001, 0.002, 0.005), "ema"),
+    "Muon, cosine": Method(_muon, (0.005, 0.01, 0.02), cosine=True),
+    "Muon, trajectory": Method(_muon, (0.005, 0.01, 0.02), "trajectory"),
+    "Shampoo, cosine": Method(_shampoo, (0.002, 0.005, 0.01), cosine=True),
+    "Shampoo, trajectory": Method(_shampoo, (0.002, 0.005, 0.01), "trajectory"),
+    "SOAP, moving average": Method(_soap, (0.001, 0.002, 0.005), "ema"),
+    "SOAP, trajectory": Method(_soap, (0.001, 0.002, 0.005), "trajectory"),
+    "SGHMC": Method(_sghmc(), (0.05, 0.1, 0.2), "trajectory", sampler=True),
+    "IVON": Method(_ivon, (0.05, 0.1, 0.2), "draws", cosine=True, sampler=True),
+    "L2E": Method(_l2e(), (0.001, 0.002, 0.005), "trajectory", sampler=True),
+}
+#: Rows whose rate was chosen for another one; at 5 epochs they are not run.
+DERIVED: dict[str, Method] = {
+    "SGHMC in cycles": Method(_sghmc(), (), "trajectory", sampler=True, cycles=5, rate_of="SGHMC"),
+    "L2E in cycles": Method(_l2e(), (), "trajectory", sampler=True, cycles=5, rate_of="L2E"),
+    "5 networks by SGD": Method(_sgd, (), cosine=True, networks=5, rate_of="SGD, cosine"),
+    "5 networks by Muon": Method(_muon, (), cosine=True, networks=5, rate_of="Muon, cosine"),
+    "5 networks by Shampoo": Method(_shampoo, (), cosine=True, networks=5, rate_of="Shampoo, cosine"),
+    "SGHMC, T = 0": Method(_sghmc(0.0), (), "trajectory", sampler=True, rate_of="SGHMC"),
+    "L2E, T = 0": Method(_l2e(0.0), (), "trajectory", sampler=True, rate_of="L2E"),
+}
