@@ -37,10 +37,8 @@ def table(out: Path, root: Path | None = None) -> str:
     """The rows that are there, a run each; with ``root``, where the images lie, also on the closed half."""
     shown = ("validation_nll", "open_test_nll", "open_test_accuracy", "open_test_ece", "seconds")
     closed = ("closed_test_nll", "closed_test_accuracy", "closed_test_ece") if root else ()
-    lines = [
-        "| " + " | ".join(("method", "lr", "epochs", "seed", *shown, *closed)) + " |",
-        "|---" * (4 + len(shown + closed)) + "|",
-    ]
+    keys = ("method", "lr", "epochs", "seed", *shown, *closed)
+    lines = [f"| {' | '.join(keys)} |", "|---" * len(keys) + "|"]
     for name in METHODS | DERIVED:
         for path in sorted(out.glob("*.json")):
             run = json.loads(path.read_text())
