@@ -14,7 +14,7 @@ from learned_samplers.base.matrices import orthogonal
 from learned_samplers.learned.feature_sets import FEATURE_SETS
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import build_network
-from tests.learned_samplers.learned.flat_keywords import L2E, PrecondL2E
+from tests.learned_samplers.learned.flat_keywords import L2E
 
 D = matrices.COVARIANCE_DECAY
 
@@ -170,8 +170,3 @@ def test_one_that_joins_between_two_roots_moves_along_its_momentum_until_the_nex
     (direction,) = orthogonal([late.grad])
     expected = before - epsilon * (epsilon * 100 * late.grad + 3.0 * direction)
     torch.testing.assert_close(late.detach(), expected, rtol=1e-5, atol=1e-8)
-
-
-def test_the_preconditioned_sampler_sees_no_matrices():
-    with pytest.raises(ValueError, match="feature_set must be one of 'paper', 'adaptive'"):
-        PrecondL2E([nn.Parameter(torch.zeros(2, 2))], lr=0.1, num_data=10, feature_set="matrix")

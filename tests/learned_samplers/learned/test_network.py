@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from learned_samplers.learned.network import (
     apply_network,
@@ -36,36 +35,3 @@ def test_flatten_and_unflatten_are_inverse():
         assert torch.equal(b, b2)
     with pytest.raises(ValueError, match="vector must have"):
         unflatten(vector[:, 1:], shapes_of(phi))
-
-
-@pytest.mark.parametrize(
-    ("network", "error", "message"),
-    [
-        (3, TypeError, "network must be an nn.Module, got int"),
-        (nn.ReLU(), ValueError, "network must have nn.Linear layers"),
-        (nn.Sequential(nn.Linear(9, 4), nn.Linear(5, 2)), ValueError, "layer 1 takes 5 values, layer 0 gives 4"),
-        (nn.Sequential(nn.Linear(9, 2, bias=False)), ValueError, "layer 0 must have a bias"),
-    ],
-)
-def test_modules_that_are_no_such_network(network, error, message):
-    with pytest.raises(error, match=message):
-        layers_of(network)
-
-
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ([nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)], r"layer 1 is Tanh\(\)"),
-        ([nn.Linear(3, 4), nn.Linear(4, 2)], "layer 1 is Linear"),
-        ([nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Dropout()], "layer 4 is Dropout"),
-    ],
-)
-def test_other_layers_than_the_rule_computes_are_refused(layers, message):
-    with pytest.raises(ValueError, match=message):
-        layers_of(nn.Sequential(*layers))
-
-
-def test_a_layer_that_stands_twice_is_refused():
-    same = nn.Linear(4, 4)
-    with pytest.raises(ValueError, match="each there once"):
-        layers_of(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), same, nn.ReLU(), same))

@@ -59,12 +59,6 @@ def test_each_tensor_counts_its_own_coordinates(pieces):
         start += length
 
 
-def test_they_cannot_be_differentiated_through():
-    averages = torch.zeros(feature_set_named("matrix").num_averages, 3, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="averages in bfloat16 cannot be differentiated through"):
-        update_averages(averages, torch.ones(3, requires_grad=True), "matrix")
-
-
 @pytest.mark.parametrize("network", ["l2e-gated", "l2e-sparse"])
 def test_compiled_and_pure_steps_see_one_average_of_whole_matrices(network, monkeypatch):
     found = []

@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from learned_samplers.learned.l2e import L2ESettings
-from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings
-from learned_samplers.learned.preconditioned import PreconditionedSettings
 from learned_samplers.learned.sampler import REGISTRY
 from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
 
@@ -70,30 +68,6 @@ def test_the_defaults_of_a_form_are_its_own():
     assert "decay_time" not in paper.to_card()["scales"]
     with pytest.raises(FrozenInstanceError):
         residual.alpha_scale = 3.0  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("make_settings", "error", "message"),
-    [
-        (lambda: L2ESettings(alpha_scale=-1.0), ValueError, "alpha_scale must not be negative, got -1.0"),
-        (lambda: L2ESettings(form="other"), ValueError, "form must be one of 'residual', 'paper', got 'other'"),
-        (lambda: L2ESettings(form="paper", decay_time=3.0), ValueError, "decay_time does not belong to this form"),
-        (lambda: L2ESettings(noise_multiplier=1.0), ValueError, "noise_multiplier does not belong to this form"),
-        (lambda: L2ESettings(feature_set="rich"), ValueError, "feature_set must be one of 'paper', .* got 'rich'"),
-        (lambda: L2ESettings(output_bound="1"), TypeError, "output_bound must be a number, got '1'"),
-        (lambda: PreconditionedSettings(curl_clip=0.5), ValueError, "curl_clip must be at least 1, got 0.5"),
-        (lambda: MetaSGMCMCSettings(constant_friction=2.0), ValueError, r"constant_friction must lie in \[0, 1\]"),
-        (lambda: MetaSGMCMCSettings.given(mean_scale=2.0), ValueError, "mean_scale does not belong to MetaSGMCMC"),
-        (
-            lambda: L2ESettings.from_card({"feature_set": "paper", "scales": {"curl_clip": 1.0}}),
-            ValueError,
-            "curl_clip does not belong to L2E, got 1.0",
-        ),
-    ],
-)
-def test_wrong_values_are_named(make_settings, error, message):
-    with pytest.raises(error, match=message):
-        make_settings()
 
 
 def test_settings_belong_to_the_sampler_and_not_to_its_groups():

@@ -338,9 +338,3 @@ def test_a_gate_is_learned_for_each_coordinate_and_does_not_decay():
     theta, g, _, _, averages, covariances = state
     network, _ = l2e_network(layers, theta, g, averages, SEGMENTS, covariances=covariances, **run)
     torch.testing.assert_close(network.phi[-1][0], layers[-1][0] * torch.tensor([[0.5], [0.5], [1.0]]))
-
-
-@pytest.mark.parametrize("other", [dict(form="paper"), dict(normalise_output=True)])
-def test_a_gate_is_for_the_residual_form_without_normalised_outputs(other):
-    with pytest.raises(ValueError, match="gated=True needs form='residual' and normalise_output=False"):
-        L2ESettings(gated=True, **other)

@@ -160,29 +160,6 @@ def test_the_length_of_the_run_changes_the_chain():
     assert any((a - b).abs().max() > 1e-6 for a, b in zip(told, untold, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        (dict(total_steps=0, feature_set="matrix"), ValueError, "total_steps must be at least 1, got 0"),
-        (dict(total_steps=1.5, feature_set="matrix"), TypeError, "total_steps must be an integer"),
-        (
-            dict(total_steps=10),
-            ValueError,
-            r"total_steps is for .*'matrix'\), got 10",
-        ),
-        (
-            dict(averages_dtype="float16"),
-            ValueError,
-            "averages_dtype must be one of 'float32', 'bfloat16', got 'float16'",
-        ),
-        (dict(normalise_output=1), TypeError, "normalise_output must be True or False, got 1"),
-    ],
-)
-def test_bad_settings_are_named(given, error, message):
-    with pytest.raises(error, match=message):
-        L2ESettings(**given)
-
-
 @pytest.mark.parametrize("narrow", [None, "bfloat16"])
 @pytest.mark.parametrize("network", ["l2e"])
 @pytest.mark.parametrize("unfrozen", [False, True])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from learned_samplers import SGHMC
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
-from learned_samplers.learned.network import build_network, layers_of
+from learned_samplers.learned.network import layers_of
 from tests.harness import closure_for, flat, small_network
 from tests.learned_samplers.learned.flat_keywords import MetaSGMCMC, keywords
 from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import N, network, run
@@ -155,32 +155,6 @@ def test_the_chain_and_the_parameter_that_broke_the_energy_are_named():
     with pytest.raises(FloatingPointError, match="parameter 'w' is not finite"):
         sampler.step(lambda: torch.zeros(()))
     assert sampler.step_count == 0
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "error"),
-    [
-        ("form", "linear", ValueError),
-        ("correction", "none", ValueError),
-        ("probe_size", 0.0, ValueError),
-        ("curl_clip", 0.0, ValueError),
-        ("friction_clip", -1.0, ValueError),
-        ("curl_offset", float("nan"), ValueError),
-        ("curl_scale", -1.0, ValueError),
-        ("friction_scale", -1.0, ValueError),
-        ("energy_scale", -1.0, ValueError),
-        ("gradient_scale", -1.0, ValueError),
-        ("constant_friction", 1.5, ValueError),
-        ("gradient_variance", -1.0, ValueError),
-        ("momentum_decay", 0.0, ValueError),
-        ("network", 3, TypeError),
-        ("network", build_network(9, (4,)), ValueError),
-        ("network", build_network(3, (4,), zero_last=False), ValueError),
-    ],
-)
-def test_own_arguments(argument, value, error):
-    with pytest.raises(error, match=argument):
-        MetaSGMCMC([torch.zeros(2, requires_grad=True)], 0.1, 100, **{"network": None, argument: value})
 
 
 def test_differences_in_half_precision_are_refused():

@@ -1,0 +1,369 @@
+"""What the learned samplers, their settings, networks and files refuse: an error that names what is wrong."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from learned_samplers.learned import weights
+from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.features import update_averages
+from learned_samplers.learned.kinetic import KineticSettings
+from learned_samplers.learned.l2e import L2ESettings
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings
+from learned_samplers.learned.network import build_network, check_forward, layers_of
+from learned_samplers.learned.preconditioned import PreconditionedSettings
+from tests.harness import closure_for, flat, small_network
+from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, MetaSGMCMC, PrecondL2E
+from tests.learned_samplers.learned.l2e.l2e_cases import network
+from tests.learned_samplers.learned.test_weights import make_card, make_network, parameter, rewrite_card
+
+NAN = float("nan")
+
+
+def not_finite():
+    module = network()
+    with torch.no_grad():
+        module[0].weight[0, 0] = NAN
+    return module
+
+
+@pytest.mark.parametrize(
+    ("cls", "keywords", "error", "named"),
+    [
+        (L2E, {"lr": None}, ValueError, "lr"),
+        (L2E, {"num_data": None}, TypeError, "num_data"),
+        (L2E, {"form": "residuals"}, ValueError, "form"),
+        (L2E, {"feature_set": "rich"}, ValueError, "feature_set"),
+        (L2E, {"network": 3}, TypeError, "network"),
+        (L2E, {"network": "no-such-weights"}, ValueError, "no-such-weights"),
+        (L2E, {"network": "nowhere/l2e.safetensors"}, FileNotFoundError, "nowhere"),
+        (L2E, {"network": nn.ReLU()}, ValueError, "network"),
+        (L2E, {"network": network("adaptive")}, ValueError, "network"),
+        (L2E, {"network": network(outputs=1)}, ValueError, "network"),
+        (L2E, {"network": not_finite()}, ValueError, "network"),
+        (L2E, {"alpha_scale": -1.0}, ValueError, "alpha_scale"),
+        (L2E, {"beta_scale": NAN}, ValueError, "beta_scale"),
+        (L2E, {"decay_time": 0}, ValueError, "decay_time"),
+        (L2E, {"decay_time": "1"}, TypeError, "decay_time"),
+        (L2E, {"form": "paper", "decay_time": 9.0}, ValueError, "decay_time"),
+        (L2E, {"output_bound": 0}, ValueError, "output_bound"),
+        (L2E, {"momentum_decay": 0.0}, ValueError, "momentum_decay"),
+        (L2E, {"momentum_init": "ones"}, ValueError, "momentum_init"),
+        (L2E, {"friction": "algorithm2"}, ValueError, "friction"),
+        (L2E, {"noise_multiplier": 1.0}, ValueError, "noise_multiplier"),
+        (L2E, {"form": "paper", "friction": "eq6"}, ValueError, "friction"),
+        (L2E, {"form": "paper", "noise_multiplier": -1}, ValueError, "noise_multiplier"),
+        (L2E, {"attenuated": True}, ValueError, "attenuated"),
+        (L2E, {"total_steps": 10}, ValueError, "total_steps"),
+        (L2E, {"gated": True, "form": "paper"}, ValueError, "gated"),
+        (L2E, {"gated": True, "normalise_output": True}, ValueError, "gated"),
+        (L2E, {"settings": {"mean_scale": 1.0}}, ValueError, "mean_scale"),
+        (L2E, {"settings": 3}, TypeError, "settings"),
+        (KineticL2E, {"hessian": "exact"}, ValueError, "hessian"),
+        (KineticL2E, {"probe_size": 0}, ValueError, "probe_size"),
+        (KineticL2E, {"mean_scale": -1}, ValueError, "mean_scale"),
+        (KineticL2E, {"lr": None}, ValueError, "lr"),
+        (KineticL2E, {"network": network()}, ValueError, "network"),
+        (PrecondL2E, {"curl_clip": 0.5}, ValueError, "curl_clip"),
+        (PrecondL2E, {"friction_clip": "big"}, TypeError, "friction_clip"),
+        (PrecondL2E, {"curl_scale": -2.0}, ValueError, "curl_scale"),
+        (PrecondL2E, {"correction": "full"}, ValueError, "correction"),
+        (PrecondL2E, {"feature_set": "matrix"}, ValueError, "feature_set"),
+        (PrecondL2E, {"network": network("adaptive")}, ValueError, "network"),
+        (MetaSGMCMC, {"form": "linear"}, ValueError, "form"),
+        (MetaSGMCMC, {"correction": "none"}, ValueError, "correction"),
+        (MetaSGMCMC, {"probe_size": 0.0}, ValueError, "probe_size"),
+        (MetaSGMCMC, {"curl_clip": 0.0}, ValueError, "curl_clip"),
+        (MetaSGMCMC, {"friction_clip": -1.0}, ValueError, "friction_clip"),
+        (MetaSGMCMC, {"curl_offset": NAN}, ValueError, "curl_offset"),
+        (MetaSGMCMC, {"curl_scale": -1.0}, ValueError, "curl_scale"),
+        (MetaSGMCMC, {"friction_scale": -1.0}, ValueError, "friction_scale"),
+        (MetaSGMCMC, {"energy_scale": -1.0}, ValueError, "energy_scale"),
+        (MetaSGMCMC, {"gradient_scale": -1.0}, ValueError, "gradient_scale"),
+        (MetaSGMCMC, {"constant_friction": 1.5}, ValueError, "constant_friction"),
+        (MetaSGMCMC, {"gradient_variance": -1.0}, ValueError, "gradient_variance"),
+        (MetaSGMCMC, {"momentum_decay": 0.0}, ValueError, "momentum_decay"),
+        (MetaSGMCMC, {"network": build_network(9, (4,))}, ValueError, "network"),
+        (MetaSGMCMC, {"network": build_network(3, (4,), zero_last=False)}, ValueError, "network"),
+    ],
+)
+def test_bad_arguments_are_named(cls, keywords, error, named):
+    with pytest.raises(error, match=named):
+        cls([torch.zeros(3, requires_grad=True)], **{"network": None, "lr": 0.1, "num_data": 10, **keywords})
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "named"),
+    [
+        (lambda: L2ESettings(alpha_scale=-1.0), ValueError, "alpha_scale"),
+        (lambda: L2ESettings(form="other"), ValueError, "form"),
+        (lambda: L2ESettings(output_bound="1"), TypeError, "output_bound"),
+        (lambda: L2ESettings(total_steps=0, feature_set="matrix"), ValueError, "total_steps"),
+        (lambda: L2ESettings(total_steps=1.5, feature_set="matrix"), TypeError, "total_steps"),
+        (lambda: L2ESettings(averages_dtype="float16"), ValueError, "averages_dtype"),
+        (lambda: L2ESettings(normalise_output=1), TypeError, "normalise_output"),
+        (lambda: PreconditionedSettings(curl_clip=0.5), ValueError, "curl_clip"),
+        (lambda: MetaSGMCMCSettings(constant_friction=2.0), ValueError, "constant_friction"),
+        (lambda: MetaSGMCMCSettings.given(mean_scale=2.0), ValueError, "mean_scale"),
+        (lambda: KineticSettings.given(alpha_scale=2.0), ValueError, "alpha_scale"),
+        (lambda: L2ESettings.from_card({"scales": {"curl_clip": 1.0}}), ValueError, "curl_clip"),
+        (lambda: feature_set_named("rich"), ValueError, "feature_set"),
+        (lambda: layers_of(3), TypeError, "network"),
+        (lambda: layers_of(nn.ReLU()), ValueError, "network"),
+        (lambda: layers_of(nn.Sequential(nn.Linear(9, 4), nn.Linear(5, 2))), ValueError, "layer 1"),
+        (lambda: layers_of(nn.Sequential(nn.Linear(9, 2, bias=False))), ValueError, "layer 0"),
+        (lambda: layers_of(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))), ValueError, "layer 1 is Tanh"),
+        (lambda: layers_of(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))), ValueError, "layer 1 is Linear"),
+        (lambda: layers_of(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout())), ValueError, "layer 2 is Dropout"),
+        (lambda: update_averages(torch.zeros(8, 3).bfloat16(), parameter(), "adaptive"), ValueError, "bfloat16"),
+    ],
+)
+def test_bad_settings_and_networks_are_named(make, error, named):
+    with pytest.raises(error, match=named):
+        make()
+
+
+def test_a_layer_that_stands_twice_is_refused():
+    same = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="each there once"):
+        layers_of(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), same, nn.ReLU(), same))
+    assert feature_set_named(FeatureSet("paper")).size == 9
+
+
+def test_a_step_that_fails_changes_nothing():
+    model = small_network()
+    sampler = L2E(model.named_parameters(), 0.1, 100, network=network())
+    sampler.step(closure_for(model, sampler))
+    before, saved = flat(model), copy.deepcopy(sampler.state_dict())
+    model[2].weight.grad[1, 1] = NAN
+    with pytest.raises(FloatingPointError, match=r"2\.weight"):
+        sampler.step()
+    assert torch.equal(flat(model), before)
+    assert sampler.step_count == 1
+    for i, entry in saved["state"].items():
+        assert all(torch.equal(value, sampler.state_dict()["state"][i][key]) for key, value in entry.items())
+
+
+# ------------------------------------------------------------------ a forward of one's own
+
+
+class Own(nn.Module):
+    """Two layers in a class of the user's own; ``between`` is what stands between them."""
+
+    def __init__(self, between, last_first=False):
+        super().__init__()
+        for name in ("second", "first") if last_first else ("first", "second"):
+            setattr(self, name, nn.Linear(3, 3) if name == "first" else nn.Linear(3, 2 if not last_first else 3))
+        self.between = between
+        nn.init.zeros_(self.second.weight)
+        nn.init.zeros_(self.second.bias)
+
+    def forward(self, x):
+        return self.second(self.between(self.first(x)))
+
+
+class Halved(nn.Sequential):
+    """The layers in order, and something done to what they give."""
+
+    def forward(self, x):
+        return 0.5 * super().forward(x)
+
+
+def test_a_module_of_ones_own_has_to_compute_what_the_rule_does():
+    check_forward(Own(nn.ReLU()))
+    check_forward(Own(nn.ReLU()).half())
+    held = Own(nn.Tanh())
+    held.__class__ = type("Held", (nn.Module,), {})  # no forward: it only holds the layers
+    check_forward(held)
+    other = Own(nn.Tanh())
+    other.first, other.second = nn.Linear(9, 4), nn.Linear(4, 2)
+    with pytest.raises(ValueError, match="Own gives something else"):
+        L2E([parameter()], 0.01, 100, network=other)
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        (Own(nn.Tanh()), "Own gives something else"),  # also where the last layer is zero
+        (Own(nn.Sequential(nn.ReLU(), nn.Dropout(0.5))), "Own gives something else"),
+        (Own(nn.ReLU(), last_first=True), "in the order in which they were made"),
+        (Halved(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)), "Halved gives something else"),
+        (Own(nn.Flatten(0)), "network's forward fails"),
+    ],
+)
+def test_another_forward_is_refused(module, named, tmp_path):
+    for call in (check_forward, lambda each: weights.save(tmp_path / "own.safetensors", each, {})):
+        with pytest.raises(ValueError, match=named):
+            call(module)
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------ weight files and cards
+
+
+def numpy_array(path):
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(3))
+    path.write_bytes(buffer.getvalue())
+
+
+def null_metadata(path):
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.dumps({**json.loads(data[8 : 8 + size]), "__metadata__": None}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+
+
+def other_weights(path):
+    weights.save(path.with_name("other.safetensors"), make_network(seed=1), make_card())
+    path.write_bytes(path.with_name("other.safetensors").read_bytes())
+
+
+def saved(**metadata):
+    return lambda path: save_file({"linear_0.weight": torch.zeros(2, 9)}, str(path), **metadata)
+
+
+DAMAGED = "truncated or not a safetensors file"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda p: p.write_bytes(b""), DAMAGED),
+        (lambda p: p.write_bytes(p.read_bytes()[:-7]), DAMAGED),
+        (lambda p: p.write_bytes(p.read_bytes()[:20]), DAMAGED),
+        (lambda p: p.write_bytes(b"\xff" * 100), DAMAGED),
+        (numpy_array, DAMAGED),
+        (lambda p: torch.save({"w": torch.zeros(2)}, p), DAMAGED),
+        (saved(), "not a file of"),
+        (null_metadata, "not a file of"),
+        (saved(metadata={"format": f"{weights.FORMAT}, version 0"}), "version '0'"),
+        (lambda p: p.write_bytes(p.read_bytes()[:-1] + bytes([p.read_bytes()[-1] ^ 1])), "not the weights"),
+        (other_weights, "not the weights"),
+    ],
+)
+def test_damaged_weights_are_refused_by_name_and_reason(file, damage, reason):
+    damage(file)
+    with pytest.raises(ValueError, match=rf"test\.safetensors: {reason}"):
+        L2E([parameter()], num_data=10, network=file)
+
+
+LAYERS = [[5, 9], [4, 5], [2, 4]]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("licence", None, "licence"),
+        ("sha256", None, "sha256"),
+        ("format", None, "format"),
+        ("version", 2, "version"),
+        ("scales", 3, "scales"),
+        ("meta_training", {}, "meta_training"),
+        ("layers", [], "layers"),
+        ("layers", [[5, 9], [4, 6], [2, 4]], "layers"),
+        ("layers", [[5, 9], [4, 5], [2, 10**9]], "layers"),
+        ("layers", [[5, 9], [4, True], [2, 4]], "layers"),
+        ("layers", [[5, 9], [2, 5]], "layers"),
+        ("features", ["gradient"], "features"),
+        ("defaults", {"lr": 0.1, "foo": 1}, "foo"),
+        ("defaults", {"lr": "0.1"}, "lr"),
+        ("defaults", {"lr": -1.0}, "lr"),
+        ("defaults", {"momentum_decay": 0}, "momentum_decay"),
+        ("sha256", 3, "sha256"),
+        ("sha256", "0" * 64, "not the weights"),
+    ],
+)
+def test_damaged_cards_are_refused_by_name_and_reason(file, key, value, named):
+    rewrite_card(file, lambda card: card.pop(key) if value is None else card.update({key: value}))
+    with pytest.raises(ValueError, match=rf"test\.(json|safetensors): .*{named}"):
+        weights.load(file)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '{"format": 1}', "[" * 100_000])
+def test_cards_that_are_no_cards(file, text):
+    weights.card_path(file).write_text(text)
+    with pytest.raises(ValueError, match=r"test\.json: "):
+        weights.load(file)
+    weights.card_path(file).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"test\.json: truncated or not JSON"):
+        weights.load(file)
+
+
+def test_sizes_that_a_card_or_a_file_claims_are_not_believed(file, monkeypatch):
+    def forbidden(*arguments):
+        raise AssertionError("made before the file was compared with the card")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.utils, "skip_init", forbidden)
+        rewrite_card(file, lambda card: card.update(layers=[[9999, 9], *[[9999, 9999]] * 500, [2, 9999]]))
+        with pytest.raises(ValueError, match=r"test\.safetensors: holds .* the card's layers need") as error:
+            weights.load(file)
+    assert len(str(error.value)) < 1000
+    with open(file, "r+b") as content:
+        content.truncate(10**12)  # a hole: no such file is on the disk
+    rewrite_card(file, lambda card: card.update(layers=LAYERS))
+    with pytest.raises(ValueError, match=r"test\.safetensors: 1000000000000 bytes are too many"):
+        weights.load(file)
+    with open(weights.card_path(file), "r+b") as content:
+        content.truncate(10**12)
+    with pytest.raises(ValueError, match=r"test\.json: 1000000000000 bytes are too many"):
+        weights.load(file)
+
+
+def test_missing_files_are_named(file, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no such weight file: .*nowhere\.safetensors"):
+        L2E([parameter()], num_data=10, network=tmp_path / "nowhere.safetensors")
+    weights.card_path(file).rename(tmp_path / "alone.json")
+    with pytest.raises(FileNotFoundError, match=r"no such card: .*test\.json"):
+        weights.load(file)
+    with pytest.raises(FileNotFoundError, match=r"no such weight file: .*alone\.safetensors"):
+        weights.load(tmp_path / "alone.safetensors")
+
+
+def swap_features(card):
+    card["features"][0], card["features"][1] = card["features"][1], card["features"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "named"),
+    [
+        (lambda card: None, {"form": "paper"}, "form"),
+        (lambda card: None, {"feature_set": "adaptive"}, "feature_set"),
+        *((lambda card, form=form: card.update(form=form), {}, "form") for form in ("x", None, 3, [], {"a": 1})),
+        (swap_features, {}, "features"),
+        (lambda card: card.update(feature_set="long gone"), {}, "feature_set"),
+        (lambda card: card["scales"].update(total_steps=10), {}, "total_steps"),
+        (lambda card: card.update(scales={"noise_multiplier": 1e-3}), {}, "noise_multiplier"),
+    ],
+)
+def test_a_card_that_contradicts_itself_or_what_is_asked(file, change, asked, named):
+    rewrite_card(file, change)
+    with pytest.raises(ValueError, match=rf"test\.safetensors: .*{named}") as error:
+        L2E([parameter()], num_data=10, network=file, **asked)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "change", "error", "named"),
+    [
+        ("a.safetensors", make_network(), {"licence": None}, TypeError, "licence"),
+        ("a.safetensors", make_network(), {"features": ["a"]}, ValueError, "features"),
+        ("a.safetensors", make_network(), {"metrics": {"nll": NAN}}, ValueError, "Out of range float"),
+        ("a.safetensors", not_finite(), {}, ValueError, "linear_0"),
+        ("a.pt", make_network(), {}, ValueError, "path"),
+        ("a.safetensors", nn.Sequential(nn.Linear(9, 2, bias=False)), {}, ValueError, "bias"),
+    ],
+)
+def test_nothing_is_written_for_a_bad_card_or_network(tmp_path, name, module, change, error, named):
+    with pytest.raises(error, match=named):
+        weights.save(tmp_path / name, module, make_card(**change))
+    assert not list(tmp_path.iterdir())
