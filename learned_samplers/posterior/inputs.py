@@ -43,15 +43,15 @@ class Batch(NamedTuple):
         return Batch(tuple(tensor[chosen] for tensor in self.args), kwargs, len(range(self.length)[chosen]))
 
 
-def as_batches(
+def batches_of(
     x: Inputs, batch_size: int, dtype: torch.dtype | None = None, *, targets: bool | None = None, second: str = ""
-) -> list[Batch]:
-    """Split a network's inputs into batches, in their own order.
+) -> Iterator[Batch]:
+    """Yield a network's inputs in batches, in their own order; those of a loader are read as they are taken.
 
     Args:
         x: a tensor or a NumPy array; a tuple of them (positional arguments of the network); a dictionary of them
             (keyword arguments); or a DataLoader, which has its own batch size, and of whose (input, target) pairs the
-            inputs are taken. It is iterated once, and its batches are held in memory.
+            inputs are taken. It is iterated once.
         batch_size: examples in a batch.
         dtype: floating-point arrays are converted to it, since NumPy's default is float64.
         targets: False says that a loader's tuples hold inputs only; True and None take them for (input, target).
@@ -64,12 +64,16 @@ def as_batches(
     if isinstance(x, DataLoader):
         if _shuffles(x):
             raise ValueError("x shuffles, so that predictions could not be matched to examples: use shuffle=False")
-        batches = [_one_batch(item, dtype) for item in _inputs_of(x, targets, second)]
-        if not batches:
+        empty = True
+        for item in _inputs_of(x, targets, second):
+            yield _one_batch(item, dtype)
+            empty = False
+        if empty:
             raise ValueError("x must hold at least one example, got a loader of no batch")
-        return batches
+        return
     whole = _one_batch(x, dtype)
-    return [whole.rows(slice(start, start + batch_size)) for start in range(0, whole.length, batch_size)]
+    for start in range(0, whole.length, batch_size):
+        yield whole.rows(slice(start, start + batch_size))
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
@@ -130,7 +134,7 @@ def _inputs_of(loader: Iterable[Any], targets: bool | None, second: str) -> Iter
             warnings.warn(
                 f"the second item of the loader's batches is taken for the target, not for {second!r} of the network: "
                 "pass targets=False if it is an input, targets=True if it is the target",
-                stacklevel=7,
+                stacklevel=5,
             )
             second = ""
         yield _without_target(item, targets)
@@ -152,7 +156,7 @@ def _without_target(item: Any, targets: bool | None) -> Any:
 class RepeatedBatches:
     """Iterates again and again over data to compute statistics from: inputs as above, or any iterable of batches.
 
-    Here the order does not matter, so a loader may shuffle. The other arguments are as for `as_batches`.
+    Here the order does not matter, so a loader may shuffle. The other arguments are as for `batches_of`.
     """
 
     def __init__(
@@ -164,7 +168,7 @@ class RepeatedBatches:
         self._split = isinstance(data, Tensor | np.ndarray | tuple | Mapping)
         # A one-shot iterator must last for every pass.
         kept = list(data) if isinstance(data, Iterator) else data
-        self._batches: Iterable[Any] = as_batches(data, batch_size, dtype) if self._split else kept
+        self._batches: Iterable[Any] = list(batches_of(data, batch_size, dtype)) if self._split else kept
 
     def __iter__(self) -> Iterator[Batch]:
         if self._split:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -105,7 +105,7 @@ class OutputFormat:
                     f"output='binary' takes the sigmoid of the network's outputs, and {values.numel()} of them all lie "
                     "in [0, 1]: if it ends in a sigmoid already, use output=lambda p: p; for logits "
                     "output=torch.sigmoid is silent",
-                    stacklevel=6,
+                    stacklevel=5,
                 )
             return
         sums = values.sum(1 if self.class_axis is None else self.class_axis)
@@ -248,24 +248,38 @@ class Uncertainty(NamedTuple):
     epistemic: Tensor
 
 
-def entropy_decomposition(parts: Iterable[Tensor], form: OutputFormat) -> Uncertainty:
-    r"""Split the entropy of (k, N, ..., C, ...) probabilities: H(mean of p_k) = mean of H(p_k) + mutual information.
+class Entropies:
+    r"""Splits the entropy of probabilities (N, ..., C, ...): H(mean of p_k) = mean of H(p_k) + mutual information.
 
     The mutual information between target and weights is the epistemic part (BALD; Houlsby et al., arXiv:1112.5745).
+    Takes the samples one by one, and holds sums of double precision of the shape of one.
     """
-    total = expected = torch.zeros(())
-    count, axis = 0, None
-    for part in parts:
-        axis = form.axis(part.ndim - 1)
-        total = total + part.double().sum(0)
-        expected = expected + _entropy(part.double(), axis).sum(0)
-        count += len(part)
-    mean, aleatoric = total / count, expected / count
-    whole = _entropy(mean, axis)
-    # Rounding can leave a mutual information of zero at −1e-17.
-    epistemic = (whole - aleatoric).clamp_min(0)
-    dtype = part.dtype
-    return Uncertainty(mean.to(dtype), whole.to(dtype), aleatoric.to(dtype), epistemic.to(dtype))
+
+    def __init__(self, form: OutputFormat) -> None:
+        self.form, self.count = form, 0
+        self.total = self.expected = torch.zeros(())
+
+    def add(self, part: Tensor) -> None:
+        """Take the predictions (k, N, ..., C, ...) of k more samples."""
+        self.axis, self.dtype = self.form.axis(part.ndim - 1), part.dtype
+        for one in part:
+            probabilities = one.double()
+            self.total = self.total + probabilities
+            self.expected = self.expected + _entropy(probabilities, self.axis)
+        self.count += len(part)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the sums."""
+        return self.total.nbytes + self.expected.nbytes
+
+    def result(self) -> Uncertainty:
+        """The decomposition over the samples so far."""
+        mean, aleatoric = self.total / self.count, self.expected / self.count
+        whole = _entropy(mean, self.axis)
+        # Rounding can leave a mutual information of zero at −1e-17.
+        epistemic = (whole - aleatoric).clamp_min(0)
+        return Uncertainty(*(value.to(self.dtype) for value in (mean, whole, aleatoric, epistemic)))
 
 
 def _entropy(probabilities: Tensor, axis: int | None) -> Tensor:
@@ -277,25 +291,69 @@ def _entropy(probabilities: Tensor, axis: int | None) -> Tensor:
     return terms - torch.xlogy(other, other)
 
 
-def variance_decomposition(parts: Iterable[Tensor]) -> Uncertainty:
-    """Split the variance of (k, N, ..., 2) moments: Var y = mean of the variances + variance of the means.
+class Variances:
+    """Splits the variance of moments (N, ..., 2): Var y = mean of the variances + variance of the means.
 
-    The variance of K means is (1/K) Σ (m_k − m)²: that of the mixture of the K samples.
+    The variance of K means is (1/K) Σ (m_k − m)²: that of the mixture of the K samples. Works as `Entropies`.
     """
-    mean = spread = noise = torch.zeros(())
-    count = 0
-    for part in parts:
-        means, variances = part.double().unbind(-1)
-        size = len(means)
-        # Two sets of numbers in one (Chan, Golub and LeVeque): no difference of large sums of squares.
-        shift = means.mean(0) - mean
-        spread = spread + (means - means.mean(0)).square().sum(0) + shift.square() * (count * size / (count + size))
-        mean = mean + shift * (size / (count + size))
-        noise = noise + variances.sum(0)
-        count += size
-    aleatoric, epistemic = noise / count, spread / count
-    dtype = part.dtype
-    return Uncertainty(*(value.to(dtype) for value in (mean, aleatoric + epistemic, aleatoric, epistemic)))
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = self.spread = self.noise = torch.zeros(())
+
+    def add(self, part: Tensor) -> None:
+        """Take the moments (k, N, ..., 2) of k more samples."""
+        if not part.isfinite().all():
+            raise ValueError("the network gave a mean or a variance that is not finite, or a scale that is not above 0")
+        self.dtype = part.dtype
+        for one in part:
+            mean, variance = one.double().unbind(-1)
+            # Welford's recursion: no difference of large sums of squares.
+            self.count += 1
+            shift = mean - self.mean
+            self.mean = self.mean + shift / self.count
+            self.spread = self.spread + shift * (mean - self.mean)
+            self.noise = self.noise + variance
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the sums."""
+        return self.mean.nbytes + self.spread.nbytes + self.noise.nbytes
+
+    def result(self) -> Uncertainty:
+        """The decomposition over the samples so far."""
+        aleatoric, epistemic = self.noise / self.count, self.spread / self.count
+        parts = (self.mean, aleatoric + epistemic, aleatoric, epistemic)
+        return Uncertainty(*(value.to(self.dtype) for value in parts))
+
+
+class Filled:
+    """A tensor that is filled part by part, and allocated at the first one, so that it is never held twice.
+
+    Args:
+        leading: the sizes of its first axes; those of the others are the parts'.
+    """
+
+    def __init__(self, *leading: int) -> None:
+        self.leading, self._whole = leading, torch.empty(0)
+
+    def __setitem__(self, place: tuple[slice, ...], part: Tensor) -> None:
+        trailing = part.shape[len(self.leading) :]
+        if self._whole.ndim < len(self.leading) or not self._whole.numel():
+            self._whole = part.new_empty(*self.leading, *trailing)
+        if self._whole.shape[len(self.leading) :] != trailing:
+            raise ValueError(
+                f"the network's outputs are shaped {tuple(self._whole.shape[len(self.leading) :])} an example in one "
+                f"batch and {tuple(trailing)} in another: pad the inputs to one length, or take predict_batches"
+            )
+        self._whole[place] = part
+
+    def __getitem__(self, place: tuple[slice, ...]) -> Tensor:
+        return self._whole[place]
+
+    def whole(self) -> Tensor:
+        """The tensor, once every part was set."""
+        return self._whole
 
 
 def draw_classes(probabilities: Tensor, axis: int | None, generator: torch.Generator | None) -> Tensor:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils.data import DataLoader
 
-from learned_samplers.posterior.inputs import ADVICE, Batch, Inputs, as_batches, second_input
+from learned_samplers.posterior.inputs import ADVICE, Batch, Inputs, batches_of, second_input
 from learned_samplers.posterior.network import (
     FunctionalNetwork,
     attributes_kept,
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 #: Examples on which a network is tried before its first predictions.
 FEW = ENOUGH
 
+#: How torch's warning begins that an operation has no batching rule for vmap; it ends in "please file us an issue".
+NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
+
 #: Runs the network on a batch with these weights of a sample in the place of its own.
 Call = Callable[[Tensors, Batch], Any]
 
@@ -39,6 +44,14 @@ def vmap_is_faster(model: nn.Module) -> bool:
     # vmap turns convolutions into grouped ones, which took 1.5 to 5 times as long as a loop on a CPU.
     convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
     return not (convolutions and next(model.parameters()).device.type == "cpu")
+
+
+class Piece(NamedTuple):
+    """Predictions (k, n, ...) of a few samples for one batch, and which of the samples and of the examples they are."""
+
+    samples: slice
+    rows: slice
+    values: Tensor
 
 
 class Runner:
@@ -54,86 +67,51 @@ class Runner:
         self._uses_weights = False
         self._gives_logits: set[str] = set()
 
-    def predictions(
+    def batches(self, x: Inputs, batch_size: int, targets: bool | None) -> Iterator[Batch]:
+        """The batches of ``x`` in the model's dtype; those of a loader are read one after the other."""
+        dtype = next(self.model.parameters()).dtype
+        second, self._second = self._second, "" if targets is None and isinstance(x, DataLoader) else self._second
+        return batches_of(x, batch_size, dtype, targets=targets, second=second)  # said once
+
+    def run(
         self,
+        batches: Sequence[Batch],
         read: Callable[[int], Tensors],
         indices: Sequence[int],
         fixed: Mapping[str, Tensor],
-        x: Inputs,
         transform: Callable[[Any], Tensor],
         form: OutputFormat,
         *,
-        batch_size: int,
         sample_chunk: int,
         vectorize: bool | None,
-        targets: bool | None,
-    ) -> Generator[Tensor, None, None]:
-        """Yield predictions of shape (k, N, ...) for consecutive chunks of at most ``sample_chunk`` samples.
+    ) -> Run:
+        """The model under the samples that ``read`` gives for these indices, on these batches.
 
-        A chunk of samples is read and stacked once and then run over all batches of ``x``. ``transform`` goes from the
-        network's output to the prediction, ``form`` says what that output is.
+        ``transform`` goes from the network's output to the prediction, ``form`` says what that output is.
         """
-        model = self.model
-        refuse_merged(model, lambda: read(indices[0]))
-        reference = next(model.parameters())
-        batches = as_batches(x, batch_size, reference.dtype, targets=targets, second=self._second)
-        if targets is None and isinstance(x, DataLoader):
-            self._second = ""  # said once
-        home = next(iter((*batches[0].args, *batches[0].kwargs.values()))).device
-        dtypes = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
-        buffers = buffers_of(model)
-        network = FunctionalNetwork(model)
+        refuse_merged(self.model, lambda: read(indices[0]))
+        return Run(self, batches, read, indices, fixed, transform, form, sample_chunk, vectorize)
 
-        def placed(tensors: Mapping[str, Tensor]) -> Tensors:
-            return {name: tensor.to(reference.device, dtypes[name]) for name, tensor in tensors.items()}
-
-        static = placed({**buffers, **fixed})
-
-        def call(state: Tensors, batch: Batch) -> Any:
-            # A network may write into its buffers; what it writes must reach neither the samples nor the model.
-            values = {**static, **state}
-            copied = {name: tensor.clone() if name in buffers else tensor for name, tensor in values.items()}
-            return network(copied, batch.args, batch.kwargs)
-
-        def forward(state: Tensors, batch: Batch) -> Tensor:
-            return transform(call(state, batch))
-
-        with evaluation_mode(model), torch.no_grad():
-            first = batches[0].to(reference.device)
-            self._try(call, lambda index: placed(read(index)), indices, static, first, transform, form)
-            for start in range(0, len(indices), sample_chunk):
-                states = [read(index) for index in indices[start : start + sample_chunk]]
-                stacked = placed({name: torch.stack([state[name] for state in states]) for name in states[0]})
-                pieces = []
-                for batch in batches:
-                    try:
-                        predictions = self._run(forward, stacked, batch.to(reference.device), vectorize)
-                    except (RuntimeError, IndexError) as error:
-                        shapes = [tuple(t.shape[1:]) for t in (*batch.args, *batch.kwargs.values())]
-                        error.add_note(f"(x was read as {batch.length} examples of shape {shapes[0]}; {ADVICE})")
-                        raise
-                    if predictions.ndim < 2 or predictions.shape[1] != batch.length:
-                        raise ValueError(
-                            f"the network and output= turned {batch.length} examples into a tensor of shape "
-                            f"{tuple(predictions.shape[1:])}; its first axis must run over the examples ({ADVICE})"
-                        )
-                    pieces.append(predictions.to(home))
-                yield torch.cat(pieces, dim=1)
-
-    def _run(
-        self, forward: Callable[[Tensors, Batch], Tensor], stacked: Tensors, batch: Batch, vectorize: bool | None
+    def stacked(
+        self, forward: Callable[[Tensors, Batch], Tensor], states: Tensors, batch: Batch, vectorize: bool | None
     ) -> Tensor:
+        """The predictions of several samples, whose tensors are stacked, for one batch."""
+
         def sample(k: int) -> Tensor:
-            return forward({name: tensor[k] for name, tensor in stacked.items()}, batch)
+            return forward({name: tensor[k] for name, tensor in states.items()}, batch)
 
         def one_by_one() -> Tensor:
-            return torch.stack([sample(k) for k in range(len(next(iter(stacked.values()))))])
+            return torch.stack([sample(k) for k in range(len(next(iter(states.values()))))])
 
         wanted = vmap_is_faster(self.model) and not self.vmap_fails if vectorize is None else vectorize
         if not wanted:
             return one_by_one()
         try:
-            return vmap(lambda state: forward(state, batch))(stacked)
+            # An operation without a batching rule runs in a loop of torch's own, which asks users to report it. Here
+            # it is an error, and the loop below is taken; where vmap is required nothing is said.
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error" if vectorize is None else "ignore", NO_BATCHING_RULE)
+                return vmap(lambda state: forward(state, batch))(states)
         except Exception as error:
             # Whose fault is it? If the network runs plainly on this batch then it is vmap that cannot run it.
             if vectorize is None:
@@ -147,7 +125,7 @@ class Runner:
                 "leave vectorize out, or pass vectorize=False, to run the samples one after the other"
             ) from error
 
-    def _try(
+    def try_out(
         self,
         call: Call,
         sample: Callable[[int], Tensors],
@@ -182,6 +160,110 @@ class Runner:
                 require_weights_used(self.model, call, other, fixed, part, transform)
                 self._uses_weights = True
             return
+
+
+class Run:
+    """A model under some samples, on the batches of one input; see `Runner.run`.
+
+    Attributes:
+        count: the number of samples.
+        length: the number of examples.
+        chunks: the positions of the samples that are stacked and run at once.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        batches: Sequence[Batch],
+        read: Callable[[int], Tensors],
+        indices: Sequence[int],
+        fixed: Mapping[str, Tensor],
+        transform: Callable[[Any], Tensor],
+        form: OutputFormat,
+        sample_chunk: int,
+        vectorize: bool | None,
+    ) -> None:
+        self.count = len(indices)
+        self.take(batches)
+        self.chunks = [
+            slice(start, min(start + sample_chunk, self.count)) for start in range(0, self.count, sample_chunk)
+        ]
+        self._runner, self._read, self._indices = runner, read, indices
+        self._transform, self._form, self._vectorize = transform, form, vectorize
+        self._network = FunctionalNetwork(runner.model)
+        self._device = next(runner.model.parameters()).device
+        self._home = next(iter((*batches[0].args, *batches[0].kwargs.values()))).device
+        self._dtypes = {name: tensor.dtype for name, tensor in tensors_of(runner.model).items()}
+        self._buffers = buffers_of(runner.model)
+        self._static = self._placed({**self._buffers, **fixed})
+        self._only_chunk: Tensors | None = None
+        self._is_tried = False
+
+    def take(self, batches: Sequence[Batch]) -> None:
+        """Go on with these batches instead of those of before."""
+        ends = list(accumulate(batch.length for batch in batches))
+        self._rows = [slice(end - batch.length, end) for end, batch in zip(ends, batches, strict=True)]
+        self.batches, self.length = batches, ends[-1]
+
+    def pieces(self, chosen: slice = slice(None)) -> Generator[Piece, None, None]:
+        """Yield predictions for the chosen batches, chunk of samples by chunk of samples and batch by batch.
+
+        A chunk is read and stacked once, and then run over all of these batches. What is held is one piece.
+        """
+        with evaluation_mode(self._runner.model), torch.no_grad():
+            if not self._is_tried:
+                first = self.batches[0].to(self._device)
+                self._runner.try_out(
+                    self._call,
+                    lambda index: self._placed(self._read(index)),
+                    self._indices,
+                    self._static,
+                    first,
+                    self._transform,
+                    self._form,
+                )
+                self._is_tried = True
+            for samples in self.chunks:
+                states = self._states(samples)
+                for rows, batch in zip(self._rows[chosen], self.batches[chosen], strict=True):
+                    yield Piece(samples, rows, self._predicted(states, batch))
+
+    def _placed(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        return {name: tensor.to(self._device, self._dtypes[name]) for name, tensor in tensors.items()}
+
+    def _states(self, samples: slice) -> Tensors:
+        if self._only_chunk is not None:
+            return self._only_chunk
+        states = [self._read(index) for index in self._indices[samples]]
+        stacked = self._placed({name: torch.stack([state[name] for state in states]) for name in states[0]})
+        if len(self.chunks) == 1:
+            self._only_chunk = stacked
+        return stacked
+
+    def _call(self, state: Tensors, batch: Batch) -> Any:
+        # A network may write into its buffers; what it writes must reach neither the samples nor the model.
+        values = {**self._static, **state}
+        copied = {name: tensor.clone() if name in self._buffers else tensor for name, tensor in values.items()}
+        return self._network(copied, batch.args, batch.kwargs)
+
+    def _predicted(self, states: Tensors, batch: Batch) -> Tensor:
+        try:
+            found = self._runner.stacked(
+                lambda state, batch: self._transform(self._call(state, batch)),
+                states,
+                batch.to(self._device),
+                self._vectorize,
+            )
+        except (RuntimeError, IndexError) as error:
+            shapes = [tuple(t.shape[1:]) for t in (*batch.args, *batch.kwargs.values())]
+            error.add_note(f"(x was read as {batch.length} examples of shape {shapes[0]}; {ADVICE})")
+            raise
+        if found.ndim < 2 or found.shape[1] != batch.length:
+            raise ValueError(
+                f"the network and output= turned {batch.length} examples into a tensor of shape "
+                f"{tuple(found.shape[1:])}; its first axis must run over the examples ({ADVICE})"
+            )
+        return found.to(self._home)
 
 
 def _is_present(model: nn.Module, state: Mapping[str, Tensor]) -> bool:

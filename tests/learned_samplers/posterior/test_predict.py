@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from learned_samplers.posterior.inputs import as_batches
+from learned_samplers.posterior.inputs import batches_of
 from tests.learned_samplers.posterior.common import collection, copied, ensemble, same
 
 X = torch.linspace(-2, 2, 28).view(7, 4)
@@ -60,6 +60,7 @@ def test_equals_the_plain_loop(network, vectorize):
     running = torch.stack([expected[: k + 1].mean(0) for k in range(5)])
     for found, right in (
         (samples.predict_samples(X, **options), expected),
+        (torch.cat(list(samples.predict_batches(X, **options)), 1), expected),
         (samples.predict(X, **options), expected.mean(0)),
         (samples.predict(X, cumulative=True, **options), running),
         (samples.predict_samples(X, num_samples=2, **options), expected[[1, 4]]),  # evenly spaced, with the last
@@ -172,7 +173,7 @@ def test_every_form_of_the_same_inputs_predicts_the_same(recwarn):
     for x, targets in (*((form, None) for form in forms), (loader(TensorDataset(FIRST, SECOND)), False)):
         torch.testing.assert_close(samples.predict(x, batch_size=4, targets=targets), expected)
     several = [((torch.full((3,), float(i)), torch.ones(2)), i) for i in range(4)]
-    first, _ = as_batches(DataLoader(several, batch_size=2), 2)
+    first, _ = batches_of(DataLoader(several, batch_size=2), 2)
     assert [tuple(each.shape) for each in first.args] == [(2, 3), (2, 2)]
     for build in (Labelled, Switched):  # whose second argument is no input
         one = collection([build(3)])

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -80,6 +81,39 @@ def test_the_loop_takes_over_by_itself_with_the_same_numbers(network, caplog):
             samples.predict(X, vectorize=True)
 
 
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(10, 8), nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        return self.head(self.bag(tokens))
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(10, 8), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, tokens):
+        return self.head(self.layer(self.words(tokens), src_key_padding_mask=tokens == 0).mean(1))
+
+
+@pytest.mark.parametrize("network", [Bag, Masked])
+def test_torch_asks_nobody_to_report_a_missing_batching_rule(network):
+    tokens, members = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [1, 1, 2, 9]]), ensemble(network)
+    with torch.no_grad():
+        expected = torch.stack([member.eval()(tokens) for member in members]).softmax(2)
+    for vectorize in (None, True):
+        samples = collection(members)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.testing.assert_close(samples.predict_samples(tokens, vectorize=vectorize), expected)
+        assert not said
+        assert samples._runner.vmap_fails == (vectorize is None), "the loop over samples is taken"
+
+
 # -- what a forward leaves in its modules -----------------------------------------------------------------------------
 
 
@@ -138,8 +172,6 @@ def spectral_norm():
     return nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 5)), nn.Linear(5, 3))
 
 
-# Older hooks have no batching rule in torch, which runs them one by one and says so.
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("build", [Keeping, weight_norm, spectral_norm, pruned])
 @pytest.mark.parametrize("vectorize", [None, True, False])
 def test_a_network_can_be_copied_and_saved_after_predicting(build, vectorize):
