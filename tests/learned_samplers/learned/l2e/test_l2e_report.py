@@ -202,5 +202,4 @@ def test_the_law_of_a_sampler_that_sees_matrices():
     # On a vector both would be the momentum over its root mean square, and two different laws would be told the same.
     assert found["shape"] == [22, 23]
     other = l2e_law(lambda p: make(p, "average_0.9"), coordinates=500, stiffness=(0.2,), seed=1)
-    assert found["term_effects"]["noise"] != pytest.approx(other["term_effects"]["noise"], rel=0.1)
-    assert found["bias"] != pytest.approx(other["bias"], rel=0.02)
+    assert found["bias"] != pytest.approx(other["bias"], rel=0.05)
