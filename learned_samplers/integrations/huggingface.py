@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import TrainerCallback
 from learned_samplers.base.files import write_atomically
 from learned_samplers.integrations.resumption import begin, validate_missing, warn_of_clipping
 from learned_samplers.posterior.collect import PosteriorSamples
+from learned_samplers.posterior.network import parameters_of
 from learned_samplers.posterior.snapshots import unwrapped
 from learned_samplers.posterior.tensor_files import fingerprint
 
@@ -19,11 +21,15 @@ FILE = "posterior.pt"
 _COMPARED = 8  # parameters whose values tell checkpoints apart
 
 
-def _weights(optimizer: Any) -> list[str] | None:
-    """Digests of an optimizer's first weights, by which a checkpoint is known; None of sharded ones."""
-    parameters = [p for group in unwrapped(optimizer).param_groups for p in group["params"] if p.requires_grad]
-    parameters = parameters[:_COMPARED]  # frozen ones are the same in every checkpoint
-    return None if any(hasattr(p, "to_local") for p in parameters) else [fingerprint(p) for p in parameters]
+def _weights(model: Any, names: Iterable[str] | None = None) -> dict[str, str] | None:
+    """Digests of a model's first trained weights, or of those named; None of sharded ones."""
+    own = parameters_of(model)
+    if names is None:  # frozen ones are the same in every checkpoint
+        names = [name for name, parameter in own.items() if parameter.requires_grad][:_COMPARED]
+    found = {name: own[name] for name in names if name in own}
+    if any(hasattr(parameter, "to_local") for parameter in found.values()):
+        return None
+    return {name: fingerprint(parameter) for name, parameter in found.items()}
 
 
 class CollectPosterior(TrainerCallback):
@@ -66,7 +72,7 @@ class CollectPosterior(TrainerCallback):
         saved = None
         if state.global_step:
             file = self._folder(args, state) / FILE
-            saved = self._read(file, sampler) if file.is_file() else None
+            saved = self._read(file, kwargs["model"]) if file.is_file() else None
         self.posterior = begin(
             kwargs["model"], sampler, self.options, saved, state.global_step, self.missing, held=self.posterior
         )
@@ -76,7 +82,7 @@ class CollectPosterior(TrainerCallback):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if self.posterior is not None and state.is_world_process_zero and folder.is_dir():
             buffer = io.BytesIO()
-            torch.save({"posterior": self.posterior.state_dict(), "weights": _weights(kwargs["optimizer"])}, buffer)
+            torch.save({"posterior": self.posterior.state_dict(), "weights": _weights(kwargs["model"])}, buffer)
             write_atomically(folder / FILE, buffer.getvalue())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -85,12 +91,13 @@ class CollectPosterior(TrainerCallback):
             self.posterior.detach()
 
     @staticmethod
-    def _read(file: Path, sampler: Any) -> Any:
+    def _read(file: Path, model: Any) -> Any:
         """The samples of a file, once it is known to lie beside the weights that were restored."""
         saved = torch.load(file, weights_only=True)
         if "posterior" not in saved:  # of an earlier version
             return saved
-        if saved["weights"] != _weights(sampler):
+        weights = saved["weights"]
+        if isinstance(weights, dict) and weights != _weights(model, weights):
             raise RuntimeError(
                 f"the samples in {file} are of another checkpoint than the weights that training goes on with: name "
                 "the folder that is resumed, CollectPosterior(..., checkpoint=...)"

@@ -19,7 +19,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.guards.replicas import writes
 from learned_samplers.posterior import compiled
 from learned_samplers.posterior.collection import SampleCollection
-from learned_samplers.posterior.network import refuse_scripted, tensors_of
+from learned_samplers.posterior.network import parameters_of, refuse_scripted, tensors_of
 from learned_samplers.posterior.normalisation import validate_policy
 from learned_samplers.posterior.on_disk import FolderStore
 from learned_samplers.posterior.snapshots import Snapshots, on_device, sampled_parameters, unwrapped, validate_dtype
@@ -29,6 +29,7 @@ from learned_samplers.posterior.store import (
     Progress,
     RecordsStore,
     compare_settings,
+    shapes_to_go_on,
     validate_counts,
 )
 from learned_samplers.posterior.tensor_files import Tensors, require_finite
@@ -67,10 +68,12 @@ class PosteriorSamples(SampleCollection):
     process; another one is refused.
 
     **Parameters.** Those in the sampler's groups that require a gradient are sampled; a tied parameter is one
-    parameter. The model's others are stored once and must not change between samples; with ``store_frozen=False``
-    those without gradient are not stored at all: a fingerprint says later whether the model has them. Names are those
-    of the plain network, without the ``module.`` of ``DistributedDataParallel`` or the ``_orig_mod.`` of
-    ``torch.compile``.
+    parameter. Which these are is settled by the first sample: a layer that joins before it (a backbone that is unfrozen
+    at some epoch) is sampled, one that joins later is an error, and of one that is frozen again later a warning says so
+    once: its values are repeated. The model's others are stored once and must not change between samples; with
+    ``store_frozen=False`` those without gradient are not stored at all: a fingerprint says later whether the model has
+    them. Names are those of the plain network, without the ``module.`` of ``DistributedDataParallel`` or the
+    ``_orig_mod.`` of ``torch.compile``.
 
     **Buffers.** ``"refuse"``: the model has no normalisation layer with running statistics, and its buffers, if any,
     are constant: stored once, and a change between samples is an error. ``"snapshot"``: every sample holds a copy of
@@ -133,7 +136,7 @@ class PosteriorSamples(SampleCollection):
         self.device, self.path = torch.device(device), None if path is None else Path(path)
         self.buffers = validate_policy(model, buffers)
         sampled = sampled_parameters(model, sampler)
-        settings = {
+        settings: dict[str, Any] = {
             "burn_in": burn_in,
             "thinning": thinning,
             "max_samples": max_samples,
@@ -144,20 +147,28 @@ class PosteriorSamples(SampleCollection):
         store: MemoryStore | FolderStore = MemoryStore()
         if path is not None:
             store = FolderStore(path, settings, self.device) if writes(sampler) else RecordsStore(str(path))
+        if isinstance(store, FolderStore):
+            try:
+                settings["shapes"] = shapes_to_go_on(
+                    settings["shapes"], store.settings["shapes"], parameters_of(model), str(path)
+                )
+            except BaseException:
+                store.close()
+                raise
         super().__init__(model, store, settings)
         self._store: MemoryStore | FolderStore = store
         self._snapshots = Snapshots(
-            model, list(sampled), buffers, store_frozen=store_frozen, dtype=dtype, device=self.device
+            model, list(settings["shapes"]), buffers, store_frozen=store_frozen, dtype=dtype, device=self.device
         )
         self._progress = store.progress
         self._has_stepped = False
         self._largest_rate, self._warned_of_rate = 0.0, False
+        self._frozen_since: set[str] = set()
         self._sampler: Optimizer | None = sampler
         self._counts = not hasattr(sampler, "step_count")
         # Of an optimizer that counts no steps nobody knows where in the folder's chain it is.
         self._step_is_known = not (self._counts and self._progress.last_step)
-        tensors = tensors_of(model)
-        self._varying = {name: tensors[name] for name in self._snapshots.varying_names()}
+        self._remember_varying()
         self._token, self._key = torch.zeros(1), compiled.register(self._after_compiled_step)
         self._handle = sampler.register_step_post_hook(self._on_step)
 
@@ -239,7 +250,7 @@ class PosteriorSamples(SampleCollection):
         added: dict[Entry, Tensors] = {}
         entry = Entry(step, cycle, number)
         before = self._store.fixed, self._store.frozen
-        self._refuse_joined(step)
+        self._follow_sampler(step, may_join=given is None)
         try:
             if number % stride == 0:
                 with torch.no_grad(), getattr(self._sampler, "sampled_params", nullcontext)():
@@ -278,14 +289,50 @@ class PosteriorSamples(SampleCollection):
     def _why_empty(self) -> str:
         return self._progress.why_empty(self.burn_in, self.thinning)
 
-    def _refuse_joined(self, step: int) -> None:
+    def _follow_sampler(self, step: int, *, may_join: bool) -> None:
+        """Before the first sample take what the sampler samples now; later refuse what joined, say what froze."""
         assert self._sampler is not None
-        joined = [name for name in sampled_parameters(self.model, self._sampler) if name not in self._snapshots.names]
+        present = sampled_parameters(self.model, self._sampler)
+        if present.keys() == set(self._snapshots.names):
+            return
+        if not self._store.entries and self._store.fixed is None and may_join:
+            self._sample_these({name: list(parameter.shape) for name, parameter in present.items()})
+            self._store.set_settings(self._settings)
+            return
+        joined = [name for name in present if name not in self._snapshots.names]
         if joined:
+            since = f"the first sample, of step {self.steps[0]}" if self.steps else "PosteriorSamples was made"
             raise ValueError(
-                f"{joined[0]!r} is sampled at step {step} but was not when PosteriorSamples was made: make it once all "
-                "parameters are with the sampler and require gradients"
+                f"{joined[0]!r} is sampled at step {step} but was not at {since}: choose burn_in so that all layers "
+                "are unfrozen and with the sampler before the first sample"
             )
+        frozen = [name for name in self._snapshots.names if name not in present and name not in self._frozen_since]
+        if frozen:
+            self._frozen_since |= set(frozen)
+            others = f" (and {len(frozen) - 1} more)" if frozen[1:] else ""
+            warnings.warn(
+                f"{frozen[0]!r}{others} was sampled before and is frozen at step {step}, or no longer with the "
+                "sampler: its values are the same in every sample from here on. Unfreeze it by requires_grad_(True), "
+                "or begin a collection anew",
+                stacklevel=2,
+            )
+
+    def _frozen_now(self) -> set[str]:
+        """What earlier samples hold and the sampler no longer moves."""
+        if self._sampler is None:
+            return set(self._snapshots.names)
+        moved = {id(p) for group in self._sampler.param_groups for p in group["params"] if p.requires_grad}
+        own = parameters_of(self.model)
+        return {name for name in self._snapshots.names if id(own[name]) not in moved}
+
+    def _sample_these(self, shapes: dict[str, list[int]]) -> None:
+        self._settings["shapes"] = shapes
+        self._snapshots.names = list(shapes)
+        self._remember_varying()
+
+    def _remember_varying(self) -> None:
+        tensors = tensors_of(self.model)
+        self._varying = {name: tensors[name] for name in self._snapshots.varying_names()}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -330,6 +377,7 @@ class PosteriorSamples(SampleCollection):
             "samples": None if self.path is not None else [self._store.read(k) for k in range(len(self))],
             "fixed": self._store.fixed,
             "frozen": dict(self._store.frozen),
+            "frozen_since": sorted(self._frozen_since & self._frozen_now()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -345,7 +393,8 @@ class PosteriorSamples(SampleCollection):
         """
         store, settings = self._store, self._settings
         try:
-            compare_settings(settings, state["settings"], "the state dict")
+            compare_settings({**settings, "shapes": None}, {**state["settings"], "shapes": None}, "the state dict")
+            shapes, since = dict(state["settings"]["shapes"]), set(state.get("frozen_since", ()))
             progress = Progress(**state["progress"])
             entries = [Entry(**entry) for entry in state["entries"]]
             samples, fixed, frozen = state["samples"], state["fixed"], dict(state.get("frozen", {}))
@@ -354,6 +403,7 @@ class PosteriorSamples(SampleCollection):
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a state dict of PosteriorSamples ({type(error).__name__}: {error})") from error
         validate_counts("the state dict", progress, *entries)
+        shapes = self._shapes_of(shapes, since) if entries or fixed is not None else dict(settings["shapes"])
         on_disk = self.path is not None
         if (samples is None) != on_disk:
             kinds = ("in memory", "on disk")
@@ -363,8 +413,8 @@ class PosteriorSamples(SampleCollection):
             entries = [entry for entry in entries if entry.number % progress.stride == 0]
         added = {} if samples is None else {entry: dict(s) for entry, s in zip(entries, samples, strict=True)}
         for entry, sample in added.items():
-            shapes = {name: list(sample[name].shape) for name in settings["shapes"] if name in sample}
-            compare_settings({"shapes": settings["shapes"]}, {"shapes": shapes}, f"the sample of step {entry.step}")
+            held = {name: list(sample[name].shape) for name in shapes if name in sample}
+            compare_settings({"shapes": shapes}, {"shapes": held}, f"the sample of step {entry.step}")
             require_finite(f"the sample of step {entry.step}", sample, shapes)
             added[entry] = on_device(sample, self.device)
         if fixed is not None:
@@ -373,4 +423,22 @@ class PosteriorSamples(SampleCollection):
             store.set_fixed(fixed, frozen)
         store.commit(entries, added, progress, delete=False)
         store.fixed, store.frozen = fixed, frozen
+        self._frozen_since = since
+        self._sample_these(shapes)
         self._begin_from(progress)
+
+    def _shapes_of(self, theirs: dict[str, list[int]], since: set[str]) -> dict[str, list[int]]:
+        """The shapes of what a state dict's samples hold, if the chain can go on with them."""
+        present = parameters_of(self.model)
+        ours = dict(self._settings["shapes"])
+        if self._sampler is not None:
+            ours = {name: list(p.shape) for name, p in sampled_parameters(self.model, self._sampler).items()}
+        found = shapes_to_go_on(ours, theirs, present, "the state dict")
+        frozen = [name for name in theirs if name not in ours and name not in since]
+        if frozen:
+            raise ValueError(
+                f"{frozen[0]!r} is sampled in the state dict and frozen here, or not with the sampler ({len(frozen)} "
+                "such in all): unfreeze it by requires_grad_(True) and give it to the sampler before the run goes on "
+                "(Lightning's BackboneFinetuning freezes its backbone again when a run is resumed)"
+            )
+        return found

@@ -52,7 +52,8 @@ class FolderStore:
     Args:
         folder: created when missing; an existing one must be empty or hold an index with the same settings. What a
             killed process has left of its writes is removed.
-        settings: what must agree for the folder to be continued, as JSON values; None to read it only.
+        settings: what must agree for the folder to be continued, as JSON values; None to read it only. Of the shapes
+            of what is sampled the folder keeps its own once it holds samples: the caller compares them.
         device: where tensors are read to.
 
     Raises:
@@ -118,7 +119,9 @@ class FolderStore:
             raise ValueError(f"{path}: broken index ({type(error).__name__}: {error})") from error
         validate_counts(str(path), self.progress, *self.entries)
         if settings is not None:
-            compare_settings(settings, self.settings, str(self.folder))
+            compare_settings({**settings, "shapes": self.settings["shapes"]}, self.settings, str(self.folder))
+            if not self.entries and settings["shapes"] != self.settings["shapes"]:
+                self.settings, self._size = settings, 0  # nothing is sampled yet: written anew
         self._require(self.entries)
         # Without samples it is left from a first sample that could not be written.
         if self.entries:
@@ -221,6 +224,13 @@ class FolderStore:
         self.entries, self.progress = list(entries), progress
         for path in files if delete else ():
             path.unlink(missing_ok=True)
+
+    def set_settings(self, settings: Mapping[str, Any]) -> None:
+        """Keep these settings instead of those in the index."""
+        if self.settings != settings:
+            self._require_lock()
+            self.settings = dict(settings)
+            self._write_index(self.entries, self.progress)
 
     def clear(self) -> None:
         """Drop all samples, and the files that a crash kept from the index."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from learned_samplers.posterior.tensor_files import Tensors, common_unsampled, fingerprint
 
 #: Steps, cycles and numbers beyond this are not counts of anything that has run.
@@ -114,6 +116,9 @@ class MemoryStore:
         self._samples = {entry: samples[entry] for entry in entries}
         self.entries, self.progress = list(entries), progress
 
+    def set_settings(self, settings: Mapping[str, Any]) -> None:
+        """Do nothing: settings are kept on disk only."""
+
     def clear(self) -> None:
         """Drop all samples."""
         self._samples, self.entries, self.progress = {}, [], Progress()
@@ -196,6 +201,43 @@ def compare_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any], source:
         if name not in theirs or theirs[name] != value:
             other = theirs.get(name, "nothing")
             if isinstance(value, dict) and isinstance(other, dict):
-                keys = [key for key in {**value, **other} if value.get(key) != other.get(key)]
-                name, value, other = f"{name}[{keys[0]!r}]", value.get(keys[0]), other.get(keys[0])
+                key = next(key for key in {**value, **other} if value.get(key) != other.get(key))
+                if name == "shapes":
+                    raise ValueError(_other_shape(key, value.get(key), other.get(key), source))
+                name, value, other = f"{name}[{key!r}]", value.get(key), other.get(key)
             raise ValueError(f"{name}={value!r} differs from {other!r} in {source}")
+
+
+def _other_shape(name: str, here: list[int] | None, there: list[int] | None, source: str) -> str:
+    """How what is sampled under a name differs, for an error."""
+    if here is None or there is None:
+        return f"{name!r} is sampled {'here but not' if there is None else 'but not here:'} in {source}"
+    return f"{name!r} has shape {tuple(here)} here and {tuple(there)} in {source}"
+
+
+def shapes_to_go_on(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], parameters: Mapping[str, Tensor], source: str
+) -> dict[str, Any]:
+    """The shapes of what a stored collection samples, if this network can go on with it.
+
+    A layer that is sampled there and frozen here is among them: it may yet be unfrozen.
+
+    Args:
+        ours: the shapes of what is sampled here.
+        theirs: the shapes of what is sampled in ``source``.
+        parameters: those of the network.
+
+    Raises:
+        ValueError: another network, or what is sampled here has no values in the earlier samples.
+    """
+    for name, shape in theirs.items():
+        here = list(parameters[name].shape) if name in parameters else None
+        if here != shape:
+            raise ValueError(_other_shape(name, here, shape, source))
+    for name in ours:
+        if name not in theirs:
+            raise ValueError(
+                f"{name!r} is sampled here but not in {source}, whose samples have no values of it: freeze it as it "
+                "was (requires_grad_(False)) or leave it out of the sampler, or begin a collection anew"
+            )
+    return dict(theirs)

@@ -89,11 +89,9 @@ def test_checkpoints_are_told_apart_by_what_is_sampled():
     pytest.importorskip("transformers")
     from learned_samplers.integrations import huggingface
 
-    frozen = [torch.zeros(2) for _ in range(20)]
-
     def digests(value):
-        moving = torch.full((2,), value, requires_grad=True)
-        return huggingface._weights(SGHMC([*frozen, moving], lr=0.05, num_data=32))
+        model = nn.ParameterList(torch.zeros(2) for _ in range(20)).requires_grad_(False)
+        return huggingface._weights(model.append(torch.full((2,), value)))
 
     assert digests(1.0) == digests(1.0) != digests(2.0)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from learned_samplers import SGHMC, SGLD, CyclicalSchedule, CyclicalSGMCMC, PosteriorSamples
 from learned_samplers.approximations import IVON
-from tests.learned_samplers.posterior.common import X, Y, collect, equal, network, same, sghmc, train
+from tests.learned_samplers.posterior.common import X, Y, collect, equal, network, same, sgd, sghmc, train
 
 
 class CountingSampler(torch.optim.Optimizer):
@@ -143,16 +143,77 @@ def test_dtype_of_storage(dtype):
         assert len(posterior) == 1
 
 
-def test_a_parameter_that_joins_the_sampler_later_is_named_at_the_first_sample():
+# -- layers that are unfrozen and frozen while the chain runs ---------------------------------------------------------
+
+
+def fine_tuned(path=None, backbone=False, **options):
+    """A chain over the head alone, to which :func:`unfreeze` may add the backbone; or over both."""
     model = network()
-    sampler = SGLD(model[2].parameters(), 0.01, 20)
-    posterior = PosteriorSamples(model, sampler, burn_in=2)
-    train(model, sampler, 1)
+    model[0].requires_grad_(backbone)
+    sampler = sgd(model)
+    return model, sampler, PosteriorSamples(model, sampler, path=path, **options)
+
+
+def unfreeze(model, sampler):
+    """As Lightning's BackboneFinetuning does."""
+    model[0].requires_grad_(True)
     sampler.add_param_group({"params": list(model[0].parameters())})
+
+
+def reloaded(state, path=None, **options):
+    """A collector with the samples of a state dict."""
+    model, sampler, posterior = fine_tuned(path, **options)
+    model.load_state_dict(state["model"])
+    posterior.load_state_dict(state["posterior"])
+    return model, sampler, posterior
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_what_joins_before_the_first_sample_is_sampled(tmp_path, on_disk):
+    path = tmp_path / "samples" if on_disk else None
+    model, sampler, posterior = fine_tuned(path, burn_in=3)
+    train(model, sampler, 2)
+    unfreeze(model, sampler)
+    train(model, sampler, 4)
+    assert posterior.parameter_names == [name for name, _ in model.named_parameters()]
+    assert same(posterior[-1], dict(model.named_parameters()))
+    assert not torch.equal(posterior[0]["0.weight"], posterior[-1]["0.weight"])
+    posterior.save(tmp_path / "saved.safetensors")
+    equal(PosteriorSamples.load(path or tmp_path / "saved.safetensors", network()), posterior)
+    state = {"model": model.state_dict(), "posterior": posterior.state_dict()}
+    posterior.detach()
+    model, sampler, again = reloaded(state, path, backbone=True, burn_in=3)
     train(model, sampler, 1)
-    with pytest.raises(ValueError, match=r"'0\.weight' is sampled at step 3"):
+    assert again.steps == [4, 5, 6, 7]
+    again.detach()
+    with pytest.raises(ValueError, match=r"'0\.weight' is sampled in the state dict and frozen here.*requires_grad_"):
+        reloaded(state, path, burn_in=3)
+
+
+def test_what_joins_after_it_is_refused_by_name():
+    model, sampler, posterior = fine_tuned()
+    train(model, sampler, 2)
+    state = {"model": model.state_dict(), "posterior": posterior.state_dict()}
+    unfreeze(model, sampler)
+    with pytest.raises(ValueError, match=r"'0\.weight' is sampled at step 3 but .* first sample, of step 1"):
         train(model, sampler, 1)
-    assert len(posterior) == 0
+    assert posterior.steps == [1, 2]
+    with pytest.raises(ValueError, match=r"'0\.weight' is sampled here but not in the state dict.*freeze it"):
+        reloaded(state, backbone=True)
+
+
+def test_what_freezes_after_it_is_said_once_also_in_a_resumed_run():
+    model, sampler, posterior = fine_tuned(backbone=True)
+    train(model, sampler, 2)
+    model[0].requires_grad_(False)
+    with pytest.warns(UserWarning, match=r"'0\.weight' \(and 1 more\) was sampled before and is frozen at step 3"):
+        train(model, sampler, 1)
+    train(model, sampler, 2)  # a second warning would be an error
+    state = {"model": model.state_dict(), "posterior": posterior.state_dict()}
+    model, sampler, again = reloaded(state)
+    train(model, sampler, 2)
+    assert again.steps == [1, 2, 3, 4, 5, 6, 7]
+    assert len({tuple(sample["0.bias"].tolist()) for sample in again}) == 2
 
 
 def test_a_collector_is_not_copied_away_from_its_sampler():
@@ -312,7 +373,7 @@ def test_a_wrong_state_dict_changes_nothing():
     spoiled = copy.deepcopy(state["samples"])
     spoiled[1]["2.bias"][0] = float("nan")
     cases = [
-        (other, state, r"shapes\['0\.weight'\]=\[9, 4\] differs from \[8, 4\]"),
+        (other, state, r"'0\.weight' has shape \(9, 4\) here and \(8, 4\) in the state"),
         (held, {**state, "settings": {**state["settings"], "thinning": 5}}, "thinning=2 differs from 5"),
         (held, {"settings": state["settings"]}, "not a state dict of PosteriorSamples .*KeyError"),
         (held, {**state, "samples": [{**s, "0.bias": torch.zeros(7)} for s in state["samples"]]}, "sample of step 5"),

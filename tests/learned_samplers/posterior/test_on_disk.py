@@ -225,7 +225,7 @@ def test_folders_that_do_not_fit_are_refused(tmp_path):
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     for options, reason in (
         ({"path": folder, "thinning": 2}, "thinning=2 differs from 1 in .*samples"),
-        ({"path": folder, "model": network(9)}, r"shapes\['0\.weight'\]=\[9, 4\] differs from \[8, 4\]"),
+        ({"path": folder, "model": network(9)}, r"'0\.weight' has shape \(9, 4\) here and \(8, 4\) in .*samples"),
         ({"path": tmp_path / "mine"}, r"path='.*mine' is not an empty folder"),
     ):
         with pytest.raises(ValueError, match=reason):
