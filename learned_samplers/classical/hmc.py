@@ -14,6 +14,7 @@ from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FOREACH, as_number, is_finite, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
+from learned_samplers.classical.full_data import LIKELY, KnownLoss
 
 
 class HMC(Sampler):
@@ -28,6 +29,12 @@ class HMC(Sampler):
 
     and the new θ is accepted with probability min(1, exp(−ΔH/T)), H = U(θ) + ½‖r‖². The closure must be deterministic
     and over the *full* data: mean loss, ``backward``, return the loss. A step costs L + 1 of its evaluations.
+
+    A fresh minibatch or dropout makes the law another one, several times too wide. A step begins by evaluating where
+    the last one ended: from the second step on it refuses a loss that has changed there by more than 1e-4 of itself and
+    N·Δloss/T by more than 0.1, which no rounding does. Parameters that were changed from outside, a loaded state,
+    parameters that join, another num_data, temperature or prior begin anew. Where you change on purpose what else the
+    loss depends on (a noise that is drawn between steps, as by Gibbs), say so by `target_changed`.
 
     Invariant law: exp(−U/T), exactly.
 
@@ -53,7 +60,8 @@ class HMC(Sampler):
 
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; a step without a closure; losses whose
-            shape is neither () nor the parameters' leading axis.
+            shape is neither () nor the parameters' leading axis; a closure that is not deterministic (nothing has
+            changed by that step).
         FloatingPointError: loss or gradient not finite at the current state, which stays as it was.
     """
 
@@ -64,6 +72,8 @@ class HMC(Sampler):
     half_precision = False
     group_keys = ("tally",)
     takes_prior_mean = False
+    #: The loss where the last step has left the chain; None where it is not known.
+    _known: KnownLoss | None = None
 
     def __init__(
         self,
@@ -111,6 +121,7 @@ class HMC(Sampler):
         params = [p for inputs in evaluation.groups for p in inputs.params]
         loss = as_loss(evaluation.loss)
         chains = chains_of(loss, params)
+        self._refuse_random(loss)
         groups = [(group, inputs.params) for group, inputs in zip(self.param_groups, evaluation.groups, strict=True)]
         temperature = as_number(self.param_groups[0]["temperature"])
         start = {p: p.clone() for p in params}
@@ -130,7 +141,28 @@ class HMC(Sampler):
                     p.copy_(value)
             self._record(probability, accept, divergent)
         evaluation.loss = torch.where(accept.to(loss.device), end_loss, loss)
+        ends = {p: value for g in evaluation.groups for p, value in zip(g.params, g.prepared, strict=True)}
+        self._known = KnownLoss(self, evaluation.loss, ends)
         return evaluation
+
+    def _refuse_random(self, loss: Tensor) -> None:
+        """Raise ValueError if the loss where the last step has ended is not what it was then."""
+        known, self._known = self._known, None  # its copy of the weights goes before the trajectory needs as much
+        if known is not None and (losses := known.belies(self, loss)):
+            before, now = losses
+            raise ValueError(
+                f"the closure is not deterministic: it returned {before:.6g} and then {now:.6g} for the same "
+                f"parameters, and HMC samples no law with it. Most likely {LIKELY}. (If you have changed the loss on "
+                "purpose between two steps, call target_changed().) Nothing was changed"
+            )
+
+    def target_changed(self) -> None:
+        """Say that what the closure computes has been changed on purpose since the last step (data, a Gibbs draw)."""
+        self._known = None
+
+    def _loaded(self) -> None:
+        super()._loaded()
+        self._known = None
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         for p, value in zip(inputs.params, inputs.prepared, strict=True):

@@ -15,6 +15,7 @@ from learned_samplers.base.operations import as_number, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
 from learned_samplers.classical import mclmc_energy as energy_errors
+from learned_samplers.classical.full_data import LIKELY
 
 Tensors = Sequence[Tensor]
 
@@ -165,8 +166,11 @@ class MCLMC(Sampler):
 
     Invariant law with the full data: exp(−U/T) up to O(lr), for d ≥ 2. Minibatch noise turns the direction as if it
     were energy, and nothing damps it: then there is no law to claim, and the two options below are heuristics, after
-    pSMILE (Sommer et al., arXiv 2602.06500). The closure returns the loss, as for `HMC`: a scalar, or losses (M,) for
-    M chains along the parameters' leading axis, each with a direction of its own.
+    pSMILE (Sommer et al., arXiv 2602.06500). Without them a step is refused where the losses of the last 20 steps did
+    not change as their gradients say: ΔE² above half of the squared changes of U/T and of the kinetic energy, with ΔE
+    above 1e-4 of U/T and above 0.1. That is a fresh minibatch, dropout, or an lr that is far too large. The closure
+    returns the loss, as for `HMC`: a scalar, or losses (M,) for M chains along the parameters' leading axis, each with
+    a direction of its own.
 
     Energy errors are the diagnostic: along the exact trajectory U/T + kinetic energy is constant. `energy_error` is its
     change ΔE in the last completed step, in units of T, `energy_variance` the mean of ΔE²/d over all steps. At 5e-4 the
@@ -191,7 +195,8 @@ class MCLMC(Sampler):
 
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; a step without a closure; fewer than two
-            weights in a chain; losses whose shape is neither () nor the parameters' leading axis.
+            weights in a chain; losses whose shape is neither () nor the parameters' leading axis; a closure that is not
+            deterministic, without the options for that (nothing has changed by that step).
     """
 
     needs_closure = True
@@ -305,6 +310,8 @@ class MCLMC(Sampler):
             first["tally"] = energy_errors.complete(
                 first["tally"], self._potential(loss, params, batch_axes), growth, size
             )
+            if self.badge != "heuristic":
+                self._refuse_random()
         else:
             moved, direction = self._closed_step(
                 again, loss, params, gradients, noise, state["direction"], step_size, hyper
@@ -313,6 +320,17 @@ class MCLMC(Sampler):
         after = iter(zip(moved, *(state[name] for name in self.state_names), strict=True))
         for inputs in evaluation.groups:
             inputs.prepared = [next(after) for _ in inputs.params]
+
+    def _refuse_random(self) -> None:
+        """Raise ValueError if the losses of the last steps do not change as their gradients say."""
+        tally = self.param_groups[0]["tally"]
+        if energy_errors.is_random(tally):
+            raise ValueError(
+                f"the closure is not deterministic: over the last steps {100 * tally['unexplained']:.0f} % of what "
+                f"U/T changed by was not along its gradients, and MCLMC has no law then. Most likely {LIKELY}; for "
+                "minibatches take preconditioner= or energy_target= (heuristic). If it is deterministic, lr is far too "
+                "large. Nothing was changed"
+            )
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         for p, (value, *state) in zip(inputs.params, inputs.prepared, strict=True):

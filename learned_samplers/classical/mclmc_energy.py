@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learned_samplers.classical.full_data import beyond_rounding
+
 #: Rate of the running moments of |ΔE| once 1/RATE steps are over.
 RATE = 0.01
 #: Steps whose |ΔE| exceeds this quantile of the steps before are undone.
@@ -20,6 +22,8 @@ QUANTILE = 0.98
 _NORMAL_QUANTILE = 2.3263
 #: Steps without an opinion about the tail.
 _WARM_UP = 10
+#: Steps that the share of unexplained changes of the energy is averaged over.
+_MEMORY = 20
 
 Tally = dict[str, Any]
 
@@ -59,9 +63,29 @@ def complete(tally: Tally, potential: Tensor, growth: tuple[Tensor, Tensor], siz
     """
     if tally["ahead"] and len(tally["ahead"][0]) == potential.numel():
         old, pending = (torch.tensor(x, dtype=torch.float64) for x in tally["ahead"])
-        here = potential.reshape(-1).cpu() - old + pending + growth[0].reshape(-1).cpu()
-        tally = record(tally, here, size)
+        change, gain = potential.reshape(-1).cpu() - old, pending + growth[0].reshape(-1).cpu()
+        tally = _explain(record(tally, change + gain, size), change, gain, potential.reshape(-1).cpu())
     return tally | {"ahead": [x.reshape(-1).cpu().tolist() for x in (potential, growth[1])]}
+
+
+def _explain(tally: Tally, change: Tensor, gain: Tensor, potential: Tensor) -> Tally:
+    """The tally with its ``unexplained``, the running mean of ΔE²/(ΔS² + ΔK²), at most 1, and ``compared`` steps.
+
+    ΔS is the change of U/T, ΔK that of the kinetic energy, which the gradients at both ends give; ΔE = ΔS + ΔK is 0
+    along the exact trajectory. With one energy function the ratio is near 0 also at long steps, of which it is the
+    share that the trapezoidal rule misses; where each end has noise of its own, it is near 1.
+    """
+    error = change + gain
+    found = beyond_rounding(error, torch.maximum(potential.abs(), (potential - change).abs()))
+    share = torch.where(found, error.square() / (change.square() + gain.square()), 0.0).clamp(max=1.0)
+    count = tally.get("compared", 0) + 1
+    before = tally.get("unexplained", 0.0)
+    return tally | {"compared": count, "unexplained": before + (share.mean().item() - before) / min(count, _MEMORY)}
+
+
+def is_random(tally: Tally) -> bool:
+    """Whether the energies at both ends of the steps do not belong to one function of the weights."""
+    return tally.get("compared", 0) >= _MEMORY and tally["unexplained"] > 0.5
 
 
 def tail(tally: Tally) -> float:

@@ -19,6 +19,7 @@ from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.particles import base_optimizer as base_optimizers
 from learned_samplers.particles.base_optimizer import BaseOptimizer
+from learned_samplers.particles.equal import warn_of_equal
 from learned_samplers.particles.gradients import all_finite, flat_buffers, task_gradients, validate_losses
 
 
@@ -61,6 +62,9 @@ class ParticleSampler(Sampler):
 
     Groups name their role: ``{"params": trunk}`` (or with ``"shared": True``) is shared by all tasks, ``{"params":
     head, "task": k}`` belongs to loss k alone.
+
+    Particles must start apart: those that are equal, as copies of one network are, stay equal for ever. The first step
+    warns of them.
     """
 
     badge = "heuristic"
@@ -71,6 +75,8 @@ class ParticleSampler(Sampler):
     takes_prior_mean = False
     #: Whether the closure returns (K, M) losses of K targets; one target has (M,).
     several_targets: ClassVar[bool] = True
+    #: Whether particles that start equal stay so: nothing but where they are tells one from another.
+    must_start_apart: ClassVar[bool] = True
     #: The settings of a class beside those of its groups: a copy keeps them, and a saved state names them.
     settings: ClassVar[tuple[str, ...]] = ()
 
@@ -170,7 +176,10 @@ class ParticleSampler(Sampler):
         with without_autocast(self.param_groups):  # the closure alone is the user's
             with torch.enable_grad():
                 roles = self._roles(result)
-            self._move(self._moves(roles))
+            moves = self._moves(roles)
+            if self.must_start_apart and not self.step_count:
+                warn_of_equal(self.param_groups, roles, moves)
+            self._move(moves)
         self._end()
         return _detached(result)
 

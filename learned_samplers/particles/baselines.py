@@ -118,6 +118,7 @@ class ParetoMTL(IndependentSampler):
     """
 
     settings = ("preferences",)
+    must_start_apart = False  # their preferences part them
 
     def __init__(self, params: Any, lr: float, num_data: float = 1.0, *, preferences: Any = None, **shared: Any):
         self.preferences: Tensor | None = None

@@ -86,12 +86,13 @@ class SVGD(SteinSampler):
         φ(θᵢ) = (1/M) Σⱼ [k(θⱼ, θᵢ) s(θⱼ) + T ∇_{θⱼ} k(θⱼ, θᵢ)],    θᵢ ← θᵢ + (lr/N)·φ(θᵢ)
 
     The particles' law approaches exp(−U/T) as M grows; for finite M it is heuristic, but for the kernel `Linear` and a
-    Gaussian target, where mean and covariance are exact. With one particle it is gradient descent. Where all
-    particles coincide there is no repulsion, and they stay together: start them apart.
+    Gaussian target, where mean and covariance are exact. With one particle it is gradient descent. Particles that
+    coincide have the same direction and stay together for ever: make each network anew, and stack no copies of one. The
+    first step warns of them.
 
     Args:
         params: tensors, named tensors or groups; each tensor with a leading axis of M particles
-            (``torch.func.stack_module_state`` makes them).
+            (``torch.func.stack_module_state`` makes them of M networks with initial weights of their own).
         lr: learning rate, dimensionless; that of ``base_optimizer`` where one is given.
         num_data: N, by which the losses are multiplied: the number of training points where they are mean losses, 1
             (the default) where they are energies.

@@ -66,6 +66,7 @@ def test_its_matrix_products_are_not_rounded(name, dtype):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.filterwarnings("ignore:particles 0 and 1 of 2")
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("cls", [MGDA, MTSGD])
 def test_the_weights_of_targets_that_nearly_agree(cls, dtype):

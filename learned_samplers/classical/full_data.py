@@ -1,0 +1,69 @@
+"""What the samplers of the full data hold against a closure whose loss is random: it is refused, not sampled from.
+
+They compare numbers that a step has at hand anyway, and evaluate nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learned_samplers.base.operations import as_number
+
+#: Energies in units of T that differ by less than this share of the larger one, or by less than `NEGLIGIBLE`, are the
+#: same: sums over a million losses in another order, atomic additions and TF32 stay below, minibatches far above.
+ROUNDING = 1e-4
+#: A difference that changes no acceptance probability by more than a tenth of it.
+NEGLIGIBLE = 0.1
+
+LIKELY = (
+    "it draws a fresh minibatch each time it is called, or a dropout layer (or augmentation) is left on. Go through "
+    "all data in it, and call model.eval() before"
+)
+
+
+def differ(energy: Tensor, other: Tensor) -> Tensor:
+    """Whether two energies, in units of T, differ by more than rounding; elementwise."""
+    return beyond_rounding(energy - other, torch.maximum(energy.abs(), other.abs()))
+
+
+def beyond_rounding(difference: Tensor, energy: Tensor) -> Tensor:
+    """Whether a difference is more than the rounding of energies of that size, in units of T."""
+    return difference.abs() > (ROUNDING * energy.abs()).clamp(min=NEGLIGIBLE)
+
+
+class KnownLoss:
+    """The loss where a step has left the chain, which the next step's first evaluation must give again.
+
+    It is known for as long as nothing has moved but this chain: each sampled parameter has the value that the step gave
+    it (compared bit by bit, since ``p.data`` may be written to without a trace), a frozen one has not been written to,
+    and number of data, temperature and prior are as they were.
+    """
+
+    def __init__(self, sampler: Any, loss: Tensor, values: dict[Tensor, Tensor]):
+        self.loss, self.values, self.rest = loss.detach().double().cpu(), values, _rest(sampler, values)
+
+    def belies(self, sampler: Any, loss: Tensor) -> tuple[float, float] | None:
+        """The two losses (of the first such chain) if ``loss`` is another one though nothing has changed; or None."""
+        if _rest(sampler, self.values) != self.rest:
+            return None
+        if not all(torch.equal(p, value) for p, value in self.values.items()):
+            return None
+        now = loss.detach().double().cpu()
+        group = sampler.param_groups[0]
+        scale = as_number(group["num_data"]) / as_number(group["temperature"])
+        if now.shape != self.loss.shape or not (other := differ(scale * now, scale * self.loss)).any():
+            return None
+        first = int(other.reshape(-1).nonzero()[0])
+        return self.loss.reshape(-1)[first].item(), now.reshape(-1)[first].item()
+
+
+def _rest(sampler: Any, values: dict[Tensor, Tensor]) -> list[Any]:
+    """What a loss may depend on beside the sampled values, as far as a sampler can see it."""
+    keys = ("num_data", "temperature", "prior_precision")
+    numbers = [as_number(sampler.param_groups[0][key]) for key in keys]
+    others: Sequence[Tensor] = [p for group in sampler.param_groups for p in group["params"] if p not in values]
+    return [*numbers, *((id(p), None if p.is_inference() else p._version) for p in others)]
