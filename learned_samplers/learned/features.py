@@ -342,7 +342,7 @@ def network_at(
     covariances: Kept | None = None,
     normalised: Any = None,
     in_place: bool = False,
-) -> tuple[NetworkOnChain, tuple[Tensor, ...]]:
+) -> tuple[NetworkOnChain, tuple[Any, ...]]:
     """The network at a state of the chain, and its averages (and covariances) updated with the gradient.
 
     Here it is decided whether compiled code computes: where it takes the tensors, and may write in place.

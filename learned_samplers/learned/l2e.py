@@ -280,7 +280,7 @@ class AveragingSampler(LearnedSampler):
 
     def _settled(self) -> None:
         self.feature_set = feature_set_named(self.settings.feature_set)
-        self.state_names = ("momentum", "averages", *(("whitening",) if self.feature_set.matrix else ()))
+        self.state_names = ("momentum", "averages", *(("whitening",) if self.feature_set.matrix else ()))  # type: ignore[misc]
 
     @property
     def not_sharded(self) -> str:  # type: ignore[override]

@@ -355,7 +355,7 @@ class MetaSGMCMC(LearnedSampler):
         if not parameter.numel():  # nothing to move, and no mean square to divide by
             return parameter, *state
         chains = hyper["energy"].shape
-        flat = (None if x is None else x.reshape(*chains, -1) for x in (parameter, gradient, noise, *state))
+        flat: Any = (None if x is None else x.reshape(*chains, -1) for x in (parameter, gradient, noise, *state))
         segments = Segments((parameter.numel() // max(hyper["energy"].numel(), 1),))
         after = self.flat_rule(*flat, phi=self._phi(parameter), segments=segments, **hyper)
         return tuple(x.reshape(parameter.shape) for x in after)

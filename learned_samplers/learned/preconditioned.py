@@ -80,7 +80,7 @@ def l2e_precond_rule(
     Arguments and returns are those of `learned_samplers.learned.l2e.l2e_rule`; with a last layer of
     zeros it is `sghmc_rule` to rounding.
     """
-    lr, num_data, temperature, decay = (at[name] for name in ("lr", "num_data", "temperature", "momentum_decay"))  # type: ignore[literal-required]
+    lr, num_data, temperature, decay = (at[name] for name in ("lr", "num_data", "temperature", "momentum_decay"))
     step_size, prior = scalar_sqrt(lr / num_data), at["prior_precision"]
     # Derivatives of the network are torch's.
     in_place = in_place and settings.correction == "none"

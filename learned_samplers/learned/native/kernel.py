@@ -127,7 +127,7 @@ class CompiledChain:
             context = np.concatenate([0.5 * LOG_SCALE * np.log(magnitudes), np.broadcast_to(rest, lead)], -2)
         rows = [self.gradient, self.parameter, momentum, *self.rows[:k]]
         rows += [] if self.direction is None else [self.direction]
-        how = dict(seconds=self.rows[k:], factors=factors, context=context, logs=logs, gated=gated)
+        how: dict[str, Any] = dict(seconds=self.rows[k:], factors=factors, context=context, logs=logs, gated=gated)
         return _network(call, layers, rows, self.segments, bound=bound, **how).unbind()
 
 
