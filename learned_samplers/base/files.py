@@ -1,9 +1,10 @@
-"""Files that are written whole or not at all, and folders that one process at a time writes to."""
+"""Files that are written whole or not at all and show damage, and folders that one process at a time writes to."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -98,6 +99,42 @@ def _process_exists(pid: int) -> bool:
 def _named(error: OSError, path: Path, data: bytes) -> OSError:
     reason = f"{error.strerror or error} (while writing {len(data)} bytes; nothing was changed)"
     return OSError(error.errno, reason, str(path))
+
+
+# ------------------------------------------------------------------------------------------------- checksums
+
+_SEAL = b"\nlearned-samplers blake2b "
+_DIGITS = 32
+
+
+def sealed(data: bytes) -> bytes:
+    """The bytes with a checksum behind them, for `unsealed`; ``torch.load`` still opens what ``torch.save`` made."""
+    return data + _SEAL + _digest(data)
+
+
+def unsealed(path: Path, *, required: bool = True) -> bytes:
+    """The bytes that were `sealed` into a file.
+
+    Args:
+        required: False also takes a file that ends in no checksum, as earlier versions wrote them.
+
+    Raises:
+        ValueError: the bytes have changed since they were written; the message names the file.
+        OSError: the file cannot be read.
+    """
+    data = path.read_bytes()
+    content, seal, digest = data[: -_DIGITS - len(_SEAL)], data[-_DIGITS - len(_SEAL) : -_DIGITS], data[-_DIGITS:]
+    if seal != _SEAL:
+        if required:
+            raise ValueError(f"{path} ends in no checksum: it is cut, or not a file of this version")
+        return data
+    if digest != _digest(content):
+        raise ValueError(f"{path} has changed since it was written (damaged file?): its checksum is another")
+    return content
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGITS // 2).hexdigest().encode()
 
 
 # ------------------------------------------------------------------------------------------------- locks

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from learned_samplers.base.files import write_atomically
+from learned_samplers.base.files import sealed, unsealed, write_atomically
 from learned_samplers.integrations.resumption import begin, validate_missing, warn_of_clipping
 from learned_samplers.posterior.collect import PosteriorSamples
 from learned_samplers.posterior.network import parameters_of
@@ -83,7 +83,7 @@ class CollectPosterior(TrainerCallback):
         if self.posterior is not None and state.is_world_process_zero and folder.is_dir():
             buffer = io.BytesIO()
             torch.save({"posterior": self.posterior.state_dict(), "weights": _weights(kwargs["model"])}, buffer)
-            write_atomically(folder / FILE, buffer.getvalue())
+            write_atomically(folder / FILE, sealed(buffer.getvalue()))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop collecting; the samples stay."""
@@ -93,7 +93,12 @@ class CollectPosterior(TrainerCallback):
     @staticmethod
     def _read(file: Path, model: Any) -> Any:
         """The samples of a file, once it is known to lie beside the weights that were restored."""
-        saved = torch.load(file, weights_only=True)
+        try:
+            saved = torch.load(io.BytesIO(unsealed(file, required=False)), weights_only=True)
+        except Exception as error:  # torch.load raises many types
+            raise RuntimeError(
+                f"the samples in {file} cannot be read ({error}): resume an earlier checkpoint"
+            ) from error
         if "posterior" not in saved:  # of an earlier version
             return saved
         weights = saved["weights"]

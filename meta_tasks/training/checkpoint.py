@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from learned_samplers.base import validation
-from learned_samplers.base.files import FolderLock, write_atomically
+from learned_samplers.base.files import FolderLock, sealed, unsealed, write_atomically
 
 __all__ = ["Checkpoints", "check_same", "differences"]
 
 _PATTERN = re.compile(r"checkpoint-(\d{8})\.pt")
 _FORMAT = "learned-samplers meta-training"
-_VERSION = 2
+_VERSION = 3
 
 
 class Checkpoints:
@@ -67,7 +67,7 @@ class Checkpoints:
         buffer = io.BytesIO()
         torch.save({"format": _FORMAT, "version": _VERSION, "iteration": iteration, **payload}, buffer)
         path = self.folder / f"checkpoint-{iteration:08d}.pt"
-        write_atomically(path, buffer.getvalue())
+        write_atomically(path, sealed(buffer.getvalue()))
         paths = self.paths()
         place = paths.index(path) + 1
         for old in paths[:place][: -self.keep]:
@@ -101,11 +101,11 @@ class Checkpoints:
         """One checkpoint file.
 
         Raises:
-            ValueError: it is damaged or something else; names the file and the reason.
+            ValueError: it is damaged, by its checksum, or something else; names the file and the reason.
         """
         try:
-            payload = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch.load raises many types, according to where the damage lies
+            payload = torch.load(io.BytesIO(unsealed(path)), map_location="cpu", weights_only=True)
+        except Exception as error:  # torch.load raises many types
             raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
         if not isinstance(payload, dict) or payload.get("format") != _FORMAT:
             raise ValueError(f"{path} is not a checkpoint of a meta-training run")

@@ -117,6 +117,17 @@ def test_samples_of_an_earlier_version_are_read(tmp_path):
     assert collect.posterior.steps == [4, 6, 8]
 
 
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_a_damaged_file_of_samples_is_refused_by_name(tmp_path, damage):
+    train(tmp_path, 6, callback())
+    file = tmp_path / "checkpoint-6" / "posterior.pt"
+    data = bytearray(file.read_bytes())
+    data[bytes(data).index(b"/data/0") + 200] ^= 1  # a number of a tensor, of which torch takes any
+    file.write_bytes(data if damage == "flipped" else data[:-100])
+    with pytest.raises(RuntimeError, match=r"posterior\.pt cannot be read .*resume an earlier checkpoint"):
+        train(tmp_path, 8, callback(), resume=str(tmp_path / "checkpoint-6"))
+
+
 def test_clipping_is_warned_of(tmp_path):
     with pytest.warns(UserWarning, match=r"gradients are clipped \(1\.0\).*pass max_grad_norm=0\.0"):
         train(tmp_path, 2, callback(), max_grad_norm=1.0)

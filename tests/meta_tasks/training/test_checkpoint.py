@@ -1,10 +1,14 @@
 """Checkpoints: whole or absent, the last few kept, a damaged one passed over, nothing unpickled."""
 
+import io
 import pickle
+import random
+import warnings
 
 import pytest
 import torch
 
+from learned_samplers.base.files import sealed
 from meta_tasks.training import checkpoint
 from meta_tasks.training.checkpoint import Checkpoints
 
@@ -14,6 +18,12 @@ def filled(folder, count=5):
     for i in range(1, count + 1):
         checkpoints.save(i, {"weights": torch.full((100,), float(i))})
     return checkpoints
+
+
+def write(path, payload):
+    buffer = io.BytesIO()
+    torch.save(payload, buffer)
+    path.write_bytes(sealed(buffer.getvalue()))
 
 
 def test_the_last_three_are_kept_and_the_newest_is_read(tmp_path):
@@ -35,6 +45,25 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, damage):
         newest.write_bytes({"cut": data[:middle], "empty": b"", "flipped": b"\x00" * 64 + data[64:]}[damage])
     with pytest.warns(UserWarning, match=r"checkpoint passed over: .*checkpoint-00000005\.pt"):
         assert checkpoints.load()["weights"][0] == 4
+
+
+def test_no_flipped_byte_and_no_cut_end_makes_another_run(tmp_path):
+    Checkpoints(tmp_path).save(1, {"weights": torch.zeros(3), "history": {"loss": [1.0]}})
+    optimizer = {"state": {0: {"step": torch.tensor(2.0), "exp_avg": torch.randn(3)}}, "param_groups": [{"lr": 0.1}]}
+    newest = Checkpoints(tmp_path).save(2, {"weights": torch.ones(3), "optimizer": optimizer, "history": {}})
+    assert torch.load(newest, weights_only=True)["iteration"] == 2, "the checksum is not in torch's way"
+    good, draw = newest.read_bytes(), random.Random(0)
+    flips = [(draw.randrange(len(good)), 1 << draw.randrange(8)) for _ in range(300)]
+    flips += [(len(good) - i, 1) for i in range(1, 70)]  # in the checksum itself
+    damaged = [good[:i] + bytes([good[i] ^ bit]) + good[i + 1 :] for i, bit in flips]
+    damaged += [good[: draw.randrange(len(good))] for _ in range(50)] + [good[:-i] for i in range(1, 70)]
+    for data in damaged:
+        newest.write_bytes(data)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert Checkpoints(tmp_path).load()["iteration"] == 1
+        assert len(said) == 1
+        assert newest.name in str(said[0].message)
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -74,18 +103,18 @@ class _Trap:
 
 def test_nothing_is_unpickled(tmp_path):
     path = tmp_path / "checkpoint-00000001.pt"
-    torch.save({"format": "learned-samplers meta-training", "version": 2, "weights": _Trap()}, path)
+    write(path, {"format": "learned-samplers meta-training", "version": 3, "weights": _Trap()})
     with pytest.raises(ValueError, match="cannot be read: UnpicklingError"):
         Checkpoints.read(path)
-    path.write_bytes(pickle.dumps(_Trap()))
+    path.write_bytes(sealed(pickle.dumps(_Trap())))
     with pytest.raises(ValueError, match="cannot be read"):
         Checkpoints.read(path)
 
 
 def test_another_version_is_refused(tmp_path):
     path = tmp_path / "checkpoint-00000001.pt"
-    torch.save({"format": "learned-samplers meta-training", "version": 99}, path)
-    with pytest.raises(ValueError, match="has version 99, this program reads 2"):
+    write(path, {"format": "learned-samplers meta-training", "version": 99})
+    with pytest.raises(ValueError, match="has version 99, this program reads 3"):
         Checkpoints.read(path)
 
 

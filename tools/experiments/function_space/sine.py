@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from experiments.function_space.images import infinite_width
@@ -239,18 +238,17 @@ def sine(options: Sine, command: str) -> None:
     store, results = RunStore(options.out, fresh=options.fresh), dict[str, list[dict[str, Any]]]()
     for seed in options.seed_list():
         runs, name = SineRuns(problem, seed), f"seed{seed}"
-        path = store.path(name, "samples", ".safetensors")
 
-        def make(runs: SineRuns = runs, seed: int = seed, name: str = name, path: Path = path) -> dict[str, Any]:
+        def make(runs: SineRuns = runs, seed: int = seed, name: str = name) -> dict[str, Any]:
             store.begin(name, "samples")
             entries, functions = run_all(runs, seed)
-            save_file({method: values.contiguous() for method, values in functions.items()}, path)
+            store.write_tensors(name, "samples", functions)
             return entries
 
         for method, entry in store.run(name, {"problem": asdict(problem), "seed": seed}, make).items():
             results.setdefault(method, []).append(entry)
         if seed == options.seed:
-            functions = load_file(path)
+            functions = store.read_tensors(name, "samples")
             figure(options.out / "figure.png", {method: functions[method] for method in METHODS}, runs)
     text = markdown([row(method, each) for method, each in results.items()])
     content = {"settings": settings_of(options), "torch": torch.__version__, "methods": results}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 from tqdm import tqdm
 
 import learned_samplers
 import meta_tasks
 from learned_samplers.base.files import FolderLock, shared_lock, write_atomically
+from learned_samplers.posterior.tensor_files import FORMAT, read_tensors, write_tensors
 from meta_tasks.fingerprints import code_fingerprint, data_fingerprint, fingerprint
 
 __all__ = ["RunStore", "data_fingerprint", "fingerprint"]
@@ -30,6 +34,7 @@ class RunStore:
     A file holds the settings that a run depends on, its result, torch's version and the fingerprint of its data. It is
     written whole or not at all, as strict JSON, and read again only where all of these agree. It also says which code
     made the run: one of other code is read, for few changes of code change a run, and that is said in a line, once.
+    A checksum tells a damaged file from a run.
 
     Before the first run is made the folder is locked against other processes, until the last store of this process on
     that folder is gone; reading takes no lock.
@@ -110,14 +115,22 @@ class RunStore:
     def record(self, name: str) -> dict[str, Any] | None:
         """The run of that name as it is on disk, "made_of", "code" and "result", whatever it was made of.
 
-        "code" is None in files from before it was noted.
+        "code" is None in files from before it was noted; older files have no checksum either.
+
+        Raises:
+            ValueError: the file is damaged, or no run; the message names it.
         """
         path = self.path(name)
         if not path.is_file():
             return None
         try:
             record = json.loads(path.read_text())
-            return {"made_of": record["made_of"], "code": record.get("code"), "result": record["result"]}
+            found = {"made_of": record["made_of"], "code": record.get("code"), "result": record["result"]}
+            if record.keys() - found.keys() - {"checksum"}:
+                raise ValueError(f"it has an unknown entry, of {', '.join(record)}")
+            if "checksum" in record and record["checksum"] != _checksum(found):
+                raise ValueError("it has changed since it was written, damaged file?")
+            return found
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not the result of a run ({error}); delete it or use --fresh") from error
 
@@ -133,11 +146,34 @@ class RunStore:
         return self._write(name, made_of, code, result)
 
     def _write(self, name: str, made_of: Mapping[str, Any], code: str, result: Mapping[str, Any]) -> dict[str, Any]:
-        content = json.dumps({"made_of": made_of, "code": code, "result": result}, indent=1, allow_nan=False)
+        record = {"made_of": made_of, "code": code, "result": result}
+        record = json.loads(json.dumps(record, allow_nan=False))  # keys that are numbers become text here
+        content = json.dumps({**record, "checksum": _checksum(record)}, indent=1)
         self.path(name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path(name), content.encode())
         self.done.add(self.path(name))
-        return json.loads(content)["result"]
+        return record["result"]
+
+    def write_tensors(self, name: str, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        """Put tensors of that run into the folder of their kind, as a safetensors file with checksums."""
+        path = self.path(name, kind, ".safetensors")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(path, {key: tensor.cpu() for key, tensor in tensors.items()}, {})
+
+    def read_tensors(self, name: str, kind: str) -> dict[str, Tensor]:
+        """The tensors of a run of that kind; of older files, without checksums, too.
+
+        Raises:
+            FileNotFoundError: there are none.
+            ValueError: the file is damaged; the message names it.
+        """
+        path = self.path(name, kind, ".safetensors")
+        try:
+            return read_tensors(path, torch.device("cpu"))[0]
+        except ValueError as error:
+            if f"not a file of {FORMAT} (its format is None)" in str(error):
+                return load_file(path)
+            raise ValueError(f"{error}; delete {self.path(name)} or use --fresh to do the run again") from error
 
     def begin(self, name: str, *kinds: str) -> None:
         """Remove the files of an earlier run of that name, so that they do not mix with those of this one.
@@ -162,3 +198,8 @@ class RunStore:
     def _made_of(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         made_of = {"settings": settings, "data": self.data, "torch": torch.__version__}
         return json.loads(json.dumps(made_of, allow_nan=False))
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    """A digest of the content of a file, however it is laid out."""
+    return hashlib.blake2b(json.dumps(record, sort_keys=True).encode(), digest_size=12).hexdigest()

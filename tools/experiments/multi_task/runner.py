@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
@@ -115,7 +114,6 @@ def run(settings: Settings, result: Result, data: MultiTaskData, store: RunStore
         bar: advances by one a step.
         test: whether to score the run on the test images; a run to be tuned by does without.
     """
-    kept = store.path(result.name, "particles", ".safetensors")
     network = make_network(settings, result, data)
     finished = store.read(result.name, result.made_of)
     if finished is None:
@@ -123,11 +121,11 @@ def run(settings: Settings, result: Result, data: MultiTaskData, store: RunStore
         with SummaryWriter(store.board(result.name)) as writer:
             best = train(network, settings, result, data, writer, bar)
         if best is not None:
-            save_file(best, kept)
+            store.write_tensors(result.name, "particles", best)
     else:
         result = Result(**result.made_of, **finished)
     if test and result.diverged is None and not result.scores:
-        network.load_state(load_file(kept))
+        network.load_state(store.read_tensors(result.name, "particles"))
         predicted = predict(network, data.test_x)
         result.scores = score(predicted.mean(1), data.test_y)
         each = [score(one, data.test_y) for one in predicted.unbind(1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import pytest
 import torch
 from experiments.harness.run_store import RunStore, fingerprint
+from safetensors.torch import save_file
 
 from learned_samplers.base.files import LOCK
 
@@ -67,7 +69,7 @@ def test_runs_of_other_code_are_read_and_that_is_said_once(tmp_path, monkeypatch
     # Runs from before it was noted are of other code, as far as one can tell.
     path = below.path("two")
     record = json.loads(path.read_text())
-    del record["code"]
+    del record["code"], record["checksum"]
     path.write_text(json.dumps(record))
     again = RunStore(tmp_path / "runs_of_400")
     assert again.read("two", {}) == {"value": 1}
@@ -111,6 +113,40 @@ def test_a_file_that_is_no_run_is_refused_by_name(tmp_path, content):
     with pytest.raises(ValueError, match=r"one\.json is not the result of a run"):
         RunStore(tmp_path).run("one", {}, lambda: {"value": 1})
     assert path.read_text() == content
+
+
+def test_no_flipped_byte_and_no_cut_end_makes_another_result(tmp_path):
+    store, right = RunStore(tmp_path), {"nll": [0.25, 1e-7], "failed": 0, "steps": {4: "ä"}}
+    right = store.run("one", {"lr": 0.1}, lambda: right)
+    path, draw = store.path("one"), random.Random(0)
+    good = path.read_bytes()
+    flips = [(draw.randrange(len(good)), 1 << draw.randrange(8)) for _ in range(300)]
+    damaged = [good[:i] + bytes([good[i] ^ bit]) + good[i + 1 :] for i, bit in flips]
+    refused = 0
+    for data in [*damaged, *(good[:i] for i in range(len(good)))]:
+        path.write_bytes(data)
+        try:
+            found = store.record("one")["result"]
+        except ValueError as error:
+            found, refused = right if str(path) in str(error) else str(error), refused + 1
+        assert found == right  # a flip in white space changes nothing, nor one that keeps the number
+    assert refused > 0.8 * len(good)
+    path.write_bytes(good)
+    assert store.read("one", {"lr": 0.1}) == right
+
+
+def test_tensors_beside_a_run_show_damage_and_older_ones_are_read(tmp_path):
+    store, tensors = RunStore(tmp_path), {"test": torch.randn(5, 3), "labels": torch.arange(5)}
+    store.write_tensors("one", "predictions", tensors)
+    path = store.path("one", "predictions", ".safetensors")
+    torch.testing.assert_close(store.read_tensors("one", "predictions"), tensors, rtol=0, atol=0)
+    data = path.read_bytes()
+    for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data[:-1]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"predictions.one\.safetensors.*delete .*one\.json or use --fresh"):
+            store.read_tensors("one", "predictions")
+    save_file(tensors, path)
+    torch.testing.assert_close(store.read_tensors("one", "predictions"), tensors, rtol=0, atol=0)
 
 
 def test_a_run_that_fails_leaves_what_was_there(tmp_path):

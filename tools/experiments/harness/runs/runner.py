@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
@@ -180,4 +179,4 @@ def store_for(
 def predictions(result: Result, out: Path) -> dict[str, Tensor]:
     """A run's predicted probabilities: "test" (n, classes), "test_labels" (n,), and "ood_<name>" (m, classes)
     for every out-of-distribution data set."""
-    return load_file(out / "predictions" / f"{result.name}.safetensors")
+    return RunStore(out).read_tensors(result.name, "predictions")

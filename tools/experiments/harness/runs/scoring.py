@@ -8,7 +8,6 @@ from statistics import NormalDist
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
@@ -60,8 +59,7 @@ def score(
     else:
         saved = _score_classes(result, samples, data, ood)
     if result.diverged is None:
-        path = store.path(result.name, "predictions", ".safetensors")
-        save_file({name: tensor.cpu().contiguous() for name, tensor in saved.items()}, path)
+        store.write_tensors(result.name, "predictions", saved)
 
 
 def _score_classes(
