@@ -301,9 +301,9 @@ class PosteriorSamples(SampleCollection):
             return
         joined = [name for name in present if name not in self._snapshots.names]
         if joined:
-            since = f"the first sample, of step {self.steps[0]}" if self.steps else "PosteriorSamples was made"
+            since = f"at the first sample, of step {self.steps[0]}" if self.steps else "when PosteriorSamples was made"
             raise ValueError(
-                f"{joined[0]!r} is sampled at step {step} but was not at {since}: choose burn_in so that all layers "
+                f"{joined[0]!r} is sampled at step {step} but was not {since}: choose burn_in so that all layers "
                 "are unfrozen and with the sampler before the first sample"
             )
         frozen = [name for name in self._snapshots.names if name not in present and name not in self._frozen_since]

@@ -245,7 +245,8 @@ class Predictive:
 
         Args:
             x, options: as in :meth:`predict`; a regression needs ``noise``.
-            generator: source of the draws, on the device of ``x``; None for torch's global one.
+            generator: source of the draws, on the device of ``x``; None for torch's global one. It is used chunk by
+                chunk and batch by batch, so that equal draws need equal ``sample_chunk`` and ``batch_size``.
         """
         form = _output_format(options, "draws")
         if form.output == "regression":

@@ -24,7 +24,7 @@ from learned_samplers.posterior.network import (
     refuse_merged,
     tensors_of,
 )
-from learned_samplers.posterior.outputs import ENOUGH, OutputFormat
+from learned_samplers.posterior.outputs import ENOUGH, Filled, OutputFormat
 from learned_samplers.posterior.tensor_files import Tensors
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,11 @@ class Runner:
             return forward({name: tensor[k] for name, tensor in states.items()}, batch)
 
         def one_by_one() -> Tensor:
-            return torch.stack([sample(k) for k in range(len(next(iter(states.values()))))])
+            count = len(next(iter(states.values())))
+            found = Filled(count)
+            for k in range(count):
+                found[(slice(k, k + 1),)] = sample(k)[None]
+            return found.whole()
 
         wanted = vmap_is_faster(self.model) and not self.vmap_fails if vectorize is None else vectorize
         if not wanted:

@@ -17,7 +17,7 @@ from torch.utils.data import (
 
 from learned_samplers import PosteriorSamples, SampleCollection
 from learned_samplers.posterior import to_arviz
-from tests.learned_samplers.posterior.common import collect, network, sgd
+from tests.learned_samplers.posterior.common import collect, frozen, network, sgd
 from tests.learned_samplers.posterior.test_predict import X, constants, outputs
 
 SGD = torch.optim.SGD
@@ -100,6 +100,7 @@ BATCHES = BatchSampler(RandomSampler(PAIRS), 4, drop_last=False)
         ({"x": "text"}, {}, TypeError, "x .*str"),
         ({"x": X, "y": X[:3]}, {}, ValueError, r"x .*\[7, 3\]"),
         (np.zeros((0, 4)), {}, ValueError, "x .*at least one example"),
+        (DataLoader(X, batch_size=4), {"output": lambda out: out[:, : len(out) - 2]}, ValueError, r"\(2,\).*\(1,\)"),
         (X, {"batch_size": 0}, ValueError, "batch_size.*0"),
         (X, {"sample_chunk": 1.0}, TypeError, "sample_chunk.*1.0"),
         (X, {"num_samples": 6}, ValueError, "num_samples.*6"),
@@ -197,6 +198,7 @@ def of(model):
         (lambda: collected().load_into(network(9), 0), ValueError, r"'0\.weight' has shape \(8, 4\)"),
         (lambda: SampleCollection.merge([]), ValueError, "collections"),
         (lambda: SampleCollection.merge([collected(), collected(network(6))]), ValueError, r"collections\[1\]"),
+        (lambda: SampleCollection.merge([collected(), collected(frozen())]), ValueError, r"'0\.weight' .* not in coll"),
         (lambda: SampleCollection.merge([collected(), collected(steps=0)]), ValueError, r"collections\[1\]"),
         (lambda: SampleCollection.merge(["a.safetensors"]), ValueError, r"model .*collections\[0\]"),
         (
