@@ -26,9 +26,10 @@ class Shaping:
     """Transforms the loss differences L₊ − L₋ of the pairs before they weight the perturbations.
 
     Args:
-        kind: "none"; "mean" divides each difference by the pair's mean loss, so that hard tasks do not drown easy
-            ones; "clip" cuts it to [−limit, limit]; "sign" keeps its sign; "rank" takes the difference of the centred
-            ranks, in [−½, ½], that the losses have among all of this step. Only "none" leaves the estimator unbiased.
+        kind: "none"; "mean" divides each difference by the pair's mean |loss|, so that hard tasks do not drown easy
+            ones (a density's loss may be negative); "clip" cuts it to [−limit, limit]; "sign" keeps its sign; "rank"
+            takes the difference of the centred ranks, in [−½, ½], that the losses have among all of this step. Only
+            "none" leaves the estimator unbiased.
         limit: bound on the size of the shaped difference; needed for "clip", allowed for "none" and "mean".
 
     Raises:
@@ -49,7 +50,7 @@ class Shaping:
         """Shaped differences (pairs,) of finite losses (pairs, 2)."""
         difference = losses[:, 0] - losses[:, 1]
         if self.kind == "mean":
-            difference = difference / losses.mean(1).clamp_min(1e-8)
+            difference = difference / losses.abs().mean(1).clamp_min(1e-8)
         elif self.kind == "sign":
             difference = difference.sign()
         elif self.kind == "rank":

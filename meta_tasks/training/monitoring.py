@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
@@ -64,8 +66,29 @@ class Iteration:
         )
 
 
+_P = ParamSpec("_P")
+
+
+def _for_the_log(write: Callable[Concatenate[Monitor, _P], None]) -> Callable[Concatenate[Monitor, _P], None]:
+    """A disk that is full or gone ends the log, and not the training, whose checkpoints say so themselves."""
+
+    @functools.wraps(write)
+    def guarded(self: Monitor, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        if self._ended:
+            return
+        try:
+            write(self, *args, **kwargs)
+        except OSError as error:
+            self._ended = True
+            warnings.warn(f"the TensorBoard log ends here, the run goes on: {error}", stacklevel=3)
+
+    return guarded
+
+
 class Monitor:
     """Writes a run's losses, scores and figures to TensorBoard files in a folder.
+
+    Where one cannot be written (the disk is full, or gone), that is warned of, and no more is logged.
 
     Args:
         folder: of the run.
@@ -76,8 +99,10 @@ class Monitor:
         require("tensorboard", "meta")
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
+        self._ended = False
         self._writer = SummaryWriter(str(folder), purge_step=start + 1)
 
+    @_for_the_log
     def iteration(self, done: Iteration) -> None:
         """Losses (overall and by kind of task), gradient, failures, speed, output scales and inner curves."""
         add, number = self._writer.add_scalar, done.number
@@ -106,6 +131,7 @@ class Monitor:
             axes.legend(fontsize="x-small")
             self._writer.add_figure("inner_loop/curves", figure, number)
 
+    @_for_the_log
     def evaluation(self, iteration: int, score: Score, baselines: dict[str, dict[str, float]]) -> None:
         """The held-out score beside the baselines'."""
         for name, each in {"sampler": asdict(score), **baselines}.items():
@@ -114,11 +140,13 @@ class Monitor:
         self._writer.add_scalar("held_out_nll/failed_share", score.share_failed, iteration)
         self._writer.flush()
 
+    @_for_the_log
     def figures(self, iteration: int, figures: dict[str, Any]) -> None:
         """matplotlib figures of the rule's network, by name."""
         for name, figure in figures.items():
             self._writer.add_figure(f"network/{name}", figure, iteration)
 
+    @_for_the_log
     def close(self) -> None:
         """Write what is buffered, and close the log."""
         self._writer.close()

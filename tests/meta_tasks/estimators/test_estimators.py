@@ -124,6 +124,12 @@ def test_shapings(shaping, expected):
     torch.testing.assert_close(shaping(losses), torch.tensor(expected, dtype=torch.float64))
 
 
+def test_losses_below_zero_weigh_as_those_above():
+    losses = torch.tensor([[1.0, 1.5], [-1.0, -1.5], [-1e-9, 1e-9]], dtype=torch.float64)
+    expected = torch.tensor([-0.4, 0.4, -0.2], dtype=torch.float64)  # the last where a mean of 0 would divide
+    torch.testing.assert_close(Shaping("mean")(losses), expected)
+
+
 def test_jobs_of_es_have_fresh_names_and_one_horizon_an_iteration():
     estimator = AntitheticES(0.1, 6, Horizon(10, 90, samples=2), pairs_per_task=3)
     jobs = [estimator.jobs(5, iteration) for iteration in range(20)]

@@ -19,6 +19,7 @@ from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.rules.learned import L2ERule
 from meta_tasks.training import Trainer, TrainerSettings
+from meta_tasks.training.checkpoint import Checkpoints
 from meta_tasks.training.workers import ProcessExecutor, RankExecutor, SerialExecutor
 from tests.meta_tasks.toy_tasks import QuadraticFamily
 
@@ -294,6 +295,20 @@ def test_the_log_of_an_iteration_is_what_its_pairs_say():
     assert done.member_steps_per_second > 0
     assert sum(result.member_steps for result in done.results) == 8 * 12
     assert all(math.isfinite(point) for result in done.results for point in result.curve)
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    made = trainer(tmp_path, iterations=4)
+    made.step()
+    monkeypatch.setattr(made.monitor._writer, "add_scalar", full)
+    with pytest.warns(UserWarning, match="log ends here, the run goes on: .*No space left") as said:
+        assert made.run() == "finished"
+    assert len(said) == 1
+    made.close()
+    assert Checkpoints(tmp_path).load()["iteration"] == 4
 
 
 def test_a_folder_has_one_run_at_a_time(tmp_path):
