@@ -49,7 +49,7 @@ def validate(sampler: Any, name: str, means: Any, params: list[Tensor], *, laid_
     if shapes != expected:
         raise ValueError(f"{name} must have the shapes {expected} of the group's parameters, got {shapes}")
     for mean, p in zip(means, params, strict=True):
-        if mean.is_complex():
+        if mean.is_complex() and not p.is_complex():  # one of a complex parameter, which is frozen, is not read
             raise ValueError(f"{name} must be real, got {mean.dtype}")
         if laid_out and not sharding.same_layout(mean, p):
             raise ValueError(f"{name} is not laid out over processes as the parameters are")

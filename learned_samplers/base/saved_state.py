@@ -68,7 +68,9 @@ class ResumableOptimizer(torch.optim.Optimizer):
         ]
         saved["sampler"] = {"name": type(self).__name__, "rng": self.rng_state()}
         if self.mesh is None:  # torch.distributed.checkpoint compares shapes, and cannot read a key that a file lacks
-            saved["sampler"]["shapes"] = [list(p.shape) for group in self.param_groups for p in group["params"]]
+            everything = [p for group in self.param_groups for p in group["params"]]
+            saved["sampler"]["shapes"] = [list(p.shape) for p in everything]
+            saved["sampler"]["dtypes"] = [_dtype_name(p) for p in everything]
         if self.replicated:
             saved["sampler"]["replicated"] = True
         waiting = [
@@ -119,6 +121,18 @@ class ResumableOptimizer(torch.optim.Optimizer):
                 "hyperparameters of a saved state do; where the data have changed, set it in param_groups again",
                 stacklevel=2,
             )
+        for there, here in zip(state_dict["sampler"].get("dtypes", ()), self._dtypes_sampled(), strict=False):
+            if here and there != here:
+                warnings.warn(
+                    f"the state was saved from {there} parameters, and these are {here}: the chain goes on with other "
+                    f"noise, not as it would have. Convert the network to {there} to resume it exactly",
+                    stacklevel=2,
+                )
+                break
+
+    def _dtypes_sampled(self) -> list[str]:
+        """The dtype of each parameter, "" of those that are not sampled."""
+        return [_dtype_name(p) if p.requires_grad else "" for group in self.param_groups for p in group["params"]]
 
     def _loaded(self) -> None:
         """Called once a saved state has been restored."""
@@ -293,6 +307,8 @@ def _validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:
             may_lack = not p.requires_grad or not group.get("step") or group.get("missing_gradient") == "skip"
             may_lack = may_lack or index in waiting
             if set(entry) != expected and (entry or not may_lack):
+                if set(entry) ^ expected == {precision.MASTER}:
+                    raise ValueError(_other_precision(p, parameter, index, saved["sampler"].get("dtypes")))
                 raise ValueError(f"state_dict holds {sorted(entry)} for {parameter}, {own} needs {sorted(expected)}")
             for key, value in entry.items():
                 name = f"state_dict's {key} of {parameter}"
@@ -302,6 +318,21 @@ def _validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:
                         f"{name} is not laid out over processes as the parameter is: load it by "
                         "torch.distributed.checkpoint into the state_dict of this sampler"
                     )
+
+
+def _dtype_name(p: Tensor) -> str:
+    return str(p.dtype).removeprefix("torch.")
+
+
+def _other_precision(p: Tensor, parameter: str, index: int, dtypes: Any) -> str:
+    """Why a state does not fit that was saved of parameters in half precision, or of others than those."""
+    there = "float32" if p.dtype in precision.HALF else "half-precision"  # of a state that does not say
+    if isinstance(dtypes, list) and index < len(dtypes):
+        there = dtypes[index]
+    return (
+        f"state_dict was saved from {there} parameters, and {parameter} is {_dtype_name(p)}: convert the network to "
+        f"{there} before loading (forward passes in half precision are torch.autocast's), or begin a new chain"
+    )
 
 
 def _validate_tensor(name: str, value: Any, shape: tuple[int, ...]) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learned_samplers.base import sharding
+from learned_samplers.base import sharding, validation
 from learned_samplers.base.guards import precision
 
 # Parameters are updated in blocks of about this many coordinates, so that a block's noise is still in the processor's
@@ -120,6 +120,7 @@ def _of_group(sampler: Any, group: dict[str, Any]) -> GroupInputs:
         if known is None:
             shapes[p] = known = gradient.shape, p.dtype
             if not torch.compiler.is_compiling():  # it may have been converted since the sampler was made
+                validation.parameter(f"parameter {sampler.name_of(group, i)}", p)
                 precision.validate(sampler, group, [p])
         if known != (gradient.shape, p.dtype):
             raise ValueError(

@@ -90,9 +90,14 @@ def momentum(group: dict[str, Any]) -> None:
 
 
 def parameter(name: str, value: Any) -> None:
-    """``value`` is a tensor that a sampler can move: real floating-point and dense."""
+    """``value`` is a tensor that a sampler can move, real floating-point and dense, or one that is frozen.
+
+    A frozen one is left alone whatever it holds, such as the 4-bit weights of a quantised model under LoRA.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if not (value.requires_grad or value.is_floating_point()):
+        return
     if torch.nn.parameter.is_lazy(value):
         raise ValueError(f"{name} is not initialised (a lazy module): run the network on one batch before")
     if not value.is_floating_point():

@@ -313,7 +313,8 @@ class AveragingSampler(LearnedSampler):
         return torch.cat([tensor.reshape(*lead, -1) for tensor in tensors], -1)
 
     def _make_state(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        late = [p for p in inputs.params if group["step"] and "averages" not in self.state.get(p, {})]
+        some = [p for p in inputs.params if p.numel() or self.parts is not None]
+        late = [p for p in some if group["step"] and "averages" not in self.state.get(p, {})]
         super()._make_state(group, inputs)
         if not late:
             return
@@ -322,7 +323,9 @@ class AveragingSampler(LearnedSampler):
                 segments = Segments.of([p]) if self.parts is None else self.parts.segments(p)
                 if segments.lengths[0]:
                     mean_square = segments.mean(gradient.reshape(-1).square())
-                    begin_late_(self.state[p]["averages"], mean_square, self.feature_set, group["step"])
+                    begin_late_(
+                        self.state[p]["averages"], mean_square.reshape([1] * p.dim()), self.feature_set, group["step"]
+                    )
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         super().advance(group, inputs)

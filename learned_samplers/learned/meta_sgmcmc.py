@@ -292,7 +292,7 @@ class MetaSGMCMC(LearnedSampler):
         if self.settings.correction == "finite_difference":
             for entry in group.get("params", ()):
                 dtype = (entry[1] if isinstance(entry, tuple) else entry).dtype
-                if dtype not in (torch.float32, torch.float64):
+                if dtype.is_floating_point and dtype not in (torch.float32, torch.float64):
                     raise ValueError(f"correction='finite_difference' needs float32 or float64 parameters, got {dtype}")
 
     # ---------------------------------------------------------------- the energy

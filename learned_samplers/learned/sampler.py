@@ -97,7 +97,8 @@ class LearnedSampler(Sampler):
         if given["lr"] is None:
             raise ValueError(self._without_lr())
         super().__init__(params, given, generator=generator)
-        first = self.param_groups[0]["params"][0]
+        everything = [p for group in self.param_groups for p in group["params"]]
+        first = next((p for p in everything if p.is_floating_point()), everything[0])  # others are frozen
         weight = phi[0][0]
         dtype = working_dtype(self.param_groups[0], first)
         if (weight.dtype, weight.device) != (dtype, first.device):

@@ -6,7 +6,7 @@ A subclass states its directions (`ParticleSampler._trunk`, `ParticleSampler._he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -132,7 +132,7 @@ class ParticleSampler(Sampler):
             params = param_group["params"]
             listed = [params] if isinstance(params, Tensor) else list(params)
             named = [entry if isinstance(entry, tuple) else (f"params[{i}]", entry) for i, entry in enumerate(listed)]
-            _validate_parameters(named, next((p for group in self.param_groups for p in group["params"]), None))
+            _validate_parameters(named, next(self._real(), None))
             param_group = {**param_group, "params": listed}
         super().add_param_group(param_group)
         if self.base_optimizer is not None:
@@ -142,7 +142,11 @@ class ParticleSampler(Sampler):
     @property
     def num_particles(self) -> int:
         """M, the length of every parameter's leading axis."""
-        return self.param_groups[0]["params"][0].shape[0]
+        return next(self._real()).shape[0]
+
+    def _real(self) -> Iterator[Tensor]:
+        """The parameters that are particles: frozen ones of integer or complex type are left alone."""
+        return (p for group in self.param_groups for p in group["params"] if p.is_floating_point())
 
     # ---------------------------------------------------------------- the step
 
@@ -322,6 +326,8 @@ def _validate_parameters(named: Iterable[tuple[str, Any]], first: Tensor | None)
         if p in seen:
             raise ValueError(f"parameter {name!r} is listed twice in a parameter group")
         seen.add(p)
+        if not p.is_floating_point():  # frozen
+            continue
         if p.dtype in (torch.float16, torch.bfloat16):
             raise TypeError(
                 f"parameter {name!r} is {p.dtype}, which rounds the particles' steps away: keep them in float32, and "

@@ -139,8 +139,9 @@ class ParetoMTL(IndependentSampler):
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
-        feasible, count = group.get("feasible"), len(group["params"][0]) if "params" in group else 0
-        if feasible is not None and (not isinstance(feasible, list) or len(feasible) != count):
+        real = [p for p in group.get("params", ()) if isinstance(p, Tensor) and p.is_floating_point()]
+        feasible, count = group.get("feasible"), len(real[0]) if real else 0
+        if feasible is not None and real and (not isinstance(feasible, list) or len(feasible) != count):
             raise ValueError(f"feasible must be a list of {count} truth values, one a particle, got {feasible!r}")
 
     def _weigh(self, role: Role) -> Tensor:

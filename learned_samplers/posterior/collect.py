@@ -165,6 +165,7 @@ class PosteriorSamples(SampleCollection):
         self._largest_rate, self._warned_of_rate = 0.0, False
         self._frozen_since: set[str] = set()
         self._sampler: Optimizer | None = sampler
+        self._order()
         self._counts = not hasattr(sampler, "step_count")
         # Of an optimizer that counts no steps nobody knows where in the folder's chain it is.
         self._step_is_known = not (self._counts and self._progress.last_step)
@@ -342,6 +343,7 @@ class PosteriorSamples(SampleCollection):
 
     def detach(self) -> None:
         """Stop collecting, and let others write to the folder; what was collected stays usable. May be repeated."""
+        self._order()
         self._handle.remove()
         self._store.close()
         self._sampler = None
@@ -378,7 +380,16 @@ class PosteriorSamples(SampleCollection):
             "fixed": self._store.fixed,
             "frozen": dict(self._store.frozen),
             "frozen_since": sorted(self._frozen_since & self._frozen_now()),
+            "order": self._order(),
         }
+
+    def _order(self) -> list[str]:
+        """The names of the sampler's parameters in its order, by which its own saved state numbers them."""
+        if self._sampler is not None:
+            names = {id(p): name for name, p in parameters_of(self.model).items()}
+            given = [id(p) for group in self._sampler.param_groups for p in group["params"]]
+            self._last_order = [names[p] for p in given if p in names]
+        return self._last_order
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the collection of :meth:`state_dict`; everything is checked before anything changes.
@@ -388,8 +399,9 @@ class PosteriorSamples(SampleCollection):
         samples.
 
         Raises:
-            ValueError: the state is of a collection with other settings or another network, is incomplete, names a
-                file that is missing, or holds weights that are not finite.
+            ValueError: the state is of a collection with other settings or another network, or beside a sampler with
+                its parameters in another order (whose state would give each the momentum of another); it is
+                incomplete, names a file that is missing, or holds weights that are not finite.
         """
         store, settings = self._store, self._settings
         try:
@@ -398,6 +410,7 @@ class PosteriorSamples(SampleCollection):
             progress = Progress(**state["progress"])
             entries = [Entry(**entry) for entry in state["entries"]]
             samples, fixed, frozen = state["samples"], state["fixed"], dict(state.get("frozen", {}))
+            _compare_order(self._order(), state.get("order", []))
             if samples is not None and len(samples) != len(entries):
                 raise ValueError(f"the state dict lists {len(entries)} samples and holds {len(samples)}")
         except (KeyError, TypeError) as error:
@@ -442,3 +455,16 @@ class PosteriorSamples(SampleCollection):
                 "(Lightning's BackboneFinetuning freezes its backbone again when a run is resumed)"
             )
         return found
+
+
+def _compare_order(ours: list[str], theirs: list[str]) -> None:
+    """Raise ValueError where names that both have come in another order."""
+    both = set(ours) & set(theirs)
+    pairs = zip([name for name in theirs if name in both], [name for name in ours if name in both], strict=True)
+    for there, here in pairs:
+        if there != here:
+            raise ValueError(
+                f"the state dict was saved beside a sampler with its parameters in another order: {there!r} where this "
+                f"one has {here!r}. A sampler's saved state numbers them, and would give each the momentum of another: "
+                "make the sampler of the parameters in that order"
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -86,6 +88,37 @@ def test_groups_have_their_own_settings_and_names_and_frozen_parameters_stay(nam
     assert sampler.step_count == 1
     assert (flat(model) != before).any() or name == "HMC"
     assert torch.equal(model[0].weight, frozen)
+
+
+@EVERY
+def test_frozen_parameters_of_any_type_are_ignored(name):
+    """4-bit weights under LoRA, a frozen Fourier layer: the chain is that without them, and so is a resumed one."""
+    chains = []
+    for beside in (False, True):
+        model = small_network()
+        frozen = [nn.Parameter(torch.arange(4), requires_grad=False)]
+        frozen.append(nn.Parameter(torch.ones(3, dtype=torch.complex64), requires_grad=False))
+        params = [*(frozen if beside else ()), *model.parameters()]
+        sampler = SAMPLERS[name](params, **({"prior_mean": "initial"} if name == "SGHMC" else {}))
+        torch.manual_seed(1)
+        for _ in range(2):
+            sampler.step(closure_for(model, sampler))
+        saved = copy.deepcopy(sampler.state_dict())
+        sampler.load_state_dict(saved)
+        for _ in range(4):
+            sampler.step(closure_for(model, sampler))
+        assert torch.equal(frozen[0], torch.arange(4))
+        chains.append(flat(model))
+    assert torch.equal(*chains)
+    frozen[1].requires_grad_()
+    ordinary = closure_for(model, model)
+
+    def closure():
+        frozen[1].grad = torch.ones_like(frozen[1])
+        return ordinary()
+
+    with pytest.raises(TypeError, match="complex64"):
+        sampler.step(closure)
 
 
 # ---------------------------------------------------------------- what drives it

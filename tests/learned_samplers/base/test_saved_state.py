@@ -210,3 +210,21 @@ def test_keys_that_a_state_does_not_have_keep_the_values_of_the_sampler(name):
         del saved["param_groups"][0][key]
     sampler.load_state_dict(saved)
     assert sampler.param_groups[0]["missing_gradient"] == "error"
+
+
+@pytest.mark.parametrize("name", ["SGLD", "SGHMC", "L2E", "AdaptedSGHMC"])
+@pytest.mark.parametrize(("there", "here"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_a_state_of_another_precision_is_said_to_be_one(name, there, here):
+    def make(dtype):
+        model = small_network().to(getattr(torch, dtype))
+        sampler = SAMPLERS[name](model.parameters())
+        return sampler, closure_for(model, sampler)
+
+    sampler, closure = make(there)
+    sampler.step(closure)
+    error = UserWarning if (name, there) == ("SGLD", "float32") else ValueError  # it has no state that could not fit
+    with pytest.raises(error, match=f"saved from {there} parameters.* {here}"):
+        make(here)[0].load_state_dict(sampler.state_dict())
+    if there == "float32":
+        with pytest.warns(UserWarning, match="saved from float32 parameters.*float64.*other noise"):
+            make("float64")[0].load_state_dict(sampler.state_dict())

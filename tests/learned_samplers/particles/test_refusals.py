@@ -51,7 +51,7 @@ def stacked(**other):
         ([leaf()], {}, ValueError, r"params\[0\]"),
         ([leaf(0, 2)], {}, ValueError, r"params\[0\]"),
         ([w(), w(dtype=torch.float64)], {}, ValueError, r"params\[1\].*float64"),
-        ([leaf(4, 2, dtype=torch.long)], {}, TypeError, "int64"),
+        ([leaf(4, 2, dtype=torch.complex64).requires_grad_()], {}, TypeError, "complex64"),
         ([leaf(4, 2, dtype=HALF)], {}, TypeError, "float16"),
         ([leaf(4, 2, dtype=torch.bfloat16)], {}, TypeError, "bfloat16"),
         ([], {}, ValueError, "empty"),

@@ -279,3 +279,18 @@ def test_particles_that_coincide_stay_finite_and_together(name):
     assert (x != 0.3).any()
     if name != "ParetoMTL":
         torch.testing.assert_close(x, x[:1].expand(4, 2))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_frozen_parameters_of_any_type_are_ignored(name):
+    """They need no particle axis: all particles share them, as the codes of a quantised model."""
+    codes = torch.nn.Parameter(torch.arange(5), requires_grad=False)
+    ends = []
+    for beside in ([], [codes]):
+        x = parameter(4, 2)
+        sampler = EVERY[name]([*beside, x], 0.1)
+        for _ in range(2):
+            sampler.step(lambda x=x: energies(name, x))
+        assert sampler.num_particles == 4
+        ends.append(x)
+    assert torch.equal(*ends)

@@ -386,3 +386,38 @@ def test_a_wrong_state_dict_changes_nothing():
         with pytest.raises(ValueError, match=reason):
             collector.load_state_dict(wrong)
     assert (held.state_dict(), other.state_dict()) == before
+
+
+def test_a_sampler_of_the_parameters_in_another_order_is_told_of():
+    """Of unnamed parameters of equal shapes nobody else can know: each would go on with the momentum of another."""
+
+    def chain(order, named=False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        params = list(model.named_parameters() if named else model.parameters())
+        sampler = SGHMC([params[i] for i in order], lr=0.1, num_data=10)
+        return sampler, PosteriorSamples(model, sampler)
+
+    sampler, posterior = chain([0, 1, 2, 3])
+    states = sampler.state_dict(), posterior.state_dict()
+    chain([0, 1, 2, 3])[1].load_state_dict(states[1])
+    sampler, posterior = chain([2, 1, 0, 3])
+    sampler.load_state_dict(states[0])  # as with torch.optim
+    with pytest.raises(ValueError, match=r"another order: '0\.weight' where this one has '1\.weight'"):
+        posterior.load_state_dict(states[1])
+    posterior.detach()
+    assert posterior.state_dict()["order"][0] == "1.weight"
+    named = chain([0, 1, 2, 3], named=True)[0].state_dict()
+    with pytest.raises(ValueError, match=r"another order: '0\.weight' where this one has '1\.weight'"):
+        chain([2, 1, 0, 3], named=True)[0].load_state_dict(named)
+
+
+def test_frozen_parameters_of_any_type_are_kept_as_they_are():
+    model = network()
+    model.register_parameter("codes", nn.Parameter(torch.arange(6, dtype=torch.uint8), requires_grad=False))
+    model.register_parameter("waves", nn.Parameter(torch.ones(2, dtype=torch.complex64), requires_grad=False))
+    sampler = SGHMC(model.parameters(), lr=0.1, num_data=10)
+    posterior = PosteriorSamples(model, sampler, dtype=torch.bfloat16)
+    train(model, sampler, 2)
+    assert len(posterior) == 2
+    assert posterior.predict(X).isfinite().all()
