@@ -383,12 +383,12 @@ class PosteriorSamples(SampleCollection):
             "order": self._order(),
         }
 
-    def _order(self) -> list[str]:
-        """The names of the sampler's parameters in its order, by which its own saved state numbers them."""
+    def _order(self) -> list[list[str]]:
+        """The names of the sampler's parameters, by group and in its order, by which its own saved state has them."""
         if self._sampler is not None:
             names = {id(p): name for name, p in parameters_of(self.model).items()}
-            given = [id(p) for group in self._sampler.param_groups for p in group["params"]]
-            self._last_order = [names[p] for p in given if p in names]
+            groups = [[id(p) for p in group["params"]] for group in self._sampler.param_groups]
+            self._last_order = [[names[p] for p in group if p in names] for group in groups]
         return self._last_order
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -457,14 +457,15 @@ class PosteriorSamples(SampleCollection):
         return found
 
 
-def _compare_order(ours: list[str], theirs: list[str]) -> None:
-    """Raise ValueError where names that both have come in another order."""
-    both = set(ours) & set(theirs)
-    pairs = zip([name for name in theirs if name in both], [name for name in ours if name in both], strict=True)
-    for there, here in pairs:
-        if there != here:
-            raise ValueError(
-                f"the state dict was saved beside a sampler with its parameters in another order: {there!r} where this "
-                f"one has {here!r}. A sampler's saved state numbers them, and would give each the momentum of another: "
-                "make the sampler of the parameters in that order"
-            )
+def _compare_order(ours: list[list[str]], theirs: list[list[str]]) -> None:
+    """Raise ValueError where groups of the same lengths hold the same names in another order."""
+    if [*map(len, ours)] != [*map(len, theirs)]:  # a sampler refuses a state of other groups than its own
+        return
+    here, there = [name for group in ours for name in group], [name for group in theirs for name in group]
+    swapped = [pair for pair in zip(there, here, strict=True) if pair[0] != pair[1]]
+    if swapped and sorted(here) == sorted(there):
+        raise ValueError(
+            f"the state dict was saved beside a sampler with its parameters in another order: {swapped[0][0]!r} where "
+            f"this one has {swapped[0][1]!r}. A sampler's saved state numbers them, and would give each the momentum "
+            "of another: make the sampler of the parameters in that order"
+        )

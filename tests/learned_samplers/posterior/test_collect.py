@@ -406,7 +406,7 @@ def test_a_sampler_of_the_parameters_in_another_order_is_told_of():
     with pytest.raises(ValueError, match=r"another order: '0\.weight' where this one has '1\.weight'"):
         posterior.load_state_dict(states[1])
     posterior.detach()
-    assert posterior.state_dict()["order"][0] == "1.weight"
+    assert posterior.state_dict()["order"][0][0] == "1.weight"
     named = chain([0, 1, 2, 3], named=True)[0].state_dict()
     with pytest.raises(ValueError, match=r"another order: '0\.weight' where this one has '1\.weight'"):
         chain([2, 1, 0, 3], named=True)[0].load_state_dict(named)
