@@ -365,11 +365,13 @@ def network_at(
     elif isinstance(averages, Tensor):
         flat = averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
     else:
-        flat = torch.cat([x.reshape(len(x), -1) for x in averages], -1)
+        rows = [x.reshape(len(x), -1) for x in averages]
+        flat = rows[0] if len(rows) == 1 else torch.cat(rows, -1)  # of a huge tensor no copy
         fresh = not torch.compiler.is_compiling()  # which does not follow a change in place
         flat = update_averages(flat, gradient, named, in_place=fresh, step=step, segments=segments)
-        for x, piece in zip(averages, flat.split([x[0].numel() for x in averages], -1), strict=True):
-            x.copy_(piece.reshape(x.shape))
+        if torch.compiler.is_compiling() or flat.data_ptr() != averages[0].data_ptr():
+            for x, piece in zip(averages, flat.split([x[0].numel() for x in averages], -1), strict=True):
+                x.copy_(piece.reshape(x.shape))
     matrix_rows: list[Tensor] | None = None
     if named.matrix:
         slopes = segments.as_matrices(gradient)
