@@ -376,9 +376,9 @@ def network_at(
     if named.matrix:
         slopes = segments.as_matrices(gradient)
         covariances, states = _update_covariances(covariances, gradient, slopes, segments, step, in_place)
-        rows = zip(ahead or _rows(averages, segments), slopes, strict=True)
+        pairs = zip(ahead or _rows(averages, segments), slopes, strict=True)
         decay = prior_precision / num_data if settings.attenuated else 0.0
-        ahead = [torch.lerp(m, g, 1 - _MATRIX_DECAY) for m, g in rows]
+        ahead = [torch.lerp(m, g, 1 - _MATRIX_DECAY) for m, g in pairs]
         matrix_rows = matrices.directions(ahead, states, segments.as_matrices(parameter), decay)
     chain: Scales | CompiledChain
     if compiled is None:

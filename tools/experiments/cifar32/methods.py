@@ -27,7 +27,7 @@ class Method:
     """
 
     make: Make
-    rates: tuple[float, float, float]
+    rates: tuple[float, ...]
     average: str = "last"
     cosine: bool = False
     sampler: bool = False

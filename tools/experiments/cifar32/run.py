@@ -58,7 +58,8 @@ def run(name: str, lr: float, epochs: int, seed: int, root: Path, out: Path) -> 
         out.mkdir(parents=True, exist_ok=True)
         method = (METHODS | DERIVED)[name]
         kept, spent = _train(method, lr, epochs, seed, root, place)
-        np.savez(place.with_suffix(".npz"), **{k: x.numpy().astype(np.float16) for k, x in kept.items()})
+        arrays: dict[str, Any] = {name: x.numpy().astype(np.float16) for name, x in kept.items()}
+        np.savez(place.with_suffix(".npz"), **arrays)
         result = {"method": name, "lr": lr, "epochs": epochs, "seed": seed, "seconds": round(spent, 1)}
         written = result | scores(kept, data(root))
         done.write_text(json.dumps(written, indent=1) + "\n")
@@ -98,7 +99,7 @@ class _Network:
         torch.manual_seed(seed)
         self.method, self.lr, self.num_data, self.steps, self.done = method, lr, num_data, steps, 0
         self.model = resnet20_frn((3, 32, 32), 10)
-        self.params = list(self.model.parameters())
+        self.params: list[Tensor] = list(self.model.parameters())
         self.optimizer = method.make(self.params, lr, num_data, steps)
         self.average = [p.detach().clone() for p in self.params] if method.average == "ema" else None
         self.loss = torch.compile(lambda x, y: nn.functional.cross_entropy(self.model(x), y))
@@ -118,12 +119,14 @@ class _Network:
             return loss
 
         if method.average == "draws":
-            self.optimizer.step(closure)
+            self.optimizer.step(closure)  # type: ignore[arg-type]
         else:
             closure()
             if not method.sampler:  # the prior, for plain optimizers
                 with torch.no_grad():
-                    torch._foreach_add_([p.grad for p in self.params], self.params, alpha=PRIOR / self.num_data)
+                    torch._foreach_add_(
+                        [p.grad for p in self.params if p.grad is not None], self.params, alpha=PRIOR / self.num_data
+                    )
             self.optimizer.step()
         self.done += 1
         if self.average is not None:
@@ -163,7 +166,7 @@ def _train(
     known, saved = data(root), place.with_suffix(".pt")
     images, labels = known["train_images"], known["train_labels"]
     per_epoch, part = len(images) // BATCH, epochs // (method.networks * method.cycles)
-    state = torch.load(saved, weights_only=True) if saved.exists() else {"epoch": 0, "spent": 0.0}
+    state: dict[str, Any] = torch.load(saved, weights_only=True) if saved.exists() else {"epoch": 0, "spent": 0.0}
     kept: dict[str, list[Tensor]] = state.get("kept", {"val": [], "test": [], "cifar100": []})
     spent, network = state["spent"], None
     for epoch in range(state["epoch"], epochs):

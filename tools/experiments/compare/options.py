@@ -123,7 +123,8 @@ class CompareOptions(NetworkOptions):
                 raise ValueError(f"values must be NAME=VALUE,VALUE,… with one of {names} as NAME, got {text!r}")
             found[name] = tuple(dict.fromkeys(_number("values", text, each) for each in values.split(",")))
             for number in found[name] if name != "weight_decay" else ():
-                replace(self.settings, **{name: number})  # which refuses what is out of range
+                given: Any = {name: number}
+                replace(self.settings, **given)  # which refuses what is out of range
         return found
 
     def folder(self) -> Path:

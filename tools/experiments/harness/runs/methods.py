@@ -245,8 +245,12 @@ METHODS: dict[str, RunMethod] = by_name(
     RunMethod("CyclicalL2E", _L2E, 0.002, tunes=_CYCLICAL, network="l2e-gated", cyclical=True),
     RunMethod("AdaptedL2E", _ADAPTED_L2E, 0.001, tunes=_CHAIN, network="l2e-gated"),
     RunMethod(
-        *("CyclicalAdaptedL2E", _CYCLICAL_ADAPTED_L2E, 0.001),
-        **dict(tunes=_CYCLICAL, network="l2e-gated", cyclical=True),
+        "CyclicalAdaptedL2E",
+        _CYCLICAL_ADAPTED_L2E,
+        0.001,
+        tunes=_CYCLICAL,
+        network="l2e-gated",
+        cyclical=True,
     ),
     RunMethod("L2EPaper", _L2E_PAPER, 0.02, tunes=_CHAIN, network="l2e-paper"),
     # Its Hessian-vector product takes a second gradient at each step.

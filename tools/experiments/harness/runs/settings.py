@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -172,7 +172,7 @@ class Settings:
         if self.is_text:
             if image_options:
                 raise ValueError(f"{', '.join(image_options)} cannot be given for {self.dataset}, which holds texts")
-            own = {"length": self.length, "vocabulary": self.vocabulary, "limit": self.limit}
+            own: Any = {"length": self.length, "vocabulary": self.vocabulary, "limit": self.limit}
             return datasets.load_text(self.dataset, root, validation=validation, **own)
         if given := [name for name in ("length", "vocabulary") if getattr(self, name) is not None]:
             raise ValueError(f"{', '.join(given)} cannot be given for {self.dataset}, which holds no texts")

@@ -200,7 +200,7 @@ AVERAGES: dict[str, Callable[[Training], SampleCollection]] = {
 }
 
 
-def collection(method: RunMethod, settings: Settings, steps: int) -> dict[str, int]:
+def collection(method: RunMethod, settings: Settings, steps: int) -> dict[str, Any]:
     """Burn-in and thinning, in steps (trajectories for HMC), that give `num_samples` evenly spaced samples; of a
     cyclical method about so many over its sampling phases.
 
