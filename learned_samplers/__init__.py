@@ -24,7 +24,7 @@ from learned_samplers.particles import FSVGD, MOOSVGD, MTSGD, SVGD
 from learned_samplers.posterior import PosteriorSamples, SampleCollection
 
 #: The one place that says so: pyproject.toml reads it here, without importing the package.
-__version__ = "0.2.0"
+__version__ = "1.0.0.dev0"
 
 __all__ = [
     "BAOA",
