@@ -14,6 +14,7 @@ from torch import Tensor
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards import replicas
+from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.operations import FUNCTIONAL, Operations, as_number
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, norms
@@ -217,11 +218,11 @@ class IVON(Sampler):
         means = {p: p.detach().clone() for p in groups}
         kept = {p: p.grad for p in groups}
         self._inside = True
-        with torch.no_grad():
-            for p, group in groups.items():
-                p.addcdiv_(draw(p), self.precisions(group, p).sqrt_())
-                p.grad = None
         try:
+            with torch.no_grad():
+                for p, group in groups.items():
+                    p.addcdiv_(draw(p), self.precisions(group, p).sqrt_())
+                    p.grad = None
             yield
             if any(p.grad is not None for p in groups):
                 kept = self._record(groups, means, kept)
@@ -232,7 +233,7 @@ class IVON(Sampler):
                 )
         finally:
             self._inside = False
-            with torch.no_grad():
+            with torch.no_grad(), putting_back(self):
                 for p, mean in means.items():
                     p.copy_(mean)
                     p.grad = kept[p]

@@ -7,7 +7,8 @@ update as one pure function (`Sampler.rule`) and names its hyperparameters and i
 
 and a guard that does not apply to a step is not in its list, nor costs it anything. In order, and why:
 
-    before  hyperparameters  a scheduler, a hand or a loaded state may have changed them since the last step
+    before  broken off       no step goes on from half a step
+            hyperparameters  a scheduler, a hand or a loaded state may have changed them since the last step
             schedule         no step at the rate or temperature of another step
             replicas         copies of one chain draw the same noise, and are compared
     around  clipping         it watches what was gathered, before anything else changes it
@@ -25,6 +26,7 @@ overflow; shards and masters refuse to be compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,7 +35,7 @@ from torch import Tensor
 
 from learned_samplers.base import prior_mean, sharding, step, validation
 from learned_samplers.base.group_keys import GROUP_OPTIONS, known_options, momentum_as_decay, refuse_unknown
-from learned_samplers.base.guards import overflow, precision, replicas, schedule, shards
+from learned_samplers.base.guards import broken_off, overflow, precision, replicas, schedule, shards
 from learned_samplers.base.guards.hyperparameters import ChangedHyperparameters
 from learned_samplers.base.guards.misuse import ClippingWatch, ReseedingWatch
 from learned_samplers.base.operations import FOREACH, IN_PLACE, as_number, is_finite
@@ -172,24 +174,31 @@ class Sampler(ResumableOptimizer):
             TypeError: a gradient is sparse.
             FloatingPointError: the closure's loss, a gradient or a parameter is not finite, or would not be after the
                 step. (Not inside ``torch.compile``, where nothing can be raised.)
-            RuntimeError: the copies of a replicated chain have drifted apart. Nothing has changed after any of these.
+            RuntimeError: the copies of a replicated chain have drifted apart, or an earlier step was broken off.
+                Nothing has changed after any of these. An update that fails in the middle (out of memory, or
+                interrupted) is not undone: `broken_off` is true from then on, and `step` and `state_dict` refuse until
+                a saved state is loaded.
         """
         for guard in self.guards_before():
             guard(self)
-        evaluation = self.evaluate(closure)
-        rule: Callable[[], None] = partial(self.advance_all, evaluation)
-        for around in reversed(self.guards_around(evaluation)):
-            rule = partial(around, self, evaluation, rule)
-        rule()
-        for group in self.param_groups:
-            group["step"] += 1
+        attempt = nullcontext() if torch.compiler.is_compiling() else broken_off.Attempt(self)
+        with attempt:
+            evaluation = self.evaluate(closure)
+            rule: Callable[[], None] = partial(self.advance_all, evaluation)
+            for around in reversed(self.guards_around(evaluation)):
+                rule = partial(around, self, evaluation, rule)
+            if isinstance(attempt, broken_off.Attempt):
+                attempt.begins_update(evaluation)
+            rule()
+            for group in self.param_groups:
+                group["step"] += 1
         return evaluation.loss
 
     def guards_before(self) -> list[Before]:
         """What may refuse the next step before anything is evaluated, in this order."""
         if torch.compiler.is_compiling():  # where nothing can be raised
             return []
-        guards: list[Before] = [self.changed_hyperparameters]
+        guards: list[Before] = [broken_off.refuse, self.changed_hyperparameters]
         if self.schedule is not None or "sampling_temperature" in self.param_groups[0]:
             guards.append(schedule.keep_step)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -353,7 +362,9 @@ class Sampler(ResumableOptimizer):
         return {"kinetic": kinetic, "configurational": virial / size if size else float("nan")}
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("generator", "schedule", "distributed", "replicated")}
+        own = {
+            name: getattr(self, name) for name in ("generator", "schedule", "distributed", "replicated", "broken_off")
+        }
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import prior_mean, sharding, validation
-from learned_samplers.base.guards import precision, shards
+from learned_samplers.base.guards import broken_off, precision, shards
 from learned_samplers.base.operations import as_number
 
 
@@ -29,6 +29,8 @@ class ResumableOptimizer(torch.optim.Optimizer):
     hyperparameters: ClassVar[tuple[str, ...]] = ()
     #: Whether this chain is held by several processes (None: not known before the first step).
     replicated: bool | None = None
+    #: Whether an update was broken off in the middle, and no state was loaded since.
+    broken_off: bool = False
     #: The device mesh that the parameters are sharded over, and within a step this process's parts of them.
     mesh: Any = None
     parts: shards.LocalParts | None = None
@@ -38,6 +40,10 @@ class ResumableOptimizer(torch.optim.Optimizer):
         if self.mesh is None:  # a copy of a sampler of sharded parameters: they know theirs
             sharded = (p for group in self.param_groups for p in group["params"] if sharding.is_sharded(p))
             self.mesh = next((p.device_mesh for p in sharded), None)
+
+    def inner_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Optimizers that a step of this one drives."""
+        return []
 
     def name_of(self, group: dict[str, Any], index: int) -> str:
         """The name of a parameter for messages: its own, or its number and shape."""
@@ -57,7 +63,11 @@ class ResumableOptimizer(torch.optim.Optimizer):
         those that the next step changes: ``copy.deepcopy`` it to go back to it later. That of sharded parameters
         holds DTensors, for ``torch.distributed.checkpoint``; all processes call it, which before the first step makes
         the state that a checkpoint is read into.
+
+        Raises:
+            RuntimeError: a step was broken off in the middle, so that there is no state to save.
         """
+        broken_off.refuse(self)
         if self.mesh is not None and not self.state:
             shards.make_state(self)
         saved = super().state_dict()
@@ -111,6 +121,7 @@ class ResumableOptimizer(torch.optim.Optimizer):
             self.generator = generator
             self.set_rng_state(noise)
             raise
+        self.broken_off = False
         self._loaded()
         before, now = (
             next((as_number(g["num_data"]) for g in each if "num_data" in g), None) for each in (groups, filled)

@@ -62,6 +62,8 @@ class Evaluation:
     groups: list[GroupInputs]
     #: Puts the generators back, where `evaluate` has drawn noise already.
     restore: Callable[[], None] | None = None
+    #: Whether an update that failed has been undone.
+    undone: bool = False
 
 
 def collect(sampler: Any) -> list[GroupInputs]:

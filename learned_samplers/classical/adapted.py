@@ -459,6 +459,9 @@ class AdaptedSGHMC(Sampler):
                 self.set_rng_state(states)
         return explorer
 
+    def inner_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [] if self.explorer is None else [self.explorer.optimizer]
+
     def bookmark(self) -> Callable[[], None]:
         explorer = self.explorer
         others = None if explorer is None else explorer.bookmark()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.operations import FOREACH, as_number, is_finite, kick, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
@@ -137,12 +138,14 @@ class HMC(Sampler):
                 for inputs in evaluation.groups:
                     inputs.prepared = [torch.where(_along(accept, p), p, start[p]) for p in inputs.params]
             finally:  # `advance` moves, nothing else
-                for p, value in start.items():
-                    p.copy_(value)
+                with putting_back(self):
+                    for p, value in start.items():
+                        p.copy_(value)
+            evaluation.loss = torch.where(accept.to(loss.device), end_loss, loss)
+            ends = {p: value for g in evaluation.groups for p, value in zip(g.params, g.prepared, strict=True)}
+            known = KnownLoss(self, evaluation.loss, ends)
             self._record(probability, accept, divergent)
-        evaluation.loss = torch.where(accept.to(loss.device), end_loss, loss)
-        ends = {p: value for g in evaluation.groups for p, value in zip(g.params, g.prepared, strict=True)}
-        self._known = KnownLoss(self, evaluation.loss, ends)
+        self._known = known
         return evaluation
 
     def _refuse_random(self, loss: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.operations import as_number, scalar_sqrt
 from learned_samplers.base.sampler import Sampler, arguments
 from learned_samplers.base.step import Evaluation, GroupInputs, as_loss, chains_of
@@ -396,9 +397,10 @@ class MCLMC(Sampler):
             turned, second = turn(turned, force, 0.5, size, axes)
             after = self._potential(end, params, axes)
         finally:
-            for p, value, gradient in zip(params, start, kept, strict=True):
-                p.copy_(value)
-                p.grad = gradient
+            with putting_back(self):
+                for p, value, gradient in zip(params, start, kept, strict=True):
+                    p.copy_(value)
+                    p.grad = gradient
         undone = self._control((after - before + first + second), size)
         moved = [torch.where(per_chain(undone, p) > 0, p, value) for p, value in zip(start, moved, strict=True)]
         turned = [torch.where(per_chain(undone, u) > 0, -u, new) for u, new in zip(direction, turned, strict=True)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.guards import precision
+from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.operations import FUNCTIONAL, Operations, scalar_sqrt
 from learned_samplers.base.prior_mean import PriorMean
 from learned_samplers.base.sampler import Sampler, arguments
@@ -188,9 +189,10 @@ class PSGLD(Sampler):
                         for sign, shifted, gradient in zip(own, probed.gradients, inputs.gradients, strict=True)
                     ]
         finally:
-            self.set_rng_state(after)
-            for p, value in zip(params, start, strict=True):
-                p.copy_(value)
-            for inputs in evaluation.groups:
-                for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
-                    p.grad = gradient
+            with putting_back(self):
+                self.set_rng_state(after)
+                for p, value in zip(params, start, strict=True):
+                    p.copy_(value)
+                for inputs in evaluation.groups:
+                    for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
+                        p.grad = gradient

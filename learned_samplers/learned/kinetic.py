@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from learned_samplers.base import validation as check
 from learned_samplers.base.group_keys import SamplerOptions
+from learned_samplers.base.guards.broken_off import putting_back
 from learned_samplers.base.guards.precision import without_autocast
 from learned_samplers.base.operations import FUNCTIONAL, as_number, scalar_sqrt
 from learned_samplers.base.sampler import arguments
@@ -371,9 +372,10 @@ class KineticL2E(LearnedSampler):
                 )
             return {p: (slope - before[p][1]) / delta for p, slope in found.items() if slope is not None}
         finally:
-            for p, (start, slope) in before.items():
-                p.copy_(start)
-                p.grad = slope
+            with putting_back(self):
+                for p, (start, slope) in before.items():
+                    p.copy_(start)
+                    p.grad = slope
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         hyper = self.hyper(group)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base import validation
-from learned_samplers.base.guards import replicas
+from learned_samplers.base.guards import broken_off, replicas
 from learned_samplers.base.guards.precision import without_autocast
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
@@ -170,22 +170,29 @@ class ParticleSampler(Sampler):
             FloatingPointError: a loss, a gradient or a direction is not finite. Nothing has changed after any of
                 these.
         """
+        broken_off.refuse(self)
         self._validate_groups()
         self._refuse_replicas()
         if closure is None:
             raise ValueError(f"{type(self).__name__}.step needs a closure that returns the losses, got None")
-        with torch.enable_grad():
-            result = closure()
-        self._new_weights = None
-        with without_autocast(self.param_groups):  # the closure alone is the user's
+        with broken_off.Attempt(self) as attempt:
             with torch.enable_grad():
-                roles = self._roles(result)
-            moves = self._moves(roles)
-            if self.must_start_apart and not self.step_count:
-                warn_of_equal(self.param_groups, roles, moves)
-            self._move(moves)
-        self._end()
-        return _detached(result)
+                result = closure()
+            self._new_weights = None
+            with without_autocast(self.param_groups):  # the closure alone is the user's
+                with torch.enable_grad():
+                    roles = self._roles(result)
+                moves = self._moves(roles)
+                if self.must_start_apart and not self.step_count:
+                    warn_of_equal(self.param_groups, roles, moves)
+                returned = _detached(result)
+                attempt.begins_update()
+                self._move(moves)
+            self._end()
+        return returned
+
+    def inner_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [] if self.base_optimizer is None else [self.base_optimizer]
 
     def _moves(self, roles: list[Role]) -> dict[Tensor, Tensor]:
         """φ of every parameter, all of them finite."""

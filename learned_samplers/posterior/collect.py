@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from learned_samplers.base import validation
+from learned_samplers.base.guards import broken_off
 from learned_samplers.base.guards.replicas import writes
 from learned_samplers.posterior import compiled
 from learned_samplers.posterior.collection import SampleCollection
@@ -371,7 +372,11 @@ class PosteriorSamples(SampleCollection):
         """Everything needed to go on collecting in another process, loadable with ``torch.load(weights_only=True)``.
 
         Holds the samples themselves, or with ``path`` only which files they are. Save it together with the sampler's.
+
+        Raises:
+            RuntimeError: a step of the sampler was broken off in the middle.
         """
+        broken_off.refuse(self._sampler)
         return {
             "settings": dict(self._settings),
             "progress": asdict(self._progress),

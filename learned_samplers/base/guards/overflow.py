@@ -39,6 +39,7 @@ def undone(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
                     sampler.state[p][name] = x
         if evaluation.restore is not None:
             evaluation.restore()
+        evaluation.undone = True
         raise
 
 

@@ -84,8 +84,11 @@ def on_masters(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
         raise
     try:
         rule()
-    finally:
-        swap_out(swapped)
+    except BaseException:  # what it has written is not taken over
+        for p, own in swapped:
+            p.data = own
+        raise
+    swap_out(swapped)
 
 
 def outside_autocast(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
@@ -113,9 +116,12 @@ def put_in_place(sampler: Any, p: Tensor) -> tuple[Tensor, Tensor]:
 
 def swap_out(swapped: list[tuple[Tensor, Tensor]]) -> None:
     """Give the parameters their own memory back, with the masters' values rounded."""
-    for p, own in swapped:
-        master = p.data
-        p.data = own
+    try:
+        masters = [p.data for p, _ in swapped]
+    finally:
+        for p, own in swapped:
+            p.data = own
+    for (p, _), master in zip(swapped, masters, strict=True):
         p.copy_(master)
 
 

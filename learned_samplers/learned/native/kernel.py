@@ -98,6 +98,7 @@ class CompiledChain:
         call, decays = Call(plain=2), named.average_decays + named.second_moment_decays
         call.averages, call.seconds = len(named.average_decays), len(named.second_moment_decays)
         call.average_weight[: len(decays)] = [1 - d for d in decays]
+        torch.autograd.graph.increment_version(averages)  # as torch does where it writes in place
         means = _means(call, (gradient, parameter), segments, starts, strides)
         self.mean_squares, self.mean_seconds = np.split(means, [2 + call.averages], -2)
 

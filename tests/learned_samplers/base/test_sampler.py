@@ -91,6 +91,31 @@ def test_groups_have_their_own_settings_and_names_and_frozen_parameters_stay(nam
 
 
 @EVERY
+@pytest.mark.parametrize("joins_at", [0, 2])
+def test_a_number_or_an_empty_tensor_may_join_at_any_step(name, joins_at):
+    """A learnable temperature moves as a tensor of shape (1,), and an empty one is no matter."""
+    chains = []
+    for shape in ((), (1,), (0, 3)):
+        torch.manual_seed(0)
+        a, late = torch.randn(4, 3, requires_grad=True), torch.ones(shape, requires_grad=True)
+        sampler = SAMPLERS[name]([a])
+
+        def closure(a=a, late=late, sampler=sampler):
+            sampler.zero_grad()
+            loss = a.square().mean() + (late.square().sum() if len(sampler.param_groups) > 1 else 0.0)
+            loss.backward()
+            return loss
+
+        for i in range(6):
+            if i == joins_at:
+                sampler.add_param_group({"params": [late]})
+            sampler.step(closure)
+        chains.append((a, late.view(-1)))
+    assert all(map(torch.equal, chains[0], chains[1]))
+    assert chains[2][0].isfinite().all()
+
+
+@EVERY
 def test_frozen_parameters_of_any_type_are_ignored(name):
     """4-bit weights under LoRA, a frozen Fourier layer: the chain is that without them, and so is a resumed one."""
     chains = []

@@ -1,0 +1,99 @@
+"""A step that fails half-way is either as if it had not been, or marks the chain, which then refuses to go on.
+
+Whatever a step's closure and its preparations raise leaves the chain where it was. The update itself works in place,
+and to undo it would take a copy of everything; so it is only noticed, by the versions that torch gives its tensors,
+whether it had begun to write when it failed (out of memory, or interrupted). If it had, weights, momenta and noise no
+longer belong together, and nothing but a saved state has the law: `Sampler.broken_off` says so until one is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+
+def refuse(sampler: Any) -> None:
+    """Raise RuntimeError where an update was broken off in the middle and no state was loaded since."""
+    if getattr(sampler, "broken_off", False):
+        raise RuntimeError(
+            f"a step of {type(sampler).__name__} was broken off in the middle, so that its weights and its state no "
+            "longer belong together: load a saved state (load_state_dict) and the weights that were saved with it"
+        )
+
+
+class Attempt:
+    """A step under way. Within it an error puts the generators back, and what the update has not written yet.
+
+    Args:
+        sampler: the one that steps; it is marked if its update had begun to write.
+    """
+
+    def __init__(self, sampler: Any):
+        self.sampler = sampler
+        self._noise = [sampler.rng_state()]
+        if sampler.generator is not None:
+            self._noise.append(sampler.global_rng_state())  # the closure's dropout draws on it
+        self._update: _BeforeUpdate | None = None
+
+    def begins_update(self, evaluation: Any = None) -> None:
+        """All that is left is the update, of this evaluation."""
+        self._update = _BeforeUpdate(self.sampler, evaluation)
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is None:
+            return
+        if self._update is not None and not self._update.restored():
+            self.sampler.broken_off = True
+        for states in self._noise:
+            self.sampler.set_rng_state(states)
+
+
+@contextmanager
+def putting_back(sampler: Any) -> Iterator[None]:
+    """For an evaluation that has moved the weights and puts them back: if that fails, the chain is marked."""
+    try:
+        yield
+    except BaseException:
+        sampler.broken_off = True
+        raise
+
+
+class _BeforeUpdate:
+    """What an update finds: no copy of a tensor, but which there are, and the version of each."""
+
+    def __init__(self, sampler: Any, evaluation: Any):
+        self.sampler, self.evaluation = sampler, evaluation
+        states = [sampler.state, *(optimizer.state for optimizer in sampler.inner_optimizers())]
+        self.states = [(state, {p: own.copy() for p, own in state.items()}) for state in states]
+        self.params = [p for group in sampler.param_groups for p in group["params"]]
+        self.versions = self._versions()
+
+    def _versions(self) -> list[int] | None:
+        """None where it cannot be known: in other processes, or of tensors made in ``torch.inference_mode``."""
+        if self.sampler.mesh is not None:
+            return None
+        known = [own for _, before in self.states for own in before.values()]
+        tensors = [x for own in known for x in own.values() if isinstance(x, Tensor)]
+        try:
+            return [x._version for x in (*self.params, *tensors)]
+        except RuntimeError:
+            return None
+
+    def restored(self) -> bool:
+        """Whether all is as it was, once state that was made or put in another's place since is taken away."""
+        if getattr(self.evaluation, "undone", False):
+            return True
+        if self.versions is None or self.versions != self._versions():
+            return False
+        for state, before in self.states:
+            state.clear()
+            state.update(before)
+        if self.evaluation is not None and self.evaluation.restore is not None:
+            self.evaluation.restore()
+        return True
