@@ -318,8 +318,9 @@ def _validate_tensors(sampler: Any, saved: dict[str, Any]) -> None:
             may_lack = not p.requires_grad or not group.get("step") or group.get("missing_gradient") == "skip"
             may_lack = may_lack or index in waiting
             if set(entry) != expected and (entry or not may_lack):
-                if set(entry) ^ expected == {precision.MASTER}:
-                    raise ValueError(_other_precision(p, parameter, index, saved["sampler"].get("dtypes")))
+                other = _other_precision(p, parameter, index, saved["sampler"].get("dtypes"))
+                if other and set(entry) ^ expected == {precision.MASTER}:
+                    raise ValueError(other)
                 raise ValueError(f"state_dict holds {sorted(entry)} for {parameter}, {own} needs {sorted(expected)}")
             for key, value in entry.items():
                 name = f"state_dict's {key} of {parameter}"
@@ -336,10 +337,12 @@ def _dtype_name(p: Tensor) -> str:
 
 
 def _other_precision(p: Tensor, parameter: str, index: int, dtypes: Any) -> str:
-    """Why a state does not fit that was saved of parameters in half precision, or of others than those."""
+    """Why a state does not fit that was saved of parameters in half precision, or of others than those; "" if not."""
     there = "float32" if p.dtype in precision.HALF else "half-precision"  # of a state that does not say
     if isinstance(dtypes, list) and index < len(dtypes):
         there = dtypes[index]
+    if there == _dtype_name(p):
+        return ""
     return (
         f"state_dict was saved from {there} parameters, and {parameter} is {_dtype_name(p)}: convert the network to "
         f"{there} before loading (forward passes in half precision are torch.autocast's), or begin a new chain"

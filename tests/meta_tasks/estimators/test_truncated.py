@@ -77,7 +77,7 @@ def by_higher(problem, rule, weights, start, seeds, steps, every, schedule):
         network=network,
         momentum_decay=hyper.momentum_decay,
         prior_precision=2.0,
-        **SCALES,
+        settings=SCALES,
     )
     streams = [generator(seed, "noise") for seed in seeds]
     sampler.noise_like = lambda p: torch.stack([torch.randn(p.shape[-1], generator=s) for s in streams]).to(p.dtype)
