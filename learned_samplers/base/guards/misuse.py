@@ -35,7 +35,8 @@ class ClippingWatch:
         gradients = [g for inputs in evaluation.groups for g in inputs.gradients]
         total = evaluation.groups[0].total_norm
         if len(gradients) > 1 and 0 < total < math.inf and total >= self.largest * (1 - _SAME):
-            self._compare(torch.linalg.vector_norm(local(gradients[0])).item() / total, total)
+            first = gradients[0] if sampler.mesh is None else local(gradients[0])
+            self._compare(torch.linalg.vector_norm(first).item() / total, total)
         rule()
 
     def _compare(self, share: float, total: float) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from learned_samplers import SGHMC, CyclicalSchedule
+from learned_samplers.base.guards import broken_off
 from tests.trace import passed
 
 
@@ -34,7 +35,7 @@ def around(sampler):
 
 def test_the_list_of_guards_is_of_those_that_apply():
     plain = sampler_of()
-    assert plain.guards_before() == [plain.changed_hyperparameters]
+    assert plain.guards_before() == [broken_off.refuse, plain.changed_hyperparameters]
     assert plain.guards_around(plain.evaluate(None)) == [plain.clipping]
     everything = sampler_of(torch.bfloat16, prior_mean="initial")
     CyclicalSchedule(everything, 10)
