@@ -39,7 +39,7 @@ def test_the_list_of_guards_is_of_those_that_apply():
     assert plain.guards_around(plain.evaluate(None)) == [plain.clipping]
     everything = sampler_of(torch.bfloat16, prior_mean="initial")
     CyclicalSchedule(everything, 10)
-    assert len(everything.guards_before()) == 2
+    assert len(everything.guards_before()) == 3
     with torch.no_grad():
         everything.param_groups[0]["params"][0].fill_(1e30)
     with torch.autocast("cpu", dtype=torch.bfloat16):
