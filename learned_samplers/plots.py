@@ -262,6 +262,6 @@ def loss_barriers(
 
 def side_by_side(count: int, *, size: tuple[float, float] = (5.5, 4.0)) -> Sequence[Axes]:
     """``count`` axes in a row of one new figure, for several of the plots above in one file."""
-    validation.whole("count", count)
+    validation.integer("count", count)
     figure = _figure((size[0] * count, size[1]))
     return list(figure.subplots(1, count, squeeze=False)[0])

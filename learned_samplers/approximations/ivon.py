@@ -162,7 +162,7 @@ class IVON(Sampler):
     ):
         defaults = arguments(locals())
         del defaults["draws"]
-        validation.whole("draws", draws)
+        validation.integer("draws", draws)
         super().__init__(params, defaults, generator=generator)
         self.draws = draws
 

@@ -35,7 +35,7 @@ def laplace_samples(model: nn.Module, laplace: Any, count: int) -> SampleCollect
     Raises:
         ValueError: the approximation is not of this network's weights, or covers neither all nor the last of them.
     """
-    validation.whole("count", count)
+    validation.integer("count", count)
     mean = laplace.mean.detach()
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     flat = torch.cat([p.detach().flatten() for p in parameters.values()])

@@ -67,9 +67,9 @@ class SWAG:
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        validation.whole("burn_in", burn_in, least=0)
-        validation.whole("thinning", thinning)
-        validation.whole("rank", rank, least=2)
+        validation.integer("burn_in", burn_in, least=0)
+        validation.integer("thinning", thinning)
+        validation.integer("rank", rank, least=2)
         self._model = model
         self._optimizer: Callable[[], Optimizer | None] = weakref.ref(optimizer)  # not kept alive, with its state
         self._params = self._trained(optimizer)

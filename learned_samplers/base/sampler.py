@@ -151,7 +151,7 @@ class Sampler(ResumableOptimizer):
         dtypes = [precision.working_dtype(group, p) for p in tensors]
         group["prior_mean"] = prior_mean.resolve(self, group["prior_mean"], tensors, dtypes)
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
-        validation.whole("step", group["step"], least=0)
+        validation.integer("step", group["step"], least=0)
         super().add_param_group(group)
         self.mesh = mesh
         if self.schedule is not None:

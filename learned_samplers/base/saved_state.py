@@ -287,7 +287,7 @@ def _validate_groups(sampler: Any, saved: dict[str, Any]) -> None:
         for key in ("lr", "num_data", "temperature", "prior_precision", "step"):
             if key in own_group and key not in group:
                 raise ValueError(f"state_dict has no {key} in a parameter group")
-        validation.whole("step in the state_dict", group.get("step", 0), least=0)
+        validation.integer("step in the state_dict", group.get("step", 0), least=0)
 
 
 def _validate_shapes(sampler: Any, shapes: Any) -> None:

@@ -62,7 +62,7 @@ def fraction(name: str, value: Any, *, open_left: bool = False, open_right: bool
         raise ValueError(f"{name} must lie in {interval}, got {value}")
 
 
-def whole(name: str, value: Any, *, least: int = 1) -> None:
+def integer(name: str, value: Any, *, least: int = 1) -> None:
     """``value`` is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")

@@ -118,9 +118,9 @@ def check_sampler(
     if not (stiffness if curvature is None else curvature):
         raise ValueError("stiffness or curvature must have at least one value")
     if without_replacement is not None:
-        validation.whole("without_replacement", without_replacement, least=2)
+        validation.integer("without_replacement", without_replacement, least=2)
     if steps is not None:
-        validation.whole("steps", steps)
+        validation.integer("steps", steps)
     probe = factory([torch.zeros(1, requires_grad=True)])
     if not isinstance(probe, torch.optim.Optimizer):
         raise TypeError(f"factory must return an optimizer, got {type(probe).__name__}")
@@ -195,10 +195,10 @@ def check_sampler(
 
 def _shape(coordinates: Any) -> tuple[int, ...]:
     if not isinstance(coordinates, Sequence) or isinstance(coordinates, str):
-        validation.whole("coordinates", coordinates, least=2)
+        validation.integer("coordinates", coordinates, least=2)
         return (int(coordinates),)
     for length in coordinates:
-        validation.whole("coordinates", length)
+        validation.integer("coordinates", length)
     if math.prod(coordinates) < 2:
         raise ValueError(f"coordinates must be the shape of at least two, got {coordinates!r}")
     return tuple(coordinates)

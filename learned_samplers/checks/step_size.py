@@ -123,11 +123,11 @@ def suggest_lr(
         FloatingPointError: the loss or its derivatives are not finite.
     """
     validation.positive("allowed_bias", allowed_bias)
-    validation.whole("iterations", iterations)
-    validation.whole("chunk_size", chunk_size)
+    validation.integer("iterations", iterations)
+    validation.integer("chunk_size", chunk_size)
     inputs, targets = validation.inputs_and_targets(data)
     if batch_size is not None:
-        validation.whole("batch_size", batch_size)
+        validation.integer("batch_size", batch_size)
     if allowed_heat is not None:
         validation.positive("allowed_heat", allowed_heat)
         if batch_size is None:

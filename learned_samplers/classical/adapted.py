@@ -190,7 +190,7 @@ class AdaptedSGHMC(Sampler):
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
         validation.momentum(group)
-        validation.whole("warmup_steps", group["warmup_steps"], least=0 if self.warmup is None else 1)
+        validation.integer("warmup_steps", group["warmup_steps"], least=0 if self.warmup is None else 1)
         validation.fraction("settling_share", group["settling_share"], open_right=True)
         if group["warmup_temperature"] is not None:
             validation.non_negative("warmup_temperature", group["warmup_temperature"])
@@ -200,7 +200,7 @@ class AdaptedSGHMC(Sampler):
         validation.one_of("mass", group["mass"], MASSES)
         length = group["cycle_length"]
         if length is not None:
-            validation.whole("cycle_length", length)
+            validation.integer("cycle_length", length)
             if length <= group["warmup_steps"]:
                 raise ValueError(
                     f"cycle_length {length} leaves no step to sample in after warmup_steps={group['warmup_steps']}"
@@ -414,7 +414,8 @@ class AdaptedSGHMC(Sampler):
     # ---------------------------------------------------------------- saving and resuming
 
     def saved_names(self, group: dict[str, Any], p: Tensor) -> tuple[str, ...]:
-        validation.whole("warmup_steps", group["warmup_steps"], least=0)  # of a saved state; the rest is checked later
+        # Of a saved state; the rest is checked later.
+        validation.integer("warmup_steps", group["warmup_steps"], least=0)
         validation.fraction("settling_share", group["settling_share"], open_right=True)
         names = super().saved_names(group, p)
         if self.warmup is not None and 0 < self._done(group) <= self._exploration(group):

@@ -39,7 +39,7 @@ def cycle_of(count: int, cycle_length: int) -> int:
 
 
 def _validate_schedule(cycle_length: Any, exploration_ratio: Any) -> None:
-    validation.whole("cycle_length", cycle_length)
+    validation.integer("cycle_length", cycle_length)
     validation.fraction("exploration_ratio", exploration_ratio, open_right=True)
     if not cyclical_phase(cycle_length, cycle_length, exploration_ratio)[1]:
         raise ValueError(

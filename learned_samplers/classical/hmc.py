@@ -101,9 +101,9 @@ class HMC(Sampler):
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
         validation.positive("temperature", group["temperature"])
-        validation.whole("leapfrog_steps", group["leapfrog_steps"])
+        validation.integer("leapfrog_steps", group["leapfrog_steps"])
         validation.fraction("step_jitter", group["step_jitter"], open_right=True)
-        validation.whole("adapt_steps", group["adapt_steps"], least=0)
+        validation.integer("adapt_steps", group["adapt_steps"], least=0)
         validation.fraction("target_acceptance", group["target_acceptance"], open_left=True, open_right=True)
         whole_trajectory = ("leapfrog_steps", "adapt_steps", "step_jitter", "target_acceptance")
         validation.same_in_all_groups(self, group, ("num_data", "temperature", "prior_precision", *whole_trajectory))

@@ -122,7 +122,7 @@ def chainwise_rhat(draws: Any, num_splits: int = 2, *, rank_normalize: bool = Tr
     Returns:
         An array (chain, ...).
     """
-    validation.whole("num_splits", num_splits, least=2)
+    validation.integer("num_splits", num_splits, least=2)
     values = _as_draws(draws)
     _require_draws(values, MINIMUM_DRAWS * num_splits)
     length = values.shape[1] // num_splits

@@ -90,7 +90,7 @@ def loss_lines(
     Raises:
         TypeError, ValueError: an argument that cannot be used, or a loss that is not finite.
     """
-    validation.whole("num_points", num_points, least=3)
+    validation.integer("num_points", num_points, least=3)
     count = len(samples)
     if isinstance(pairs, str):
         validation.one_of("pairs", pairs, ("consecutive", "all"))
@@ -167,7 +167,7 @@ def loss_plane(
     Raises:
         TypeError, ValueError: an argument that cannot be used, three samples on one line, or a loss that is not finite.
     """
-    validation.whole("num_points", num_points, least=3)
+    validation.integer("num_points", num_points, least=3)
     validation.non_negative("margin", margin)
     states = [dict(samples[k]) for k in range(len(samples))]
     if len(states) != 3:

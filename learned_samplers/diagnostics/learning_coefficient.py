@@ -133,9 +133,9 @@ def local_learning_coefficient(
     validation.positive("temperature", t)
     validation.positive("localization", localization)
     for name, value, least in (("num_chains", num_chains, 1), ("burn_in", burn_in, 0), ("steps", steps, 1)):
-        validation.whole(name, value, least=least)
+        validation.integer(name, value, least=least)
     size = len(inputs) if batch_size is None else batch_size
-    validation.whole("batch_size", size)
+    validation.integer("batch_size", size)
     size = min(size, len(inputs))
     settings: dict[str, Any] = {"num_data": n, "temperature": t, "prior_precision": localization * t}
     make: Callable[..., Sampler] = sampler

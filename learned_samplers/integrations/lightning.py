@@ -43,7 +43,7 @@ class CollectPosterior(Callback):
         self, *, optimizer: int = 0, network: str | None = None, missing: str = "refuse", **options: Any
     ) -> None:
         super().__init__()
-        validation.whole("optimizer", optimizer, least=0)
+        validation.integer("optimizer", optimizer, least=0)
         self.missing = validate_missing(missing)
         self.optimizer, self.network, self.options = optimizer, network, options
         #: What is collected; None before training begins.

@@ -86,7 +86,7 @@ class ChainLog:
     def __init__(self, sampler: Sampler, writer: Any, *, every: int = 100) -> None:
         if not isinstance(sampler, Sampler):
             raise TypeError(f"sampler must be a Sampler, got {type(sampler).__name__}")
-        validation.whole("every", every)
+        validation.integer("every", every)
         self.writer, self.every = writer, every
         self._rates: dict[str, float] = {}
         self._handles = [

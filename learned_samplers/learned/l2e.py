@@ -102,7 +102,7 @@ class L2ESettings(LearnedSettings):
         None, check.positive, optional=True, doc="τ in steps: outputs are divided by √(1 + t/τ) after t updates."
     )
     total_steps: int | None = setting(
-        None, check.whole, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
+        None, check.integer, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
     )
     averages_dtype: str = choice("float32", "float32", "bfloat16", in_card=False)
     noise_multiplier: float | None = setting(

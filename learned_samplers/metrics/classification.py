@@ -51,7 +51,7 @@ def ece(probs: Any, labels: Any, num_bins: int = 15) -> float:
     """
     classification = require("torchmetrics.functional.classification", "metrics")
     p = probabilities("probs", probs)
-    validation.whole("num_bins", num_bins)
+    validation.integer("num_bins", num_bins)
     target = class_labels(labels, p)
     # torchmetrics gives a confidence of exactly 1 a bin of its own, and takes anything above 1 for logits. The largest
     # float32 below 1 belongs to the last bin, as the definition has it.
@@ -71,7 +71,7 @@ class CalibrationBins(NamedTuple):
 def calibration_bins(probs: Any, labels: Any, num_bins: int = 15) -> CalibrationBins:
     """The bins that :func:`ece` sums over, for a reliability diagram."""
     p = probabilities("probs", probs)
-    validation.whole("num_bins", num_bins)
+    validation.integer("num_bins", num_bins)
     target = class_labels(labels, p)
     confidence, predicted = p.max(1)
     edges = torch.linspace(0, 1, num_bins + 1, device=p.device)

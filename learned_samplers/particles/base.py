@@ -113,7 +113,7 @@ class ParticleSampler(Sampler):
         validation.one_of("shared", group["shared"], (None, True, False))
         task, shared = group["task"], group["shared"]
         if task is not None:
-            validation.whole("task", task, least=0)
+            validation.integer("task", task, least=0)
             if shared:
                 raise ValueError(f"a parameter group is shared or belongs to a task, got shared=True and task={task}")
             if not self.several_targets:

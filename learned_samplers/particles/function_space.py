@@ -25,7 +25,7 @@ def measurement_set(
     Raises:
         ValueError, TypeError: ``count`` is negative or no integer, ``scale`` is negative.
     """
-    validation.whole("count", count, least=0)
+    validation.integer("count", count, least=0)
     validation.non_negative("scale", scale)
     device = inputs.device if generator is None else generator.device
     chosen = torch.randint(len(inputs), (count,), generator=generator, device=device).to(inputs.device)
@@ -97,8 +97,8 @@ class FittedPrior:
         floor: float = 1e-3,
         generator: torch.Generator | None = None,
     ):
-        validation.whole("num_draws", num_draws, least=2)
-        validation.whole("num_inputs", num_inputs)
+        validation.integer("num_draws", num_draws, least=2)
+        validation.integer("num_inputs", num_inputs)
         validation.positive("floor", floor)
         self.draws, self.num_draws, self.num_inputs, self.floor = draws, num_draws, num_inputs, floor
         self.generator = generator

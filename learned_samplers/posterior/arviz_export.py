@@ -64,7 +64,7 @@ def to_arviz(
     sizes = [int(np.prod(shapes[name], dtype=np.int64)) for name in names]
     total = sum(sizes)
     if max_parameters is not None:
-        validation.whole("max_parameters", max_parameters)
+        validation.integer("max_parameters", max_parameters)
     count = total if max_parameters is None else min(total, max_parameters)
     chosen = (np.arange(count) * total) // count
     starts = np.concatenate([[0], np.cumsum(sizes)])

@@ -128,10 +128,10 @@ class PosteriorSamples(SampleCollection):
         sampler = unwrapped(sampler)
         if not isinstance(sampler, Optimizer):
             raise TypeError(f"sampler must be a torch.optim.Optimizer, got {type(sampler).__name__}")
-        validation.whole("burn_in", burn_in, least=0)
-        validation.whole("thinning", thinning)
+        validation.integer("burn_in", burn_in, least=0)
+        validation.integer("thinning", thinning)
         if max_samples is not None:
-            validation.whole("max_samples", max_samples)
+            validation.integer("max_samples", max_samples)
         self.burn_in, self.thinning, self.max_samples = burn_in, thinning, max_samples
         self.dtype = validate_dtype(dtype)
         self.device, self.path = torch.device(device), None if path is None else Path(path)

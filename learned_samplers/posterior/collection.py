@@ -329,7 +329,7 @@ def drawn_samples(
     model: nn.Module, sampled_params: Callable[[], AbstractContextManager[Any]], count: int, buffers: str
 ) -> tuple[MemoryStore, dict[str, Any]]:
     """The store and the settings of a collection of draws; see `SampleCollection.from_draws`."""
-    validation.whole("count", count)
+    validation.integer("count", count)
     if not callable(sampled_params):
         raise TypeError(f"sampled_params must be a function that gives a context, got {type(sampled_params).__name__}")
     validate_policy(model, buffers)

@@ -365,9 +365,9 @@ class Predictive:
         keywords: dict[str, Any] = {"batch_size": 256, "sample_chunk": 8, "vectorize": None, "targets": None}
         keywords = {name: options.get(name, default) for name, default in keywords.items()}
         if count is not None:
-            validation.whole("num_samples", count)
-        validation.whole("batch_size", keywords["batch_size"])
-        validation.whole("sample_chunk", keywords["sample_chunk"])
+            validation.integer("num_samples", count)
+        validation.integer("batch_size", keywords["batch_size"])
+        validation.integer("sample_chunk", keywords["sample_chunk"])
         if count is not None and count > len(self):
             raise ValueError(f"num_samples must be at most the {len(self)} samples held, got {count}")
         return _output_format(options), keywords
@@ -392,7 +392,7 @@ class Predictive:
         """
         if self._settings["buffers"] != "reestimate":
             raise ValueError(f"reestimate_buffers needs buffers='reestimate', got {self._settings['buffers']!r}")
-        validation.whole("batch_size", batch_size)
+        validation.integer("batch_size", batch_size)
         if not statistics_to_compute(self.model, self._fixed()):
             warnings.warn(
                 "every normalisation layer was in evaluation mode when the samples were collected, and keeps the "

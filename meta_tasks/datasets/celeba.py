@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learned_samplers.base.validation import whole
+from learned_samplers.base.validation import integer
 from meta_tasks.datasets.files import MOST_BYTES, data_root, decoded, find, missing
 from meta_tasks.datasets.images import MultiTaskData, resize
 
@@ -56,11 +56,11 @@ def load_celeba(
         FileNotFoundError: a file or an image is missing; says which.
         ValueError, TypeError: an unknown attribute, a damaged file, or an argument out of range or of a wrong type.
     """
-    whole("size", size)
+    integer("size", size)
     limits = {"limit": limit, "limit_validation": limit_validation, "limit_test": limit_test}
     for argument, value in limits.items():
         if value is not None:
-            whole(argument, value)
+            integer(argument, value)
     names = (attributes,) if isinstance(attributes, str) else tuple(attributes)
     if not names or len(set(names)) < len(names):
         raise ValueError(f"attributes must be names, each once, got {names}")

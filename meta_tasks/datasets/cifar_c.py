@@ -70,7 +70,7 @@ def load_corrupted(
     validation.one_of("corruption", corruption, (*CORRUPTIONS, *EXTRA_CORRUPTIONS))
     validation.one_of("severity", severity, SEVERITIES)
     if size is not None:
-        validation.whole("size", size)
+        validation.integer("size", size)
     images, labels = (_file(name, stem, root) for stem in (corruption, "labels"))
     classes = _SOURCES[name].num_classes
     x, y = read_npy(images, mapped=True), read_npy(labels)

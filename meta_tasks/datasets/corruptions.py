@@ -314,8 +314,8 @@ def corrupt(images: Tensor, corruption: str, severity: int, *, seed: int = 0) ->
         TypeError, ValueError: an argument that cannot be used, by name and value.
     """
     validation.one_of("corruption", corruption, RECREATED)
-    validation.whole("severity", severity)
-    validation.whole("seed", seed, least=0)
+    validation.integer("severity", severity)
+    validation.integer("seed", seed, least=0)
     if severity > LARGEST_SEVERITY:
         raise ValueError(f"severity must be at most {LARGEST_SEVERITY}, got {severity}")
     if not images.is_floating_point():

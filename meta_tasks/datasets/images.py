@@ -266,7 +266,7 @@ def limited(part: Examples, limit: int | None, seed: int, name: str) -> Examples
     """
     if limit is None:
         return part
-    checks.whole("limit", limit)
+    checks.integer("limit", limit)
     x, y = part
     if limit > len(y):
         raise ValueError(f"limit={limit} exceeds the {len(y)} training examples of {name}")

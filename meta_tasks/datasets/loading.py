@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from learned_samplers.base.validation import whole
+from learned_samplers.base.validation import integer
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.images import Examples, ImageData, RawSplits, held_out, limited, scale_images
 from meta_tasks.datasets.npz import medmnist_flags, medmnist_info, read_medmnist, read_splits
@@ -138,7 +138,7 @@ def load(
     """
     check_name(name)
     if size is not None:
-        whole("size", size)
+        integer("size", size)
     raw, train, val = _read(Request(name, data_root(root), download, size, grayscale), validation, seed)
 
     def finish(split: Examples) -> Examples:

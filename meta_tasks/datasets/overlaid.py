@@ -11,7 +11,7 @@ import os
 import torch
 from torch import Tensor
 
-from learned_samplers.base.validation import one_of, whole
+from learned_samplers.base.validation import integer, one_of
 from meta_tasks.datasets.files import data_root
 from meta_tasks.datasets.images import CHUNK, SPLITS, Examples, MultiTaskData, RawSplits, resize
 from meta_tasks.datasets.torchvision_sets import read_idx_family
@@ -64,13 +64,13 @@ def load_overlaid(
         ValueError, TypeError: an unknown name, or an argument out of range or of a wrong type.
     """
     one_of("name", name, OVERLAID)
-    whole("size", size)
-    whole("validation", validation, least=0)
-    whole("partners", partners)
+    integer("size", size)
+    integer("validation", validation, least=0)
+    integer("partners", partners)
     limits = {"limit": limit, "limit_validation": limit_validation, "limit_test": limit_test}
     for argument, value in limits.items():
         if value is not None:
-            whole(argument, value)
+            integer(argument, value)
     folder = data_root(root)
     read = {source: read_idx_family(source, folder, download) for source in dict.fromkeys(OVERLAID[name])}
     first, second = (read[source] for source in OVERLAID[name])

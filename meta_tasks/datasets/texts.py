@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learned_samplers.base.validation import one_of, whole
+from learned_samplers.base.validation import integer, one_of
 from meta_tasks.datasets.arrays import ArrayData
 from meta_tasks.datasets.files import data_root, missing, most_unpacked, read_npz
 from meta_tasks.datasets.images import SPLITS, Examples, held_out, limited
@@ -148,7 +148,7 @@ def load_text(
     one_of("name", name, READERS)
     for argument, value, least in (("length", length, 1), ("vocabulary", vocabulary, 3)):
         if value is not None:
-            whole(argument, value, least=least)
+            integer(argument, value, least=least)
     raw = READERS[name](data_root(root))
     words = (*SPECIAL, *raw.words)
     if vocabulary is not None and vocabulary > len(words):

@@ -88,8 +88,8 @@ class EvolutionStrategies(Estimator):
         shaping: Shaping | None = None,
     ) -> None:
         validation.positive("sigma", sigma)
-        validation.whole("pairs", pairs)
-        validation.whole("pairs_per_task", pairs_per_task)
+        validation.integer("pairs", pairs)
+        validation.integer("pairs_per_task", pairs_per_task)
         if pairs < 1 or pairs_per_task < 1 or pairs % pairs_per_task:
             raise ValueError(f"pairs must be a positive multiple of pairs_per_task={pairs_per_task}, got {pairs}")
         self.sigma, self.pairs, self.pairs_per_task, self.horizon = sigma, pairs, pairs_per_task, horizon

@@ -64,7 +64,7 @@ class TruncatedBackpropagation(Estimator):
     ) -> None:
         SteinKL(ridge, in_chain)  # says what is wrong with them
         for name, value, least in (("chains", chains, 1), ("slots", slots, 1), ("replay", replay, 0)):
-            validation.whole(name, value, least=least)
+            validation.integer(name, value, least=least)
         if window < 1 or window > horizon.shortest:
             raise ValueError(f"window must lie in [1, {horizon.shortest}], the shortest horizon, got {window}")
         if not 1 <= every <= window:

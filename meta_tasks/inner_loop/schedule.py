@@ -62,9 +62,9 @@ class Schedule:
         return replace(one, steps=length * cycles, cycle_length=length)
 
     def __post_init__(self) -> None:
-        validation.whole("steps", self.steps)
-        validation.whole("burn_in", self.burn_in, least=0)
-        validation.whole("thinning", self.thinning)
+        validation.integer("steps", self.steps)
+        validation.integer("burn_in", self.burn_in, least=0)
+        validation.integer("thinning", self.thinning)
         if self.burn_in >= self.steps:
             raise ValueError(f"burn_in={self.burn_in} leaves nothing of the {self.steps} steps to collect from")
         if self.thinning > self.steps - self.burn_in:
@@ -107,7 +107,7 @@ class Horizon:
 
     def __post_init__(self) -> None:
         for name in ("shortest", "longest", "samples"):
-            validation.whole(name, getattr(self, name))
+            validation.integer(name, getattr(self, name))
         if self.longest < self.shortest:
             raise ValueError(f"horizon: longest={self.longest} is less than shortest={self.shortest}")
         validation.fraction("burn_in", self.burn_in, open_right=True)

@@ -55,7 +55,7 @@ class VisionTransformer(nn.Module):
 def check_attention(width: int, heads: int, depth: int) -> None:
     """Raise TypeError or ValueError for sizes of which no encoder can be made."""
     for name, value in (("width", width), ("heads", heads), ("depth", depth)):
-        validation.whole(name, value)
+        validation.integer(name, value)
     if width % heads:
         raise ValueError(f"width must be a multiple of heads={heads}, got {width}")
 
@@ -66,7 +66,7 @@ def vit(
     """Small vision transformer: patches of `patch`×`patch` pixels (what is left over at the right and below is not
     seen), `depth` layers of attention with `heads` heads on vectors of `width`, learned positions, the mean over the
     patches and a linear read-out; no dropout. Images of one patch or more."""
-    validation.whole("patch", patch)
+    validation.integer("patch", patch)
     check_attention(width, heads, depth)
     check_size("vit", input_shape, patch)
     return VisionTransformer(input_shape, num_classes, patch, width, heads, depth)

@@ -32,7 +32,7 @@ def called(builders: Builders, name: str) -> Callable[..., nn.Module]:
 
 def check_call(name: str, builder: Callable[..., nn.Module], num_classes: int, options: Mapping[str, object]) -> None:
     """Refuse fewer than two classes, and options that the builder does not have (ValueError, TypeError)."""
-    validation.whole("num_classes", num_classes, least=2)
+    validation.integer("num_classes", num_classes, least=2)
     known = [p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
     if unknown := [option for option in options if option not in known]:
         raise TypeError(f"{name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'none'}")

@@ -52,8 +52,8 @@ def cnn(
     """Convolutional network of the L2E task family: `depth` 3×3 convolutions with `channels` channels and ReLU, a 2×2
     max-pool, a linear layer of 20 and the read-out; `residual` adds a 1×1 shortcut from the image and drops the layer
     of 20. Images of 2×2 pixels or more."""
-    validation.whole("channels", channels)
-    validation.whole("depth", depth)
+    validation.integer("channels", channels)
+    validation.integer("depth", depth)
     if not isinstance(residual, bool):
         raise TypeError(f"residual must be True or False, got {residual!r}")
     check_size("cnn", input_shape, 2)
@@ -76,7 +76,7 @@ def gong_cnn(input_shape: InputShape, num_classes: int, *, channels: int = 16, a
     """Convolutional network of Meta-SGMCMC's CIFAR-10 experiments: twice a 3×3 convolution of `channels` channels
     without padding, `activation` (relu, tanh, sigmoid, silu, gelu) and a 2×2 max-pool, then linear layers of 100 and
     the read-out. Images of 10×10 pixels or more."""
-    validation.whole("channels", channels)
+    validation.integer("channels", channels)
     validation.one_of("activation", activation, ACTIVATIONS)
     check_size("gong_cnn", input_shape, 10)
     in_channels, height, width = input_shape

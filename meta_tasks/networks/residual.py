@@ -116,7 +116,7 @@ def resnet(
     channels and pixels), `activation` (relu, tanh, sigmoid, silu, gelu), `width` channels in the first stage,
     2·width and 4·width in the next two. Images of 8×8 pixels or more."""
     validation.one_of("depth", depth, DEPTHS)
-    validation.whole("width", width)
+    validation.integer("width", width)
     validation.one_of("norm", norm, NORMS)
     validation.one_of("activation", activation, ACTIVATIONS)
     check_size("resnet", input_shape, 8)
@@ -128,7 +128,7 @@ def resnet20_frn(input_shape: InputShape, num_classes: int, *, width: int = 16) 
     2·width and 4·width in the next two. Images of 8×8 pixels or more.
 
     The network of Izmailov et al. (2021), "What are Bayesian neural network posteriors really like?": 65 tensors."""
-    validation.whole("width", width)
+    validation.integer("width", width)
     check_size("resnet20_frn", input_shape, 8)
     return resnet(input_shape, num_classes, depth=20, width=width)
 
@@ -138,7 +138,7 @@ def resnet_frn(
 ) -> nn.Module:
     """A shallow kin of `resnet20_frn`: as many residual blocks in each stage as `blocks` says, `width` channels in the
     first stage and twice as many in each further one. Images of 2^(stages) pixels a side or more."""
-    validation.whole("width", width)
+    validation.integer("width", width)
     if isinstance(blocks, int | str) or not blocks or not all(is_count(count) for count in blocks):
         raise ValueError(f"blocks must be a sequence of positive integers, at least one, got {blocks!r}")
     check_size("resnet_frn", input_shape, 2 ** len(blocks))

@@ -67,7 +67,7 @@ def cnn_lstm(
 
     With the sizes given here it is the network of Wenzel et al. (2020) and Izmailov et al. (2021) for IMDB."""
     for name, value in (("width", width), ("kernel", kernel), ("pool", pool)):
-        validation.whole(name, value)
+        validation.integer(name, value)
     if length < kernel + pool - 1:
         raise ValueError(f"length={length} is too short for cnn_lstm, which needs {kernel + pool - 1} words or more")
     return ConvolutionLSTM(vocabulary, num_classes, width, max(1, width // 2), kernel, pool)
@@ -105,7 +105,7 @@ def build_text(name: str, vocabulary: int, length: int, num_classes: int, **opti
         TypeError: an option that the network does not have.
     """
     builder = called(_BUILDERS, name)
-    validation.whole("vocabulary", vocabulary, least=2)
-    validation.whole("length", length)
+    validation.integer("vocabulary", vocabulary, least=2)
+    validation.integer("length", length)
     check_call(name, builder, num_classes, options)
     return builder(vocabulary, length, num_classes, **options)

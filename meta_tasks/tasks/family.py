@@ -109,7 +109,7 @@ class ImageTaskFamily:
         for decay in self.momentum_decays:
             validation.fraction("momentum_decays", decay, open_left=True)
         for size in self.batch_sizes:
-            validation.whole("batch_sizes", size)
+            validation.integer("batch_sizes", size)
         for name in ("label_subset_share", "small_data_share"):
             validation.fraction(name, getattr(self, name))
         if self.labels is not None and (len(set(self.labels)) < len(self.labels) or len(self.labels) < 2):

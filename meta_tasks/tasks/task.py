@@ -81,9 +81,9 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "validation_size"):
-            validation.whole(name, getattr(self, name))
+            validation.integer(name, getattr(self, name))
         if self.num_data is not None:
-            validation.whole("num_data", self.num_data)
+            validation.integer("num_data", self.num_data)
         validation.one_of("split", self.split, ("val", "test"))
         validation.positive("lr", self.lr)
         for name in ("temperature", "prior_precision", "weight_scale_spread"):

@@ -30,7 +30,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-        validation.whole("keep", keep)
+        validation.integer("keep", keep)
         self.folder, self.keep = Path(folder), keep
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock: FolderLock | None = None

@@ -67,7 +67,7 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         objective_named(self.objective)
-        validation.whole("iterations", self.iterations)
+        validation.integer("iterations", self.iterations)
         validation.positive("learning_rate", self.learning_rate)
         if self.max_gradient_norm is not None:
             validation.positive("max_gradient_norm", self.max_gradient_norm)
@@ -76,8 +76,8 @@ class TrainerSettings:
         for name in ("beta1", "beta2"):
             validation.fraction(name, getattr(self, name), open_right=True)
         for name in ("evaluate_every", "figures_every", "patience", "seed"):
-            validation.whole(name, getattr(self, name), least=0)
-        validation.whole("keep_checkpoints", self.keep_checkpoints)
+            validation.integer(name, getattr(self, name), least=0)
+        validation.integer("keep_checkpoints", self.keep_checkpoints)
 
     @property
     def outer_loop(self) -> dict[str, Any]:

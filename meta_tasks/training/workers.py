@@ -122,7 +122,7 @@ class ProcessExecutor(Executor):
     """
 
     def __init__(self, evaluator: Evaluator, workers: int) -> None:
-        validation.whole("workers", workers)
+        validation.integer("workers", workers)
         # A fresh interpreter: a fork after the parent has used its threads can hang.
         context = torch.multiprocessing.get_context("spawn")
         self._connections, self._processes = [], []
