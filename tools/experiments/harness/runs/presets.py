@@ -23,10 +23,14 @@ _RESNET_PROXY: dict[str, Any] = _CIFAR16 | {"model": "resnet20_frn", "width": 8}
 
 
 def _full(epochs: int, minibatches: int, **changes: Any) -> tuple[Settings, tuple[int, ...]]:
-    """The L2E paper's runs (Tables 13 and 14): 100 epochs of burn-in, then a sample every 50, 100 of them."""
+    """The L2E paper's runs (Tables 12 to 14): 100 epochs of burn-in, then 100 samples, one every 50 epochs (on
+    Tiny-ImageNet ten in 1,000 epochs); a cyclical sampler gives one a cycle, an ensemble has as many members."""
     own: dict[str, Any] = dict(model="resnet20_frn", batch_size=128, prior_precision=20.0)
-    own |= _POSTERIOR | dict(burn_in=100 / epochs, num_samples=100)
-    return Settings(**own | changes), (epochs * minibatches,)
+    own |= _POSTERIOR | dict(burn_in=100 / epochs, num_samples=100) | changes
+    samples = own["num_samples"]
+    burn_in_cycles = 100 * samples // (epochs - 100)
+    own |= dict(cycles=burn_in_cycles + samples, burn_in_cycles=burn_in_cycles, ensemble_size=samples)
+    return Settings(**own), (epochs * minibatches,)
 
 
 #: Settings, and budgets in minibatch gradients. The prior's precision λ is that of a weight decay λ/N near 5e-4, as in

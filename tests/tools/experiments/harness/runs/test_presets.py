@@ -51,7 +51,9 @@ def test_a_full_preset_has_the_papers_epochs_and_samples(name):
     per_epoch = settings.steps_per_epoch(SOURCES[settings.dataset][0])
     assert settings.batch_size == 128
     assert budget == (burn_in + between * samples) * per_epoch
-    assert settings.num_samples == samples
+    assert settings.num_samples == settings.ensemble_size == samples
+    assert settings.cycles * between == burn_in + between * samples
+    assert settings.burn_in_cycles * between == burn_in
     assert settings.burn_in * budget == pytest.approx(burn_in * per_epoch)
     assert settings.prior_precision / SOURCES[settings.dataset][0] == pytest.approx(5e-4, rel=0.03)
 
