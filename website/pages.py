@@ -90,7 +90,7 @@ def sampler_page(name: str) -> str:
     shown = f"    options:\n      heading: {title}\n      toc_label: {title}\n      filters: {filters}"
     parts = [
         f"# {name}",
-        "When to take it: [which sampler](../which_sampler.md). T, N, λ and lr: [conventions](../conventions.md).",
+        "When to take it: [which sampler](../which_sampler.md). T, N, λ and lr: [concepts](../concepts.md).",
         f"::: {sampler.__module__}.{name}\n{shown}\n",
     ]
     if (FIGURES / f"{name}_light.png").exists():

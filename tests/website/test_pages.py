@@ -51,7 +51,7 @@ def test_a_docstring_without_a_source_is_refused(monkeypatch):
 
 def test_links_lead_to_the_pages_of_the_site():
     assert pages.page_links("[a](../README.md#b) [c](start.md)", "results.md") == "[a](index.md#b) [c](start.md)"
-    assert pages.page_links("[a](../../CHANGELOG.md)", "how-to/data.md") == "[a](../changelog.md)"
+    assert pages.page_links("[a](../../CHANGELOG.md)", "how-to/tools.md") == "[a](../changelog.md)"
     untouched = "[e](https://x.y/README.md)\n```text\n[f](../README.md)\n```\n"
     assert pages.page_links(untouched, "results.md") == untouched  # code is left alone
 

@@ -51,7 +51,7 @@ class ClippingWatch:
             warnings.warn(
                 f"the gradients had the total norm {self.largest:g} in {PATIENCE} steps and never a larger one: they "
                 "seem to be clipped. Clipping makes the posterior wider without bound (see "
-                "docs/how-to/gradient_clipping.md); in the Hugging Face Trainer write max_grad_norm=0",
+                "docs/how-to/torch_habits.md#gradient-clipping); in the Hugging Face Trainer write max_grad_norm=0",
                 stacklevel=6,
             )
 
