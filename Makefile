@@ -13,8 +13,8 @@ install = if $(PY) -m pip --version >/dev/null 2>&1; then $(PY) -m pip install -
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
 
-demo: $(READY)   ## sample a convolutional network's posterior on real handwritten digits (one to five minutes)
-	$(PY) tools/sample.py
+demo: $(READY)   ## what does a network not know? SGD and samplers on known and new digits (two minutes)
+	$(PY) tools/demo.py
 
 test: $(READY)   ## run the whole test suite (no network, no GPU needed)
 	$(PY) -m pytest -q -n auto

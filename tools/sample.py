@@ -1,6 +1,6 @@
 """Sample the posterior of a network on real images, beside ordinary training with the same budget.
 
-    python tools/sample.py                                              # the demo: handwritten digits, a minute
+    python tools/sample.py                                              # handwritten digits, a minute
     python tools/sample.py --dataset fashion_mnist --data ~/data --sampler SGD SGHMC --epochs 50 --tune
 
 Every method gets the same number of gradient evaluations. With --chains 4 it runs four chains of each and averages over
