@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 #: A tensor or array (N, ...), a tuple or a dictionary of them, or a DataLoader.
 Inputs = Any
@@ -37,16 +37,19 @@ class Batch(NamedTuple):
         """Its first examples."""
         return self.rows(slice(count))
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of its arguments."""
+        return (*self.args, *self.kwargs.values())
+
     def rows(self, chosen: slice) -> Batch:
         """Some of its examples."""
         kwargs = {name: tensor[chosen] for name, tensor in self.kwargs.items()}
         return Batch(tuple(tensor[chosen] for tensor in self.args), kwargs, len(range(self.length)[chosen]))
 
 
-def batches_of(
-    x: Inputs, batch_size: int, dtype: torch.dtype | None = None, *, targets: bool | None = None, second: str = ""
-) -> Iterator[Batch]:
-    """Yield a network's inputs in batches, in their own order; those of a loader are read as they are taken.
+class Batches:
+    """A network's inputs in batches, in their own order; those of a loader are read as they are taken.
 
     Args:
         x: a tensor or a NumPy array; a tuple of them (positional arguments of the network); a dictionary of them
@@ -58,22 +61,52 @@ def batches_of(
         second: the network's second input, if it has one; with ``targets=None`` its values may be taken for targets,
             which gets a warning.
 
+    Attributes:
+        length: the number of examples; of a loader what is expected, 0 where it does not say.
+        read: whether they come from a loader, so that each takes memory of its own.
+
     Raises:
         TypeError, ValueError: another type, no example, different numbers of examples, or a loader that shuffles.
     """
-    if isinstance(x, DataLoader):
-        if _shuffles(x):
-            raise ValueError("x shuffles, so that predictions could not be matched to examples: use shuffle=False")
+
+    def __init__(
+        self,
+        x: Inputs,
+        batch_size: int,
+        dtype: torch.dtype | None = None,
+        *,
+        targets: bool | None = None,
+        second: str = "",
+    ) -> None:
+        self.read = isinstance(x, DataLoader)
+        self._x, self._size, self._dtype, self._targets, self._second = x, batch_size, dtype, targets, second
+        if self.read:
+            if _shuffles(x):
+                raise ValueError("x shuffles, so that predictions could not be matched to examples: use shuffle=False")
+            self.length = _expected(x)
+        else:
+            self._x = _one_batch(x, dtype)
+            self.length = self._x.length
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not self.read:
+            for start in range(0, self.length, self._size):
+                yield self._x.rows(slice(start, start + self._size))
+            return
         empty = True
-        for item in _inputs_of(x, targets, second):
-            yield _one_batch(item, dtype)
+        for item in _inputs_of(self._x, self._targets, self._second):
+            yield _one_batch(item, self._dtype)
             empty = False
         if empty:
             raise ValueError("x must hold at least one example, got a loader of no batch")
-        return
-    whole = _one_batch(x, dtype)
-    for start in range(0, whole.length, batch_size):
-        yield whole.rows(slice(start, start + batch_size))
+
+
+def _expected(loader: DataLoader[Any]) -> int:
+    """The number of examples of a loader that makes its batches in the usual way; 0 of another one."""
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return 0
+    count = len(loader.sampler)  # type: ignore[arg-type]
+    return count - count % loader.batch_size if loader.drop_last else count
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
@@ -156,7 +189,7 @@ def _without_target(item: Any, targets: bool | None) -> Any:
 class RepeatedBatches:
     """Iterates again and again over data to compute statistics from: inputs as above, or any iterable of batches.
 
-    Here the order does not matter, so a loader may shuffle. The other arguments are as for `batches_of`.
+    Here the order does not matter, so a loader may shuffle. The other arguments are as for `Batches`.
     """
 
     def __init__(
@@ -168,7 +201,7 @@ class RepeatedBatches:
         self._split = isinstance(data, Tensor | np.ndarray | tuple | Mapping)
         # A one-shot iterator must last for every pass.
         kept = list(data) if isinstance(data, Iterator) else data
-        self._batches: Iterable[Any] = list(batches_of(data, batch_size, dtype)) if self._split else kept
+        self._batches: Iterable[Any] = Batches(data, batch_size, dtype) if self._split else kept
 
     def __iter__(self) -> Iterator[Batch]:
         if self._split:

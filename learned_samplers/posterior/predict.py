@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -34,9 +35,6 @@ from learned_samplers.posterior.running import Run, Runner
 from learned_samplers.posterior.snapshots import Fingerprints, same_values
 from learned_samplers.posterior.store import Store
 from learned_samplers.posterior.tensor_files import Tensors
-
-#: Bytes of sums that `uncertainty` holds at once, in double precision, where one batch needs no more.
-HELD_SUMS = 2**25
 
 
 class Options(TypedDict, total=False):
@@ -164,9 +162,9 @@ class Predictive:
             targets=targets,
         )
         run = self._run(x, options)
-        sums = Filled(run.count if cumulative else 1, run.length)
+        sums = Filled(run.count if cumulative else 1, run.expected)
         # Closing restores the model's modes even when something fails in between.
-        with closing(run.pieces()) as pieces:
+        with closing(run.all_pieces()) as pieces:
             for samples, rows, part in pieces:
                 part = part.cumsum(dim=0) if cumulative else part.sum(dim=0, keepdim=True)
                 if samples.start:
@@ -200,8 +198,7 @@ class Predictive:
         Args:
             x, options: as in :meth:`predict`.
         """
-        form, keywords = self._validated(options)
-        return self._each_batch(x, options, form, keywords)
+        return _each_batch(self._run(x, options))
 
     def uncertainty(self, x: Inputs, **options: Unpack[Options]) -> Uncertainty:
         r"""How uncertain each prediction is, and why: the mean, and total = aleatoric + epistemic uncertainty.
@@ -220,22 +217,19 @@ class Predictive:
         form = _output_format(options, "uncertainty")
         variances = form.output == "regression"
         run = self._run(x, options, form.moments if variances else None)
-        answer = [Filled(run.length) for _ in Uncertainty._fields]
-        done, together = 0, 1
-        while done < len(run.batches):
-            sums: dict[tuple[int, int], Entropies | Variances] = {}
-            with closing(run.pieces(slice(done, done + together))) as pieces:
+        answer = [Filled(run.expected) for _ in Uncertainty._fields]
+        run.sums = math.inf  # until they are known
+        for group in run.groups():
+            sums = {rows.start: Variances() if variances else Entropies(form) for rows, _ in group}
+            with closing(run.pieces(group)) as pieces:
                 for _, rows, part in pieces:
-                    key = rows.start, rows.stop
-                    if key not in sums:
-                        sums[key] = Variances() if variances else Entropies(form)
-                    sums[key].add(part)
-            for (start, stop), each in sums.items():
-                for field, value in zip(answer, each.result(), strict=True):
-                    field[(slice(start, stop),)] = value
-            done += together
-            if len(run.chunks) > 1:  # so that samples are read again for as many examples as memory allows
-                together = max(1, HELD_SUMS // max(each.nbytes for each in sums.values()))
+                    sums[rows.start].add(part)
+            for rows, _ in group:
+                of_batch = sums.pop(rows.start)
+                run.sums = of_batch.nbytes / (rows.stop - rows.start)
+                for field, value in zip(answer, of_batch.result(), strict=True):
+                    field[(rows,)] = value
+            group.clear()
         return Uncertainty(*(field.whole() for field in answer))
 
     def draws(self, x: Inputs, *, generator: torch.Generator | None = None, **options: Unpack[Options]) -> Tensor:
@@ -258,8 +252,8 @@ class Predictive:
             run = self._run(x, options, form.moments)
         else:
             run = self._run(x, options)
-        drawn = Filled(run.count, run.length)
-        with closing(run.pieces()) as pieces:
+        drawn = Filled(run.count, run.expected)
+        with closing(run.all_pieces()) as pieces:
             for samples, rows, part in pieces:
                 if form.output == "regression":
                     drawn[samples, rows] = draw_targets(part, generator)
@@ -333,21 +327,8 @@ class Predictive:
         keywords: dict[str, Any],
     ) -> Run:
         how = dict(keywords)
-        batches = list(self._runner.batches(x, how.pop("batch_size"), how.pop("targets")))
+        batches = self._runner.batches(x, how.pop("batch_size"), how.pop("targets"))
         return self._runner.run(batches, read, chosen, fixed, transform, form, **how)
-
-    def _each_batch(
-        self, x: Inputs, options: Options, form: OutputFormat, keywords: dict[str, Any]
-    ) -> Iterator[Tensor]:
-        chosen, fixed = self._chosen(options), self._fixed()
-        how = dict(keywords)
-        run: Run | None = None
-        for batch in self._runner.batches(x, how.pop("batch_size"), how.pop("targets")):
-            if run is None:
-                run = self._runner.run([batch], self._state, chosen, fixed, form.prediction, form, **how)
-            else:
-                run.take([batch])
-            yield _whole(run)  # nothing is left open between two batches: neither evaluation mode nor no_grad
 
     def _chosen(self, options: Options) -> list[int]:
         """The samples to predict with: so many, evenly spaced, the last one among them."""
@@ -408,11 +389,25 @@ class Predictive:
 
 def _whole(run: Run) -> Tensor:
     """All predictions of a run, (K, N, ...)."""
-    found = Filled(run.count, run.length)
-    with closing(run.pieces()) as pieces:
+    found = Filled(run.count, run.expected)
+    with closing(run.all_pieces()) as pieces:
         for samples, rows, part in pieces:
             found[samples, rows] = part
     return found.whole()
+
+
+def _each_batch(run: Run) -> Iterator[Tensor]:
+    """The predictions of a run for one batch after the other; between two of them nothing is left open."""
+    run.sums = math.inf
+    for group in run.groups():
+        ((_, batch),) = group
+        found = Filled(run.count, batch.length)
+        with closing(run.pieces(group)) as pieces:
+            for samples, rows, part in pieces:
+                found[samples, slice(0, rows.stop - rows.start)] = part
+        del batch
+        group.clear()
+        yield found.whole()
 
 
 def _output_format(options: Options, method: str = "") -> OutputFormat:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import accumulate
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils.data import DataLoader
 
-from learned_samplers.posterior.inputs import ADVICE, Batch, Inputs, batches_of, second_input
+from learned_samplers.posterior.inputs import ADVICE, Batch, Batches, Inputs, second_input
 from learned_samplers.posterior.network import (
     FunctionalNetwork,
     attributes_kept,
@@ -31,6 +30,10 @@ log = logging.getLogger(__name__)
 
 #: Examples on which a network is tried before its first predictions.
 FEW = ENOUGH
+
+#: Bytes of a loader's inputs, and of sums, that are held at once so that more samples than a chunk are read less often;
+#: one batch may take more.
+HELD = 2**25
 
 #: How torch's warning begins that an operation has no batching rule for vmap; it ends in "please file us an issue".
 NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
@@ -54,6 +57,10 @@ class Piece(NamedTuple):
     values: Tensor
 
 
+#: Batches that are run together under each chunk of samples, and which of the examples each is.
+Group = list[tuple[slice, Batch]]
+
+
 class Runner:
     """Runs a model under several sets of weights: as one with vmap, or one after the other where vmap cannot.
 
@@ -67,15 +74,15 @@ class Runner:
         self._uses_weights = False
         self._gives_logits: set[str] = set()
 
-    def batches(self, x: Inputs, batch_size: int, targets: bool | None) -> Iterator[Batch]:
-        """The batches of ``x`` in the model's dtype; those of a loader are read one after the other."""
+    def batches(self, x: Inputs, batch_size: int, targets: bool | None) -> Batches:
+        """The batches of ``x`` in the model's dtype."""
         dtype = next(self.model.parameters()).dtype
         second, self._second = self._second, "" if targets is None and isinstance(x, DataLoader) else self._second
-        return batches_of(x, batch_size, dtype, targets=targets, second=second)  # said once
+        return Batches(x, batch_size, dtype, targets=targets, second=second)  # said once
 
     def run(
         self,
-        batches: Sequence[Batch],
+        batches: Batches,
         read: Callable[[int], Tensors],
         indices: Sequence[int],
         fixed: Mapping[str, Tensor],
@@ -171,14 +178,17 @@ class Run:
 
     Attributes:
         count: the number of samples.
-        length: the number of examples.
+        expected: the number of examples, as far as the input says it.
         chunks: the positions of the samples that are stacked and run at once.
+        sums: bytes that the caller holds for each example of a group.
     """
+
+    sums: float = 0
 
     def __init__(
         self,
         runner: Runner,
-        batches: Sequence[Batch],
+        batches: Batches,
         read: Callable[[int], Tensors],
         indices: Sequence[int],
         fixed: Mapping[str, Tensor],
@@ -187,8 +197,7 @@ class Run:
         sample_chunk: int,
         vectorize: bool | None,
     ) -> None:
-        self.count = len(indices)
-        self.take(batches)
+        self.count, self.expected, self._batches = len(indices), batches.length, batches
         self.chunks = [
             slice(start, min(start + sample_chunk, self.count)) for start in range(0, self.count, sample_chunk)
         ]
@@ -196,40 +205,58 @@ class Run:
         self._transform, self._form, self._vectorize = transform, form, vectorize
         self._network = FunctionalNetwork(runner.model)
         self._device = next(runner.model.parameters()).device
-        self._home = next(iter((*batches[0].args, *batches[0].kwargs.values()))).device
         self._dtypes = {name: tensor.dtype for name, tensor in tensors_of(runner.model).items()}
         self._buffers = buffers_of(runner.model)
         self._static = self._placed({**self._buffers, **fixed})
         self._only_chunk: Tensors | None = None
         self._is_tried = False
 
-    def take(self, batches: Sequence[Batch]) -> None:
-        """Go on with these batches instead of those of before."""
-        ends = list(accumulate(batch.length for batch in batches))
-        self._rows = [slice(end - batch.length, end) for end, batch in zip(ends, batches, strict=True)]
-        self.batches, self.length = batches, ends[-1]
+    def groups(self) -> Iterator[Group]:
+        """Yield the batches: as many together as `HELD` allows where samples are read again for each group, else one.
 
-    def pieces(self, chosen: slice = slice(None)) -> Generator[Piece, None, None]:
-        """Yield predictions for the chosen batches, chunk of samples by chunk of samples and batch by batch.
+        Nothing of this object is open while a loader is asked for its next batch.
+        """
+        group: Group = []
+        held, start = 0.0, 0
+        for batch in self._batches:
+            own = sum(tensor.nbytes for tensor in batch.tensors) if self._batches.read else 0
+            size = own + batch.length * self.sums
+            group.append((slice(start, start + batch.length), batch))
+            held, start = held + size, start + batch.length
+            del batch  # the next one of a loader is read before this name is bound again
+            if held + size > HELD or (size and len(self.chunks) == 1):
+                yield group
+                group, held = [], 0.0
+        if group:
+            yield group
+
+    def all_pieces(self) -> Generator[Piece, None, None]:
+        """Yield the predictions for all batches, group by group."""
+        for group in self.groups():
+            with closing(self.pieces(group)) as pieces:
+                yield from pieces
+            group.clear()
+
+    def pieces(self, group: Group) -> Generator[Piece, None, None]:
+        """Yield predictions for a group of batches, chunk of samples by chunk of samples and batch by batch.
 
         A chunk is read and stacked once, and then run over all of these batches. What is held is one piece.
         """
         with evaluation_mode(self._runner.model), torch.no_grad():
             if not self._is_tried:
-                first = self.batches[0].to(self._device)
                 self._runner.try_out(
                     self._call,
                     lambda index: self._placed(self._read(index)),
                     self._indices,
                     self._static,
-                    first,
+                    group[0][1].to(self._device),
                     self._transform,
                     self._form,
                 )
                 self._is_tried = True
             for samples in self.chunks:
                 states = self._states(samples)
-                for rows, batch in zip(self._rows[chosen], self.batches[chosen], strict=True):
+                for rows, batch in group:
                     yield Piece(samples, rows, self._predicted(states, batch))
 
     def _placed(self, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -259,7 +286,7 @@ class Run:
                 self._vectorize,
             )
         except (RuntimeError, IndexError) as error:
-            shapes = [tuple(t.shape[1:]) for t in (*batch.args, *batch.kwargs.values())]
+            shapes = [tuple(t.shape[1:]) for t in batch.tensors]
             error.add_note(f"(x was read as {batch.length} examples of shape {shapes[0]}; {ADVICE})")
             raise
         if found.ndim < 2 or found.shape[1] != batch.length:
@@ -267,7 +294,7 @@ class Run:
                 f"the network and output= turned {batch.length} examples into a tensor of shape "
                 f"{tuple(found.shape[1:])}; its first axis must run over the examples ({ADVICE})"
             )
-        return found.to(self._home)
+        return found.to(batch.tensors[0].device)
 
 
 def _is_present(model: nn.Module, state: Mapping[str, Tensor]) -> bool:

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from learned_samplers.posterior import predict
+from learned_samplers.posterior import running
 from tests.learned_samplers.posterior.common import collection, ensemble
 
 X = torch.linspace(-2, 2, 32 * 3 * 256).view(32, 3, 16, 16)
@@ -65,7 +65,7 @@ USES = {
 @pytest.mark.parametrize("vectorize", [True, False])
 @pytest.mark.parametrize("name", USES)
 def test_the_peak_is_the_answer_and_a_few_pieces(name, vectorize, monkeypatch):
-    monkeypatch.setattr(predict, "HELD_SUMS", 0)
+    monkeypatch.setattr(running, "HELD", 0)
     samples = collection(ensemble(lambda: nn.Conv2d(3, CLASSES, 1), SAMPLES))
     with Allocated() as allocated:
         found = USES[name](samples, batch_size=1, sample_chunk=CHUNK, vectorize=vectorize)
@@ -76,7 +76,7 @@ def test_the_peak_is_the_answer_and_a_few_pieces(name, vectorize, monkeypatch):
 
 @pytest.mark.parametrize("held", [0, 2**25])
 def test_an_iteration_holds_one_batch_and_reads_one_of_a_loader(held, monkeypatch):
-    monkeypatch.setattr(predict, "HELD_SUMS", held)
+    monkeypatch.setattr(running, "HELD", held)
     samples = collection(ensemble(lambda: nn.Conv2d(3, CLASSES, 1), SAMPLES))
     options, read = {"class_axis": 1, "sample_chunk": CHUNK}, []
 
@@ -97,3 +97,50 @@ def test_an_iteration_holds_one_batch_and_reads_one_of_a_loader(held, monkeypatc
     assert torch.equal(torch.cat(parts, 1), whole)
     many, one = (samples.uncertainty(X, batch_size=size, **options) for size in (32, 3))
     torch.testing.assert_close(tuple(one), tuple(many))
+
+
+#: Images whose inputs are large beside what is predicted of them.
+WIDE = torch.linspace(-2, 2, 64 * 3 * 1024).view(64, 3, 32, 32)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Examples whose number nobody knows."""
+
+    def __iter__(self):
+        return iter(WIDE)
+
+
+class Repeated(torch.utils.data.Dataset):
+    """More examples than a loader's sampler has numbers: each item is two."""
+
+    def __len__(self):
+        return len(WIDE) // 2
+
+    def __getitem__(self, index):
+        return WIDE[2 * index : 2 * index + 2]
+
+
+LOADERS = {
+    "usual": lambda: DataLoader(WIDE, batch_size=4),
+    "last": lambda: DataLoader(torch.cat([WIDE, WIDE[:1]]), batch_size=4, drop_last=True),
+    "stream": lambda: DataLoader(Stream(), batch_size=4),
+    "each": lambda: DataLoader(Repeated(), batch_size=None),
+    "pairs": lambda: DataLoader(Repeated(), batch_size=2, collate_fn=torch.cat),
+}
+
+
+@pytest.mark.parametrize("name", ["predict", "uncertainty", "predict_samples"])
+@pytest.mark.parametrize("source", LOADERS)
+@pytest.mark.parametrize("held", [0, 2**25])
+def test_a_loaders_inputs_are_held_a_batch_at_a_time(source, name, held, monkeypatch):
+    monkeypatch.setattr(running, "HELD", held)
+    samples = collection(ensemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 1024, 2)), 2 * CHUNK))
+    predicted, loader = getattr(samples, name), LOADERS[source]()
+    expected = predicted(WIDE, batch_size=4, sample_chunk=CHUNK)
+    with Allocated() as allocated:
+        found = predicted(loader, sample_chunk=CHUNK)
+    torch.testing.assert_close(found, expected)
+    weights = 2 * CHUNK * 3 * 1024 * 2 * 4
+    together = WIDE.nbytes if held else 3 * 4 * WIDE[0].nbytes
+    assert allocated.peak <= weights + together + WIDE.nbytes // 8
+    assert held or together < WIDE.nbytes / 4

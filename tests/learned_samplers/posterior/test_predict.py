@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from learned_samplers.posterior.inputs import batches_of
+from learned_samplers.posterior.inputs import Batches
 from tests.learned_samplers.posterior.common import collection, copied, ensemble, same
 
 X = torch.linspace(-2, 2, 28).view(7, 4)
@@ -173,7 +173,7 @@ def test_every_form_of_the_same_inputs_predicts_the_same(recwarn):
     for x, targets in (*((form, None) for form in forms), (loader(TensorDataset(FIRST, SECOND)), False)):
         torch.testing.assert_close(samples.predict(x, batch_size=4, targets=targets), expected)
     several = [((torch.full((3,), float(i)), torch.ones(2)), i) for i in range(4)]
-    first, _ = batches_of(DataLoader(several, batch_size=2), 2)
+    first, _ = Batches(DataLoader(several, batch_size=2), 2)
     assert [tuple(each.shape) for each in first.args] == [(2, 3), (2, 2)]
     for build in (Labelled, Switched):  # whose second argument is no input
         one = collection([build(3)])
