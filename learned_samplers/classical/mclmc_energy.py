@@ -77,15 +77,15 @@ def _explain(tally: Tally, change: Tensor, gain: Tensor, potential: Tensor) -> T
     """
     error = change + gain
     found = beyond_rounding(error, torch.maximum(potential.abs(), (potential - change).abs()))
-    share = torch.where(found, error.square() / (change.square() + gain.square()), 0.0).clamp(max=1.0)
+    share = torch.where(found & error.isfinite(), error.square() / (change.square() + gain.square()), 0.0).clamp(max=1)
     count = tally.get("compared", 0) + 1
     before = tally.get("unexplained", 0.0)
     return tally | {"compared": count, "unexplained": before + (share.mean().item() - before) / min(count, _MEMORY)}
 
 
-def is_random(tally: Tally) -> bool:
+def is_random(tally: Tally, limit: float) -> bool:
     """Whether the energies at both ends of the steps do not belong to one function of the weights."""
-    return tally.get("compared", 0) >= _MEMORY and tally["unexplained"] > 0.5
+    return tally.get("compared", 0) >= _MEMORY and tally["unexplained"] > limit
 
 
 def tail(tally: Tally) -> float:
@@ -99,13 +99,19 @@ def tail(tally: Tally) -> float:
     return float(quantile) * tally["lr_factor"] ** 1.5
 
 
-def control(tally: Tally, errors: Tensor, size: int, target: float) -> tuple[Tally, Tensor]:
+def control(
+    tally: Tally, change: Tensor, gain: Tensor, potential: Tensor, size: int, target: float
+) -> tuple[Tally, Tensor]:
     """Decide about a step: the new tally, with its factor on lr, and which chains undo the step.
+
+    ``potential`` is U/T at the step's end, ``change`` what it has grown by, ``gain`` the growth of the kinetic energy.
 
     ΔE grows as lr^(3/2); the running moments are those of |ΔE| divided by that, so that they outlive a change of lr.
     The factor moves towards that at which the tail of |ΔE| is the one of a normal law of variance ``target`` · d.
     """
+    errors = change + gain
     undone = ~errors.isfinite() | (errors.abs() > tail(tally))
+    tally = _explain(tally, change, gain, potential)
     tally = record(tally, torch.where(errors.isfinite(), errors, 0.0), size)
     tally["undone"] += undone.double().mean().item()
     sane = errors[errors.isfinite()].abs() / tally["lr_factor"] ** 1.5

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from learned_samplers.base import validation
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.checks import suggest_lr
+from learned_samplers.classical.full_data import differ
 from learned_samplers.classical.sgld import SGLD
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -117,7 +118,8 @@ def local_learning_coefficient(
         seed: of all chains; torch's global generator is left as it was.
 
     Raises:
-        TypeError, ValueError: an argument that cannot be used, by name and value.
+        TypeError, ValueError: an argument that cannot be used, by name and value; a loss that is random, as of a model
+            whose dropout is left on.
         FloatingPointError: a chain diverged: lower lr.
     """
     if not isinstance(model, nn.Module):
@@ -152,10 +154,13 @@ def local_learning_coefficient(
         ).suggested
     validation.positive("lr", lr)
     still = copy.deepcopy(model)  # batch norm in training mode counts what it sees
-    torch.manual_seed(seed)  # of dropout in training mode
-    with torch.no_grad():
-        sums = [len(rows) * loss(still(inputs[rows]), targets[rows]).item() for rows in _epoch(len(inputs), size, None)]
-    initial = sum(sums) / len(inputs)
+    torch.manual_seed(seed)  # so that a loss with a noise of its own gives the same error again
+    initial, again = (_mean_loss(still, loss, inputs, targets, size) for _ in range(2))
+    if differ(*(n / t * torch.tensor(value, dtype=torch.float64) for value in (initial, again))):
+        raise ValueError(
+            f"model: its loss at the given weights is random, {initial:.6g} and then {again:.6g}{_random_layer(model)}, "
+            "and what is estimated is a difference to it: call model.eval() before, or take a loss that draws nothing"
+        )
     batches = math.ceil(len(inputs) / size)
     warm, measured = math.ceil(burn_in / batches), math.ceil(steps / batches)
     generator, scoring = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1)
@@ -205,3 +210,18 @@ def _epoch(total: int, size: int, generator: torch.Generator | None) -> Iterator
     """Rows of the minibatches of one epoch: every row once, in a random order (as they stand without a generator)."""
     order = torch.arange(total) if generator is None else torch.randperm(total, generator=generator)
     yield from order.split(size)
+
+
+def _mean_loss(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, size: int) -> float:
+    with torch.no_grad():
+        rows = _epoch(len(inputs), size, None)
+        return sum(len(r) * loss(model(inputs[r]), targets[r]).item() for r in rows) / len(inputs)
+
+
+def _random_layer(model: nn.Module) -> str:
+    """The first layer with dropout in training mode, for a message; "" if there is none of torch's."""
+    for name, module in model.named_modules():
+        share = getattr(module, "p" if isinstance(module, nn.modules.dropout._DropoutNd) else "dropout", 0.0)
+        if module.training and isinstance(share, float) and share > 0:
+            return f" (its layer {name!r}, {type(module).__name__}, drops {share:g} in training mode)"
+    return ""

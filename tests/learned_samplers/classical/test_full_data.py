@@ -90,7 +90,7 @@ def network(dropout: float = 0.5):
     return model, closure
 
 
-def until_refused(sampler, closure, weights):
+def until_refused(sampler, closure, weights, message=r"not deterministic.*minibatch.*dropout"):
     """The weights and the groups' values before the step that is refused, which is one of the first forty."""
     for _ in range(40):
         before = weights()
@@ -98,7 +98,7 @@ def until_refused(sampler, closure, weights):
         try:
             sampler.step(closure)
         except ValueError as error:
-            assert re.search(r"not deterministic.*minibatch.*dropout", str(error))  # noqa: PT017
+            assert re.search(message, str(error))  # noqa: PT017
             return before, groups
     pytest.fail("no step was refused")
 
@@ -186,8 +186,8 @@ def test_rounding_is_none():
 # ---------------------------------------------------------------- MCLMC
 
 
-def linear(batch: int | None, chains: int = 0):
-    """Linear regression with ten weights."""
+def linear(rows, chains: int = 0):
+    """Linear regression with ten weights, on the data that ``rows()`` chooses."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(N, 10, generator=generator, dtype=torch.float64)
     targets = torch.randn(N, generator=generator, dtype=torch.float64)
@@ -195,8 +195,8 @@ def linear(batch: int | None, chains: int = 0):
 
     def closure():
         w.grad = None
-        rows = torch.arange(N) if batch is None else torch.randint(N, (batch,))
-        losses = 0.5 * (w @ features[rows].T - targets[rows]).square().mean(-1)
+        chosen = rows()
+        losses = 0.5 * (w @ features[chosen].T - targets[chosen]).square().mean(-1)
         losses.sum().backward()
         return losses.detach()
 
@@ -206,7 +206,7 @@ def linear(batch: int | None, chains: int = 0):
 @pytest.mark.parametrize("chains", [0, 20])
 def test_mclmc_without_its_heuristics_refuses_minibatches(chains):
     torch.manual_seed(0)
-    w, closure = linear(20, chains)
+    w, closure = linear(lambda: torch.randint(N, (20,)), chains)
     sampler = MCLMC([w], 0.05, N)
     before, (group,) = until_refused(sampler, closure, lambda: w.detach().clone())
     assert torch.equal(w, before)
@@ -220,9 +220,32 @@ def test_mclmc_without_its_heuristics_refuses_minibatches(chains):
 @pytest.mark.parametrize("start", [0.0, 30.0])
 def test_mclmc_goes_on_with_the_full_data_also_at_long_steps_and_from_afar(lr, start):
     torch.manual_seed(0)
-    w, closure = linear(None)
+    w, closure = linear(lambda: torch.arange(N))
     w.data += start
     sampler = MCLMC([w], lr, N)
     for _ in range(200):
         sampler.step(closure)
     assert sampler.param_groups[0]["tally"]["unexplained"] < 0.2
+
+
+@pytest.mark.parametrize("chains", [0, 20])
+@pytest.mark.parametrize("target", [5e-4, 0.1, 10.0])
+def test_step_control_refuses_an_iterators_minibatches_and_takes_replayed_ones(target, chains):
+    torch.manual_seed(0)
+    own = torch.Generator().manual_seed(0)
+    batches = (rows for _ in range(100) for rows in torch.randperm(N, generator=own).split(20))
+    w, closure = linear(lambda: next(batches), chains)
+    sampler = MCLMC([w], 0.05, N, energy_target=target)
+    before, (group,) = until_refused(sampler, closure, lambda: w.detach().clone(), r"not deterministic.*iterator")
+    assert torch.equal(w, before)
+    assert sampler.param_groups[0]["tally"] == group["tally"]
+    for rows in (lambda: torch.randint(N, (20,)), lambda: torch.arange(N)):
+        w, closure = linear(rows, chains)
+        sampler = MCLMC([w], 0.05, N, energy_target=target)
+        for _ in range(100):
+            sampler.step(closure)
+    w, closure = linear(lambda: batch, chains)
+    sampler = MCLMC([w], 0.05, N, energy_target=target)
+    for _ in range(50):
+        batch = next(batches)  # taken before the step
+        sampler.step(closure)

@@ -180,15 +180,18 @@ def test_batch_norm_in_training_mode_keeps_its_statistics():
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_dropout_follows_the_seed_and_leaves_torchs_generator_alone():
+def test_dropout_that_is_left_on_is_refused_by_name_and_evaluation_mode_goes_on():
     torch.manual_seed(0)
     x = torch.randn(24, 3)
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
-    data = x, torch.zeros(24, 2)
-    settings = dict(lr=1e-4, num_chains=2, burn_in=3, steps=5, seed=7)
+    data, settings = (x, torch.zeros(24, 2)), dict(lr=1e-4, num_chains=2, burn_in=3, steps=5, seed=7)
     before = torch.get_rng_state()
-    first = local_learning_coefficient(model, squared, data, **settings)
+    with pytest.raises(ValueError, match=r"model.* random.*'1', Dropout.*eval"):
+        local_learning_coefficient(model, squared, data, **settings)
+    with pytest.raises(ValueError, match=r"model.* random"):
+        local_learning_coefficient(model[0], lambda out, y: squared(out + torch.randn(4), out), data, **settings)
     assert torch.equal(torch.get_rng_state(), before)
+    first = local_learning_coefficient(model.eval(), squared, data, **settings)
     torch.manual_seed(99)
     assert local_learning_coefficient(model, squared, data, **settings).value == first.value
 
