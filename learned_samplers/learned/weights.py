@@ -2,8 +2,8 @@
 
 ``NAME.safetensors`` holds ``linear_0.weight`` (out, in), ``linear_0.bias`` (out,), … of a network with ReLU between
 its layers; ``NAME.json``, the card, says which sampler and features they belong to, how they were trained and what they
-reach. The card carries the SHA-256 of the weights: a truncated, changed or swapped file is refused. Nothing is ever
-unpickled.
+reach. The card carries the SHA-256 of the weights and that of its own content: a truncated, changed or swapped file is
+refused. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CARD_FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 #: What ``meta_training`` must say: None where it is not known.
 META_TRAINING_FIELDS = ("tasks", "horizon", "estimator", "seed", "commit", "command")
-_FILLED_IN = ("format", "version", "layers", "sha256")
+_FILLED_IN = ("format", "version", "layers", "sha256", "card_sha256")
 
 #: Where the weights lie that ship with the package: in the package ``pretrained``, beside this one.
 SHIPPED = Path(__file__).resolve().parents[2] / "pretrained"
@@ -76,7 +76,7 @@ def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any])
     Args:
         path: of the weights, ending in ``.safetensors``; the card is written beside it.
         network: its ``nn.Linear`` layers in order are saved, in float32.
-        card: the fields of `CARD_FIELDS`; format, version, layers and checksum are filled in.
+        card: the fields of `CARD_FIELDS`; format, version, layers and checksums are filled in.
 
     Raises:
         ValueError, TypeError: the card misses a field or has a wrong one, or a weight is not finite.
@@ -108,6 +108,7 @@ def save(path: str | os.PathLike[str], network: nn.Module, card: dict[str, Any])
         "layers": [list(shape) for shape in shapes_of(layers_of(network))],
         "sha256": hashlib.sha256(data).hexdigest(),
     }
+    filled["card_sha256"] = card_checksum(filled)
     check_card("card", filled)
     text = json.dumps(filled, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     # A list of numbers or words in one line.
@@ -181,7 +182,18 @@ def load_card(path: str | os.PathLike[str]) -> dict[str, Any]:
         check_card(str(file), card)
     except TypeError as error:
         raise ValueError(str(error)) from error
+    if card["card_sha256"] != card_checksum(card):
+        raise ValueError(
+            f"{file}: the card has changed since it was written (damaged file?): its card_sha256 is not that of its "
+            "content. To change a card, load it and save it with its network"
+        )
     return card
+
+
+def card_checksum(card: dict[str, Any]) -> str:
+    """The SHA-256 of all that a card says but itself: of its JSON with the keys in order."""
+    content = {key: value for key, value in card.items() if key != "card_sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def shipped_names() -> list[str]:
@@ -214,7 +226,8 @@ def find(name: str | os.PathLike[str]) -> Path:
 def fingerprint(card: dict[str, Any]) -> str:
     """A SHA-256 of all that a sampler with this card computes with: weights, rule, features, scales and defaults.
 
-    The card's own ``sha256`` is that of the weights alone, and two cards with other scales may share it.
+    The card's ``sha256`` is that of the weights alone, which cards with other scales may share; its ``card_sha256`` is
+    that of every word in it.
     """
     keys = ("sha256", "sampler", "form", "feature_set", "features", "scales", "defaults")
     own = {key: card[key] for key in keys if key in card}

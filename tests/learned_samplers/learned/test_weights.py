@@ -46,6 +46,8 @@ def make_network(feature_set="paper", outputs=2, seed=0):
 def rewrite_card(path, change):
     card = json.loads(weights.card_path(path).read_text())
     change(card)
+    if "card_sha256" in card:
+        card["card_sha256"] = weights.card_checksum(card)
     weights.card_path(path).write_text(json.dumps(card))
 
 
@@ -120,6 +122,22 @@ def test_the_same_network_gives_the_same_file_and_another_sampler_another_finger
     for change in ({"scales": {"beta_scale": 2.0}}, {"form": "paper"}, {"defaults": {"lr": 0.5}}, {"sha256": "0" * 64}):
         assert weights.fingerprint({**cards[0], **change}) != first
     assert weights.fingerprint({**cards[0], "licence": "another"}) == first
+
+
+@pytest.mark.parametrize("bit", [1, 2, 32, 128])
+def test_a_damaged_byte_of_a_card_is_refused_or_changes_nothing(file, bit):
+    path = weights.card_path(file)
+    data, card = path.read_bytes(), weights.load_card(file)
+    assert card["card_sha256"] == weights.card_checksum(card)
+    refused = 0
+    for i in range(len(data)):
+        path.write_bytes(data[:i] + bytes([data[i] ^ bit]) + data[i + 1 :])
+        try:
+            assert weights.load_card(file) == card, data[max(0, i - 20) : i + 20]
+        except ValueError as error:
+            refused += 1
+            assert path.name in str(error)  # noqa: PT017
+    assert refused > 0.8 * len(data)  # the others are blanks
 
 
 # ------------------------------------------------------------------ names
