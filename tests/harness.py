@@ -65,6 +65,7 @@ _CHOSEN: dict[str, Make] = {
         AdaptedSGHMC, warmup_steps=4, warmup_temperature=0.0, integrator="semi_implicit", eps=0.1
     ),
     "AdaptedSGHMC-whitened": _maker(AdaptedSGHMC, warmup_steps=4, warmup=WhitenedSGHMC, eps=0.1),
+    "AdaptedSGHMC-matrix": _maker(AdaptedSGHMC, warmup_steps=4, mass="matrix", eps=0.1),
     "AdaptedSGHMC-adam": _maker(AdaptedSGHMC, warmup_steps=4, warmup=torch.optim.Adam, eps=0.1),
     "MCLMC-noise": _maker(MCLMC, preconditioner="gradient_noise"),
     "MCLMC-control": _maker(MCLMC, energy_target=1e-3),
@@ -92,7 +93,7 @@ SAMPLERS: dict[str, Make] = {
 #: Those with a network: their rules work on flat buffers, and have tests of their own for leading axes.
 LEARNED = frozenset(name for name, make in SAMPLERS.items() if issubclass(make.cls, LearnedSampler))  # type: ignore
 #: Those whose rule takes a tensor for one matrix, and so no leading axes.
-OF_MATRICES = frozenset({"WhitenedSGHMC"})
+OF_MATRICES = frozenset({"WhitenedSGHMC", "AdaptedSGHMC-matrix"})
 #: Those that cannot step without a closure.
 NEED_CLOSURE = frozenset(
     {"HMC", "MCLMC", "MCLMC-noise", "MCLMC-control", "PSGLD-probe", "KineticL2E", "MetaSGMCMC", "MetaSGMCMC-difference"}

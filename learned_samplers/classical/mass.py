@@ -1,16 +1,27 @@
-"""The mass of `AdaptedSGHMC`: measured on gradients, then frozen, it is a change of coordinates that keeps the law."""
+"""The masses of `AdaptedSGHMC`: measured on gradients, then frozen, each keeps the law as it changes coordinates."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from learned_samplers.base.operations import Operations
+from learned_samplers.base.operations import FUNCTIONAL, IN_PLACE, Operations
+from learned_samplers.base.segments import matrix_sides
+
+#: Columns of a matrix that have a covariance together: of more, it is in equal blocks along the diagonal.
+WIDEST_BLOCK = 512
+# Of its Frobenius norm: what is added to a covariance, so that a direction without gradients has a finite step.
+_RIDGE = 1e-4
 
 
 class Mass(Protocol):
     """A change of coordinates θ = S·φ: measured on gradients, then frozen. Its state is one tensor a parameter."""
+
+    #: Steps for which a mass that is still measured is used as it is; 0: S is made of the state in each step.
+    renewed_every: int
 
     def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the state of a parameter."""
@@ -22,7 +33,7 @@ class Mass(Protocol):
         """The state after another gradient of the mean loss, whose weight is ``rate``."""
 
     def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any) -> Any:
-        """S, of the state's shape, new tensors."""
+        """What `apply` takes, made of what was measured: of the state's shape, new tensors."""
 
     def apply(self, x: Any, frozen: Any, ops: Operations) -> Any:
         """S·x; may overwrite x."""
@@ -30,6 +41,8 @@ class Mass(Protocol):
 
 class DiagonalMass:
     """S = √G, one number a coordinate, G = a/(√v̂ + floor), with v̂ the running average of g²."""
+
+    renewed_every = 0
 
     def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(shape)
@@ -48,4 +61,92 @@ class DiagonalMass:
         return ops.multiply(x, frozen)
 
 
-MASSES: dict[str, Mass] = {"diagonal": DiagonalMass()}
+class MatrixMass:
+    """A matrix G on the inputs' side of each matrix of weights, G = a·((R̂ + 10⁻⁴·‖R̂‖)^½ + floor)⁻¹, S·x = x·√G.
+
+    R̂ is the running average of GᵀG/rows over the gradients G, a row an output: the diagonal mass with v̂ replaced by
+    the covariance that the gradients of an output have. It is in blocks of at most `WIDEST_BLOCK` columns. Tensors with
+    fewer than two rows or columns have the diagonal mass.
+
+    State of a matrix: (2, blocks, width, width), R̂ and √G, which is renewed every ten steps while R̂ is measured.
+    """
+
+    renewed_every = 10
+    _diagonal = DiagonalMass()
+
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        rows, columns = matrix_sides(shape)
+        if min(rows, columns) < 2:
+            return tuple(shape)
+        blocks = math.ceil(columns / WIDEST_BLOCK)
+        width = math.ceil(columns / blocks)
+        return 2, blocks, width, width
+
+    def begin(self, state: Tensor, gradient: Tensor) -> None:
+        if _of_matrix(state):
+            state[0].diagonal(dim1=-2, dim2=-1).add_(gradient.square().mean())
+        else:
+            self._diagonal.begin(state, gradient)
+
+    def measure(self, state: Any, gradient: Any, rate: Any, ops: Operations) -> Any:
+        def measured(state: Tensor, gradient: Tensor) -> Tensor:
+            state = state.clone() if ops is FUNCTIONAL else state
+            if not _of_matrix(state):
+                return self._diagonal.measure(state, gradient, rate, IN_PLACE)
+            rows = _in_blocks(gradient.to(state.dtype), state.shape[-1])
+            covariance = rows.mT @ rows / rows.shape[-2]
+            state[0].add_((covariance - state[0]) * rate)
+            return state
+
+        return ops.map(measured, state, gradient)
+
+    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any) -> Any:
+        def frozen(state: Tensor) -> Tensor:
+            if not _of_matrix(state):
+                return self._diagonal.freeze(state, FUNCTIONAL, momentum_decay=momentum_decay, floor=floor)
+            values, vectors = _eigen(state[0])
+            roots = (momentum_decay / (values.sqrt() + floor)) ** 0.5
+            return torch.stack([state[0], ((vectors * roots.unsqueeze(-2)) @ vectors.mT).to(state.dtype)])
+
+        return ops.map(frozen, state)
+
+    def apply(self, x: Any, frozen: Any, ops: Operations) -> Any:
+        def applied(x: Tensor, frozen: Tensor) -> Tensor:
+            if not _of_matrix(frozen):
+                return x * frozen
+            blocks = _in_blocks(x, frozen.shape[-1]) @ frozen[1].to(x.dtype)
+            columns = math.prod(x.shape[1:])
+            return blocks.transpose(-3, -2).flatten(-2)[..., :columns].reshape(x.shape)
+
+        return ops.map(applied, x, frozen)
+
+
+MASSES: dict[str, Mass] = {"diagonal": DiagonalMass(), "matrix": MatrixMass()}
+
+
+def _of_matrix(state: Tensor) -> bool:
+    """Whether a state of `MatrixMass` is that of a matrix: of no other tensor has it this shape."""
+    return state.dim() == 4 and state.shape[0] == 2 and state.shape[-1] == state.shape[-2] > 1
+
+
+def _in_blocks(x: Tensor, width: int) -> Tensor:
+    """A tensor as a matrix in blocks of columns, (blocks, rows, width), with zeros at the end of the last."""
+    matrix = x.reshape(matrix_sides(x.shape))
+    missing = -matrix.shape[-1] % width
+    if missing:
+        matrix = torch.nn.functional.pad(matrix, (0, missing))
+    return matrix.unflatten(-1, (-1, width)).transpose(-3, -2)
+
+
+def _eigen(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of R̂ + 10⁻⁴·‖R̂‖, in single precision at least."""
+    # What is not finite stays so in the mass (`AdaptedSGHMC`), and must not stop the decomposition of others.
+    finite = covariance.to(torch.promote_types(covariance.dtype, torch.float32)).nan_to_num(0.0, 0.0, 0.0)
+    ridge = _RIDGE * torch.linalg.matrix_norm(finite, keepdim=True)
+    # The ridge first: with inputs that are always zero the decomposition may not converge in single precision.
+    ridged = finite + ridge * torch.eye(finite.shape[-1], dtype=finite.dtype, device=finite.device)
+    try:
+        values, vectors = torch.linalg.eigh(ridged)
+    except torch.linalg.LinAlgError:
+        values, vectors = (x.to(finite) for x in torch.linalg.eigh(ridged.double()))
+    return torch.maximum(values, ridge[..., 0]), vectors

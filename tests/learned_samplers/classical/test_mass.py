@@ -1,0 +1,273 @@
+"""The matrix mass of AdaptedSGHMC: the law of any frozen one, what is measured, and its life in a chain."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import solve_discrete_lyapunov
+
+from learned_samplers import AdaptedSGHMC, WhitenedSGHMC, check_sampler
+from learned_samplers.classical import mass
+from learned_samplers.classical.adapted import adapted_rule
+from learned_samplers.classical.mass import MASSES
+from tests.harness import closure_for, flat, same, small_network
+
+N = 100
+#: Four steps explore, two settle; cycles of nine.
+PHASES, LENGTH = dict(warmup_steps=6, settling_share=0.34), 9
+WARMUPS = {"none": None, "whitened": WhitenedSGHMC, "adam": lambda groups: torch.optim.Adam(groups, lr=0.003)}
+EVERY_WARMUP = pytest.mark.parametrize("warmup", WARMUPS)
+
+
+def adapted(params, warmup="none", **own):
+    given = {**PHASES, "eps": 0.01, "mass": "matrix", **own}
+    return AdaptedSGHMC(params, 0.02, N, warmup=WARMUPS[warmup], **given)
+
+
+def positive(size, seed, spread=10.0):
+    """A random symmetric matrix with eigenvalues up to ``spread`` times apart."""
+    generator = torch.Generator().manual_seed(seed)
+    axes = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
+    return axes * torch.linspace(1, spread, size, dtype=torch.float64) @ axes.mT
+
+
+def frozen(root):
+    """The state of a matrix whose mass is frozen at S = ``root``, one block."""
+    return torch.stack([torch.zeros_like(root), root])[:, None]
+
+
+# ---------------------------------------------------------------- the law of a frozen mass
+
+
+class _OnePlace(mass.MatrixMass):
+    """The planted fault: S is left out on the gradient, or on the movement."""
+
+    def __init__(self, left_out):
+        self.left_out, self.calls = left_out, 0
+
+    def apply(self, x, frozen, ops):
+        self.calls += 1
+        return x if (self.calls - 1) % 2 == self.left_out else super().apply(x, frozen, ops)
+
+
+@pytest.mark.parametrize("left_out", [None, 0, 1])
+@pytest.mark.parametrize("integrator", ["baoa", "semi_implicit"])
+def test_any_frozen_matrix_leaves_the_law_of_a_correlated_gaussian(integrator, left_out, monkeypatch):
+    """A matrix of 2×3 weights with a random curvature H: its covariance is T·H⁻¹ to 1e-9 ("baoa"), or up to O(lr)."""
+    if left_out is not None:
+        monkeypatch.setitem(MASSES, "matrix", _OnePlace(left_out))
+    curvature, state, temperature, prior = positive(6, 0), frozen(positive(3, 1)), 0.3, 2.0
+    hyper = dict(num_data=N, temperature=temperature, momentum_decay=0.2, integrator=integrator)
+    hyper |= dict(lr=0.1 if integrator == "baoa" else 1e-5, prior_precision=prior, mass="matrix")
+
+    def step(z, xi):
+        theta, r = z.view(2, 2, 3)
+        g = (curvature @ theta.flatten()).view(2, 3) / N
+        return torch.stack(adapted_rule(theta, g, xi.view(2, 3), r, state, **hyper)[:2]).flatten().numpy()
+
+    a = np.stack([step(one, torch.zeros(6, dtype=torch.float64)) for one in torch.eye(12, dtype=torch.float64)], 1)
+    zero = torch.zeros(12, dtype=torch.float64)
+    b = np.stack([step(zero, one) for one in torch.eye(6, dtype=torch.float64)], 1)
+    found = solve_discrete_lyapunov(a, b @ b.T)[:6, :6]
+    exact = temperature * torch.linalg.inv(curvature + prior * torch.eye(6)).numpy()
+    off = np.abs(found - exact).max() / exact.max()
+    assert off < (1e-9 if integrator == "baoa" else 1e-3) if left_out is None else off > 0.1
+
+
+@pytest.mark.parametrize("left_out", [None, 0, 1])
+def test_the_badge_by_check_sampler_on_whole_matrices(left_out, monkeypatch):
+    """Step sizes ten times apart in directions that no coordinate has; resolved to 2 %."""
+    if left_out is not None:
+        monkeypatch.setitem(MASSES, "matrix", _OnePlace(left_out))
+    root = positive(20, 3).float() / 5
+
+    def factory(params):
+        sampler = AdaptedSGHMC(params, 0.2, N, warmup_steps=0, mass="matrix", momentum_init="normal")
+        for p in params:
+            sampler.state[p]["mass"] = frozen(root) if p.dim() == 2 else torch.ones_like(p)
+        return sampler
+
+    report = check_sampler(factory, coordinates=(200, 20), stiffness=(0.2, 0.4), steps=500)
+    if left_out is None:
+        assert report.verdict == "no bias seen", report
+    else:
+        assert report.verdict == "biased", report
+    assert report.passed == (left_out is None)
+
+
+@EVERY_WARMUP
+def test_what_is_measured_and_frozen_leaves_the_law(warmup):
+    def factory(params):
+        own = dict(warmup_steps=120, settling_share=0.5, mass="matrix", warmup=WARMUPS[warmup])
+        return AdaptedSGHMC(params, 0.01, N, **own)
+
+    curvature = (0.5 * N, 5.0 * N)
+    report = check_sampler(factory, coordinates=(200, 10), curvature=curvature, steps=500)
+    assert report.verdict == "no bias seen", report
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+def test_it_is_the_root_of_the_covariance_of_the_gradients_in_blocks(monkeypatch):
+    """G = a·((R + 10⁻⁴‖R‖)^½ + √(λT)/N + eps)⁻¹, R the average of GᵀG/rows; a bias has the diagonal mass."""
+    monkeypatch.setattr(mass, "WIDEST_BLOCK", 4)
+    weight, bias, wide = (torch.nn.Parameter(torch.zeros(shape)) for shape in [(5, 3), (5,), (2, 3, 2)])
+    own = dict(warmup_steps=4, decay=0.9, prior_precision=4.0, temperature=0.25, eps=1e-5, mass="matrix")
+    sampler = AdaptedSGHMC([weight, bias, wide], 1e-12, N, **own)
+    generator = torch.Generator().manual_seed(0)
+    seen = [[torch.randn(p.shape, generator=generator) for p in (weight, bias, wide)] for _ in range(6)]
+    for gradients in seen:
+        weight.grad, bias.grad, wide.grad = gradients
+        sampler.step()
+    shares = torch.tensor([0.9**i for i in (3, 2, 1, 0)], dtype=torch.float64)
+    shares /= shares.sum()
+    floor = (4.0 * 0.25) ** 0.5 / N + 1e-5
+
+    def expected(matrices):
+        r = sum(w * m.mT @ m / len(m) for w, m in zip(shares, matrices, strict=True))
+        values, vectors = torch.linalg.eigh(r + 1e-4 * r.norm() * torch.eye(len(r)))
+        return vectors * (0.1 / (values.sqrt() + floor)) @ vectors.mT
+
+    _, root = sampler.state[weight]["mass"].double()
+    torch.testing.assert_close(root[0] @ root[0], expected([g[0].double() for g in seen[:4]]), rtol=1e-4, atol=1e-5)
+    _, roots = sampler.state[wide]["mass"].double()
+    assert roots.shape == (2, 3, 3)
+    for i, root in enumerate(roots):
+        columns = [g[2].flatten(1)[:, 3 * i : 3 * i + 3].double() for g in seen[:4]]
+        torch.testing.assert_close(root @ root, expected(columns), rtol=1e-4, atol=1e-5)
+    v = sum(w * g[1].double().square() for w, g in zip(shares, seen[:4], strict=True))
+    torch.testing.assert_close(sampler.state[bias]["mass"].double().square(), 0.1 / (v.sqrt() + floor))
+
+
+def test_each_group_has_its_own_mass():
+    """Embeddings, say, whose rows are of very different sizes; both are saved, and another mass is refused."""
+
+    def make(first):
+        model = small_network()
+        groups = [{"params": model[0].parameters(), "mass": first}, {"params": model[2].parameters()}]
+        return model, adapted(groups)
+
+    model, sampler = make("diagonal")
+    for _ in range(8):
+        sampler.step(closure_for(model, sampler))
+    shapes = [tuple(sampler.state[p]["mass"].shape) for p in model.parameters()]
+    assert shapes == [(5, 3), (5,), (2, 1, 5, 5), (2,)]
+    _, twin = make("diagonal")
+    twin.load_state_dict(sampler.state_dict())
+    assert same(twin.state_dict(), sampler.state_dict())
+    with pytest.raises(ValueError, match="mass"):
+        make("matrix")[1].load_state_dict(sampler.state_dict())
+
+
+def test_while_it_is_measured_it_is_renewed_every_ten_steps():
+    """And when settling begins; a parameter that joins between has a mass of its own at once."""
+    a, b = (torch.nn.Parameter(torch.ones(4, 3)) for _ in range(2))
+    sampler = adapted([a, b], warmup_steps=40, settling_share=0.25, missing_gradient="skip")
+    masses = []
+    for step in range(45):
+        a.grad, b.grad = torch.randn(4, 3), torch.randn(4, 3) if step >= 23 and step % 10 else None
+        sampler.step()
+        masses.append(sampler.state[a]["mass"][1].clone())
+        if step == 23:
+            # Of the mean square of its first gradient: a multiple of 1, as large as that of a diagonal mass.
+            own = sampler.state[b]["mass"][1, 0]
+            torch.testing.assert_close(own, own[0, 0] * torch.eye(3), rtol=1e-3, atol=1e-4)
+            size = 0.1 / (b.grad.square().mean().sqrt() + 0.01)
+            assert own[0, 0].item() ** 2 == pytest.approx(size.item(), rel=1e-3)
+    changed = [step for step in range(1, 45) if not torch.equal(masses[step], masses[step - 1])]
+    assert changed == [10, 20, 30, 39]
+    assert not torch.equal(b, torch.ones(4, 3))
+
+
+# ---------------------------------------------------------------- its life in a chain
+
+
+@EVERY_WARMUP
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("done", [2, 4, 5, 8, 11])
+def test_a_chain_goes_on_bit_for_bit_in_each_of_its_phases_and_cycles(done, dtype, warmup):
+    def begin():
+        model = small_network().to(dtype)
+        return model, adapted(model.named_parameters(), warmup, cycle_length=LENGTH, generator=torch.Generator())
+
+    def run(model, sampler, start):
+        kept = None
+        for number in range(start, 20):
+            for i, p in enumerate(model.parameters()):
+                generator = torch.Generator().manual_seed(10 * number + i)
+                p.grad = p.detach() + torch.randn(p.shape, generator=generator).to(dtype)
+            if number == done and not start:
+                kept = copy.deepcopy([model.state_dict(), sampler.state_dict(), (model, sampler)])
+            sampler.step()
+        return kept
+
+    model, sampler = begin()
+    weights, state, twin = run(model, sampler, 0)
+    other, resumed = begin()
+    other.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    run(other, resumed, done)
+    run(*twin, done)
+    assert resumed.cycle == 2
+    assert torch.equal(flat(other), flat(model))
+    assert torch.equal(flat(twin[0]), flat(model))
+
+
+@pytest.mark.parametrize("without", [{3}, {4}, {5}, {3, 4, 5}])
+@EVERY_WARMUP
+def test_a_parameter_without_a_gradient_when_the_mass_is_frozen_gets_one_all_the_same(without, warmup):
+    torch.manual_seed(1)
+    a, b = (torch.nn.Parameter(torch.randn(4, 5)) for _ in range(2))
+    sampler = adapted([a, b], warmup, missing_gradient="skip")
+    for step in range(8):
+        before = b.detach().clone()
+        a.grad, b.grad = torch.randn(4, 5), None if step in without else torch.randn(4, 5)
+        sampler.step()
+        assert torch.equal(before, b) == (step in without)
+        if step == 5:
+            root = sampler.state[b]["mass"].clone()
+            assert root[1, 0].diagonal().min() > 0
+    assert torch.equal(sampler.state[b]["mass"], root)
+
+
+def test_a_covariance_that_is_not_finite_is_no_mass():
+    """Zeros in its place would let the chain stand still unseen."""
+    p = torch.nn.Parameter(torch.zeros(3, 4))
+    sampler = adapted([p])
+    p.grad = torch.full((3, 4), 1e25)
+    with pytest.raises(FloatingPointError, match="nothing was changed"):
+        sampler.step()
+    assert torch.equal(p.detach(), torch.zeros(3, 4))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_is_compiled_with_the_step():
+    def chain(compiled):
+        torch._dynamo.reset()
+        p = torch.nn.Parameter(torch.linspace(0.0, 1.0, 8).view(2, 4))
+        sampler = adapted([p], temperature=0.0)
+        step = torch.compile(sampler.step, backend="eager", fullgraph=True) if compiled else sampler.step
+        for number in range(9):
+            p.grad = torch.randn(2, 4, generator=torch.Generator().manual_seed(number))
+            step()
+        return p.detach()
+
+    torch.testing.assert_close(chain(compiled=True), chain(compiled=False))
+
+
+def test_higher_and_a_warm_start_have_the_diagonal_mass():
+    higher = pytest.importorskip("higher")
+    import learned_samplers.differentiable  # noqa: F401
+
+    model = small_network()
+    with pytest.raises(ValueError, match="mass='diagonal'"), higher.innerloop_ctx(model, adapted(model.parameters())):
+        pass
+    adam = torch.optim.Adam(model.parameters())
+    closure_for(model, adam)()
+    adam.step()
+    with pytest.raises(ValueError, match="mass"):
+        AdaptedSGHMC.from_optimizer(adam, N, mass="matrix")
