@@ -12,7 +12,7 @@ import torch
 import learned_samplers
 from learned_samplers.learned import weights
 from learned_samplers.learned.cards import badge_in
-from learned_samplers.learned.native.library import native_library
+from learned_samplers.learned.native.kernel import native_library
 from learned_samplers.learned.sampler import LearnedSampler
 
 #: The samplers that most people need, in the order in which they are shown.

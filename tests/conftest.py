@@ -6,7 +6,7 @@ import matplotlib
 import pytest
 import torch
 
-from learned_samplers.learned.native.library import native_library
+from learned_samplers.learned.native.kernel import native_library
 
 matplotlib.use("Agg")
 # The tests' tensors are small: one thread is faster than two, and far faster where the cores are shared.

@@ -81,7 +81,6 @@ _CHOSEN: dict[str, Make] = {
     "KineticL2E": _maker(KineticL2E, network=_network(2, outputs=1)),
     "PrecondL2E": _maker(PrecondL2E, network=_network("paper"), settings={"correction": "network"}),
     "MetaSGMCMC": _maker(MetaSGMCMC, network=_meta_network()),
-    "MetaSGMCMC-difference": _maker(MetaSGMCMC, network=_meta_network(), settings={"correction": "finite_difference"}),
 }
 #: Every sampler of the library: those above, and each other that the package exports, with its defaults.
 SAMPLERS: dict[str, Make] = {
@@ -95,9 +94,7 @@ LEARNED = frozenset(name for name, make in SAMPLERS.items() if issubclass(make.c
 #: Those whose rule takes a tensor for one matrix, and so no leading axes.
 OF_MATRICES = frozenset({"WhitenedSGHMC", "AdaptedSGHMC-matrix"})
 #: Those that cannot step without a closure.
-NEED_CLOSURE = frozenset(
-    {"HMC", "MCLMC", "MCLMC-noise", "MCLMC-control", "PSGLD-probe", "KineticL2E", "MetaSGMCMC", "MetaSGMCMC-difference"}
-)
+NEED_CLOSURE = frozenset({"HMC", "MCLMC", "MCLMC-noise", "MCLMC-control", "PSGLD-probe", "KineticL2E", "MetaSGMCMC"})
 #: Those that take their gradients at drawn weights: a step needs a closure, or a block in which they are drawn.
 NEED_DRAWS = frozenset({"IVON", "IVON-clipped"})
 #: Those that higher, torch.compile and a step without a closure are for.

@@ -26,7 +26,7 @@ from experiments.meta_training.array_pickle import as_array, load
 from torch import nn
 
 from learned_samplers.learned import weights
-from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import FEATURE_SETS
 from learned_samplers.learned.l2e import L2ESettings
 
 _LAYER = re.compile(r"((?:.{0,200}/)?)linear_(\d{1,9})")

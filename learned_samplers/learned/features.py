@@ -1,4 +1,4 @@
-"""What a network sees of each weight of a chain, and the network on it.
+"""What a network sees of each weight of a chain: the named sets of features, running averages, and how both are made.
 
 Everything lies in flat buffers with any leading axes, feature by feature, (..., F, d): a tensor's mean square is a
 reduction along the last axis, a layer of the network one batched product W·X without a transpose.
@@ -8,32 +8,110 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learned_samplers.base import matrices
+from learned_samplers.base.operations import scalar_log10
 from learned_samplers.base.segments import Segments, constant
-from learned_samplers.learned.feature_sets import (
-    AVERAGE_DECAYS,
-    LOG_SCALE,
-    TINY,
-    FeatureSet,
-    constants,
-    feature_set_named,
-    logarithms,
-)
-from learned_samplers.learned.native.kernel import CompiledChain, takes
-from learned_samplers.learned.network import Phi, outputs_of, through
+
+#: d of the running averages m ← d·m + (1−d)·g that the network sees (Appendix I.1 of the paper).
+AVERAGE_DECAYS = (0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
+#: d of the running averages v ← d·v + (1−d)·g² of an adaptive set.
+_SECOND_MOMENT_DECAYS = (0.99, 0.999)
+#: d of the averages whose ratios to √v̂ an adaptive set has; the first one is also what the matrix direction is made of.
+_RATIO_DECAYS = (0.9, 0.99)
+
+#: d of the averages whose length beside the gradient's is in the context: the gradient-to-noise ratio.
+COHERENCE_DECAYS = (0.9, 0.99, 0.999)
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """A named choice of features; weights are bound to the name, so a name's meaning never changes.
+
+    The rows are: g, θ, r, the running averages of g, each divided by its root mean square over the tensor; the matrix
+    direction; those that are made coordinate by coordinate, ratios of gradient and averages to √v̂ and logarithms of √v̂;
+    then ``context``, one value a tensor.
+    """
+
+    name: str
+    #: Whether second moments are kept, adaptive rows made of them, and there is a context.
+    adaptive: bool = False
+    #: Whether there is the matrix direction, the momentum of each matrix whitened and
+    #: made orthogonal, and whether the context tells the run's progress and what is a matrix.
+    matrix: bool = False
+    #: τ of the features t/(t + τ) of the context.
+    times: tuple[int, ...] = ()
+
+    context: tuple[str, ...] = field(init=False)
+    average_decays: tuple[float, ...] = field(init=False, default=AVERAGE_DECAYS)
+    #: d of v, kept after the averages of g.
+    second_moment_decays: tuple[float, ...] = field(init=False)
+    ratio_decays: tuple[float, ...] = field(init=False, default=_RATIO_DECAYS)
+    #: Running averages that the rule keeps for each coordinate.
+    num_averages: int = field(init=False)
+    #: A name for each feature, in order.
+    names: tuple[str, ...] = field(init=False)
+    #: F, the number of features.
+    size: int = field(init=False)
+    #: Whether the network is told how much of the run is over, where that is known.
+    sees_progress: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        seconds = _SECOND_MOMENT_DECAYS if self.adaptive else ()
+        raw = ("gradient", "parameter", "momentum", *(f"average_{d:g}" for d in AVERAGE_DECAYS))
+        ratios = ("gradient_to_rms", *(f"average_{d:g}_to_rms" for d in _RATIO_DECAYS)) if self.adaptive else ()
+        logs, matrix = tuple(f"log_rms_{d:g}" for d in seconds), ("matrix_direction",) * self.matrix
+        context: tuple[str, ...] = ()
+        if self.adaptive:
+            context = ("log_kick", "log_parameter", "log_momentum", "log_displacement")
+            context += (*(f"log_coherence_{d:g}" for d in COHERENCE_DECAYS), "log_size")
+            context += (*(f"time_{time}" for time in self.times), "log_data")
+            context += ("progress", "has_total", "is_matrix") if self.matrix else ()
+        names = (*raw, *matrix, *ratios, *logs, *context)
+        own = {
+            "context": context,
+            "second_moment_decays": seconds,
+            "num_averages": len(AVERAGE_DECAYS) + len(seconds),
+            "names": names,
+            "size": len(names),
+            "sees_progress": self.matrix,
+        }
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+
+FEATURE_SETS: dict[str, FeatureSet] = {
+    each.name: each
+    for each in (
+        FeatureSet("paper"),
+        FeatureSet("adaptive", adaptive=True, times=(10, 100, 1000)),
+        FeatureSet("matrix", adaptive=True, matrix=True, times=(10, 100, 1000, 10000)),
+    )
+}
+
+
+def feature_set_named(name: str | FeatureSet) -> FeatureSet:
+    """The feature set of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if isinstance(name, FeatureSet):
+        return name
+    if name not in FEATURE_SETS:
+        raise ValueError(f"feature_set must be one of {', '.join(map(repr, FEATURE_SETS))}, got {name!r}")
+    return FEATURE_SETS[name]
+
 
 #: What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
 FLOOR = 1e-5
 _RATIO_BOUND = 8.0
 _LOG_RATIO_FLOOR = 1e-10
-# Coordinates, of all members together, whose features are made at a time.
-_PIECE_ON_CPU, _PIECE_ON_GPU = 1 << 14, 1 << 22
 
 #: Averages or covariances of a chain: one flat buffer with leading axes, or in place a tensor for each parameter.
 Kept = Tensor | Sequence[Tensor]
@@ -131,6 +209,20 @@ def update_averages(
     if not named.second_moment_decays:
         return first
     return torch.cat([first, torch.lerp(averages[..., k:, :], gradient.square(), weights[k:])], -2)
+
+
+def update_each_(
+    averages: Sequence[Tensor], gradient: Tensor, feature_set: str | FeatureSet, *, step: Any, segments: Segments
+) -> Tensor:
+    """`update_averages` in place of averages (K, *shape) for each tensor; gives them as one buffer (K, d)."""
+    rows = [x.reshape(len(x), -1) for x in averages]
+    flat = rows[0] if len(rows) == 1 else torch.cat(rows, -1)  # of a huge tensor no copy
+    fresh = not torch.compiler.is_compiling()  # which does not follow a change in place
+    flat = update_averages(flat, gradient, feature_set, in_place=fresh, step=step, segments=segments)
+    if torch.compiler.is_compiling() or flat.data_ptr() != averages[0].data_ptr():
+        for x, piece in zip(averages, flat.split([x[0].numel() for x in averages], -1), strict=True):
+            x.copy_(piece.reshape(x.shape))
+    return flat
 
 
 def begin_late_(averages: Tensor, mean_square: Tensor, feature_set: str | FeatureSet, step: int) -> None:
@@ -261,159 +353,53 @@ class Scales:
 
     def _context(self, momentum: Tensor) -> Tensor:
         """The rows of the context of every tensor, (..., E, S); ``momentum`` is its mean square (..., 1, S)."""
-        run, like = dict(num_data=self.num_data, time=self.time), self.mean_squares
-        logs = torch.log(torch.cat(logarithms(self.named, like, momentum, lr=self.lr, **run), -2))
+        like, run = self.mean_squares, dict(num_data=self.num_data, time=self.time, total_steps=self.total_steps)
+        squares, constants = context_of(self.named, like, momentum, lr=self.lr, **run)
+        logs = torch.log(torch.cat(squares, -2))
         rows = [torch.log10(constant(self.segments.lengths, like)) / 3 - 1]
-        rows += [torch.zeros_like(rows[0]) + x for x in constants(self.named, total_steps=self.total_steps, **run)]
+        rows += [torch.zeros_like(rows[0]) + x for x in constants]
         if self.named.matrix:
             rows.append(constant(tuple(float(min(sides) > 1) for sides in self.segments.matrices), like))
         rest = torch.stack(rows).expand(*like.shape[:-2], -1, -1)
         return torch.cat([0.5 * LOG_SCALE * logs, rest], -2)
 
 
-# ------------------------------------------------------------------------------------------- the network on a chain
+# ------------------------------------------------------------------------------------------- the context
+
+# Logarithms are flat below these mean squares, so that a dead tensor gives a finite feature: of gradients, whose scale
+# is unknown, and of dimensionless quantities and parameters.
+TINY, SMALL = 1e-16, 1e-8
+#: Brings natural logarithms of magnitudes to the scale of the other features.
+LOG_SCALE = 0.25
 
 
-class NetworkOnChain:
-    """The network at one state of the chain; called with the momentum, once a pass.
-
-    The second pass computes the first layer anew, though only the momentum has changed: to keep it takes 32·d floats.
-
-    Args:
-        phi: its layers.
-        chain: what it sees, and what computes: torch, or compiled code.
-        output_bound: B, or None.
-        normalised: None, or what the second output is multiplied by after it was divided by its root mean square over
-            the tensor.
-    """
-
-    def __init__(self, phi: Phi, chain: Scales | CompiledChain, output_bound: float | None, normalised: Any = None):
-        self.phi, self.chain, self.output_bound, self.normalised = phi, chain, output_bound, normalised
-
-    def __call__(self, momentum: Tensor, heads: tuple[int, ...] = (0, 1)) -> tuple[Tensor, ...]:
-        """The outputs ``heads`` at every coordinate, (..., d) each: of (α, β), or of a gate's (α, β·exp γ)."""
-        if isinstance(self.chain, CompiledChain):
-            outputs = self.chain.outputs(*self._layers(heads), momentum, self.output_bound)
-        else:
-            outputs = self._of(self.chain.with_momentum(momentum), heads)
-        if self.normalised is None or 1 not in heads:
-            return outputs
-        segments = self.chain.segments
-        factor = torch.rsqrt(segments.mean_square(outputs[-1]) + FLOOR) * self.normalised
-        self._factor = segments.expand(factor) if momentum.shape[-1] else factor
-        return (*outputs[:-1], outputs[-1] * self._factor)
-
-    def held(self, parameter: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
-        """The outputs at another θ and r, with the scales of the tensors as they were in the last call of torch's."""
-        assert isinstance(self.chain, Scales)
-        outputs = self._of(self.chain.held(parameter, momentum), (0, 1))
-        return outputs if self.normalised is None else (outputs[0], outputs[1] * self._factor)
-
-    def _layers(self, heads: tuple[int, ...]) -> tuple[Phi, bool]:
-        """The layers with the last one's rows for these heads, and whether the last of them is a gate."""
-        *hidden, (weight, bias) = self.phi
-        gated = weight.shape[-2] == 3 and 1 in heads
-        rows = slice(heads[0], 3 if gated else heads[-1] + 1)
-        return [*hidden, (weight[..., rows, :], bias[..., rows])], gated
-
-    def _of(self, scales: Scales, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
-        layers, gated = self._layers(heads)
-        total, members = scales.parameter.shape[-1], max(scales.parameter[..., :1].numel(), 1)
-        size = max((_PIECE_ON_CPU if scales.parameter.is_cpu else _PIECE_ON_GPU) // members, 128)
-        # (A process may hold nothing of a tensor that is sharded, and takes part in its statistics.)
-        starts = range(0, max(total, 1), size)
-        pieces = [through(layers, scales.window(start, min(start + size, total))) for start in starts]
-        y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
-        return outputs_of(y, self.output_bound, gated=gated)
-
-
-def network_at(
-    phi: Phi,
-    parameter: Tensor,
-    gradient: Tensor,
-    averages: Kept,
-    segments: Segments,
-    *,
-    settings: Any,
-    lr: Any,
-    num_data: Any,
-    step: Any,
-    prior_precision: Any = None,
-    covariances: Kept | None = None,
-    normalised: Any = None,
-    in_place: bool = False,
-) -> tuple[NetworkOnChain, tuple[Any, ...]]:
-    """The network at a state of the chain, and its averages (and covariances) updated with the gradient.
-
-    Here it is decided whether compiled code computes: where it takes the tensors, and may write in place.
+def context_of(
+    named: FeatureSet, squares: Any, momentum: Any, *, lr: Any, num_data: Any, time: Any, total_steps: int | None
+) -> tuple[list[Any], list[Any]]:
+    """What the context is made of, of tensors or of arrays.
 
     Args:
-        averages: (..., K, d), or in place (K, *shape) for each tensor.
-        covariances: (..., w) or likewise, where the feature set has a matrix direction.
-        settings: say what the network sees and how its outputs are bounded.
-        normalised: that of `NetworkOnChain`.
-        in_place: write into averages and covariances.
+        squares: means over each tensor of the squares of g, θ and the averages of g, (..., 2 + K, S).
+        momentum: that of r, (..., 1, S).
+        time: updates done, with this one.
+
+    Returns:
+        Squares whose logarithm, times ½·`LOG_SCALE`, is in the context, (..., 1, S) each; and the features that are the
+        same for all tensors, between those of a tensor's size and its shape.
     """
-    named = feature_set_named(settings.feature_set)
-    kept = [averages] if isinstance(averages, Tensor) else averages
-    run = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps)
-    rounded = named.matrix and kept[0].dtype != gradient.dtype
-    ahead = _unrounded(averages, gradient, segments) if rounded else None
-    compiled, flat = None, averages
-    if in_place and takes(phi, [parameter, gradient, *kept], segments):
-        compiled = CompiledChain(parameter, gradient, averages, segments, named, **run)
-    elif isinstance(averages, Tensor):
-        flat = averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
-    else:
-        rows = [x.reshape(len(x), -1) for x in averages]
-        flat = rows[0] if len(rows) == 1 else torch.cat(rows, -1)  # of a huge tensor no copy
-        fresh = not torch.compiler.is_compiling()  # which does not follow a change in place
-        flat = update_averages(flat, gradient, named, in_place=fresh, step=step, segments=segments)
-        if torch.compiler.is_compiling() or flat.data_ptr() != averages[0].data_ptr():
-            for x, piece in zip(averages, flat.split([x[0].numel() for x in averages], -1), strict=True):
-                x.copy_(piece.reshape(x.shape))
-    matrix_rows: list[Tensor] | None = None
-    if named.matrix:
-        slopes = segments.as_matrices(gradient)
-        covariances, states = _update_covariances(covariances, gradient, slopes, segments, step, in_place)
-        pairs = zip(ahead or _rows(averages, segments), slopes, strict=True)
-        decay = prior_precision / num_data if settings.attenuated else 0.0
-        ahead = [torch.lerp(m, g, 1 - _MATRIX_DECAY) for m, g in pairs]
-        matrix_rows = matrices.directions(ahead, states, segments.as_matrices(parameter), decay)
-    chain: Scales | CompiledChain
-    if compiled is None:
-        direction = None if matrix_rows is None else torch.cat([row.flatten(-2) for row in matrix_rows], -1)
-        chain = Scales(parameter, gradient, flat, segments, named, direction=direction, **run)
-    else:
-        chain, compiled.direction = compiled, matrix_rows and [row.contiguous() for row in matrix_rows]
-    network = NetworkOnChain(phi, chain, settings.output_bound, normalised)
-    return network, (averages,) if covariances is None else (averages, covariances)
-
-
-# d of the average that the matrix direction is made of, d·m + (1−d)·g, which looks a step ahead; and its row.
-_MATRIX_DECAY = 0.9
-_MATRIX_AVERAGE = AVERAGE_DECAYS.index(_MATRIX_DECAY)
-
-
-def _rows(averages: Kept, segments: Segments) -> list[Tensor]:
-    """Those rows of every tensor, as matrices."""
-    if isinstance(averages, Tensor):
-        return segments.as_matrices(averages[..., _MATRIX_AVERAGE, :])
-    return [x[_MATRIX_AVERAGE].reshape(sides) for x, sides in zip(averages, segments.matrices, strict=True)]
-
-
-def _unrounded(averages: Kept, gradient: Tensor, segments: Segments) -> list[Tensor]:
-    """Of averages in bfloat16, not yet updated: those rows after this gradient, before they are rounded."""
-    rows, slopes = _rows(averages, segments), segments.as_matrices(gradient)
-    return [torch.lerp(m.to(g.dtype), g, 1 - _MATRIX_DECAY) for m, g in zip(rows, slopes, strict=True)]
-
-
-def _update_covariances(
-    covariances: Kept | None, gradient: Tensor, slopes: list[Tensor], segments: Segments, step: Any, in_place: bool
-) -> tuple[Kept, Sequence[Tensor]]:
-    """The covariances as they were given, updated, and those of every tensor."""
-    if covariances is None or isinstance(covariances, Tensor):
-        flat = matrices.update_whitening(covariances, gradient, segments, step, in_place=in_place)
-        return flat, matrices.flat_states(flat, segments)
-    matrices.update_whitening_(covariances, slopes, step)
-    return covariances, covariances
+    gradient, parameter = squares[..., :1, :], squares[..., 1:2, :]
+    logarithms = [
+        gradient * (lr * num_data) + SMALL,
+        parameter + SMALL,
+        momentum + SMALL,
+        (momentum * (lr / num_data) + SMALL**2) / (parameter + SMALL),
+    ]
+    for d in COHERENCE_DECAYS:
+        i = 2 + named.average_decays.index(d)
+        logarithms.append((squares[..., i : i + 1, :] / (1 - d**time) ** 2 + TINY) / (gradient + TINY))
+    # The last is 0 at a thousand training points, 1 at a million.
+    constants = [*[time / (time + each) for each in named.times], scalar_log10(num_data) / 3 - 1]
+    if named.matrix:  # the share of the run that is over before its ``time``-th step, and whether it has an end
+        share = 0.0 if total_steps is None else min((time - 1) / total_steps, 1.0)
+        constants += [share, float(total_steps is not None)]
+    return logarithms, constants

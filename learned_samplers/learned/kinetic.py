@@ -32,7 +32,7 @@ from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned.network import Phi, value_and_slopes
-from learned_samplers.learned.sampler import LearnedSampler, gather, scatter, together
+from learned_samplers.learned.sampler import LearnedSampler, gather, scatter
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 
 #: The network's inputs: θ and ∇Ũ, each over its root mean square over the tensor.
@@ -45,7 +45,6 @@ class KineticSettings(LearnedSettings):
 
     Args:
         mean_scale: s, in units of the momentum.
-        output_bound: B > 0 holds the network's output to B·tanh(·/B).
         hessian: where the Hessian-vector product comes from, see `KineticL2E`.
         probe_size: δ of its finite difference, as root mean square displacement of θ.
     """
@@ -54,7 +53,6 @@ class KineticSettings(LearnedSettings):
 
     feature_set: str = choice("kinetic", "kinetic")
     mean_scale: float = setting(1.0, check.non_negative, doc="Factor on the learned mean of the momentum.")
-    output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
     hessian: str = choice("finite_difference", "finite_difference", "double_backward", "none", in_card=False)
     probe_size: float = setting(1e-3, check.positive, in_card=False)
 
@@ -86,7 +84,7 @@ def kinetic_mean(
         settings: ``mean_scale`` is s, in units of the momentum.
     """
     rows = [scaled for scaled, _ in _inputs(parameter, gradient, segments, prior_precision / num_data)]
-    (mean,) = value_and_slopes(phi, rows, (), output_bound=settings.output_bound)
+    (mean,) = value_and_slopes(phi, rows, ())
     return mean * settings.mean_scale
 
 
@@ -120,7 +118,7 @@ def kinetic_half_step(
     """
     share = prior_precision / num_data
     seen = _inputs(parameter, gradient, segments, share)
-    mean, *slopes = value_and_slopes(phi, [x for x, _ in seen], (0, 1), output_bound=settings.output_bound)
+    mean, *slopes = value_and_slopes(phi, [x for x, _ in seen], (0, 1))
     mean = mean * settings.mean_scale
     force = dict(lr=lr, num_data=num_data, prior_precision=prior_precision)
     _, half = sghmc_rule(
@@ -321,7 +319,7 @@ class KineticL2E(LearnedSampler):
         params, grads, hyper = inputs.params, inputs.gradients, self.hyper(group)
         momenta = [self.state_of(group, p, "momentum") for p in params]
         halves = []
-        for members in together(params):
+        for members in self.batches(params):
             chosen = [params[i] for i in members]
             noise = self.noise_for(chosen, hyper)
             segments, theta = Segments(tuple(p.numel() for p in chosen)), gather(chosen)
@@ -377,7 +375,7 @@ class KineticL2E(LearnedSampler):
                     p.copy_(start)
                     p.grad = slope
 
-    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:  # type: ignore[override]
         hyper = self.hyper(group)
         for half in inputs.prepared:
             theta, momentum = kinetic_finish(
@@ -393,7 +391,7 @@ class KineticL2E(LearnedSampler):
         for report, group in zip(reports, self.param_groups, strict=True):
             moved = [p for p in group["params"] if p.grad is not None and "momentum" in self.state.get(p, {})]
             total = 0.0
-            for members in together(moved):
+            for members in self.batches(moved):
                 chosen = [moved[i] for i in members]
                 theta = gather(chosen)
                 hyper = {key: as_number(group[key]) for key in ("num_data", "prior_precision")}

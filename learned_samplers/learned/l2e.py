@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
@@ -17,9 +17,8 @@ from learned_samplers.base.operations import FUNCTIONAL, IN_PLACE, kick, scalar_
 from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import GroupInputs
-from learned_samplers.learned.feature_sets import FEATURE_SETS, FeatureSet, check_total_steps, feature_set_named
-from learned_samplers.learned.features import Kept, NetworkOnChain, begin_late_, network_at
-from learned_samplers.learned.network import Phi, RuleArguments
+from learned_samplers.learned.features import FEATURE_SETS, FeatureSet, Kept, begin_late_
+from learned_samplers.learned.network import RuleArguments, network_at
 from learned_samplers.learned.sampler import LearnedSampler
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 
@@ -35,7 +34,6 @@ PUBLISHED_CODE: dict[str, Any] = {
 # The settings of one form alone, and what "by default" means for those whose default depends on it.
 _OF_ONE_FORM = {
     "num_data_in_training": "residual",
-    "decay_time": "residual",
     "noise_multiplier": "paper",
     "friction": "paper",
 }
@@ -51,22 +49,19 @@ class L2ESettings(LearnedSettings):
 
     Args:
         form: "residual", SGHMC with learned terms, or "paper", Eq. 6 of the paper.
-        feature_set: what the network sees, a name in `learned_samplers.learned.feature_sets.FEATURE_SETS`.
+        feature_set: what the network sees, a name in `learned_samplers.learned.features.FEATURE_SETS`.
         alpha_scale, beta_scale: s_α and s_β, by default 0.1 and 1 (residual), 10⁻³ both (paper).
         friction_scale: a further factor on β in the friction alone. With 0 the friction acts on r only: Eq. 6 still,
             with C·s_β·β taken out of α, but a β that lasts is not cancelled by the momentum that friction builds up
             against it (at 1, r → −s_β·β within 1/a steps unless α undoes it).
-        output_bound: B > 0 holds the network's outputs to B·tanh(·/B).
-        normalise_output: whether β, after any bound, is divided by its root mean square over the tensor, so that s_β
-            alone says how far the learned velocity moves it (a ``decay_time`` acts after that).
+        normalise_output: whether β is divided by its root mean square over the tensor, so that s_β alone says how far
+            the learned velocity moves it.
         gated: whether a third output γ, held to ±6, multiplies β by exp(γ), so that the network can learn how far to
             move apart from where to (residual form).
         attenuated: whether the matrix direction, of a feature set that has it, is shortened where the gradients fall
             below the prior's pull (`learned_samplers.base.matrices.attenuation`).
         num_data_in_training: N₀ (residual form): s_β is multiplied by √(N/N₀), so that the learned part of a step moves
             θ by √(lr/N₀)·s_β·β whatever N is, as an adaptive optimizer's step does.
-        decay_time: τ in steps (residual form): the outputs are divided by √(1 + t/τ) after t updates, before any bound,
-            so that the sampler tends to SGHMC; τ·N₀/N in its place where there is a ``num_data_in_training``.
         total_steps: length of the run, for feature sets with its progress; it is of a run, not of the weights.
         averages_dtype: "bfloat16" keeps the running averages in half the memory, rounded so that the error averages
             out, and steps in torch rather than in compiled code.
@@ -85,10 +80,7 @@ class L2ESettings(LearnedSettings):
     friction_scale: float = setting(
         1.0, check.non_negative, doc="Share of the friction that acts on β; of Meta-SGMCMC and Precond-L2E s_D."
     )
-    output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
-    normalise_output: bool = setting(
-        False, check.truth, doc="Divide β by its root mean square over the tensor, after the bound."
-    )
+    normalise_output: bool = setting(False, check.truth, doc="Divide β by its root mean square over the tensor.")
     gated: bool = setting(
         False, check.truth, doc="Whether a third output γ multiplies β by exp(γ), γ held to ±6 (residual form)."
     )
@@ -97,9 +89,6 @@ class L2ESettings(LearnedSettings):
     )
     num_data_in_training: float | None = setting(
         None, check.positive, optional=True, doc="N₀ at which the factor on β holds; it grows with the root of N/N₀."
-    )
-    decay_time: float | None = setting(
-        None, check.positive, optional=True, doc="τ in steps: outputs are divided by √(1 + t/τ) after t updates."
     )
     total_steps: int | None = setting(
         None, check.integer, optional=True, in_card=False, doc="Length of the run, for feature sets with its progress."
@@ -128,9 +117,15 @@ class L2ESettings(LearnedSettings):
                 f"gated=True needs form='residual' and normalise_output=False, got {self.form!r} and "
                 f"{self.normalise_output}"
             )
-        if self.attenuated and not feature_set_named(self.feature_set).matrix:
+        seen = FEATURE_SETS[self.feature_set]
+        if self.attenuated and not seen.matrix:
             raise ValueError(f"attenuated=True is for a matrix direction, which feature_set={self.feature_set!r} lacks")
-        check_total_steps(self.total_steps, self.feature_set)
+        if self.total_steps is not None and not seen.sees_progress:
+            serving = ", ".join(repr(name) for name, each in FEATURE_SETS.items() if each.sees_progress)
+            raise ValueError(
+                f"total_steps is for a feature set with the progress of the run ({serving}), got {self.total_steps} "
+                f"with feature_set={self.feature_set!r}"
+            )
 
     def to_card(self) -> dict[str, Any]:
         card = super().to_card()
@@ -139,7 +134,7 @@ class L2ESettings(LearnedSettings):
 
     @property
     def features(self) -> tuple[str, ...]:
-        return feature_set_named(self.feature_set).names
+        return FEATURE_SETS[self.feature_set].names
 
     @property
     def outputs(self) -> int:
@@ -154,36 +149,6 @@ def velocity_scale(settings: L2ESettings, num_data: Any) -> Any:
     """s_β, or s_β·√(N/N₀) where there is an N₀."""
     trained = settings.num_data_in_training
     return settings.beta_scale if trained is None else settings.beta_scale * scalar_sqrt(num_data / trained)
-
-
-def decay_factor(settings: L2ESettings, step: Any, num_data: Any) -> Any:
-    """1/√(1 + t/τ), the factor on the outputs after t = ``step`` updates, or 1 where there is no ``decay_time``.
-
-    τ = ``decay_time``, or τ = ``decay_time``·N₀/N where there is an N₀.
-    """
-    decay_time: Any = settings.decay_time
-    if decay_time is None:
-        return 1.0
-    if settings.num_data_in_training is not None:
-        decay_time = decay_time * settings.num_data_in_training / num_data
-    passed = step.double() if isinstance(step, Tensor) else step
-    return 1 / scalar_sqrt(1 + passed / decay_time)
-
-
-def l2e_network(
-    phi: Phi, *tensors: Any, settings: L2ESettings, num_data: Any, step: Any, **at: Any
-) -> tuple[NetworkOnChain, tuple[Any, ...]]:
-    """As `network_at`, with outputs that decay and are normalised as the settings say."""
-    normalised = 1.0 if settings.normalise_output else None
-    if settings.decay_time is not None:
-        factor = decay_factor(settings, step, num_data)
-        normalised = normalised and factor
-        # On α and β; on α alone where normalising β would lose the factor.
-        *hidden, (weight, bias) = phi
-        factors = torch.ones_like(bias)
-        factors[..., : 1 if settings.normalise_output else 2] = factor
-        phi = [*hidden, (weight * factors.unsqueeze(-1), bias * factors)]
-    return network_at(phi, *tensors, settings=settings, num_data=num_data, step=step, normalised=normalised, **at)
 
 
 def l2e_rule(
@@ -235,7 +200,7 @@ def l2e_rule(
     lr, num_data, momentum_decay = at["lr"], at["num_data"], at["momentum_decay"]
     prior_precision, temperature = at["prior_precision"], at["temperature"]
     run = dict(settings=settings, lr=lr, num_data=num_data, step=step, prior_precision=prior_precision)
-    network, kept = l2e_network(
+    network, kept = network_at(
         at["phi"], parameter, gradient, averages, at["segments"], covariances=covariances, in_place=in_place, **run
     )
     step_size, beta_scale = scalar_sqrt(lr / num_data), velocity_scale(settings, num_data)
@@ -279,7 +244,7 @@ class AveragingSampler(LearnedSampler):
             matrices.warn_if_slow(every, f"{type(self).__name__}'s network sees", instead, stacklevel=4)
 
     def _settled(self) -> None:
-        self.feature_set = feature_set_named(self.settings.feature_set)
+        self.feature_set = FEATURE_SETS[self.settings.feature_set]
         self.state_names = ("momentum", "averages", *(("whitening",) if self.feature_set.matrix else ()))  # type: ignore[misc]
 
     @property
@@ -312,23 +277,15 @@ class AveragingSampler(LearnedSampler):
         lead = (self.feature_set.num_averages,) if name == "averages" else ()
         return torch.cat([tensor.reshape(*lead, -1) for tensor in tensors], -1)
 
-    def _make_state(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        some = [p for p in inputs.params if p.numel() or self.parts is not None]
-        late = [p for p in some if group["step"] and "averages" not in self.state.get(p, {})]
-        super()._make_state(group, inputs)
-        if not late:
-            return
-        for p, gradient in zip(inputs.params, inputs.gradients, strict=True):
-            if any(p is each for each in late):
-                segments = Segments.of([p]) if self.parts is None else self.parts.segments(p)
-                if segments.lengths[0]:
-                    mean_square = segments.mean(gradient.reshape(-1).square())
-                    begin_late_(
-                        self.state[p]["averages"], mean_square.reshape([1] * p.dim()), self.feature_set, group["step"]
-                    )
-
-    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        super().advance(group, inputs)
+    def advance(self, group: dict[str, Any], inputs: GroupInputs, lead: Sequence[int] = (), **more: Any) -> None:
+        for p, gradient in zip(inputs.params, inputs.gradients, strict=True) if group["step"] else ():
+            if "averages" in self.state.get(p, {}) or not (p.numel() or self.parts is not None):
+                continue
+            segments = Segments.of([p]) if self.parts is None else self.parts.segments(p)
+            if segments.lengths[0]:  # it joins late
+                mean_square = segments.mean(gradient.reshape(-1).square()).reshape([1] * p.dim())
+                begin_late_(self.state_of(group, p, "averages"), mean_square, self.feature_set, group["step"])
+        super().advance(group, inputs, lead, **more)
         if self.feature_set.matrix:
             self.roots.keep(self, inputs.params, group["step"])
 

@@ -12,14 +12,13 @@ from torch import Tensor
 from learned_samplers.base.operations import as_number
 from learned_samplers.checks import check_sampler
 from learned_samplers.learned.badge import EARNING
-from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import FEATURE_SETS
 from learned_samplers.learned.l2e import L2E
-from learned_samplers.learned.measures import assumption_violation, flat_states, term_contributions, term_effects
-from learned_samplers.learned.sampler import LearnedSampler, gather
+from learned_samplers.learned.measures import assumption_violation, flat_states, term_contributions
+from learned_samplers.learned.sampler import LearnedSampler
 
 #: Steps after which `l2e_law` looks at the terms.
 STEPS = 200
-_OF_THE_CHAIN = ("parameter", "gradient", "momentum", "averages", "covariances", "step")
 
 
 def measured_at(sampler: LearnedSampler) -> dict[str, Any]:
@@ -105,8 +104,7 @@ def l2e_law(
 
     Returns:
         What `gaussian_law` returns, and after `STEPS` steps from exact draws of the same Gaussians
-        "assumption_violation" (the relative one), "terms" (`term_contributions`) and "term_effects" (how far each of
-        α, the learned friction and the noise has moved the chain).
+        "assumption_violation" (the relative one) and "terms" (`term_contributions`).
     """
     law = gaussian_law(make, coordinates=coordinates, stiffness=stiffness, seed=seed)
     with torch.random.fork_rng(devices=[]):
@@ -117,8 +115,6 @@ def l2e_law(
         spread = [(group["temperature"] / (k + group["prior_precision"])) ** 0.5 for k in curvatures]
         shape = law["shape"]
         params = [(torch.randn(shape) * s).requires_grad_() for s in spread]
-        start = gather(params).detach().clone()
-        slope = torch.tensor(curvatures).repeat_interleave(math.prod(shape)) / group["num_data"]
         sampler = make(params)
         for _ in range(STEPS + 1):
             for p, k in zip(params, curvatures, strict=True):
@@ -127,10 +123,8 @@ def l2e_law(
                 break
             sampler.step()
         (state,) = flat_states(sampler)
-    hyper = {key: value for key, value in state.items() if key not in _OF_THE_CHAIN}
     return {
         **law,
         "assumption_violation": float(assumption_violation(**state).relative),
         "terms": {name: float(value) for name, value in term_contributions(**state).items()},
-        "term_effects": term_effects(lambda theta: theta * slope, start, STEPS, seed=seed, **hyper),
     }

@@ -6,8 +6,8 @@ optimizer in mid-run: ``for state in flat_states(sampler): term_contributions(**
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
@@ -15,13 +15,12 @@ from torch import Tensor
 
 from learned_samplers.base import prior_mean
 from learned_samplers.base.guards.precision import MASTER
-from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.operations import scalar_sqrt
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
-from learned_samplers.learned.l2e import L2E, L2ESettings, l2e_network, l2e_rule, velocity_scale
-from learned_samplers.learned.network import Phi, RuleArguments, apply_network
-from learned_samplers.learned.sampler import gather, together
+from learned_samplers.learned.features import FeatureSet, feature_set_named
+from learned_samplers.learned.l2e import L2E, L2ESettings, l2e_rule, velocity_scale
+from learned_samplers.learned.network import Phi, RuleArguments, apply_network, network_at
+from learned_samplers.learned.sampler import gather
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def assumption_violation(
             arguments are ignored.
     """
     run = dict(settings=settings, lr=lr, num_data=num_data, step=step, prior_precision=prior_precision)
-    network, _kept = l2e_network(phi, parameter, gradient, averages, segments, covariances=covariances, **run)
+    network, _kept = network_at(phi, parameter, gradient, averages, segments, covariances=covariances, **run)
     network(momentum)
     pull = torch.func.vjp(network.held, parameter, momentum)[1]
     ones, zeros = torch.ones_like(parameter), torch.zeros_like(parameter)
@@ -119,7 +118,7 @@ def term_contributions(
     before = parameter, gradient, None, momentum, averages, covariances
     _, moved, *_ = l2e_rule(*before, settings=settings, step=step, **at)
     run = dict(settings=settings, lr=lr, num_data=num_data, step=step, prior_precision=at["prior_precision"])
-    network, _ = l2e_network(at["phi"], parameter, gradient, averages, at["segments"], covariances=covariances, **run)
+    network, _ = network_at(at["phi"], parameter, gradient, averages, at["segments"], covariances=covariances, **run)
     alpha, beta = network(momentum)
     beta_scale = velocity_scale(settings, num_data)
     step_size = scalar_sqrt(lr / num_data)
@@ -140,61 +139,6 @@ def term_contributions(
     return report
 
 
-def term_effects(
-    gradient_of: Callable[[Tensor], Tensor],
-    parameter: Tensor,
-    steps: int,
-    *,
-    segments: Segments,
-    settings: L2ESettings,
-    seed: int = 0,
-    **hyper: Any,
-) -> dict[str, float]:
-    """How far each of α, the learned friction C·β and the noise moves the trajectory, all else equal.
-
-    Runs the chain as it is and with one term taken out, with the same draws, and compares the ends:
-    ‖θ_without − θ‖ / ‖θ − θ₀‖. (Chaos makes any difference grow with ``steps``: compare values, not with 0.)
-
-    Args:
-        gradient_of: θ (d,) ↦ gradient of the mean loss.
-        parameter: θ₀, (d,); the momentum starts at zero.
-        steps: length of the chains.
-        seed: of the noise.
-        segments, settings, hyper: of the rule.
-
-    Returns:
-        {"alpha": …, "learned_friction": …, "noise": …}.
-    """
-    named = feature_set_named(settings.feature_set)
-
-    def end(*, noisy: bool = True, **changed: Any) -> Tensor:
-        own = replace(settings, **changed)
-        generator = torch.Generator(parameter.device).manual_seed(seed)
-        theta, momentum = parameter, torch.zeros_like(parameter)
-        kept = [parameter.new_zeros(named.num_averages, parameter.shape[-1])]
-        if named.matrix:
-            kept.append(parameter.new_zeros(sum(state_lengths(segments))))
-        for step in range(steps):
-            noise = torch.randn(theta.shape, generator=generator, dtype=theta.dtype, device=theta.device)
-            theta, momentum, *kept = l2e_rule(
-                theta,
-                gradient_of(theta),
-                noise if noisy else None,
-                momentum,
-                *kept,
-                segments=segments,
-                step=step,
-                settings=own,
-                **hyper,
-            )
-        return theta
-
-    whole = end()
-    length = (whole - parameter).norm().item()
-    without = {"alpha": end(alpha_scale=0.0), "learned_friction": end(friction_scale=0.0), "noise": end(noisy=False)}
-    return {name: (theta - whole).norm().item() / length for name, theta in without.items()}
-
-
 def output_grids(
     phi: Phi,
     feature_set: str | FeatureSet = "paper",
@@ -202,7 +146,6 @@ def output_grids(
     extent: float = 3.0,
     points: int = 41,
     fixed: Sequence[float] = (-1.0, 0.0, 1.0),
-    output_bound: float | None = None,
 ) -> dict[str, Tensor]:
     """|α| and |β| over a grid of the network's normalised inputs, the data of the paper's Figure 4.
 
@@ -229,7 +172,7 @@ def output_grids(
             x[along], x[held] = rows.flatten(), value
             with torch.no_grad():
                 like = [(weight.detach().to(x), bias.detach().to(x)) for weight, bias in phi]
-                y = apply_network(like, x, output_bound=output_bound)[head]
+                y = apply_network(like, x)[head]
             grids[output].append(y.abs().view(points, points))
     return {"axis": axis, **{name: torch.stack(grid) for name, grid in grids.items()}}
 
@@ -254,7 +197,7 @@ def flat_states(sampler: L2E) -> list[dict[str, Any]]:
     states = []
     for group, inputs in zip(sampler.param_groups, sampler.collect_gradients(), strict=True):
         params, grads = inputs.params, inputs.gradients
-        for members in together(params):
+        for members in sampler.batches(params):
             chosen = [params[i] for i in members]
             state = {name: [sampler.state[p][name] for p in chosen] for name in sampler.state_names}
             theta = gather(_as_updated(sampler, group, chosen)).clone()

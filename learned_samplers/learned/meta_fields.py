@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -125,28 +125,13 @@ class Slopes(NamedTuple):
     friction_by_momentum: Any
 
 
-def exact_slopes(fields: Fields, momentum: Tensor, probe_size: Any, *, position: bool) -> Slopes:
-    """Exact derivatives, by one pass backward through each network."""
+def slopes_of(fields: Fields, momentum: Tensor, *, position: bool) -> Slopes:
+    """By one pass backward through each network; the move of the position needs Q's alone."""
     if position:
         curl, by_momentum = fields.curl(fields.energy, momentum, (1,))
         return Slopes(curl, None, by_momentum, None, None)
     curl, by_energy, by_momentum = fields.curl(fields.energy, momentum, (0, 1))
     return Slopes(curl, by_energy, by_momentum, *fields.friction(momentum, (1,)))
-
-
-def slopes_by_finite_differences(fields: Fields, momentum: Tensor, probe_size: Any, *, position: bool) -> Slopes:
-    """Forward differences over δ = ``probe_size`` in r and in u.
-
-    The only error is where a unit of the network switches within δ: there the slope is the mean over δ.
-    """
-    ahead = momentum + probe_size
-    (curl,), (moved,) = (fields.curl(fields.energy, r) for r in (momentum, ahead))
-    by_momentum = (moved - curl) / probe_size
-    if position:
-        return Slopes(curl, None, by_momentum, None, None)
-    by_energy = (fields.curl(fields.energy + probe_size, momentum)[0] - curl) / probe_size
-    (friction,), (after,) = (fields.friction(r) for r in (momentum, ahead))
-    return Slopes(curl, by_energy, by_momentum, friction, (after - friction) / probe_size)
 
 
 def to_root_mean_square(x: Tensor, segments: Segments, floor: float) -> tuple[Tensor, Tensor]:
@@ -163,10 +148,3 @@ def by_momentum(slopes: Slopes, stretch: Tensor | None) -> Slopes:
         return slopes
     names = ("curl_by_momentum", "friction_by_momentum")
     return slopes._replace(**{name: x * stretch for name in names if (x := getattr(slopes, name)) is not None})
-
-
-#: Where the derivatives in Γ come from.
-CORRECTIONS: dict[str, Callable[..., Slopes]] = {
-    "autograd": exact_slopes,
-    "finite_difference": slopes_by_finite_differences,
-}

@@ -29,7 +29,6 @@ from learned_samplers.base.sampler import arguments
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.step import Evaluation, GroupInputs
 from learned_samplers.learned.meta_fields import (
-    CORRECTIONS,
     META_FEATURE_SETS,
     Fields,
     Slopes,
@@ -37,6 +36,7 @@ from learned_samplers.learned.meta_fields import (
     by_momentum,
     check_meta_network,
     scaled_network,
+    slopes_of,
     split_meta_network,
     to_root_mean_square,
 )
@@ -65,8 +65,6 @@ class MetaSGMCMCSettings(LearnedSettings):
         friction_scale, constant_friction, friction_clip: s_D, κ in [0, 1], c_A (above 1 a step overshoots).
         energy_scale, gradient_scale: s_u and s_g.
         gradient_variance: B ≥ 0, the variance of ∇Ũ's minibatch noise, in units of (∇U)².
-        correction: "autograd": exact derivatives; or "finite_difference": forward differences over δ = ``probe_size``
-            in the networks' inputs, for float32 and float64.
     """
 
     sampler: ClassVar[str] = "MetaSGMCMC"
@@ -83,10 +81,6 @@ class MetaSGMCMCSettings(LearnedSettings):
     curl_clip: float = setting(5.0, check.positive)
     friction_clip: float = setting(1.0, check.positive, doc="Bound on D, or the most that one step may damp.")
     gradient_variance: float = setting(0.0, check.non_negative, in_card=False)
-    correction: str = choice(
-        "autograd", *CORRECTIONS, doc="Where the corrections' derivatives come from.", in_card=False
-    )
-    probe_size: float = setting(1e-3, check.positive, in_card=False)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -140,8 +134,7 @@ def meta_sgmcmc_rule(
             most that one step may damp, ``friction_scale``, ``constant_friction`` and ``friction_clip``; s_u and s_g
             ``energy_scale`` and ``gradient_scale``; B ≥ 0, the variance of the noise in ∇Ũ, which is taken off the
             noise that is drawn (to 0), ``gradient_variance``. The ``form`` "signed" takes f_D as it is, "absolute"
-            |f_D|, which only adds friction. Derivatives come from ``correction``, "autograd" or "finite_difference"
-            with δ = ``probe_size``.
+            |f_D|, which only adds friction.
         detach_inputs: no gradient flows through the networks' inputs (energy, momentum, gradient), only through
             weights and states: the truncated back-propagation of the paper.
         segments: the tensors that lie in d, needed by the feature set "energy_rms": the networks then see r and ∇Ũ
@@ -179,14 +172,13 @@ def meta_sgmcmc_rule(
         settings.curl_clip,
         absolute=settings.form == "absolute",
     )
-    derivatives = CORRECTIONS[settings.correction]
     step_size = scalar_sqrt(lr / num_data)
 
     r, stretch = inputs(momentum)
     if noise is None:
         at = Slopes(fields.curl(fields.energy, r)[0], None, None, fields.friction(r)[0], None)
     else:
-        at = by_momentum(derivatives(fields, r, settings.probe_size, position=False), stretch)
+        at = by_momentum(slopes_of(fields, r, position=False), stretch)
     by_square = momentum_decay * (1 - settings.constant_friction)
     constant = momentum_decay * settings.constant_friction
     raw = FUNCTIONAL.add_product(at.friction, at.curl, at.curl, by_square)
@@ -211,7 +203,7 @@ def meta_sgmcmc_rule(
     if noise is None:
         velocity = fields.curl(fields.energy, r)[0] * moved
     else:
-        after = by_momentum(derivatives(fields, r, settings.probe_size, position=True), stretch)
+        after = by_momentum(slopes_of(fields, r, position=True), stretch)
         velocity = FUNCTIONAL.add(after.curl * moved, after.curl_by_momentum, -temperature)
     return FUNCTIONAL.add(parameter, velocity, step_size), moved
 
@@ -287,14 +279,6 @@ class MetaSGMCMC(LearnedSampler):
     ):
         super().__init__(params, arguments(locals()), generator=generator)
 
-    def _validate(self, group: dict[str, Any]) -> None:
-        super()._validate(group)
-        if self.settings.correction == "finite_difference":
-            for entry in group.get("params", ()):
-                dtype = (entry[1] if isinstance(entry, tuple) else entry).dtype
-                if dtype.is_floating_point and dtype not in (torch.float32, torch.float64):
-                    raise ValueError(f"correction='finite_difference' needs float32 or float64 parameters, got {dtype}")
-
     # ---------------------------------------------------------------- the energy
 
     def evaluate(self, closure: Callable[[], Any] | None) -> Evaluation:
@@ -360,7 +344,5 @@ class MetaSGMCMC(LearnedSampler):
         after = self.flat_rule(*flat, phi=self._phi(parameter), segments=segments, **hyper)
         return tuple(x.reshape(parameter.shape) for x in after)
 
-    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        self._make_state(group, inputs)
-        energy = inputs.prepared
-        self._advance(inputs, tuple(energy.shape), **self.hyper(group), energy=energy)
+    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:  # type: ignore[override]
+        super().advance(group, inputs, tuple(inputs.prepared.shape), energy=inputs.prepared)

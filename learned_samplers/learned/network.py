@@ -1,4 +1,7 @@
-"""The small network of a learned sampler: as an ``nn.Module``, as a flat vector of weights, and on every coordinate."""
+"""The small network of a learned sampler: as an ``nn.Module``, as a flat vector of weights, and at every weight.
+
+Whether compiled code computes or torch is decided here, by `kernel.takes`: in `network_at` and `value_and_slopes`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,26 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from learned_samplers.base import matrices
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.feature_sets import FeatureSet, feature_set_named
+from learned_samplers.learned.features import (
+    AVERAGE_DECAYS,
+    FEATURE_SETS,
+    FLOOR,
+    FeatureSet,
+    Kept,
+    Scales,
+    feature_set_named,
+    update_averages,
+    update_each_,
+)
 from learned_samplers.learned.native import kernel
 
 #: The weights of a network, layer by layer: (weight (..., out, in), bias (..., out)), with leading axes () or (P,).
@@ -150,34 +165,28 @@ def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     return torch.matmul(weight, x) + bias
 
 
-def outputs_of(y: Tensor, output_bound: float | None = None, *, gated: bool = False) -> tuple[Tensor, ...]:
-    """The outputs (..., d) in the rows of y: held to B·tanh(y/B), the last one times exp(γ) where γ lies behind it."""
-    main = y[..., :-1, :] if gated else y
-    if output_bound is not None:
-        main = output_bound * torch.tanh(main / output_bound)
-    *others, last = main.unbind(-2)
-    if gated:
-        last = last * y[..., -1, :].clamp(-GATE_BOUND, GATE_BOUND).exp()
-    return (*others, last)
+def outputs_of(y: Tensor, *, gated: bool = False) -> tuple[Tensor, ...]:
+    """The outputs (..., d) in the rows of y, the last one times exp(γ) where γ lies behind it."""
+    if not gated:
+        return y.unbind(-2)
+    *others, last, gate = y.unbind(-2)
+    return (*others, last * gate.clamp(-GATE_BOUND, GATE_BOUND).exp())
 
 
-def apply_network(phi: Phi, x: Tensor, *, output_bound: float | None = None) -> tuple[Tensor, ...]:
+def apply_network(phi: Phi, x: Tensor) -> tuple[Tensor, ...]:
     """The network on every coordinate: ReLU between the layers, x ↦ (α, β).
 
     Args:
         phi: layers; the last one has two outputs, α and β, or also γ, and then β·exp(γ) is given, γ held to ±6.
         x: features, (..., F, d). ``phi`` has x's leading axes, or none and is then shared.
-        output_bound: B > 0 replaces an output y by B·tanh(y/B); None leaves it as it is.
 
     Returns:
         One tensor (..., d) for each output.
     """
-    return outputs_of(through(phi, x), output_bound, gated=phi[-1][0].shape[-2] == 3)
+    return outputs_of(through(phi, x), gated=phi[-1][0].shape[-2] == 3)
 
 
-def value_and_slopes(
-    phi: Phi, rows: Sequence[Tensor], wanted: Sequence[int], *, output_bound: float | None = None
-) -> tuple[Tensor, ...]:
+def value_and_slopes(phi: Phi, rows: Sequence[Tensor], wanted: Sequence[int]) -> tuple[Tensor, ...]:
     """A network with one output on every coordinate, and its derivatives in the inputs ``wanted``, (..., d) each.
 
     By compiled code where it takes the tensors, else by automatic differentiation, through which gradients flow.
@@ -187,12 +196,12 @@ def value_and_slopes(
         rows: the network's inputs, (..., d) each.
     """
     if kernel.takes(phi, rows):
-        return kernel.value_and_slopes(phi, rows, wanted, output_bound)
+        return kernel.value_and_slopes(phi, rows, wanted)
 
     def value(*moved: Tensor) -> Tensor:
         at = dict(zip(wanted, moved, strict=True))
         x = torch.stack([at.get(i, row) for i, row in enumerate(rows)], -2)
-        return outputs_of(through(phi, x), output_bound)[0]
+        return through(phi, x).squeeze(-2)
 
     if not wanted:
         return (value(),)
@@ -223,3 +232,141 @@ def check_forward(network: nn.Module) -> None:
             f"network's forward must be its nn.Linear layers in the order in which they were made, with ReLU between "
             f"them and nothing else, for that is what a step computes; {type(network).__name__} gives something else"
         )
+
+
+# ------------------------------------------------------------------------------------------- the network on a chain
+
+# Coordinates, of all members together, whose features are made at a time.
+_PIECE_ON_CPU, _PIECE_ON_GPU = 1 << 14, 1 << 22
+
+
+@dataclass
+class NetworkOnChain:
+    """The network at one state of the chain; called with the momentum, once a pass.
+
+    The second pass computes the first layer anew, though only the momentum has changed: to keep it takes 32·d floats.
+
+    Args:
+        phi: its layers.
+        chain: what it sees, and what computes: torch, or compiled code.
+        normalised: whether the second output is divided by its root mean square over the tensor.
+    """
+
+    phi: Phi
+    chain: Scales | kernel.CompiledChain
+    normalised: bool = False
+
+    def __call__(self, momentum: Tensor, heads: tuple[int, ...] = (0, 1)) -> tuple[Tensor, ...]:
+        """The outputs ``heads`` at every coordinate, (..., d) each: of (α, β), or of a gate's (α, β·exp γ)."""
+        *hidden, (weight, bias) = self.phi
+        gated = weight.shape[-2] == 3 and 1 in heads
+        rows = slice(heads[0], 3 if gated else heads[-1] + 1)
+        layers = [*hidden, (weight[..., rows, :], bias[..., rows])]
+        if isinstance(self.chain, Scales):
+            outputs = _in_pieces(layers, self.chain.with_momentum(momentum), gated)
+        else:
+            outputs = self.chain.outputs(layers, gated, momentum)
+        if not self.normalised or 1 not in heads:
+            return outputs
+        factor = torch.rsqrt(self.chain.segments.mean_square(outputs[-1]) + FLOOR)
+        self._factor = self.chain.segments.expand(factor) if momentum.shape[-1] else factor
+        return (*outputs[:-1], outputs[-1] * self._factor)
+
+    def held(self, parameter: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
+        """Both outputs at another θ and r, with the scales of the tensors as they were in the last call of torch's."""
+        assert isinstance(self.chain, Scales)
+        gated = self.phi[-1][0].shape[-2] == 3
+        alpha, beta = _in_pieces(self.phi, self.chain.held(parameter, momentum), gated)
+        return alpha, beta * self._factor if self.normalised else beta
+
+
+def _in_pieces(layers: Phi, scales: Scales, gated: bool) -> tuple[Tensor, ...]:
+    """The outputs in torch, which makes the features of some coordinates at a time."""
+    total, members = scales.parameter.shape[-1], max(scales.parameter[..., :1].numel(), 1)
+    size = max((_PIECE_ON_CPU if scales.parameter.is_cpu else _PIECE_ON_GPU) // members, 128)
+    # (A process may hold nothing of a tensor that is sharded, and takes part in its statistics.)
+    starts = range(0, max(total, 1), size)
+    pieces = [through(layers, scales.window(start, min(start + size, total))) for start in starts]
+    return outputs_of(pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1), gated=gated)
+
+
+def network_at(
+    phi: Phi,
+    parameter: Tensor,
+    gradient: Tensor,
+    averages: Kept,
+    segments: Segments,
+    *,
+    settings: Any,
+    lr: Any,
+    num_data: Any,
+    step: Any,
+    prior_precision: Any = None,
+    covariances: Kept | None = None,
+    in_place: bool = False,
+) -> tuple[NetworkOnChain, tuple[Any, ...]]:
+    """The network at a state of the chain, and its averages (and covariances) updated with the gradient.
+
+    Args:
+        averages: (..., K, d), or in place (K, *shape) for each tensor.
+        covariances: (..., w) or likewise, where the feature set has a matrix direction.
+        settings: say what the network sees, and whether its second output is normalised.
+        in_place: write into averages and covariances; only then compiled code may compute.
+    """
+    named = FEATURE_SETS[settings.feature_set]
+    kept = [averages] if isinstance(averages, Tensor) else averages
+    run = dict(lr=lr, num_data=num_data, step=step, total_steps=settings.total_steps)
+    rounded = named.matrix and kept[0].dtype != gradient.dtype
+    ahead = _unrounded(averages, gradient, segments) if rounded else None
+    compiled, flat = None, averages
+    if in_place and kernel.takes(phi, [parameter, gradient, *kept], segments):
+        compiled = kernel.CompiledChain(parameter, gradient, averages, segments, named, **run)
+    elif isinstance(averages, Tensor):
+        flat = averages = update_averages(averages, gradient, named, in_place=in_place, step=step, segments=segments)
+    else:
+        flat = update_each_(averages, gradient, named, step=step, segments=segments)
+    matrix_rows: list[Tensor] = []
+    if named.matrix:
+        slopes = segments.as_matrices(gradient)
+        covariances, states = _update_covariances(covariances, gradient, slopes, segments, step, in_place)
+        pairs = zip(ahead or _rows(averages, segments), slopes, strict=True)
+        decay = prior_precision / num_data if settings.attenuated else 0.0
+        ahead = [torch.lerp(m, g, 1 - _MATRIX_DECAY) for m, g in pairs]
+        matrix_rows = matrices.directions(ahead, states, segments.as_matrices(parameter), decay)
+    chain: Scales | kernel.CompiledChain
+    if compiled is None:
+        direction = torch.cat([row.flatten(-2) for row in matrix_rows], -1) if named.matrix else None
+        chain = Scales(parameter, gradient, flat, segments, named, direction=direction, **run)
+    else:
+        chain, compiled.direction = compiled, [row.contiguous() for row in matrix_rows]
+    network = NetworkOnChain(phi, chain, settings.normalise_output)
+    return network, (averages,) if covariances is None else (averages, covariances)
+
+
+# d of the average that the matrix direction is made of, d·m + (1−d)·g, which looks a step ahead; and its row.
+_MATRIX_DECAY = 0.9
+_MATRIX_AVERAGE = AVERAGE_DECAYS.index(_MATRIX_DECAY)
+
+
+def _rows(averages: Kept, segments: Segments) -> list[Tensor]:
+    """Those rows of every tensor, as matrices."""
+    if isinstance(averages, Tensor):
+        return segments.as_matrices(averages[..., _MATRIX_AVERAGE, :])
+    return [x[_MATRIX_AVERAGE].reshape(sides) for x, sides in zip(averages, segments.matrices, strict=True)]
+
+
+def _unrounded(averages: Kept, gradient: Tensor, segments: Segments) -> list[Tensor]:
+    """Of averages in bfloat16, not yet updated: those rows after this gradient, before they are rounded."""
+    rows, slopes = _rows(averages, segments), segments.as_matrices(gradient)
+    return [torch.lerp(m.to(g.dtype), g, 1 - _MATRIX_DECAY) for m, g in zip(rows, slopes, strict=True)]
+
+
+def _update_covariances(
+    covariances: Kept | None, gradient: Tensor, slopes: list[Tensor], segments: Segments, step: Any, in_place: bool
+) -> tuple[Kept, Sequence[Tensor]]:
+    """The covariances as they were given, updated, and those of every tensor."""
+    if covariances is None or isinstance(covariances, Tensor):
+        flat = matrices.update_whitening(covariances, gradient, segments, step, in_place=in_place)
+        return flat, matrices.flat_states(flat, segments)
+    matrices.update_whitening_(covariances, slopes, step)
+    return covariances, covariances

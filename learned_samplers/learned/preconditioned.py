@@ -13,10 +13,9 @@ from learned_samplers.base import validation as check
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.operations import FUNCTIONAL, scalar_sqrt
 from learned_samplers.base.sampler import arguments
-from learned_samplers.learned.feature_sets import FEATURE_SETS, feature_set_named
-from learned_samplers.learned.features import Kept, network_at
+from learned_samplers.learned.features import FEATURE_SETS, Kept
 from learned_samplers.learned.l2e import AveragingSampler
-from learned_samplers.learned.network import RuleArguments
+from learned_samplers.learned.network import RuleArguments, network_at
 from learned_samplers.learned.settings import LearnedSettings, choice, setting
 
 
@@ -40,16 +39,16 @@ class PreconditionedSettings(LearnedSettings):
     friction_scale: float = setting(1.0, check.non_negative, doc="Factor on log D.")
     curl_clip: float = setting(5.0, _at_least_one, doc="Bound on Q.")
     friction_clip: float = setting(100.0, _at_least_one, doc="Bound on D.")
-    output_bound: float | None = setting(None, check.positive, optional=True, doc="Bound on the network's outputs.")
     averages_dtype: str = choice("float32", "float32", "bfloat16", in_card=False)
-    #: Settings of L2E that no feature set here has a use for.
+    #: Settings of L2E that are not for this rule, or of no use to its feature sets.
     attenuated: ClassVar[bool] = False
+    normalise_output: ClassVar[bool] = False
     total_steps: ClassVar[int | None] = None
     correction: str = choice("none", "none", "network", in_card=False)
 
     @property
     def features(self) -> tuple[str, ...]:
-        return feature_set_named(self.feature_set).names
+        return FEATURE_SETS[self.feature_set].names
 
 
 def l2e_precond_rule(

@@ -178,19 +178,16 @@ class LearnedSampler(Sampler):
 
     # ---------------------------------------------------------------- the step
 
-    def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        """Apply `flat_rule` to all tensors of a group, as many at a time as share a buffer."""
-        self._make_state(group, inputs)
-        self._advance(inputs, (), **self.hyper(group))
+    def advance(self, group: dict[str, Any], inputs: GroupInputs, lead: Sequence[int] = (), **more: Any) -> None:
+        """Apply `flat_rule` to all tensors of a group, as many at a time as share a buffer.
 
-    def _make_state(self, group: dict[str, Any], inputs: GroupInputs) -> None:
-        """All of it, before any noise is drawn."""
-        for p in inputs.params:
+        ``lead`` are the leading axes that all tensors have, of chains; ``more`` are further keywords of the rule.
+        """
+        hyper = {**self.hyper(group), **more}
+        for p in inputs.params:  # all of the state, before any noise is drawn
             for name in self.state_names:
                 self.state_of(group, p, name)
-
-    def _advance(self, inputs: GroupInputs, lead: Sequence[int], **hyper: Any) -> None:
-        for chosen in self._batches(inputs.params):
+        for chosen in self.batches(inputs.params):
             params, gradients = [inputs.params[i] for i in chosen], [inputs.gradients[i] for i in chosen]
             noise = self.noise_for(params, hyper)
             momenta, *kept = [[self.state[p][name] for p in params] for name in self.state_names]
@@ -212,12 +209,16 @@ class LearnedSampler(Sampler):
             scatter(moved, params)
             scatter(momentum, momenta)
 
-    def _batches(self, params: list[Tensor]) -> Iterator[list[int]]:
-        """Tensors that are updated together, by position."""
+    def batches(self, params: list[Tensor]) -> Iterator[list[int]]:
+        """Tensors that are updated together, by position: of one dtype and device; empty ones are left out."""
         if self.parts is not None:  # one by one in all processes, which exchange each one's statistics
             yield from ([i] for i in range(len(params)))
             return
-        for alike in together(params):
+        by_kind: dict[Any, list[int]] = {}
+        for i, p in enumerate(params):
+            if p.numel():
+                by_kind.setdefault((p.dtype, p.device), []).append(i)
+        for alike in by_kind.values():
             limit = _AT_ONCE_ON_CPU if params[alike[0]].is_cpu else _AT_ONCE_ON_GPU
             for block in blocks([params[i] for i in alike], limit):
                 yield alike[block]
@@ -298,12 +299,3 @@ def scatter(flat: Tensor, tensors: Sequence[Tensor]) -> None:
             for x, piece in zip(tensors, flat.split([x.numel() // members for x in tensors], -1), strict=True)
         ]
     torch._foreach_copy_(list(tensors), list(pieces))
-
-
-def together(params: Sequence[Tensor]) -> list[list[int]]:
-    """Groups of tensors that can share a buffer, by position: one dtype, one device; empty tensors are left out."""
-    by_kind: dict[Any, list[int]] = {}
-    for i, p in enumerate(params):
-        if p.numel():
-            by_kind.setdefault((p.dtype, p.device), []).append(i)
-    return list(by_kind.values())

@@ -22,7 +22,6 @@ _HELD = (-1.0, 0.0, 1.0)
 def output_contours(
     phi: Phi,
     feature_set: str,
-    output_bound: float | None = None,
     *,
     extent: float = 3.0,
     names: tuple[str, str] = ("α", "β"),
@@ -36,12 +35,11 @@ def output_contours(
     Args:
         phi: layers of one network, without leading axes or with one of length 1.
         feature_set: name of its features.
-        output_bound: as of the sampler.
         extent: end of the axes.
         names: of the outputs.
     """
     layers = [(weight.reshape(weight.shape[-2:]), bias.reshape(-1)) for weight, bias in phi]
-    grids = output_grids(layers, feature_set, extent=extent, points=_GRID, fixed=_HELD, output_bound=output_bound)
+    grids = output_grids(layers, feature_set, extent=extent, points=_GRID, fixed=_HELD)
     figure = Figure(figsize=(10, 6), layout="constrained")
     axis, panels = grids["axis"].numpy(), figure.subplots(2, 3, sharex=True, sharey="row")
     rows = (("alpha", "parameter", "momentum"), ("beta", "momentum", "parameter"))

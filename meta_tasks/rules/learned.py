@@ -44,7 +44,7 @@ class L2ERule(CoordinateRule):
         tell_horizon: share of the runs in which the network is told how many steps there are, of a feature set that
             sees the progress of a run.
         settings: in the place of form, feature set and options.
-        options: further settings, such as ``alpha_scale``, ``beta_scale`` or ``output_bound``.
+        options: further settings, such as ``alpha_scale`` or ``beta_scale``.
 
     Raises:
         ValueError, TypeError: a setting is out of range or of the other form; a ``start`` with a feature that the set
@@ -128,7 +128,7 @@ class PrecondL2ERule(CoordinateRule):
             step=at.step,
             total_steps=settings.total_steps,
         )
-        q, d = (y.square().mean(-1).sqrt() for y in apply_network(prepared, x, output_bound=settings.output_bound))
+        q, d = (y.square().mean(-1).sqrt() for y in apply_network(prepared, x))
         return {"log_curl": settings.curl_scale * q, "log_friction": settings.friction_scale * d}
 
 
@@ -138,7 +138,7 @@ class KineticRule(NetworkRule):
     Args:
         hidden: widths of the network's hidden layers.
         settings: in the place of the options.
-        options: settings, ``mean_scale`` or ``output_bound``.
+        options: settings, such as ``mean_scale``.
     """
 
     name = "KineticL2E"
@@ -186,7 +186,7 @@ class MetaSGMCMCRule(NetworkRule):
         hidden: widths of the hidden layers of each of its two networks.
         feature_set: "energy" or "energy_rms", see `learned_samplers.MetaSGMCMC`.
         settings: in the place of form, feature set and options.
-        options: further settings, such as ``energy_scale`` or ``correction``.
+        options: further settings, such as ``energy_scale``.
 
     Raises:
         ValueError, TypeError: a setting is out of range.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
 from learned_samplers.base.validation import fraction
-from learned_samplers.learned.feature_sets import feature_set_named
+from learned_samplers.learned.features import feature_set_named
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import Phi, flatten, layers_of, shapes_of, unflatten
 from learned_samplers.learned.preconditioned import PreconditionedSettings
@@ -176,7 +176,5 @@ class CoordinateRule(NetworkRule):
     def figures(self, weights: Tensor) -> dict[str, Any]:
         from meta_tasks.rules.contours import output_contours
 
-        settings = self.settings
-        phi = self.prepare(weights)
-        figure = output_contours(phi, settings.feature_set, settings.output_bound, names=self.output_names)
+        figure = output_contours(self.prepare(weights), self.settings.feature_set, names=self.output_names)
         return {"contours": figure}

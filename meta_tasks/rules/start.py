@@ -97,9 +97,8 @@ class WeightStart:
         if len(units) != len(own) or any(a > b for a, b in zip(units, own)):
             raise ValueError(f"start: {path} has hidden layers of {units} units, which do not fit into {own}")
         theirs, here = (each.to_card()["scales"] for each in (type(settings).from_card(card), settings))
-        # decay_time is a schedule over the run, not a unit of the outputs: a second stage may add it, and a gate too,
-        # which starts without effect.
-        added = {"decay_time"} if theirs.get("gated") else {"decay_time", "gated"}
+        # A second stage may add a gate, which starts without effect.
+        added = set() if theirs.get("gated") else {"gated"}
         if other := [name for name in here if theirs[name] != here[name] and name not in added]:
             theirs, here = ({name: scales[name] for name in other} for scales in (theirs, here))
             raise ValueError(f"start: {path} was trained with the scales {theirs}, here they are {here}")

@@ -11,7 +11,7 @@ from experiments.benchmarks import inner, memory, step, timing
 from experiments.benchmarks.samplers import SAMPLERS, step_of
 
 from learned_samplers.base import matrices
-from learned_samplers.learned.native.library import native_library
+from learned_samplers.learned.native.kernel import native_library
 
 # ---------------------------------------------------------------- timing
 

@@ -52,7 +52,7 @@ def test_the_card_says_what_was_measured(tmp_path, capsys, kind):
     assert stage == {**old["meta_training"], "curve": old["curve"]}
     for name in ("bias", "bias_at_a_quarter_of_lr", "kinetic_temperature", "configurational_temperature"):
         assert len(law[name]) == len(law["stiffness"]) == 2
-    for name in ("assumption_violation", "terms", "term_effects"):
+    for name in ("assumption_violation", "terms"):
         assert (name in law) == (kind[1] != "KineticL2E")
     assert law["reason"] in capsys.readouterr().out
 
@@ -122,12 +122,12 @@ def test_the_badge_wants_a_bias_that_vanishes_beyond_its_error(monkeypatch, valu
 def test_a_wrong_correction_loses_the_badge(tmp_path, monkeypatch):
     """Planted fault: ∂A/∂r times minus one. The law of the dynamics is another one, and the bias stays."""
     from learned_samplers.learned import meta_sgmcmc as rule
-    from learned_samplers.learned.meta_fields import exact_slopes
-    from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
+    from learned_samplers.learned.meta_fields import slopes_of
+    from learned_samplers.learned.native.kernel import ENVIRONMENT_VARIABLE
     from learned_samplers.learned.network import layers_of
 
-    def flipped(fields, momentum, probe_size, *, position):
-        right = exact_slopes(fields, momentum, probe_size, position=position)
+    def flipped(fields, momentum, *, position):
+        right = slopes_of(fields, momentum, position=position)
         wrong = right.friction_by_momentum
         return right._replace(friction_by_momentum=None if wrong is None else -wrong)
 
@@ -144,7 +144,7 @@ def test_a_wrong_correction_loses_the_badge(tmp_path, monkeypatch):
     ship.main(arguments)
     assert weights.load_card(out / "new.safetensors")["badge"] == "O(h)"
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "0")  # the compiled step has derivatives of its own
-    monkeypatch.setitem(rule.CORRECTIONS, "autograd", flipped)
+    monkeypatch.setattr(rule, "slopes_of", flipped)
     ship.main(arguments)
     assert weights.load_card(out / "new.safetensors")["badge"] == "heuristic"
 

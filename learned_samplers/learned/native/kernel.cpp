@@ -27,7 +27,7 @@ struct Call {
     int32_t ratio_row[MOST_MADE];    // the row over the root of the second moment
     float ratio_factor[MOST_MADE];   // 1/(1 − dᵗ)
     float average_weight[MOST_AVERAGES];  // 1 − d
-    float second_factor, bound;      // 1/(1 − dᵗ) of the second moment; of the outputs, 0: none
+    float second_factor;             // 1/(1 − dᵗ) of the second moment
 };
 
 struct Network {
@@ -192,8 +192,7 @@ struct Pass {
                                 active[SLOPES ? l : l % 2]);
         const auto top = [&](int k) { return active[SLOPES ? depth - 1 : (depth - 1) % 2].row[k]; };
         for (int o = 0; o < c.outputs; o++) output<WIDTH>(p.last_weight + o * units, p.last_bias[o], units, top, y[o]);
-        Vector steepness[WIDTH];
-        finish<WIDTH>(y, out, steepness);
+        finish<WIDTH>(y, out);
         if constexpr (!SLOPES) return;
         for (int k = 0; k < units; k++)
             for (int v = 0; v < WIDTH; v++)
@@ -207,22 +206,15 @@ struct Pass {
             Vector slope[WIDTH];
             for (int u = 0; u < c.widths[1]; u++) column[u] = p.weight[u * c.widths[0] + c.slope_input[s]];
             output<WIDTH>(column, 0.0f, c.widths[1], [&](int k) { return back->row[k]; }, slope);
-            for (int v = 0; v < WIDTH; v++) store(out[c.outputs + s] + v * LANES, slope[v] * steepness[v]);
+            for (int v = 0; v < WIDTH; v++) store(out[c.outputs + s] + v * LANES, slope[v]);
         }
     }
 
-    // Bounds the outputs, opens the gate, writes; `steepness` is the derivative of the bound at the first one.
+    // Opens the gate and writes the outputs.
     template <int WIDTH>
-    INLINE void finish(Vector (&y)[MOST_OUTPUTS][WIDTH], float *const *out, Vector *steepness = nullptr) const {
+    INLINE void finish(Vector (&y)[MOST_OUTPUTS][WIDTH], float *const *out) const {
         const int heads = c.outputs - c.gated;
         for (int v = 0; v < WIDTH; v++) {
-            if (steepness) steepness[v] = broadcast(1.0f);
-            if (c.bound > 0)
-                for (int o = 0; o < heads; o++) {
-                    const Vector share = hyperbolic_tangent(y[o][v] / c.bound);
-                    y[o][v] = share * c.bound;
-                    if (steepness && !o) steepness[v] = 1.0f - share * share;
-                }
             if (c.gated) y[heads - 1][v] *= exponential(clamp(y[heads][v], -GATE_BOUND, GATE_BOUND));
             for (int o = 0; o < heads; o++) store(out[o] + v * LANES, y[o][v]);
         }

@@ -6,6 +6,8 @@ Whether compiled code or torch computes is decided by `takes` alone.
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
@@ -17,17 +19,30 @@ import torch
 from torch import Tensor
 
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.feature_sets import LOG_SCALE, TINY, FeatureSet, constants, logarithms
-from learned_samplers.learned.native.library import Call, native_library
+from learned_samplers.learned.features import FLOOR, LOG_SCALE, TINY, FeatureSet, context_of
+from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE, Call, load
 
-__all__ = ["CompiledChain", "takes", "value_and_slopes"]
+__all__ = ["ENVIRONMENT_VARIABLE", "CompiledChain", "native_library", "takes", "value_and_slopes"]
 
 _MOST_WIDTH, _MOST_LAYERS, _MOST_OUTPUTS = 64, 5, 4
-# What is divided by its root mean square is multiplied by rsqrt(FLOOR + mean square).
-_FLOOR = 1e-5
 
 #: Layers of a network, (weight (..., out, in), bias (..., out)) each.
 Layers = Sequence[tuple[Tensor, Tensor]]
+
+
+_lock = threading.Lock()
+_loaded: list[ctypes.CDLL | None] = []
+
+
+def native_library() -> Any:
+    """The compiled library, once a process; None if it is turned off or cannot be compiled."""
+    if os.environ.get(ENVIRONMENT_VARIABLE) == "0":
+        return None
+    if not _loaded:
+        with _lock:
+            if not _loaded:
+                _loaded.append(load())
+    return _loaded[0]
 
 
 _PLAIN = {Tensor, torch.nn.Parameter}
@@ -68,7 +83,7 @@ class CompiledChain:
     """
 
     #: The matrix direction of every tensor, (..., rows, columns), of a set that has one.
-    direction: Sequence[Tensor] | None = None
+    direction: Sequence[Tensor] = ()
 
     def __init__(
         self,
@@ -103,13 +118,13 @@ class CompiledChain:
         self.mean_squares, self.mean_seconds = np.split(means, [2 + call.averages], -2)
 
     @np.errstate(all="ignore")  # what overflows is noticed at the end of the step
-    def outputs(self, layers: Layers, gated: bool, momentum: Tensor, bound: float | None) -> tuple[Tensor, ...]:
+    def outputs(self, layers: Layers, gated: bool, momentum: Tensor) -> tuple[Tensor, ...]:
         """The outputs of the network in ``layers``, (..., d) each; ``gated`` is for the last one but the gate."""
         named, call, momentum = self.named, Call(), momentum.contiguous()
-        k, run = len(named.average_decays), dict(num_data=self.num_data, time=self.time)
+        k = len(named.average_decays)
         square = _means(Call(plain=1), (momentum,), self.segments)
         every = [self.mean_squares[..., :2, :], square, self.mean_squares[..., 2:, :]]
-        factors = 1 / np.sqrt(np.concatenate(every, -2) + _FLOOR)
+        factors = 1 / np.sqrt(np.concatenate(every, -2) + FLOOR)
         context = logs = None
         if named.adaptive:
             call.ratios, call.logs = 1 + len(named.ratio_decays), len(named.second_moment_decays)
@@ -117,24 +132,23 @@ class CompiledChain:
             call.ratio_factor[: call.ratios] = [1.0, *[1 / (1 - d**self.time) for d in named.ratio_decays]]
             call.second_factor = 1 / (1 - named.second_moment_decays[0] ** self.time)
             logs = 1 / (self.mean_seconds + TINY)
-            magnitudes = np.concatenate(logarithms(named, self.mean_squares, square, lr=self.lr, **run), -2)
+            run: dict[str, Any] = dict(lr=self.lr, num_data=self.num_data, time=self.time, total_steps=self.total_steps)
+            squares, constants = context_of(named, self.mean_squares, square, **run)
+            magnitudes = np.concatenate(squares, -2)
             rest = np.empty((len(named.context) - magnitudes.shape[-2], square.shape[-1]))
             rest[0] = _sizes(self.segments.lengths)
-            middle = constants(named, total_steps=self.total_steps, **run)
-            rest[1 : 1 + len(middle)] = np.array(middle)[:, None]
+            rest[1 : 1 + len(constants)] = np.array(constants)[:, None]
             if named.matrix:
                 rest[-1] = [min(sides) > 1 for sides in self.segments.matrices]
             lead = (*square.shape[:-2], *rest.shape)
             context = np.concatenate([0.5 * LOG_SCALE * np.log(magnitudes), np.broadcast_to(rest, lead)], -2)
         rows = [self.gradient, self.parameter, momentum, *self.rows[:k]]
-        rows += [] if self.direction is None else [self.direction]
+        rows += [self.direction] if self.direction else []
         how: dict[str, Any] = dict(seconds=self.rows[k:], factors=factors, context=context, logs=logs, gated=gated)
-        return _network(call, layers, rows, self.segments, bound=bound, **how).unbind()
+        return _network(call, layers, rows, self.segments, **how).unbind()
 
 
-def value_and_slopes(
-    phi: Layers, rows: Sequence[Tensor], wanted: Sequence[int], bound: float | None
-) -> tuple[Tensor, ...]:
+def value_and_slopes(phi: Layers, rows: Sequence[Tensor], wanted: Sequence[int]) -> tuple[Tensor, ...]:
     """The output of a network with one, and its derivatives in the ``wanted`` inputs, (..., d) each.
 
     Args:
@@ -144,7 +158,7 @@ def value_and_slopes(
     call = Call(slopes=len(wanted))
     call.slope_input[: len(wanted)] = wanted
     segments = Segments((rows[0].shape[-1],))
-    return _network(call, phi, [row.contiguous() for row in rows], segments, bound=bound).unbind()
+    return _network(call, phi, [row.contiguous() for row in rows], segments).unbind()
 
 
 @np.errstate(all="ignore")
@@ -170,7 +184,6 @@ def _network(
     rows: Sequence[Any],
     segments: Segments,
     *,
-    bound: float | None,
     gated: bool = False,
     seconds: Sequence[np.ndarray] = (),
     factors: np.ndarray | None = None,
@@ -187,11 +200,17 @@ def _network(
     offsets = _offsets(members, segments.lengths)
     call.layers, call.rows, call.outputs, call.gated = len(layers), len(rows), units[-1], gated
     call.widths[: 1 + len(units)] = [len(rows) + call.ratios + call.logs, *units]
-    call.bound, call.threads = bound or 0.0, torch.get_num_threads()
+    call.threads = torch.get_num_threads()
     found = like.new_empty((heads + call.slopes, *lead, like.shape[-1]))
     size = 4 * members * like.shape[-1]
     written = [found.data_ptr() + size * k + offsets for k in range(len(found))]
-    everything = [*[_addresses(row, members, offsets, segments) for row in rows], *seconds, *written]
+    addresses: list[Any] = []
+    for row in rows:  # addresses already, a flat buffer, or a tensor for each segment
+        if isinstance(row, Sequence):
+            starts = np.fromiter(map(Tensor.data_ptr, row), np.int64, len(row))
+            row = (starts + 4 * np.arange(members)[:, None] * np.array(segments.lengths)).ravel()
+        addresses.append(row.data_ptr() + offsets if isinstance(row, Tensor) else row)
+    everything = [*addresses, *seconds, *written]
     if gated:
         everything.insert(len(rows) + len(seconds) + heads, 0)
     table = np.empty((len(offsets), len(everything) + 2), np.int64)
@@ -219,15 +238,6 @@ def _network(
     if failed:
         raise MemoryError("the compiled network ran out of memory")
     return found
-
-
-def _addresses(row: Any, members: int, offsets: np.ndarray, segments: Segments) -> np.ndarray:
-    if isinstance(row, np.ndarray):
-        return row
-    if isinstance(row, Tensor):
-        return row.data_ptr() + offsets
-    starts = np.fromiter(map(Tensor.data_ptr, row), np.int64, len(row))
-    return (starts + 4 * np.arange(members)[:, None] * np.array(segments.lengths)).ravel()
 
 
 @lru_cache(maxsize=256)

@@ -1,21 +1,17 @@
-"""Loads the compiled library, or compiles it, once a process."""
+"""Finds the compiled library, or compiles it."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from learned_samplers.learned.native.build import FOLDER, BuildError, compile_library, levels, library_name
-
-__all__ = ["ENVIRONMENT_VARIABLE", "Call", "native_library"]
 
 #: "0" turns the compiled network off.
 ENVIRONMENT_VARIABLE = "LEARNED_SAMPLERS_NATIVE"
@@ -35,30 +31,15 @@ class Call(ctypes.Structure):
         ("ratio_row", ctypes.c_int32 * 8),
         ("ratio_factor", ctypes.c_float * 8),
         ("average_weight", ctypes.c_float * 12),
-        *((name, ctypes.c_float) for name in ("second_factor", "bound")),
+        ("second_factor", ctypes.c_float),
     )
 
 
-_lock = threading.Lock()
-_loaded: list[ctypes.CDLL | None] = []
+def load() -> ctypes.CDLL | None:
+    """The library that the package brings, or that is compiled now, in some seconds, and kept.
 
-
-def native_library() -> Any:
-    """The compiled library; None if it is turned off or cannot be compiled.
-
-    The package brings it, or it is compiled at the first call, which takes some seconds, and kept in
-    ~/.cache/learned_samplers/native. Where neither is possible one warning says why.
+    It is kept in ~/.cache/learned_samplers/native. Where neither is possible one warning says why, and this is None.
     """
-    if os.environ.get(ENVIRONMENT_VARIABLE) == "0":
-        return None
-    if not _loaded:
-        with _lock:
-            if not _loaded:
-                _loaded.append(_load())
-    return _loaded[0]
-
-
-def _load() -> ctypes.CDLL | None:
     capability = torch.backends.cpu.get_cpu_capability()
     level = capability if capability in levels() else "DEFAULT"
     name, cache = library_name(level), _cache_folder()

@@ -119,15 +119,6 @@ INLINE Vector exponential(Vector x) {
     return (Vector)((Integers)p + (((Integers)shifted - 0x4b400000) << 23));
 }
 
-// tanh x; relative error 4·10⁻⁹ below .625, absolute error 10⁻⁷ above, besides rounding.
-INLINE Vector hyperbolic_tangent(Vector x) {
-    const Vector z = x * x;
-    Vector p = fused(z, -0.005717045161873102f, 0.02065058797597885f);
-    for (float coefficient : {-0.05374349653720856f, 0.13331490755081177f, -0.3333328366279602f}) p = fused(p, z, coefficient);
-    const Vector far = 1.0f - 2.0f / (exponential(clamp(x, -20.0f, 20.0f) * 2.0f) + 1.0f);
-    return z < 0.390625f ? fused(p * z, x, x) : far;
-}
-
 // Numbers too small for full precision become zero while this lives: arithmetic with them is a hundred times slower, and the
 // running averages of a weight without gradient pass through them on their way to zero.
 class FlushToZero {

@@ -9,7 +9,7 @@ import torch
 
 from learned_samplers import HMC, SGHMC, SGLD, AdaptedSGHMC, WhitenedSGHMC
 from learned_samplers.base import step
-from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
+from learned_samplers.learned.native.kernel import ENVIRONMENT_VARIABLE
 from tests.harness import SAMPLERS, closure_for, running, same
 
 EVERY = pytest.mark.parametrize("name", SAMPLERS)

@@ -9,7 +9,7 @@ import torch
 
 from learned_samplers import BAOA, check_sampler
 from learned_samplers.classical.baoa import baoa_rule
-from tests.harness import closure_for, flat, small_network
+from tests.harness import flat, small_network
 
 N = 100
 DECAYS = pytest.mark.parametrize("decay", [0.01, 0.1, 0.5, 1.0])
@@ -85,22 +85,6 @@ def test_without_memory_it_is_the_method_of_leimkuhler_and_matthews():
         sampler.step()
         assert torch.allclose(p, expected, rtol=0, atol=1e-14)
         before = noise
-
-
-def test_a_momentum_drawn_at_the_start_has_the_temperature():
-    p = torch.zeros(20_000, requires_grad=True)
-    sampler = BAOA([p], 1e-9, N, momentum_init="normal", temperature=0.25, momentum_decay=1e-9)
-    p.grad = torch.zeros_like(p)
-    sampler.step()
-    assert sampler.temperatures()[0]["kinetic"] == pytest.approx(0.25, rel=0.05)
-
-
-def test_a_chain_on_a_network_stays_finite():
-    model = small_network()
-    sampler = BAOA(model.parameters(), 0.05, 16, prior_precision=1.0)
-    for _ in range(200):
-        sampler.step(closure_for(model, sampler))
-    assert flat(model).isfinite().all()
 
 
 def _noise_of_sghmc(x, g, noise, r, **h):

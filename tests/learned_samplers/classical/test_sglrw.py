@@ -76,25 +76,6 @@ def test_the_variance_and_the_clipped_share_are_those_of_the_walk(stiffness, hea
     assert share == pytest.approx(clipped, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("stiffness", "heat", "bias", "clipped", "of_sgld"),
-    [
-        (0.05, 0.0, 0.000, 0.000, 0.026),
-        (0.05, 1.0, 0.204, 0.170, 0.538),
-        (0.05, 2.0, 0.484, 0.326, 1.051),
-        (0.5, 0.0, 0.030, 0.045, 0.333),
-        (0.5, 1.0, 0.375, 0.277, 1.000),
-    ],
-)
-def test_it_resists_gradient_noise_better_than_sgld(stiffness, heat, bias, clipped, of_sgld):
-    """The exact biases of the two, and how much the walk clips; ``heat`` is hV/T of the gradient noise."""
-    k, h = 50.0, stiffness / 50
-    variance, share = walk(k, h, heat / h)
-    assert variance * k - 1 == pytest.approx(bias, abs=0.001)
-    assert share == pytest.approx(clipped, abs=0.001)
-    assert sgld_variance(k, h, 1.0, heat / h) * k - 1 == pytest.approx(of_sgld, abs=0.001)
-
-
 def test_the_bias_vanishes_with_the_step_and_is_none_without_clipping_whatever_the_noise():
     biases = [abs(walk(50.0, h, 1000.0)[0] * 50 - 1) for h in (2e-3, 1e-3, 5e-4)]
     assert biases[0] > 2 * biases[1] > 4 * biases[2]
@@ -141,16 +122,6 @@ def test_every_step_has_the_same_length():
     theta.grad = 10 * torch.randn(1000)
     sampler.step()
     assert torch.allclose((theta - before).abs(), torch.tensor(math.sqrt(2 * 0.1 * 0.5 / N)), atol=1e-6)
-
-
-def test_the_share_of_ups_is_the_stated_probability():
-    torch.manual_seed(0)
-    lr, g, n = 0.1, -0.05, 100_000
-    theta = torch.zeros(n, requires_grad=True)
-    theta.grad = torch.full((n,), g)
-    SGLRW([theta], lr, N).step()
-    up = 0.5 * (1 - lr * g / math.sqrt(2 * lr / N))
-    assert stats.binomtest(int((theta > 0).sum()), n, up).pvalue > 1e-3
 
 
 @pytest.mark.parametrize(

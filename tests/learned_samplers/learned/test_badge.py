@@ -61,7 +61,7 @@ def test_a_measured_law_gives_the_badge_also_to_a_copy(file):
         ({"momentum_decay": 0.1}, "momentum_decay is 0.1, and the law was measured at 0.25"),
         ({"temperature": 0.5}, "temperature is 0.5, and the law was measured at 1"),
         ({"mean_scale": 2.0}, "mean_scale is 2.0, and the law was measured with 1.0"),
-        ({"output_bound": 1.0}, "output_bound is 1.0, and the law was measured with None"),
+        ({"probe_size": 0.1}, "probe_size is 0.1, and the law was measured with 0.001"),
         ({"hessian": "none"}, "hessian is 'none', and the law was measured with 'finite_difference'"),
     ],
 )

@@ -7,8 +7,7 @@ import torch
 
 from learned_samplers.base.matrices import directions, flat_states, state_lengths, update_whitening
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.feature_sets import AVERAGE_DECAYS, FEATURE_SETS
-from learned_samplers.learned.features import Scales, features, update_averages
+from learned_samplers.learned.features import AVERAGE_DECAYS, FEATURE_SETS, Scales, features, update_averages
 
 LENGTHS = (12, 1, 30, 7)
 SHAPES = ((3, 4), (1,), (5, 3, 2), (7,))

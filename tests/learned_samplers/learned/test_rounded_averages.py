@@ -5,7 +5,7 @@ import torch
 
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import _update_rounded_, feature_set_named, update_averages
-from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
+from learned_samplers.learned.native.kernel import ENVIRONMENT_VARIABLE
 from tests.learned_samplers.learned.flat_keywords import L2E
 
 D, STEPS = 400, 3000

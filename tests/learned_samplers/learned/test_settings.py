@@ -65,7 +65,7 @@ def test_the_defaults_of_a_form_are_its_own():
         "equation6",
     )
     assert "friction" not in residual.to_card()["scales"]
-    assert "decay_time" not in paper.to_card()["scales"]
+    assert "num_data_in_training" not in paper.to_card()["scales"]
     with pytest.raises(FrozenInstanceError):
         residual.alpha_scale = 3.0  # type: ignore[misc]
 

@@ -9,7 +9,7 @@ import torch
 
 import pretrained
 from learned_samplers.learned import weights
-from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import FEATURE_SETS
 from learned_samplers.learned.kinetic import KINETIC_FEATURES
 from learned_samplers.learned.network import build_network
 from tests.learned_samplers.learned.flat_keywords import L2E, KineticL2E, PrecondL2E
@@ -24,7 +24,7 @@ def make_card(**changes):
         "form": "residual",
         "feature_set": feature_set,
         "features": list(features),
-        "scales": {"alpha_scale": 0.2, "beta_scale": 0.7, "output_bound": None},
+        "scales": {"alpha_scale": 0.2, "beta_scale": 0.7, "num_data_in_training": None},
         "defaults": {"lr": 0.03, "momentum_decay": 0.25},
         "badge": "heuristic",
         "meta_training": dict.fromkeys(weights.META_TRAINING_FIELDS),
@@ -79,10 +79,10 @@ def test_what_is_saved_is_loaded(tmp_path, feature_set):
 
 
 def test_arguments_come_before_the_card(file):
-    sampler = L2E([parameter()], 0.5, 10, network=str(file), momentum_decay=0.1, beta_scale=0.0, output_bound=3.0)
+    sampler = L2E([parameter()], 0.5, 10, network=str(file), momentum_decay=0.1, beta_scale=0.0, friction_scale=3.0)
     settings, group = sampler.settings, sampler.param_groups[0]
     assert (group["lr"], group["momentum_decay"], settings.alpha_scale, settings.beta_scale) == (0.5, 0.1, 0.2, 0.0)
-    assert settings.output_bound == 3.0
+    assert settings.friction_scale == 3.0
 
 
 def test_a_file_of_each_sampler(tmp_path):

@@ -156,7 +156,7 @@ def test_windows_keep_earlier_samples_of_the_chains_without_their_gradient():
 
 def test_networks_of_images_give_gradients_too():
     problem = image_task("mlp", {"hidden": (5,)}, lr=0.01)
-    rule = MetaSGMCMCRule("signed", (4,), correction="finite_difference")
+    rule = MetaSGMCMCRule("signed", (4,))
     unroll = ChainUnroll(problem, rule, SteinKL, Schedule(6, 0, 2), [0, 1, 2, 3])
     gradient = unroll.backpropagate(rule.initial_weights(0), 6, 3)
     assert gradient.isfinite().all()

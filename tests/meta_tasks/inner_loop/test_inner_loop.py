@@ -206,11 +206,10 @@ def test_a_failed_member_has_no_training_curve_from_its_failure_on():
     [
         L2ERule("residual"),
         L2ERule("residual", "adaptive", beta_scale=2.0, friction_scale=0.0, num_data_in_training=500),
-        L2ERule("residual", "paper", beta_scale=2.0, decay_time=3.0),
         MetaSGMCMCRule("signed", (4,)),
         PSGLDRule(),
     ],
-    ids=["residual", "adaptive", "decaying", "meta", "psgld"],
+    ids=["residual", "adaptive", "meta", "psgld"],
 )
 def test_a_run_cut_in_two_and_restored_is_the_run_that_was_never_cut(rule):
     weights = l2e_weights(rule) if rule.num_weights else torch.zeros(4, 0)

@@ -8,8 +8,7 @@ import torch
 
 import pretrained
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.features import features, update_averages
+from learned_samplers.learned.features import FEATURE_SETS, features, update_averages
 from learned_samplers.learned.l2e import L2ESettings
 from learned_samplers.learned.network import apply_network
 from learned_samplers.learned.weights import save
@@ -110,13 +109,13 @@ def test_a_start_keeps_its_function_in_a_wider_network_that_sees_more(tmp_path):
 
 
 def test_a_start_has_the_scales_that_its_weights_were_trained_with(tmp_path):
-    """Left out is the rule's own value, in the card as in the options: s_α = .1, f = 1, no bound."""
+    """Left out is the rule's own value, in the card as in the options: s_α = .1, f = 1."""
     path, weights = weight_file(tmp_path, L2ERule("residual", "paper", (4,), beta_scale=3, friction_scale=1.0))
     for same in ({"beta_scale": 3.0}, {"beta_scale": 3, "alpha_scale": 0.1, "num_data_in_training": None}):
         assert torch.equal(L2ERule("residual", "paper", (4,), start=path, **same).initial_weights(0), weights)
     for other, theirs, here in (
         ({}, {"beta_scale": 3}, {"beta_scale": 1.0}),
-        ({"beta_scale": 3.0, "output_bound": 2.0}, {"output_bound": None}, {"output_bound": 2.0}),
+        ({"beta_scale": 3.0, "alpha_scale": 2.0}, {"alpha_scale": 0.1}, {"alpha_scale": 2.0}),
         ({"beta_scale": 3.0, "friction_scale": 0.0}, {"friction_scale": 1.0}, {"friction_scale": 0.0}),
     ):
         message = f"start: {path} was trained with the scales {theirs}, here they are {here}"
@@ -143,7 +142,7 @@ def test_an_impossible_start_is_refused():
     ("form", "options"),
     [
         ("residual", {}),
-        ("residual", {"beta_scale": 3.0, "num_data_in_training": 5.0, "decay_time": 2.0, "output_bound": 0.5}),
+        ("residual", {"beta_scale": 3.0, "num_data_in_training": 5.0}),
         ("paper", {"alpha_scale": 0.5, "beta_scale": 0.7}),
     ],
 )

@@ -47,7 +47,7 @@ def end_of_a_run(name, settings):
         ("L2E", {"form": "paper"}),
         ("PrecondL2E", {"feature_set": "adaptive"}),
         ("KineticL2E", {}),
-        ("MetaSGMCMC", {"correction": "finite_difference"}),
+        ("MetaSGMCMC", {}),
     ],
 )
 def test_every_setting_that_is_not_refused_has_an_effect(name, base):

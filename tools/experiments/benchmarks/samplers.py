@@ -26,7 +26,7 @@ from learned_samplers import (
     Sampler,
 )
 from learned_samplers.approximations import IVON
-from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE
+from learned_samplers.learned.native.kernel import ENVIRONMENT_VARIABLE
 
 NUM_DATA = 50_000
 LR = 1e-9
@@ -49,9 +49,6 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
     "L2E, network l2e": lambda params: L2E(params, LR, NUM_DATA, network="l2e"),
     "KineticL2E without the Hessian": lambda params: KineticL2E(params, LR, NUM_DATA, hessian="none"),
     "MetaSGMCMC": lambda params: MetaSGMCMC(params, LR, NUM_DATA),
-    "MetaSGMCMC, finite differences": lambda params: MetaSGMCMC(
-        params, LR, NUM_DATA, settings={"correction": "finite_difference"}
-    ),
 }
 #: Those that have compiled code.
 COMPILED = (

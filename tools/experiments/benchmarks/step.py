@@ -120,7 +120,6 @@ def mlp_steps(device: str, num_images: int = 20_000) -> dict[str, Step]:
         "SGHMC": timed(SGHMC),
         "MetaSGMCMC": timed(MetaSGMCMC),
         f"MetaSGMCMC{WITHOUT_CODE}": uncompiled(timed(MetaSGMCMC)),
-        "MetaSGMCMC, finite differences": timed(MetaSGMCMC, settings={"correction": "finite_difference"}),
     }
 
 

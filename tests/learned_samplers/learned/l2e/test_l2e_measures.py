@@ -9,16 +9,15 @@ import torch
 
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.features import NetworkOnChain, Scales, network_at, update_averages
+from learned_samplers.learned.features import FEATURE_SETS, Scales, update_averages
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
-from learned_samplers.learned.measures import assumption_violation, output_grids, term_contributions, term_effects
-from learned_samplers.learned.network import build_network, layers_of
+from learned_samplers.learned.measures import assumption_violation, output_grids, term_contributions
+from learned_samplers.learned.network import NetworkOnChain, build_network, layers_of, network_at
 from meta_tasks.rules.learned import L2ERule
 from tests.learned_samplers.learned.flat_keywords import keywords
 
-assumption_violation, term_contributions, term_effects = (
-    keywords(each, L2ESettings) for each in (assumption_violation, term_contributions, term_effects)
+assumption_violation, term_contributions = (
+    keywords(each, L2ESettings) for each in (assumption_violation, term_contributions)
 )
 l2e_paper_rule = keywords(l2e_rule, L2ESettings, form="paper")
 l2e_residual_rule = keywords(l2e_rule, L2ESettings)
@@ -108,7 +107,7 @@ def test_friction_that_beta_does_not_feel_counts_as_alpha(friction_scale):
     scales = Scales(
         s["parameter"], s["gradient"], averages, SEGMENTS, FEATURE_SETS["paper"], lr=0.2, num_data=80.0, step=0
     )
-    network = NetworkOnChain(phi, scales, None)
+    network = NetworkOnChain(phi, scales)
     network(s["momentum"])
 
     def alpha(momentum):
@@ -148,7 +147,6 @@ def test_members_are_measured_one_by_one():
         ("residual", {}),
         ("residual", {"friction_scale": 0.4}),
         ("residual", {"num_data_in_training": 20.0}),
-        ("residual", {"decay_time": 5.0, "step": 11}),
         ("paper", {}),
         ("paper", {"friction": "algorithm2", "noise_multiplier": 1e-3}),
     ],
@@ -179,24 +177,6 @@ def test_terms_are_what_the_rule_loses_without_them(form, options):
     torch.testing.assert_close(found["noise"], rms(whole - momentum_of(noise=torch.ones(42).double())))
     torch.testing.assert_close(found["gradient"], rms(math.sqrt(0.2 * 80) * s["gradient"]))
     assert ("friction" in found) == (form == "residual")
-
-
-def test_effects_are_nothing_without_the_term_and_something_with_it():
-    segments, start = Segments((42,)), torch.randn(42, generator=torch.Generator().manual_seed(2)).double()
-    settings = dict(segments=segments, lr=0.1, num_data=50.0, prior_precision=0.0, momentum_decay=0.1)
-
-    def effects(phi, temperature, **changed):
-        values = {**settings, "temperature": temperature, "alpha_scale": 0.1, "beta_scale": 0.5, **changed}
-        return term_effects(lambda theta: 0.2 * theta, start, 40, phi=phi, **values)
-
-    whole = effects(weights(), 1.0)
-    assert all(0.01 < value < 10 for value in whole.values()), whole
-    assert effects(linear(0.0, 0.0), 1.0) == {"alpha": 0.0, "learned_friction": 0.0, "noise": pytest.approx(1, abs=1)}
-    assert effects(weights(), 0.0)["noise"] == 0
-    assert effects(weights(), 1.0, alpha_scale=0.0)["alpha"] == 0
-    assert effects(weights(), 1.0) == whole
-    published = effects(weights(), 1.0, form="paper", alpha_scale=1e-3, beta_scale=1e-3)
-    assert published["alpha"] < 0.1 * whole["alpha"]
 
 
 # ------------------------------------------------------------------ grids

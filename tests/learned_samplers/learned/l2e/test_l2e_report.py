@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from learned_samplers import SGHMC, check_sampler
-from learned_samplers.learned.feature_sets import FEATURE_SETS
+from learned_samplers.learned.features import FEATURE_SETS
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.law import gaussian_law, l2e_law
-from learned_samplers.learned.measures import assumption_violation, flat_states, term_contributions, term_effects
+from learned_samplers.learned.measures import assumption_violation, flat_states, term_contributions
 from learned_samplers.learned.network import build_network
 from tests.harness import closure_for, small_network
 from tests.learned_samplers.learned.flat_keywords import L2E, PrecondL2E, keywords
 
-assumption_violation, term_contributions, term_effects = (
-    keywords(each, L2ESettings) for each in (assumption_violation, term_contributions, term_effects)
+assumption_violation, term_contributions = (
+    keywords(each, L2ESettings) for each in (assumption_violation, term_contributions)
 )
 
 l2e_residual_rule = keywords(l2e_rule, L2ESettings)
@@ -93,43 +92,6 @@ def test_the_cards_measurements_of_an_untrained_sampler_are_sghmcs():
     assert found["assumption_violation"] == 0
     assert found["terms"]["alpha"] == 0
     assert found["terms"]["noise"] == pytest.approx(math.sqrt(0.2))
-    effects = found["term_effects"]
-    assert (effects.pop("alpha"), effects.pop("learned_friction")) == (0.0, 0.0)
-    assert 0.3 < effects.pop("noise") < 1
-    assert not effects
-
-
-def by_momentum(form, slope):
-    """Makes an L2E whose β is ``slope`` times r over its root mean square, and α 0."""
-    module = build_network("paper", (2,))
-    with torch.no_grad():
-        module[0].weight.zero_()
-        module[0].weight[:, 2] = torch.tensor([1.0, -1.0])
-        module[-1].weight[1] = torch.tensor([slope, -slope])
-    return lambda p: L2E(p, 0.1, 100, network=module, form=form, beta_scale=1.0)
-
-
-@pytest.mark.parametrize("form", ["residual", "paper"])
-def test_the_cards_effects_are_those_of_taking_a_term_out(form):
-    """Against the optimizer itself: the chain of `l2e_law`, and one whose learned friction is switched off."""
-    make, lr, n, count = by_momentum(form, 0.5), 0.1, 100, 400
-    found = l2e_law(make, coordinates=count, stiffness=(0.2,), seed=4)["term_effects"]
-    assert found["alpha"] == 0
-    torch.manual_seed(4)
-    k = 0.2 * n / lr
-    start, ends = torch.randn(count) * (1 / k) ** 0.5, []
-    for friction_scale in (1.0, 0.0):
-        theta = start.clone().requires_grad_()
-        sampler = make([theta])
-        sampler.settings = replace(sampler.settings, friction_scale=friction_scale)
-        torch.manual_seed(4)
-        for _ in range(200):
-            theta.grad = theta.detach() * (k / n)
-            sampler.step()
-        ends.append(theta.detach())
-    expected = (ends[1] - ends[0]).norm() / (ends[0] - start).norm()
-    assert found["learned_friction"] == pytest.approx(expected.item(), rel=1e-3)
-    assert found["learned_friction"] > 0.01
 
 
 def test_the_law_of_any_sampler_for_its_card():

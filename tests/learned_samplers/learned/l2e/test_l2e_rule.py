@@ -9,10 +9,9 @@ import torch
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned import features as features_code
-from learned_samplers.learned.feature_sets import FEATURE_SETS
-from learned_samplers.learned.features import features
-from learned_samplers.learned.l2e import L2ESettings, l2e_network, l2e_rule
+from learned_samplers.learned import network as network_code
+from learned_samplers.learned.features import FEATURE_SETS, features
+from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
 from tests.learned_samplers.learned.flat_keywords import keywords
 
@@ -185,7 +184,7 @@ def test_the_size_of_the_blocks_does_not_matter(monkeypatch):
     segments = Segments(tuple(9 * n for n in LENGTHS))
     phi = weights(members=2)
     whole = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=segments, **HYPER)
-    monkeypatch.setattr(features_code, "_PIECE_ON_CPU", 1)
+    monkeypatch.setattr(network_code, "_PIECE_ON_CPU", 1)
     assert segments.total > 128, "the least that is taken at a time"
     blocks = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=segments, **HYPER)
     for a, b in zip(whole, blocks, strict=True):
@@ -236,48 +235,6 @@ def test_with_a_reference_the_learned_velocity_does_not_depend_on_the_number_of_
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("step", [0, 7])
-def test_the_learned_part_decays_with_the_square_root_of_time(step):
-    """α and β shrink alike, in the velocity and in the friction."""
-    theta, g, xi, r, m = chain_state()
-    common = dict(phi=weights(), segments=SEGMENTS, **HYPER)
-    found = l2e_residual_rule(theta, g, xi, r, m, **common, step=step, decay_time=4.0)
-    factor = 1 / np.sqrt(1 + int(step) / 4)
-    scales = dict(alpha_scale=0.1 * factor, beta_scale=factor)
-    expected = l2e_residual_rule(theta, g, xi, r, m, **common, step=step, **scales)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-    if step != 0:
-        without = l2e_residual_rule(theta, g, xi, r, m, **common, step=step)
-        assert (without[0] - found[0]).abs().max() > 1e-3
-
-
-def test_with_a_reference_the_decay_is_as_many_times_slower_as_the_data_are_fewer():
-    theta, g, xi, r, m = chain_state()
-    hyper = {k: v for k, v in HYPER.items() if k != "num_data"}
-    common = dict(phi=weights(), segments=SEGMENTS, step=7, num_data_in_training=50.0, **hyper)
-    found = l2e_residual_rule(theta, g, xi, r, m, **common, num_data=200.0, decay_time=40.0)
-    factor = 1 / np.sqrt(1 + 7 / 10.0)
-    scales = dict(alpha_scale=0.1 * factor, beta_scale=factor)
-    expected = l2e_residual_rule(theta, g, xi, r, m, **common, num_data=200.0, **scales)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-    as_if_alone = l2e_residual_rule(theta, g, xi, r, m, **common, num_data=200.0, decay_time=160.0)
-    assert (as_if_alone[0] - found[0]).abs().max() > 1e-3
-
-
-def test_a_decaying_rule_tends_to_sghmc():
-    theta, g, xi, r, m = chain_state()
-    common = dict(phi=weights(), segments=SEGMENTS, **HYPER)
-    target = sghmc_rule(theta, g, xi, r, **HYPER)
-    distances = []
-    for step in (0, 10**4, 10**8):
-        found = l2e_residual_rule(theta, g, xi, r, m, **common, step=step, decay_time=1.0)
-        distances.append((found[0] - target[0]).abs().max())
-    assert distances[1] < 0.02 * distances[0]
-    assert distances[2] < 0.0002 * distances[0]
-
-
 @pytest.mark.parametrize("form", ["residual", "paper"])
 def test_a_normalised_output_has_root_mean_square_one_over_each_tensor(form):
     """By the velocity that is left without friction on β; and whatever the scale of the network's last row."""
@@ -299,16 +256,6 @@ def test_a_normalised_output_has_root_mean_square_one_over_each_tensor(form):
     assert ((plain - moved).abs() > 0.1 * (moved - theta).abs()).any()
 
 
-def test_a_normalised_output_decays_too():
-    theta, g, xi, r, m = chain_state()
-    common = dict(phi=weights(), segments=SEGMENTS, **HYPER, normalise_output=True, step=7)
-    found = l2e_residual_rule(theta, g, xi, r, m, **common, decay_time=4.0)
-    factor = 1 / np.sqrt(1 + 7 / 4)
-    expected = l2e_residual_rule(theta, g, xi, r, m, **common, alpha_scale=0.1 * factor, beta_scale=factor)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 @pytest.mark.parametrize("gate", [-50.0, -1.3, 0.0, 0.7, 50.0])
 def test_a_gate_multiplies_the_learned_velocity_and_nothing_else(gate):
     phi, state = weights("matrix"), chain_state(feature_set="matrix")
@@ -325,7 +272,7 @@ def test_a_gate_multiplies_the_learned_velocity_and_nothing_else(gate):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_a_gate_is_learned_for_each_coordinate_and_does_not_decay():
+def test_a_gate_is_learned_for_each_coordinate():
     phi, state = weights("matrix"), chain_state(feature_set="matrix")
     *hidden, (weight, bias) = phi
     layers = [*hidden, (torch.cat([weight, -weight[1:]]), torch.cat([bias, -bias[1:]]))]
@@ -333,8 +280,3 @@ def test_a_gate_is_learned_for_each_coordinate_and_does_not_decay():
     ungated, gated = apply_network(phi, at), apply_network(layers, at)
     torch.testing.assert_close(gated[0], ungated[0])
     torch.testing.assert_close(gated[1], ungated[1] * (-ungated[1]).clamp(-6, 6).exp())
-    own = L2ESettings(feature_set="matrix", gated=True, decay_time=10.0)
-    run = dict(settings=own, lr=0.2, num_data=300.0, step=30, prior_precision=0.0)
-    theta, g, _, _, averages, covariances = state
-    network, _ = l2e_network(layers, theta, g, averages, SEGMENTS, covariances=covariances, **run)
-    torch.testing.assert_close(network.phi[-1][0], layers[-1][0] * torch.tensor([[0.5], [0.5], [1.0]]))

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learned_samplers.learned import features as features_code
+from learned_samplers.learned import network as network_code
 from learned_samplers.learned.l2e import L2ESettings
-from learned_samplers.learned.native.library import ENVIRONMENT_VARIABLE, native_library
+from learned_samplers.learned.native.kernel import ENVIRONMENT_VARIABLE, native_library
 from learned_samplers.learned.network import layers_of
 from learned_samplers.learned.preconditioned import PreconditionedSettings
 from meta_tasks.rules.learned import L2ERule
@@ -15,13 +15,13 @@ from tests.learned_samplers.learned.flat_keywords import L2E, PrecondL2E
 
 SHAPES = ((6, 3, 3, 3), (40,), (30, 40), (1,), (7, 5))
 SETTINGS = {
-    "residual": L2ESettings(feature_set="adaptive", decay_time=20.0),
+    "residual": L2ESettings(feature_set="adaptive"),
     "paper": L2ESettings(form="paper", alpha_scale=1.0, beta_scale=1.0),
     "matrix": L2ESettings(feature_set="matrix"),
-    "normalised": L2ESettings(feature_set="matrix", normalise_output=True, decay_time=20.0),
+    "normalised": L2ESettings(feature_set="matrix", normalise_output=True),
     "narrow": L2ESettings(feature_set="matrix", normalise_output=True, averages_dtype="bfloat16"),
     "told": L2ESettings(feature_set="matrix", total_steps=12),
-    "preconditioned": PreconditionedSettings(feature_set="adaptive", output_bound=1.0),
+    "preconditioned": PreconditionedSettings(feature_set="adaptive", curl_scale=0.3, friction_scale=0.3),
 }
 
 
@@ -88,7 +88,7 @@ def test_together_alone_and_in_pieces_are_one_update(name, monkeypatch):
     together = run(sampler_of(SETTINGS[name], torch.float64), 6)
     monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 1)
     alone = run(sampler_of(SETTINGS[name], torch.float64), 6)
-    monkeypatch.setattr(features_code, "_PIECE_ON_CPU", 1)
+    monkeypatch.setattr(network_code, "_PIECE_ON_CPU", 1)
     monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 50)
     assert_close(together, alone, 1e-12)
     assert_close(together, run(sampler_of(SETTINGS[name], torch.float64), 6), 1e-12)

@@ -19,14 +19,13 @@ from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import N, netw
 meta_sgmcmc_rule = keywords(meta_sgmcmc_rule, MetaSGMCMCSettings)
 
 
-@pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
 @pytest.mark.parametrize("form", ["signed", "absolute"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.0, "prior_precision": 2.0}, {"momentum_init": "normal"}])
-def test_untrained_it_is_sghmc_to_rounding(correction, form, options):
-    ours = run(lambda p: MetaSGMCMC(p, 0.2, 100, network=None, correction=correction, form=form, **options))
+def test_untrained_it_is_sghmc_to_rounding(form, options):
+    ours = run(lambda p: MetaSGMCMC(p, 0.2, 100, network=None, form=form, **options))
     theirs = run(lambda p: SGHMC(p, 0.2, 100, **options))
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
-    learned = run(lambda p: MetaSGMCMC(p, 0.2, 100, correction=correction, form=form, network=network(), **options))
+    learned = run(lambda p: MetaSGMCMC(p, 0.2, 100, form=form, network=network(), **options))
     assert (learned - theirs).abs().max() > 1e-3
 
 
@@ -37,15 +36,6 @@ def test_the_energy_couples_the_groups():
         return MetaSGMCMC(p, 0.2, N, network=network(), prior_precision=3.0)
 
     torch.testing.assert_close(run(make), run(make, groups=True), rtol=1e-9, atol=1e-11)
-
-
-def test_the_two_corrections_agree_in_a_chain():
-    def make(**options):
-        return lambda p: MetaSGMCMC(p, 0.2, N, network=network(), prior_precision=1.0, **options)
-
-    exact = run(make(correction="autograd"))
-    finite = run(make(correction="finite_difference", probe_size=1e-7))
-    torch.testing.assert_close(finite, exact, rtol=0, atol=1e-6)
 
 
 def test_blocks_do_not_change_the_chain(monkeypatch):
@@ -155,14 +145,6 @@ def test_the_chain_and_the_parameter_that_broke_the_energy_are_named():
     with pytest.raises(FloatingPointError, match="parameter 'w' is not finite"):
         sampler.step(lambda: torch.zeros(()))
     assert sampler.step_count == 0
-
-
-def test_differences_in_half_precision_are_refused():
-    p = torch.zeros(2, dtype=torch.bfloat16, requires_grad=True)
-    with pytest.raises(
-        ValueError, match=r"finite_difference' needs float32 or float64 parameters, got torch\.bfloat16"
-    ):
-        MetaSGMCMC([("w", p)], 0.1, 100, network=None, correction="finite_difference")
 
 
 @settings(max_examples=20, deadline=None)

@@ -11,10 +11,9 @@ from tests.learned_samplers.learned.flat_keywords import MetaSGMCMC
 from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import network
 
 
-@pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
-def test_a_random_network_keeps_the_posterior_up_to_the_step_size(correction):
+def test_a_random_network_keeps_the_posterior_up_to_the_step_size():
     module = network(1, scale=0.3, dtype=torch.float32, hidden=(8,))
-    options = dict(network=module, energy_scale=100.0, gradient_scale=10.0, correction=correction)
+    options = dict(network=module, energy_scale=100.0, gradient_scale=10.0)
     report = check_sampler(
         lambda p: MetaSGMCMC(p, 0.1, 100, **options),
         stiffness=(0.3,),
@@ -62,7 +61,6 @@ def test_a_long_chain_does_not_drift_and_keeps_no_memory(block_length):
         momentum_decay=0.1,
         curl_scale=0.5,
         friction_scale=0.5,
-        correction="finite_difference",
         generator=torch.Generator().manual_seed(0),
     )
 

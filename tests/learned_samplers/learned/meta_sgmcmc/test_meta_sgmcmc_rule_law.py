@@ -9,7 +9,7 @@ import torch
 
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned import meta_sgmcmc as module
-from learned_samplers.learned.meta_fields import exact_slopes, to_root_mean_square
+from learned_samplers.learned.meta_fields import slopes_of, to_root_mean_square
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from tests.learned_samplers.learned.flat_keywords import keywords
 from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import random_phi
@@ -62,8 +62,8 @@ def error(*args, **kwargs):
 def without(*names, position=None, factor=0.0):
     """The exact derivatives with some of them multiplied by ``factor``, in the half ``position`` (None: in both)."""
 
-    def slopes(fields, momentum, probe_size, *, position: bool):
-        right = exact_slopes(fields, momentum, probe_size, position=position)
+    def slopes(fields, momentum, *, position: bool):
+        right = slopes_of(fields, momentum, position=position)
         if half is not None and half != position:
             return right
         wrong = {name: getattr(right, name) for name in names}
@@ -89,16 +89,15 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
 @pytest.mark.parametrize("seed", sorted({seed for _, seed in FAULTS.values()}))
-def test_random_networks_leave_gaussians_alone(seed, correction):
-    assert error(seed, correction=correction) < 0.04
+def test_random_networks_leave_gaussians_alone(seed):
+    assert error(seed) < 0.04
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_law_moves_under_planted_faults(fault, monkeypatch):
     slopes, seed = FAULTS[fault]
-    monkeypatch.setitem(module.CORRECTIONS, "autograd", slopes)
+    monkeypatch.setattr(module, "slopes_of", slopes)
     assert error(seed) > 0.12
 
 
@@ -119,7 +118,6 @@ def test_the_law_in_other_settings(options):
 # ------------------------------------------------------------------ inputs over their root mean squares
 
 
-@pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
 @pytest.mark.parametrize(
     ("seed", "options"),
     [
@@ -127,8 +125,8 @@ def test_the_law_in_other_settings(options):
         (5, {"curvatures": (1.0, 0.5, 2.0, 1.5, 0.7), "segments": Segments((2, 3)), "feature_set": "energy_rms"}),
     ],
 )
-def test_the_law_with_scaled_inputs(seed, options, correction):
-    assert error(seed, correction=correction, **options) < 0.04
+def test_the_law_with_scaled_inputs(seed, options):
+    assert error(seed, **options) < 0.04
 
 
 @pytest.mark.parametrize("seed", [0, 5])
@@ -159,6 +157,6 @@ def test_scaled_inputs_and_their_slope():
 @pytest.mark.parametrize("seed", [0, 10])
 def test_the_bias_shrinks_with_the_step_size(seed):
     """0.20 and 0.04 with the first network, 0.16 and 0.02 with the second; a quarter, were it exactly linear in ε."""
-    coarse, fine = (stationary(seed, h, time=40.0, chains=1200, correction="finite_difference")[1] for h in (0.2, 0.05))
+    coarse, fine = (stationary(seed, h, time=40.0, chains=1200)[1] for h in (0.2, 0.05))
     assert coarse > 0.12
     assert abs(fine) < 0.35 * coarse

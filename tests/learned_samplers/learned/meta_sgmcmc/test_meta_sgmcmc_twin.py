@@ -50,8 +50,7 @@ def test_the_twin_is_differentiable_in_the_learning_rate_and_in_the_weights():
 
 
 @pytest.mark.parametrize("feature_set", ["energy", "energy_rms"])
-@pytest.mark.parametrize("correction", ["autograd", "finite_difference"])
-def test_the_twin_makes_the_same_chain(correction, feature_set):
+def test_the_twin_makes_the_same_chain(feature_set):
     model = small_network().double()
     x, y = small_data()
     sampler = MetaSGMCMC(
@@ -59,7 +58,6 @@ def test_the_twin_makes_the_same_chain(correction, feature_set):
         0.1,
         N,
         network=network(),
-        correction=correction,
         feature_set=feature_set,
         energy_scale=3.0,
     )

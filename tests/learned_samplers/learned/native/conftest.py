@@ -2,7 +2,7 @@
 
 import pytest
 
-from learned_samplers.learned.native.library import native_library
+from learned_samplers.learned.native.kernel import native_library
 
 
 @pytest.fixture(scope="session")

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from learned_samplers.base.matrices import state_lengths, update_whitening
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.feature_sets import FEATURE_SETS, feature_set_named
-from learned_samplers.learned.features import CompiledChain, network_at
+from learned_samplers.learned.features import FEATURE_SETS, feature_set_named
 from learned_samplers.learned.kinetic import KineticSettings, l2e_kinetic_rule
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.meta_fields import build_meta_network
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
-from learned_samplers.learned.native.kernel import takes
+from learned_samplers.learned.native.kernel import CompiledChain, takes
 from learned_samplers.learned.network import (
     build_network,
     flatten,
     layers_of,
+    network_at,
     shapes_of,
     unflatten,
     value_and_slopes,
@@ -148,17 +148,15 @@ def test_one_tensor_of_any_length(length):
         dict(temperature=0.0),
         dict(prior_precision=0.0),
         dict(friction_scale=0.0, beta_scale=10.0, num_data_in_training=50_000.0),
-        dict(decay_time=100.0, num_data_in_training=500.0),
-        dict(output_bound=0.01, decay_time=5.0),
         dict(alpha_scale=0.0),
         dict(alpha_scale=0.0, friction_scale=0.0),
         dict(step=0),
         dict(step=100_000),
         dict(lr=1e-6, num_data=1e6),
         dict(normalise_output=True),
-        dict(normalise_output=True, output_bound=0.5, decay_time=5.0, temperature=0.0),
+        dict(normalise_output=True, temperature=0.0),
         dict(gated=True),
-        dict(gated=True, output_bound=0.5, decay_time=5.0, friction_scale=0.0, temperature=0.0),
+        dict(gated=True, friction_scale=0.0, temperature=0.0),
         dict(form="paper", friction="algorithm2", noise_multiplier=1e-3, alpha_scale=1.0, beta_scale=2.0),
     ],
     ids=str,
@@ -274,8 +272,7 @@ def test_who_cannot_be_served_is_known_beforehand():
 @pytest.mark.parametrize("hidden", [(1,), (10,), (32, 32), (5, 7, 9), (64, 3, 64, 20)], ids=str)
 @pytest.mark.parametrize("leading", [(), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
-@pytest.mark.parametrize("bound", [None, 0.7])
-def test_values_and_slopes_are_those_of_automatic_differentiation(hidden, leading, own, bound):
+def test_values_and_slopes_are_those_of_automatic_differentiation(hidden, leading, own):
     members = torch.Size(leading).numel()
     phi = networks(3, hidden, members if own else None, outputs=1)
     if own:
@@ -286,8 +283,8 @@ def test_values_and_slopes_are_those_of_automatic_differentiation(hidden, leadin
         wide = [(w.double(), b.double()) for w, b in phi]
         for wanted in ((), (1,), (0, 2)):
             with torch.no_grad():
-                ours = value_and_slopes(phi, rows, wanted, output_bound=bound)
-                theirs = value_and_slopes(wide, [row.double() for row in rows], wanted, output_bound=bound)
+                ours = value_and_slopes(phi, rows, wanted)
+                theirs = value_and_slopes(wide, [row.double() for row in rows], wanted)
             assert len(ours) == 1 + len(wanted)
             for a, b in zip(ours, theirs, strict=True):
                 # A unit that switches within a rounding of its input has one slope or the other.
@@ -339,7 +336,7 @@ def test_meta_sgmcmc_takes_the_same_step_and_the_comparison_finds_a_fault(fault,
 def test_kinetic_l2e_takes_the_same_step():
     tensors, phi = state(LENGTHS, "paper", (2,))[:4], networks(2, (16, 16), outputs=1)
     hyper = {k: v for k, v in HYPER.items() if k != "step"}
-    at = dict(segments=segments_of(LENGTHS), settings=KineticSettings(output_bound=2.0), **hyper)
+    at = dict(segments=segments_of(LENGTHS), settings=KineticSettings(), **hyper)
     theirs = l2e_kinetic_rule(
         *(x.double() for x in tensors),
         phi=[(w.double(), b.double()) for w, b in phi],

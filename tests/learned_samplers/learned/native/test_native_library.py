@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from learned_samplers.learned.native import build, library
+from learned_samplers.learned.native import build, kernel, library
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
     """As in a new process of a package without compiled code, on a machine with an empty cache; compiling is quick."""
-    monkeypatch.setattr(library, "_loaded", [])
+    monkeypatch.setattr(kernel, "_loaded", [])
     monkeypatch.setattr(library, "FOLDER", tmp_path / "package")
     monkeypatch.setattr(build, "_FLAGS", ("-std=c++17", "-O0", "-fPIC", "-shared", "-pthread"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -44,12 +44,12 @@ def libraries(folder):
 def test_without_a_compiler_one_line_says_so_once(monkeypatch):
     without_compiler(monkeypatch)
     with pytest.warns(RuntimeWarning, match="slower steps in torch.*no C\\+\\+ compiler was found") as caught:
-        assert library.native_library() is None
+        assert kernel.native_library() is None
     assert len(caught) == 1
     assert "\n" not in str(caught[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert library.native_library() is None
+        assert kernel.native_library() is None
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch, fresh):
@@ -58,28 +58,28 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, fresh):
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(fake))
     with pytest.warns(RuntimeWarning, match="no such luck"):
-        assert library.native_library() is None
+        assert kernel.native_library() is None
 
 
 def test_the_environment_turns_it_off_without_a_word(monkeypatch):
     monkeypatch.setenv(library.ENVIRONMENT_VARIABLE, "0")
-    assert library.native_library() is None
+    assert kernel.native_library() is None
 
 
 @pytest.mark.usefixtures("compiler")
 def test_it_is_compiled_once_and_kept(monkeypatch, fresh):
-    assert library.native_library() is library.native_library()
+    assert kernel.native_library() is kernel.native_library()
     assert len(libraries(fresh / "cache")) == 1
-    monkeypatch.setattr(library, "_loaded", [])
+    monkeypatch.setattr(kernel, "_loaded", [])
     without_compiler(monkeypatch)
-    assert library.native_library() is not None
+    assert kernel.native_library() is not None
 
 
 @pytest.mark.usefixtures("compiler")
 def test_what_the_package_brings_is_taken_first(monkeypatch, fresh):
     build.compile_library(own_level(), fresh / "package")
     without_compiler(monkeypatch)
-    assert library.native_library() is not None
+    assert kernel.native_library() is not None
     assert not libraries(fresh / "cache")
 
 
@@ -87,7 +87,7 @@ def test_what_the_package_brings_is_taken_first(monkeypatch, fresh):
 def test_a_cache_that_cannot_be_written_to(monkeypatch, fresh):
     (fresh / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
-    assert library.native_library() is not None
+    assert kernel.native_library() is not None
 
 
 @pytest.mark.usefixtures("compiler")
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_replaced(fresh):
     kept = fresh / "cache" / "learned_samplers" / "native" / build.library_name(own_level())
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"not a library")
-    assert library.native_library() is not None
+    assert kernel.native_library() is not None
     assert kept.stat().st_size > 1000
 
 

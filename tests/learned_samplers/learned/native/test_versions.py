@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learned_samplers.learned.native.library import native_library
+from learned_samplers.learned.native.kernel import native_library
 from tests.harness import SAMPLERS, small_data, small_network
 
 

@@ -36,7 +36,7 @@ from learned_samplers import (
 )
 from learned_samplers.approximations import IVON
 from learned_samplers.learned import weights
-from learned_samplers.learned.feature_sets import feature_set_named
+from learned_samplers.learned.features import feature_set_named
 
 Groups = list[dict[str, Any]]
 
