@@ -1,4 +1,4 @@
-"""Diagnostics: convergence of chains, the loss between their samples, and the local learning coefficient."""
+"""Diagnostics: convergence of chains, how far apart their samples are, and the local learning coefficient."""
 
 from learned_samplers.diagnostics.convergence import (
     MINIMUM_DRAWS,
@@ -8,6 +8,7 @@ from learned_samplers.diagnostics.convergence import (
     ess_per_second,
     split_rhat,
 )
+from learned_samplers.diagnostics.exploration import Exploration, exploration
 from learned_samplers.diagnostics.landscape import (
     LossLines,
     LossPlane,
@@ -21,6 +22,7 @@ from learned_samplers.diagnostics.network_loss import network_loss
 
 __all__ = [
     "MINIMUM_DRAWS",
+    "Exploration",
     "LearningCoefficient",
     "LossLines",
     "LossPlane",
@@ -29,6 +31,7 @@ __all__ = [
     "cosine_similarity",
     "ess",
     "ess_per_second",
+    "exploration",
     "local_learning_coefficient",
     "loss_barrier",
     "loss_lines",

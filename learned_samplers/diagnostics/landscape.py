@@ -17,12 +17,15 @@ from learned_samplers.posterior import SampleCollection
 State = Mapping[str, Tensor]
 
 
-def cosine_similarity(samples: Iterable[State] | Tensor) -> np.ndarray:
+def cosine_similarity(samples: Iterable[State] | Tensor, origin: State | Tensor | None = None) -> np.ndarray:
     """Matrix (K, K) of ⟨θ_i, θ_j⟩ / (‖θ_i‖ ‖θ_j‖) between samples, each taken as one vector.
 
     Args:
         samples: a collection of samples, any sequence of dictionaries of tensors (in any order of their names), or a
             tensor (K, d).
+        origin: what every sample is measured from, in the form of one of them. Samples of one chain share its initial
+            weights, independent networks what their initialisations have in common (ones, and means of biases): with
+            these as the origin the cosine says in how far they went the same way.
 
     Raises:
         ValueError: fewer than one sample, different names or shapes, or a sample of norm zero.
@@ -31,23 +34,26 @@ def cosine_similarity(samples: Iterable[State] | Tensor) -> np.ndarray:
     if not rows:
         raise ValueError("samples must hold at least one sample, got none")
     first = rows[0]
-    for k, row in enumerate(rows):
+    named = [(f"samples[{k}]", row) for k, row in enumerate(rows)]
+    for name, row in named if origin is None else [*named, ("origin", origin)]:
         if not isinstance(row, Tensor) and not isinstance(first, Tensor):
             if row.keys() != first.keys():
-                raise ValueError(f"samples[{k}] has other names than samples[0]: {sorted(row.keys() ^ first.keys())}")
+                raise ValueError(f"{name} has other names than samples[0]: {sorted(row.keys() ^ first.keys())}")
             if _shapes(row) != _shapes(first):
-                raise ValueError(f"samples[{k}] has other shapes than samples[0]")
+                raise ValueError(f"{name} has other shapes than samples[0]")
     names = () if isinstance(first, Tensor) else tuple(first)
     vectors = [
         row.detach().double().cpu().flatten()
         if isinstance(row, Tensor)
         else torch.cat([row[name].detach().double().cpu().flatten() for name in names or row])
-        for row in rows
+        for row in (rows if origin is None else [*rows, origin])
     ]
     sizes = [len(vector) for vector in vectors]
     if len(set(sizes)) != 1:
         raise ValueError(f"samples must have the same number of parameters, got {sizes}")
-    matrix = torch.stack(vectors)
+    matrix = torch.stack(vectors[: len(rows)])
+    if origin is not None:
+        matrix = matrix - vectors[-1]
     norms = matrix.norm(dim=1, keepdim=True)
     if (norms == 0).any():
         raise ValueError(f"samples[{int((norms == 0).nonzero()[0, 0])}] is zero everywhere and has no direction")
@@ -76,7 +82,7 @@ def loss_lines(
     samples: Sequence[State] | SampleCollection,
     loss: Callable[[dict[str, Tensor]], Any],
     *,
-    pairs: str | Sequence[tuple[int, int]] = "consecutive",
+    pairs: Sequence[tuple[int, int]] | None = None,
     num_points: int = 21,
 ) -> LossLines:
     """Evaluate a loss on the lines θ(t) = (1−t)·θ + t·θ' between samples (Goodfellow et al., 2015; L2E, Figure 2c).
@@ -84,7 +90,7 @@ def loss_lines(
     Args:
         samples: dictionaries from parameter name to tensor.
         loss: from such a dictionary to a number; :func:`network_loss` makes one.
-        pairs: "consecutive", "all", or pairs of indices.
+        pairs: pairs of indices; by default all.
         num_points: T ≥ 3 evenly spaced points a line, its ends among them.
 
     Raises:
@@ -92,24 +98,25 @@ def loss_lines(
     """
     validation.integer("num_points", num_points, least=3)
     count = len(samples)
-    if isinstance(pairs, str):
-        validation.one_of("pairs", pairs, ("consecutive", "all"))
-        chosen = list(combinations(range(count), 2)) if pairs == "all" else [(k, k + 1) for k in range(count - 1)]
-    else:
-        chosen = [(int(i), int(j)) for i, j in pairs]
-        wrong = [pair for pair in chosen if not all(-count <= k < count for k in pair)]
-        if wrong:
-            raise ValueError(f"pairs must be indices of the {count} samples, got {wrong[0]}")
+    chosen = list(combinations(range(count), 2)) if pairs is None else [(int(i), int(j)) for i, j in pairs]
+    if wrong := [pair for pair in chosen if not all(-count <= k < count for k in pair)]:
+        raise ValueError(f"pairs must be indices of the {count} samples, got {wrong[0]}")
     if not chosen:
         raise ValueError(f"samples must hold at least two samples to draw a line between, got {count}")
     positions = np.linspace(0, 1, num_points)
     losses = np.empty((len(chosen), num_points))
+    ends: dict[int, float] = {}  # a sample's own loss, which many lines share
     for row, (i, j) in enumerate(chosen):
         first, second = samples[i], samples[j]
         if _shapes(first) != _shapes(second):
             raise ValueError(f"samples {i} and {j} have different parameters")
         for column, t in enumerate(positions.tolist()):
-            value = float(loss({name: _between(first[name], second[name], t) for name in first}))
+            end = {0.0: i, 1.0: j}.get(t)
+            value = ends.get(end) if end is not None else None
+            if value is None:
+                value = float(loss({name: _between(first[name], second[name], t) for name in first}))
+            if end is not None:
+                ends[end] = value
             if not np.isfinite(value):
                 raise ValueError(f"loss must be finite, got {value} between samples {i} and {j} at t={t:.3f}")
             losses[row, column] = value

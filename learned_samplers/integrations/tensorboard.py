@@ -10,6 +10,7 @@ from learned_samplers.base import validation
 from learned_samplers.base.operations import as_number
 from learned_samplers.base.sampler import Sampler
 from learned_samplers.base.step import joint_norms
+from learned_samplers.diagnostics import Exploration
 
 
 def rates(sampler: Sampler) -> dict[str, float]:
@@ -62,6 +63,17 @@ def write_settings(writer: Any, settings: Mapping[str, Any], results: Mapping[st
         writer.file_writer.add_summary(summary)
     for tag, value in results.items():
         writer.add_scalar(tag, value)
+
+
+def write_exploration(writer: Any, found: Exploration) -> None:
+    """Write ``exploration/barrier``, ``/cosine``, ``/kl``, ``/disagreement`` and ``/ambiguity`` of one chain.
+
+    They are medians over the pairs of samples, against the steps between the two: see `Exploration`.
+    """
+    for separation, values in found.by_separation().items():
+        for name, value in values.items():
+            if math.isfinite(value) and math.isfinite(separation):
+                writer.add_scalar(f"exploration/{name}", value, int(separation))
 
 
 class ChainLog:

@@ -14,6 +14,7 @@ probability zero costs 87.3 nats.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -92,10 +93,8 @@ def pairwise_kld(sample_probs: Any) -> float:
     Args:
         sample_probs: (K, N, C), or (K, N, 1) of two classes, with K ≥ 2, as from ``PosteriorSamples.predict_samples``.
     """
-    p = probabilities("sample_probs", sample_probs, ndim=3)
+    p = _samples(sample_probs)
     count = len(p)
-    if count < 2:
-        raise ValueError(f"sample_probs must hold at least two samples, got {count}")
     total = 0.0
     # The double sum over samples factorises: K Σ_i p_i·log p_i − (Σ_i p_i)·(Σ_j log p_j). The diagonal adds zero.
     for part in p.split(4096, dim=1):
@@ -103,6 +102,44 @@ def pairwise_kld(sample_probs: Any) -> float:
         total += (count * (part * logs).sum() - (part.sum(0) * logs.sum(0)).sum()).item()
     # Rounding can leave a divergence of zero at −1e-17.
     return max(total, 0.0) / (count * (count - 1) * p.shape[1])
+
+
+def disagreement(sample_probs: Any) -> float:
+    """Share of examples for which two different samples have different most probable classes, the mean over pairs.
+
+    Args:
+        sample_probs: (K, N, C) with K ≥ 2, as for `pairwise_kld`.
+    """
+    p = _samples(sample_probs)
+    votes = torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).sum(0).double()  # (N, C)
+    same = (votes * (votes - 1)).sum(1) / (len(p) * (len(p) - 1))
+    return 1 - same.mean().item()
+
+
+def ambiguity(sample_probs: Any, labels: Any) -> float:
+    """Mean loss of the samples less the loss of their average, in nats: what averaging gains, ≥ 0.
+
+    The NLL of an average is that of its samples, in the mean, less their ambiguity (Wood et al., JMLR 2023).
+
+    Args:
+        sample_probs: (K, N, C), as for `pairwise_kld`; of one sample it is 0.
+    """
+    p = probabilities("sample_probs", sample_probs, ndim=3)
+    return sum(nll(single, labels) for single in p) / len(p) - nll(p.mean(0), labels)
+
+
+def mutual_information(sample_probs: Any) -> Tensor:
+    """Entropy of the average prediction less the mean entropy of the samples', (N,), in nats, ≥ 0.
+
+    What the samples do not agree on (epistemic uncertainty; Houlsby et al., 2011): 0 where all predict the same,
+    however unsure each of them is.
+
+    Args:
+        sample_probs: (K, N, C), as for `pairwise_kld`.
+    """
+    p = probabilities("sample_probs", sample_probs, ndim=3)
+    entropy = torch.special.entr
+    return (entropy(p.mean(0)).sum(-1) - entropy(p).sum(-1).mean(0)).clamp_min(0)
 
 
 def agreement(probs: Any, reference: Any) -> float:
@@ -134,15 +171,39 @@ def ood_auroc(probs: Any, ood_probs: Any) -> float:
         probs: (N, C) on in-distribution examples.
         ood_probs: (N', C) on out-of-distribution examples.
     """
-    classification = require("torchmetrics.functional.classification", "metrics")
     inside, outside = probabilities("probs", probs), probabilities("ood_probs", ood_probs)
     if inside.shape[1] != outside.shape[1]:
         raise ValueError(f"ood_probs must have the {inside.shape[1]} classes of probs, got {outside.shape[1]}")
-    # Scores above 1, by rounding, would be taken for logits.
-    scores = torch.cat([inside.amax(1), outside.to(inside.device).amax(1)]).clamp(max=1)
+    return _auroc(inside.amax(1), outside.amax(1))
+
+
+def information_auroc(sample_probs: Any, ood_sample_probs: Any) -> float:
+    """The same area when the mutual information tells other examples from in-distribution ones, which have less.
+
+    Args:
+        sample_probs: (K, N, C) on in-distribution examples, as for `mutual_information`.
+        ood_sample_probs: (K, N', C) on out-of-distribution examples.
+    """
+    most = math.log(probabilities("sample_probs", sample_probs, ndim=3).shape[-1])
+    inside, outside = (1 - mutual_information(each) / most for each in (sample_probs, ood_sample_probs))
+    return _auroc(inside, outside)
+
+
+def _auroc(inside: Tensor, outside: Tensor) -> float:
+    classification = require("torchmetrics.functional.classification", "metrics")
+    # Scores outside [0, 1], by rounding, would be taken for logits.
+    scores = torch.cat([inside, outside.to(inside.device)]).clamp(0, 1)
     target = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
     target[: len(inside)] = 1
     return classification.binary_auroc(scores, target).item()
+
+
+def _samples(sample_probs: Any) -> Tensor:
+    """(K, N, C) of two samples or more."""
+    p = probabilities("sample_probs", sample_probs, ndim=3)
+    if len(p) < 2:
+        raise ValueError(f"sample_probs must hold at least two samples, got {len(p)}")
+    return p
 
 
 def summary(probs: Any, labels: Any, ood_probs: Any = None) -> dict[str, float]:

@@ -10,7 +10,7 @@ import torch
 from experiments.compare.comparison import Comparison
 from experiments.compare.options import parse_compare
 from experiments.harness.run_store import RunStore
-from experiments.harness.runs.measures import modes
+from experiments.harness.runs.measures import common_start, explored, modes
 from experiments.harness.runs.runner import Runs
 from safetensors.torch import load_file
 
@@ -80,7 +80,7 @@ def test_the_table_says_what_the_json_says(whole):
                 if values:
                     assert method["mean"][key] == pytest.approx(np.mean(values))
                     assert method["std"][key] == pytest.approx(np.std(values, ddof=1))
-            barrier = (method["health"]["modes"] or {}).get("mean_barrier")
+            barrier = (method["health"]["modes"] or {}).get("barrier")
             text = "–" if barrier is None else f"{barrier:.4f}"
             part = table[table.index(f"### {budget} gradients") :]
             second = next(line for line in part.splitlines() if "barrier" in line)
@@ -104,12 +104,14 @@ def test_the_numbers_of_a_run_are_those_of_its_samples(whole):
     assert result.curves["kld"] == pytest.approx(
         [metrics.pairwise_kld(single[:count]) for count in (2, 3, 4)], rel=1e-4
     )
-    assert result.modes == modes(samples, data)
+    start = common_start(options.settings, data, result.seed, independent=False)
+    assert result.modes == modes(explored(samples, data, start))
     assert result.ess_per_second == result.ess / result.seconds
     ends = [metrics.nll(single_probs, data.val_y) for single_probs in samples.predict_samples(data.val_x)]
-    lines = np.array(result.modes["validation_nll"])
-    np.testing.assert_allclose(lines[:, 0], ends[:-1], rtol=1e-4)
-    np.testing.assert_allclose(lines[:, -1], ends[1:], rtol=1e-4)
+    lines = result.modes["lines"]
+    assert lines["pairs"] == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+    for (i, j), losses in zip(lines["pairs"], lines["losses"]):
+        assert [losses[0], losses[-1]] == pytest.approx([ends[i], ends[j]], rel=1e-4)
 
 
 def test_all_seeds_together_are_one_average(whole):

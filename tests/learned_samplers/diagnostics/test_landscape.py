@@ -15,6 +15,9 @@ def test_cosine_similarity():
     samples = collection(ensemble())
     flat = torch.stack([torch.cat([t.flatten() for t in sample.values()]) for sample in samples])
     np.testing.assert_allclose(diagnostics.cosine_similarity(samples), diagnostics.cosine_similarity(flat))
+    # From (1, 0, 0) the directions are (0, 1, 0) and (−3, 0, 0).
+    apart = diagnostics.cosine_similarity(vectors[1:], torch.tensor([1.0, 0, 0]))
+    np.testing.assert_allclose(apart, np.eye(2), atol=1e-12)
 
 
 def test_the_order_of_the_names_does_not_matter():
@@ -60,15 +63,22 @@ def test_barrier_of_a_quadratic_is_zero_and_of_a_double_well_one():
 
 def test_which_pairs():
     samples = [at(-1, 0), at(1, 0), at(1, 0.5), at(-1, 0)]
-    consecutive = diagnostics.loss_lines(samples, double_well)
-    assert consecutive.pairs == [(0, 1), (1, 2), (2, 3)]
-    np.testing.assert_allclose(consecutive.barriers[:2], [1, 0], atol=1e-12)
-    every = diagnostics.loss_lines(samples, double_well, pairs="all", num_points=5)
+    every = diagnostics.loss_lines(samples, double_well, num_points=5)
     assert every.pairs == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     assert every.losses.shape == (6, 5)
     assert every.positions.tolist() == [0, 0.25, 0.5, 0.75, 1]
+    assert every.barriers == pytest.approx([1, 0.9375, 0, 0, 1, 0.9375])
     chosen = diagnostics.loss_lines(samples, double_well, pairs=[(3, 1)])
     assert chosen.barriers == pytest.approx([1])
+
+
+def test_the_loss_of_a_sample_is_computed_once():
+    seen = []
+    samples = [at(-1, 0), at(1, 0.25), at(0.5, 0)]
+    lines = diagnostics.loss_lines(samples, lambda state: seen.append(state) or double_well(state), num_points=4)
+    assert len(seen) == 3 + 3 * 2
+    ends = [double_well(state).item() for state in samples]
+    assert lines.losses[:, [0, -1]].tolist() == [[ends[i], ends[j]] for i, j in lines.pairs]
 
 
 # -- planes -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from learned_samplers import HMC, SGLRW, diagnostics, plots
+from learned_samplers.posterior import SampleCollection
 from tests.learned_samplers.diagnostics.test_landscape import at, double_well, states
 from tests.learned_samplers.diagnostics.test_learning_coefficient import squared
 from tests.learned_samplers.diagnostics.test_network_loss import LABELS, X
@@ -34,6 +35,12 @@ def loss(labels=LABELS, **options):
     return diagnostics.network_loss(collection(ensemble(lambda: nn.Linear(4, 2))), X, labels, **options)
 
 
+def explore(count=2, **options):
+    models = [nn.Linear(4, 2) for _ in range(count)]
+    samples = SampleCollection.from_samples(models[0], [model.state_dict() for model in models])
+    return diagnostics.exploration(samples, X, LABELS, **options)
+
+
 def coefficient(**options):
     given = {"model": nn.Linear(3, 1), "loss": squared, "data": (torch.zeros(4, 3), torch.zeros(4, 1)), "lr": 0.1}
     return diagnostics.local_learning_coefficient(**{**given, **options})
@@ -56,8 +63,12 @@ def coefficient(**options):
         (lambda: cosine(), ValueError, "samples"),
         (lambda: cosine(at(1, 2), {"a": torch.ones(1), "c": torch.ones(1)}), ValueError, r"samples\[1\].*'b', 'c'"),
         (lambda: cosine(at(1, 2), {"a": torch.ones(2), "b": torch.ones(1)}), ValueError, r"samples\[1\].*shapes"),
+        (lambda: diagnostics.cosine_similarity(PAIR, origin={"a": torch.ones(1)}), ValueError, "origin.*'b'"),
+        (lambda: explore(max_lines=0), ValueError, "max_lines.*0"),
+        (lambda: explore(num_points=2), ValueError, "num_points.*2"),
+        (lambda: explore(origin=at(1, 2)), ValueError, "origin.*names"),
+        (lambda: explore(count=1), ValueError, "samples.*1"),
         (lambda: lines(num_points=2), ValueError, "num_points.*2"),
-        (lambda: lines(pairs="some"), ValueError, "pairs.*'some'"),
         (lambda: lines(pairs=[(0, 2)]), ValueError, r"pairs.*\(0, 2\)"),
         (lambda: lines(PAIR[:1]), ValueError, "samples.*1"),
         (lambda: lines([at(1, 2), {"a": torch.ones(2)}]), ValueError, "samples 0 and 1"),

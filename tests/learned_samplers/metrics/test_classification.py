@@ -109,6 +109,38 @@ def test_pairwise_divergence_by_double_loop():
     assert metrics.pairwise_kld(many) == pytest.approx(halves, rel=1e-10)
 
 
+def test_disagreement_by_double_loop():
+    probs = random_probs(5, 40, 3)
+    best = probs.argmax(-1)
+    pairs = [(a != b).double().mean().item() for i, a in enumerate(best) for j, b in enumerate(best) if i != j]
+    assert metrics.disagreement(probs) == pytest.approx(np.mean(pairs), rel=1e-12)
+    assert metrics.disagreement(torch.eye(3)[:, None]) == 1
+
+
+def test_what_two_samples_know_of_each_other():
+    """Certain of opposite classes, half sure of both, and certain of the same: log 2, 0 and 0 nats."""
+    samples = torch.tensor([[[1.0, 0], [0.5, 0.5], [1, 0]], [[0, 1.0], [0.5, 0.5], [1, 0]]])
+    information = metrics.mutual_information(samples)
+    assert information.tolist() == pytest.approx([math.log(2), 0, 0], abs=1e-12)
+    # −½ log .9 − ½ log .2 less −log .55.
+    gained = metrics.ambiguity(torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]), torch.tensor([0]))
+    assert gained == pytest.approx(math.log(0.55) - 0.5 * math.log(0.9 * 0.2))
+    probs, labels = random_probs(6, 50, 4), random_labels(50, 4)
+    single = np.mean([metrics.nll(each, labels) for each in probs])
+    assert metrics.ambiguity(probs, labels) == pytest.approx(single - metrics.nll(probs.mean(0), labels))
+
+
+def test_information_tells_strangers_where_confidence_does_not():
+    """Samples that are half sure together, and samples that are sure of different classes: the average is the same."""
+    together, apart = torch.full((2, 5, 2), 0.5), torch.eye(2)[:, None].expand(2, 7, 2)
+    assert metrics.ood_auroc(together.mean(0), apart.mean(0)) == 0.5
+    assert metrics.information_auroc(together, apart) == 1
+    inside, outside = random_probs(4, 60, 3), random_probs(4, 70, 3, seed=1)
+    known = [*metrics.mutual_information(inside), *metrics.mutual_information(outside)]
+    expected = roc_auc_score([0] * 60 + [1] * 70, [float(each) for each in known])
+    assert metrics.information_auroc(inside, outside) == pytest.approx(expected, abs=1e-6)
+
+
 def test_agreement_and_total_variation():
     other = torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.3, 0.3, 0.4], [0.25, 0.5, 0.25]])
     assert metrics.agreement(PROBS, other) == 0.75

@@ -86,7 +86,7 @@ def figure_1(report: BudgetReport, title: str) -> Any:
 
 
 def figure_2(report: BudgetReport, title: str) -> Any:
-    """Test error on the lines between consecutive samples, and cosine similarities of the samples; first seed."""
+    """Validation loss on the lines between pairs of samples, and the cosine of each pair; first seed."""
     found = {label(results): results[0].modes for results in report.runs.values() if results[0].modes}
     if not found:
         return None
@@ -94,13 +94,13 @@ def figure_2(report: BudgetReport, title: str) -> Any:
     rows = -(-len(found) // columns)
     fig = new_figure(max(4.0 * columns, 9.0), 4.6 + 3.4 * rows)
     top, bottom = fig.subfigures(2, 1, height_ratios=[4.6, 3.4 * rows])
-    lines = {}
-    for name, modes in found.items():
-        errors = np.array(modes["test_error"])
-        lines[name] = LossLines([(k, k + 1) for k in range(len(errors))], np.array(modes["positions"]), errors)
-    plots.loss_barriers(lines, top.subplots(), ylabel="test error")
+    lines = {name: LossLines(**{key: np.array(each) for key, each in m["lines"].items()}) for name, m in found.items()}
+    plots.loss_barriers(lines, top.subplots(), ylabel="validation loss (nats)")
     for ax, (name, modes) in zip(_panels(bottom, len(found)), found.items()):
-        plots.cosine_similarity_map(modes["cosine_similarity"], ax, title=name)
+        cosines = np.eye(1 + modes["pairs"][-1][1])
+        first, second = np.array(modes["pairs"]).T
+        cosines[first, second] = cosines[second, first] = modes["cosines"]
+        plots.cosine_similarity_map(cosines, ax, title=name)
     fig.suptitle(title)
     return fig
 

@@ -33,11 +33,14 @@ The table with tries: the settings that were tuned over, each on every tuning se
 runs that diverged, or whose NLL is above that of uniform predictions or 1.5 times the method's median; difference of
 the NLL to the first row's at the same seed (same initial weights and minibatches), ± its standard error over seeds, and
 the standard error that the choice of test images alone gives; at equal time: gradients and NLL of runs in the first
-row's seconds; AUROC: of telling the data set from the test images by the largest probability; entropy: of the
+row's seconds; AUROC: of telling the data set from the test images by the largest probability, or by the mutual
+information of the samples' predictions; entropy: of the
 predictions on it, in nats; agreement: share of the test images with the reference's most probable class; total
 variation: half the sum of the probabilities' absolute differences, the mean over them.
 The table with temperatures, first seed: after burn-in of all weights (and from the coldest to the hottest part of the
-network); loss barrier between consecutive samples on validation images; cosine similarity between samples.
+network); medians over all pairs of samples, on validation images: barrier of the loss on the line between the two,
+cosine of their weights less those at the start, disagreement of the most probable class, and ambiguity: the mean loss
+of the two less that of their average.
 The table with runs: all runs' predictions averaged, each seed one of so many parallel chains (of an optimizer: a deep
 ensemble).
 """
@@ -51,6 +54,13 @@ COLUMNS = (
     ("converged", "cR̂ < 1.1", 3),
     ("seconds", "seconds", 1),
 )
+#: Of pairs of samples, `Result.modes`: the measure, its column's heading, and how it is written.
+PAIRS = {
+    "barrier": ("barrier [nats]", ".4f"),
+    "cosine": ("cosine", ".3f"),
+    "disagreement": ("disagreement", ".4f"),
+    "ambiguity": ("ambiguity [nats]", ".4f"),
+}
 #: How far predictions are from a reference's: of each number its column's heading, and the function of both.
 DISTANCES = {
     "agreement": ("agreement with the reference", metrics.agreement),
@@ -269,6 +279,8 @@ def _robust_cells(
     good = finished(results)
     for other in good[0].ood if good else ():
         cells[f"AUROC {other}"] = spread([result.ood[other]["auroc"] for result in good], 3)
+        known = [result.ood[other]["information_auroc"] for result in good if "information_auroc" in result.ood[other]]
+        cells[f"AUROC {other}, information"] = spread(known, 3)
         cells[f"entropy {other} [nats]"] = spread([result.ood[other]["mean_entropy"] for result in good], 3)
     if again := report.equal_time.get(name):
         ended = finished(again)
@@ -284,9 +296,7 @@ def _health_cells(result: Result) -> dict[str, str]:
         means = result.mean_temperatures.get(kind)
         parts = [value for name, value in means.items() if name != "all"] if means else []
         cells[f"{kind} T"] = f"{means['all']:.3g} ({min(parts):.3g} to {max(parts):.3g})" if means else "–"
-    cells["barrier [nats]"] = _text(modes.get("mean_barrier"))
-    cells["cosine"] = _text(modes.get("mean_cosine_similarity"), ".3f")
-    return cells
+    return cells | {heading: _text(modes.get(key), form) for key, (heading, form) in PAIRS.items()}
 
 
 def _pooled_cells(together: Mapping[str, Any] | None) -> dict[str, str]:

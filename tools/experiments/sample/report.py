@@ -19,6 +19,8 @@ from learned_samplers import metrics, plots
 
 ByMethod = Mapping[str, Sequence[Result]]  # method → its runs, one a seed
 
+#: Medians over pairs of samples, on validation images: see `Exploration`.
+PAIRS = {"barrier": "barrier [nats]", "cosine": "cosine", "disagreement": "disagreement"}
 PANELS = 6  # reliability diagrams side by side; more take a further line
 
 
@@ -45,6 +47,8 @@ def rows(runs: ByMethod, out: Path, reference: torch.Tensor | None = None) -> li
                 pairs = [(p, torch.stack(others).mean(0)) for p, others in _each_and_others(chains)]
             row[f"agreement with {name}"] = spread([metrics.agreement(*pair) for pair in pairs], 4)
             row["total variation"] = spread([metrics.total_variation(*pair) for pair in pairs], 4)
+        for key, heading in PAIRS.items() if any(each.modes for every in runs.values() for each in every) else ():
+            row[heading] = spread([result.modes[key] for result in good if result.modes], 3)
         row["samples"] = spread([result.num_samples for result in good], 0, with_std=False)
         row["gradients"] = spread([result.gradient_evaluations for result in results], 0, with_std=False)
         row["seconds"] = spread([result.seconds for result in results], 1, with_std=False)

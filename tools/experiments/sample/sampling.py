@@ -117,6 +117,7 @@ class Sampling:
             lr = self.rate(method, title, trials)
             runs[method] = [self.run(method, lr, seed, f"{title}, seed {seed}") for seed in options.seed_list()]
             for result in runs[method]:
+                self.runs.measure(result, options.settings, lines=True, convergence=False, plane=False)
                 if result.diverged:
                     print(f"{title}, seed {result.seed} diverged: {result.diverged}")
         return runs, trials

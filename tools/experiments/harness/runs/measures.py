@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from experiments.harness.runs.networks import build_network
+from experiments.harness.runs.settings import Settings
 from learned_samplers import diagnostics
+from learned_samplers.diagnostics import Exploration
 from learned_samplers.posterior.collect import SampleCollection
 from meta_tasks.datasets import ImageData
 
 IMAGES = 1000  # on which losses along lines are evaluated
-POINTS = 11  # on each line, its ends among them
+LINES = 45  # between pairs of samples: all of ten
+STARTS = 16  # independent initial networks, over which the mean is what members of an ensemble share
 PLANE_POINTS = 15  # along each side of a plane
 CONVERGENCE_DRAWS = 2 * diagnostics.MINIMUM_DRAWS  # that cR̂ of κ = 2 takes
 KINDS = ("kinetic", "configurational")
@@ -44,27 +50,34 @@ def mean_temperatures(points: Sequence[dict[str, Any]], after: float) -> dict[st
     return means
 
 
-def modes(samples: SampleCollection, data: ImageData) -> dict[str, Any]:
-    """Do the samples lie in different modes? Needs two samples or more.
+def common_start(settings: Settings, data: ImageData, seed: int, *, independent: bool) -> dict[str, Tensor]:
+    """What all samples of a run share before it begins: its initial weights, or, of members that start independently,
+    the mean of initial weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        networks = [build_network(settings, data) for _ in range(STARTS if independent else 1)]
+    states = [dict(network.named_parameters()) for network in networks]
+    return {name: torch.stack([state[name].detach() for state in states]).mean(0) for name in states[0]}
 
-    Returns:
-        "positions", and along the lines between consecutive samples "validation_nll" (nats) and "test_error", each on
-        at most 1,000 images; "mean_barrier" of the former; "cosine_similarity" of the weights, a matrix, and
-        "mean_cosine_similarity" over its pairs.
-    """
-    nll = diagnostics.network_loss(samples, data.val_x[:IMAGES], data.val_y[:IMAGES])
-    error = diagnostics.network_loss(samples, data.test_x[:IMAGES], data.test_y[:IMAGES], kind="error")
-    lines = diagnostics.loss_lines(samples, nll, num_points=POINTS)
-    errors = diagnostics.loss_lines(samples, error, num_points=POINTS)
-    cosines = diagnostics.cosine_similarity(samples)
-    pairs = cosines[np.triu_indices(len(cosines), 1)]
+
+def explored(samples: SampleCollection, data: ImageData, origin: dict[str, Tensor]) -> Exploration:
+    """How the pairs of two samples or more differ, on at most 1,000 validation images and 45 lines."""
+    x, y = data.val_x[:IMAGES], data.val_y[:IMAGES]
+    return diagnostics.exploration(samples, x, y, origin=origin, max_lines=LINES)
+
+
+def modes(found: Exploration) -> dict[str, Any]:
+    """The numbers of an `Exploration`, for a file: the median of every measure over all pairs, "by_separation" the same
+    at each number of steps between two samples, "pairs" and the cosine of each, and of the "lines" their pairs,
+    positions and losses in nats."""
+    lines = {"pairs": found.lines.pairs, "positions": found.lines.positions, "losses": found.lines.losses}
+    apart = {f"{steps:g}": values for steps, values in found.by_separation().items()}
     return {
-        "positions": lines.positions.tolist(),
-        "validation_nll": lines.losses.tolist(),
-        "test_error": errors.losses.tolist(),
-        "mean_barrier": float(lines.barriers.mean()),
-        "cosine_similarity": cosines.tolist(),
-        "mean_cosine_similarity": float(pairs.mean()),
+        **found.summary(),
+        "by_separation": {key: {n: v for n, v in each.items() if v == v} for key, each in apart.items()},
+        "pairs": [list(pair) for pair in found.pairs],
+        "cosines": found.cosine.tolist(),
+        "lines": {name: np.asarray(each).tolist() for name, each in lines.items()},
     }
 
 

@@ -42,7 +42,8 @@ class Result:
         pairwise_kld: mean divergence between the predictions of two samples on the test images, in nats.
         ess: effective sample size of the samples' log-probability of the true label, the median over test images.
         validation_nll: NLL of that average on the validation images, in nats.
-        ood: of each out-of-distribution data set {"auroc", "mean_entropy": of the average's predictions, in nats}.
+        ood: of each out-of-distribution data set {"auroc", "mean_entropy": of the average's predictions, in nats}, and
+            "information_auroc" of several samples.
         seconds: wall-clock time of training and collecting, without scoring and validation.
         device, threads: where it ran, the name of a GPU or CPU, and torch's threads.
         gradient_evaluations: in minibatches; a gradient over the whole training set counts as its minibatches.

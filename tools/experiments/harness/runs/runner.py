@@ -17,7 +17,15 @@ from experiments.harness.devices import device_name, synchronize
 from experiments.harness.run_store import RunStore, data_fingerprint
 from experiments.harness.runs.likelihood import likelihood_of
 from experiments.harness.runs.log import VALIDATIONS, Diverged, Log
-from experiments.harness.runs.measures import CONVERGENCE_DRAWS, converged, error_plane, mean_temperatures, modes
+from experiments.harness.runs.measures import (
+    CONVERGENCE_DRAWS,
+    common_start,
+    converged,
+    error_plane,
+    explored,
+    mean_temperatures,
+    modes,
+)
 from experiments.harness.runs.methods import METHODS
 from experiments.harness.runs.minibatches import minibatches
 from experiments.harness.runs.networks import build_network, own_network
@@ -25,7 +33,7 @@ from experiments.harness.runs.result import Result, new_result
 from experiments.harness.runs.scoring import score, validate, write_curves
 from experiments.harness.runs.settings import Settings
 from experiments.harness.runs.training import Training
-from learned_samplers.integrations.tensorboard import write_settings
+from learned_samplers.integrations.tensorboard import write_exploration, write_settings
 from learned_samplers.posterior import OwnBuffers, PosteriorSamples, SampleCollection
 from learned_samplers.posterior.tensor_files import NotFinite
 from meta_tasks.datasets import ImageData
@@ -141,7 +149,7 @@ class Runs:
         self.store.write(result.name, result.made_of, own)
 
     def measure(self, result: Result, settings: Settings, *, lines: bool, convergence: bool, plane: bool) -> None:
-        """Fill in, once, what is asked for: `Result.modes` (lines between samples), `converged`, and `plane`.
+        """Fill in, once, what is asked for: `Result.modes` (of pairs of samples), `converged`, and `plane`.
 
         Modes and planes are of classifications with several samples, convergence is of chains with enough of them.
         """
@@ -150,8 +158,13 @@ class Runs:
         known = (result.modes, result.converged, result.plane)
         classes, count = bool(self.data.num_classes), result.num_samples
         with suppress(OwnBuffers):  # of members with buffers of their own, which no weights between two have
-            if lines and classes and count > 1 and result.modes is None:
-                result.modes = modes(self.samples(result, settings), self.data)
+            if lines and classes and count > 1 and len(self.data.val_y) and result.modes is None:
+                independent = METHODS[result.method].averaging == "ensemble"
+                origin = common_start(settings, self.data, result.seed, independent=independent)
+                found = explored(self.samples(result, settings), self.data, origin)
+                result.modes = modes(found)
+                with SummaryWriter(self.store.board(result.name)) as writer:
+                    write_exploration(writer, found)
             if plane and classes and count > 2 and result.plane is None:
                 result.plane = error_plane(self.samples(result, settings), self.data)
         if convergence and result.is_chain and count >= CONVERGENCE_DRAWS and result.converged is None:

@@ -69,7 +69,8 @@ def _score_classes(
     # The averages over the first 1, 2, … samples.
     averages = single.cumsum(0) / torch.arange(1, len(single) + 1, device=single.device)[:, None, None]
     test = averages[-1]
-    others = {name: samples.predict(each.test_x) for name, each in ood.items()}
+    singles = {name: samples.predict_samples(each.test_x) for name, each in ood.items()}
+    others = {name: each.mean(0) for name, each in singles.items()}
     saved = {"test": test, "test_labels": labels, **{f"ood_{name}": each for name, each in others.items()}}
     if not all(each.isfinite().all() for each in (test, *others.values())):
         _diverged(result, _NOT_FINITE)
@@ -83,6 +84,8 @@ def _score_classes(
         for name, each in others.items()
     }
     if len(single) > 1:
+        for name, each in singles.items():
+            result.ood[name]["information_auroc"] = metrics.information_auroc(single, each)
         result.pairwise_kld = metrics.pairwise_kld(single)
     result.ess = median_ess(_label_log_probabilities(single, labels), samples.chains)
     for metric in (metrics.accuracy, metrics.nll, metrics.ece, metrics.brier):
