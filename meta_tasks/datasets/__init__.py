@@ -8,7 +8,7 @@
 - `load_text(name)` gives a `TokenData`: texts as indices of words, padded, and their vocabulary. `text_names()` lists
   them.
 - `load_corrupted` reads CIFAR-10-C: the test images of CIFAR under a corruption of `CORRUPTIONS`, five severities.
-- `load_overlaid` (Multi-MNIST and its like) and `load_celeba` give a `MultiTaskData`: several labels an image.
+- `load_overlaid` (Multi-MNIST and its like) gives a `MultiTaskData`: several labels an image.
 
 Files are looked for in the folder given as ``root``, else in the one named by the environment variable
 LEARNED_SAMPLERS_DATA, else in ~/.cache/learned_samplers. torchvision and medmnist download what is missing; they,
@@ -16,7 +16,6 @@ scikit-learn and Pillow are imported when a data set needs them.
 """
 
 from meta_tasks.datasets.arrays import ArrayData, array_data
-from meta_tasks.datasets.celeba import load_celeba
 from meta_tasks.datasets.cifar_c import CORRUPTIONS, find_corrupted, load_corrupted
 from meta_tasks.datasets.corruptions import corrupt
 from meta_tasks.datasets.files import data_root
@@ -39,7 +38,6 @@ __all__ = [
     "fingerprint_of",
     "keep_labels",
     "load",
-    "load_celeba",
     "load_corrupted",
     "load_overlaid",
     "load_text",

@@ -148,23 +148,28 @@ class Evaluator:
     def run(self, job: Job, weights: Tensor) -> JobResult:
         """Evaluate one job at meta-parameters (n,)."""
         started = time.perf_counter()
-        members = antithetic_members(weights, self.seed, job.pairs, self.sigma)
         unroll = self._unroll(job)
-        failed_before = sum(step >= 0 for step in unroll.failed_at)
-        unroll.advance(members, job.skip)
-        unroll.advance(members, job.steps)
+        failed_before = unroll.num_failed
+        losses, gradient = self._advanced(unroll, job, weights)
         if job.slot is not None and unroll.finished:
             del self.slots[job.slot]
-        scales = {name: value.nanmean().item() for name, value in unroll.output_scales.items()}
         return JobResult(
-            unroll.losses().view(-1, 2),
+            losses,
             unroll.task.kind,
-            sum(step >= 0 for step in unroll.failed_at) - failed_before,
+            unroll.num_failed - failed_before,
             len(unroll.parameter) * (job.skip + job.steps),
             time.perf_counter() - started,
-            scales,
+            {name: value.nanmean().item() for name, value in unroll.output_scales.items()},
             unroll.curves().nanmean(0).tolist(),
+            gradient,
         )
+
+    def _advanced(self, unroll: Unroll, job: Job, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Take the job's steps; its losses, and the meta-gradient (n,) where that is what it computes."""
+        members = antithetic_members(weights, self.seed, job.pairs, self.sigma)
+        unroll.advance(members, job.skip)
+        unroll.advance(members, job.steps)
+        return unroll.losses().view(-1, 2), None
 
     def _unroll(self, job: Job) -> Unroll:
         if job.slot is not None and not job.start:

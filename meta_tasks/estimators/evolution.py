@@ -27,32 +27,29 @@ class Shaping:
 
     Args:
         kind: "none"; "mean" divides each difference by the pair's mean |loss|, so that hard tasks do not drown easy
-            ones (a density's loss may be negative); "clip" cuts it to [−limit, limit]; "sign" keeps its sign; "rank"
-            takes the difference of the centred ranks, in [−½, ½], that the losses have among all of this step. Only
-            "none" leaves the estimator unbiased.
-        limit: bound on the size of the shaped difference; needed for "clip", allowed for "none" and "mean".
+            ones (a density's loss may be negative); "rank" takes the difference of the centred ranks, in [−½, ½], that
+            the losses have among all of this step. Only "none" without a limit leaves the estimator unbiased.
+        limit: bound on the size of the shaped difference, of "none" and "mean".
 
     Raises:
-        ValueError: an unknown kind, or a limit that is not positive, missing, or without effect.
+        ValueError: an unknown kind, or a limit that is not positive or without effect.
     """
 
     kind: str = "mean"
     limit: float | None = None
 
     def __post_init__(self) -> None:
-        validation.one_of("shaping", self.kind, ("none", "mean", "clip", "sign", "rank"))
+        validation.one_of("shaping", self.kind, ("none", "mean", "rank"))
         if self.limit is not None:
             validation.positive("limit of the shaping", self.limit)
-        if (self.kind == "clip") != (self.limit is not None) and self.kind not in ("none", "mean"):
-            raise ValueError(f"limit={self.limit} does not go with shaping {self.kind!r}")
+            if self.kind == "rank":
+                raise ValueError(f"limit={self.limit} does not go with shaping 'rank', whose differences have one")
 
     def __call__(self, losses: Tensor) -> Tensor:
         """Shaped differences (pairs,) of finite losses (pairs, 2)."""
         difference = losses[:, 0] - losses[:, 1]
         if self.kind == "mean":
             difference = difference / losses.abs().mean(1).clamp_min(1e-8)
-        elif self.kind == "sign":
-            difference = difference.sign()
         elif self.kind == "rank":
             difference = _centred_ranks(losses)
         return difference if self.limit is None else difference.clamp(-self.limit, self.limit)

@@ -5,7 +5,6 @@ Source: Gong, Li and Hernández-Lobato, "Meta-Learning for Stochastic Gradient M
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from learned_samplers.base import validation
 from meta_tasks.estimators.base import Episodes, Estimator, Evaluator, Job, JobResult
 from meta_tasks.inner_loop.chains import ChainUnroll
 from meta_tasks.inner_loop.schedule import Horizon
+from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import SteinKL, objective_named
 from meta_tasks.random_streams import derive_seed, generator
 from meta_tasks.rules.base import SamplerRule
@@ -103,31 +103,16 @@ class ChainEvaluator(Evaluator):
     #: slot → ensembles, each the parameters (C, d) and then the state.
     pools: dict[int, list[list[Tensor]]] = field(default_factory=dict)
 
-    def run(self, job: Job, weights: Tensor) -> JobResult:
-        started = time.perf_counter()
-        unroll = self._unroll(job)
+    def _advanced(self, unroll: Unroll, job: Job, weights: Tensor) -> tuple[Tensor, Tensor | None]:
         assert isinstance(unroll, ChainUnroll)
-        failed_before = int((~unroll.counts).sum())
-        chains = len(unroll.parameter)
-        unroll.advance(weights.expand(chains, -1), job.skip)
+        unroll.advance(weights.expand(len(unroll.parameter), -1), job.skip)
         gradient = unroll.backpropagate(weights, job.steps, self.settings.every)
-        failed = int((~unroll.counts).sum())
+        unroll.output_scales.clear()  # of the skipped steps alone
         losses = unroll.losses()
-        assert job.slot is not None
         # Chains that have run away are nothing to start from.
-        if not failed and losses.mean() <= unroll.initial_loss:
+        if not unroll.num_failed and losses.mean() <= unroll.initial_loss:
             self._remember(job, unroll)
-        if unroll.finished:
-            del self.slots[job.slot]
-        return JobResult(
-            losses=losses.nanmean().view(1, 1),
-            kind=unroll.task.kind,
-            failed=failed - failed_before,
-            member_steps=chains * (job.skip + job.steps),
-            seconds=time.perf_counter() - started,
-            curve=unroll.curves().nanmean(0).tolist(),
-            gradient=gradient,
-        )
+        return losses.nanmean().view(1, 1), gradient
 
     def make(self, job: Job) -> ChainUnroll:
         settings = self.settings
@@ -166,11 +151,8 @@ class ChainEvaluator(Evaluator):
             pool[int(torch.randint(len(pool), (), generator=stream))] = entry
 
     def state_dict(self) -> dict[int, Any]:
-        unrolls = super().state_dict()
-        return {slot: {"unroll": unrolls.get(slot), "pool": pool} for slot, pool in self._every_pool(unrolls).items()}
-
-    def _every_pool(self, unrolls: dict[int, Any]) -> dict[int, list[list[Tensor]]]:
-        return {slot: self.pools.get(slot, []) for slot in sorted({*unrolls, *self.pools})}
+        unrolls, slots = super().state_dict(), sorted({*self.slots, *self.pools})
+        return {slot: {"unroll": unrolls.get(slot), "pool": self.pools.get(slot, [])} for slot in slots}
 
     def load_state_dict(self, state: dict[int, Any], jobs: Sequence[Job]) -> None:
         slots = {job.slot for job in jobs}

@@ -196,6 +196,11 @@ class Unroll:
         """Whether all steps of the schedule are done."""
         return self.step == self.schedule.steps
 
+    @property
+    def num_failed(self) -> int:
+        """How many members have failed."""
+        return sum(step >= 0 for step in self.failed_at)
+
     def losses(self) -> Tensor:
         """The meta-loss of each member so far (P,), on the CPU in double precision; NaN for a member that failed."""
         loss = self.objective.loss().double().cpu()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from learned_samplers.learned.network import flatten, layers_of, unflatten
@@ -91,9 +90,6 @@ class WeightStart:
         if missing := [name for name in card["features"] if name not in names]:
             raise ValueError(f"start: {path} sees {', '.join(missing)}, which {settings.feature_set!r} has not")
         units, own = ([shape[0] for shape in layers[:-1]] for layers in (card["layers"], shapes))
-        linear = not units and own
-        if linear:  # units for both signs of each output carry it through the ReLUs
-            units = [2 * shapes[-1][0]] * len(own)
         if len(units) != len(own) or any(a > b for a, b in zip(units, own)):
             raise ValueError(f"start: {path} has hidden layers of {units} units, which do not fit into {own}")
         theirs, here = (each.to_card()["scales"] for each in (type(settings).from_card(card), settings))
@@ -104,12 +100,6 @@ class WeightStart:
             raise ValueError(f"start: {path} was trained with the scales {theirs}, here they are {here}")
         self.digest = card["sha256"]
         self._layers = [(weight.detach(), bias.detach()) for weight, bias in layers_of(network)]
-        if linear:
-            ((weight, bias),) = self._layers
-            outputs, both = torch.eye(len(bias)), torch.eye(2 * len(bias))
-            self._layers = [(torch.cat([weight, -weight]), torch.cat([bias, -bias]))]
-            self._layers += [(both, both.new_zeros(len(both)))] * (len(own) - 1)
-            self._layers.append((torch.cat([outputs, -outputs], -1), torch.zeros(len(bias))))
         self._inputs = [names.index(name) for name in card["features"]]
         self._shapes = shapes
 

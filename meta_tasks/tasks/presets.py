@@ -36,20 +36,6 @@ _SMALL_IMAGES = (
 )
 _LOW_LRS = (0.001, 0.002, 0.005, 0.01)
 
-_general = partial(
-    ImageTaskFamily,
-    dataset_names=_SMALL_IMAGES,
-    sizes=(8, 8, 8, 10, 14),
-    batch_sizes=(32, 64),
-    lrs=_LOW_LRS,
-    temperatures=(1.0, 0.1),
-    prior_precisions=(1.0, 5.0, 20.0),
-    weight_scale_spreads=(0.0, 0.5, 1.0),
-    grayscale=True,
-    label_subset_share=0.2,
-    small_data_share=0.25,
-)
-
 #: Named presets.
 FAMILIES: dict[str, Callable[..., ImageTaskFamily]] = {
     # The 120 configurations of the L2E paper (Section 5, Appendix I.2) with BloodMNIST as its MedMNIST set and EMNIST
@@ -59,23 +45,7 @@ FAMILIES: dict[str, Callable[..., ImageTaskFamily]] = {
         dataset_names=("mnist", "fashion_mnist", "emnist", "bloodmnist"),
         architectures=_PAPER,
     ),
-    # Those networks and what generalisation wants besides, for GPUs.
-    "full": partial(
-        ImageTaskFamily,
-        dataset_names=(
-            *("mnist", "fashion_mnist", "fashion_mnist"),
-            *("bloodmnist", "pathmnist", "organamnist", "digits"),
-        ),
-        architectures=(*_PAPER, *_mlps((20,), (100, 50), activations=("relu", "tanh", "gelu"))),
-        sizes=(None, None, 14, 20),
-        batch_sizes=(32, 64, 128),
-        lrs=(0.02, 0.05, 0.1, 0.2),
-        weight_scale_spreads=(0.0, 0.0, 0.5),
-        grayscale=True,
-        label_subset_share=0.25,
-        small_data_share=0.3,
-    ),
-    # The same at 8 to 20 pixels.
+    # Networks of that kind and perceptrons at 8 to 20 pixels, and what generalisation wants besides.
     "cpu": partial(
         ImageTaskFamily,
         dataset_names=_SMALL_IMAGES,
@@ -93,13 +63,21 @@ FAMILIES: dict[str, Callable[..., ImageTaskFamily]] = {
         small_data_share=0.25,
     ),
     # What carries over to larger networks: MLPs and convolutions of several widths at 8 to 14 pixels, two temperatures,
-    # weights of very different scales.
-    "general": partial(_general, architectures=_GENERAL),
-    # And normalised residual networks, which take two to four times as long: a third of what a task of the family costs
-    # goes to them; an eighth of the tasks are theirs.
+    # weights of very different scales; and normalised residual networks, which take two to four times as long: a third
+    # of what a task of the family costs goes to them; an eighth of the tasks are theirs.
     "residual": partial(
-        _general,
+        ImageTaskFamily,
+        dataset_names=_SMALL_IMAGES,
         architectures=(*_GENERAL * 2, _SMALL_RESNET, _SMALL_RESNET, ("resnet_frn", {"width": 8, "blocks": (1, 1)})),
+        sizes=(8, 8, 8, 10, 14),
+        batch_sizes=(32, 64),
+        lrs=_LOW_LRS,
+        temperatures=(1.0, 0.1),
+        prior_precisions=(1.0, 5.0, 20.0),
+        weight_scale_spreads=(0.0, 0.5, 1.0),
+        grayscale=True,
+        label_subset_share=0.2,
+        small_data_share=0.25,
     ),
     # Where to move, not how far: with few data the slowest direction wins, by memorising least, so there are many here,
     # and hardly any noise. Directions differ where images are hard and networks deep, not where either is easy.
@@ -112,16 +90,6 @@ FAMILIES: dict[str, Callable[..., ImageTaskFamily]] = {
         lrs=(0.0005, 0.001, 0.002),
         temperatures=(0.1,),
         prior_precisions=(1.0, 5.0, 20.0),
-    ),
-    # Fashion-MNIST and 4 channels alone, the paper's Small-L2E.
-    "small": partial(
-        ImageTaskFamily,
-        dataset_names=("fashion_mnist",),
-        architectures=_cnns((4,), (1, 2), (False,)),
-        sizes=(8, 14),
-        batch_sizes=(64,),
-        lrs=_LOW_LRS,
-        grayscale=True,
     ),
     # The one network that Meta-SGMCMC was trained on, 784-20-10 at a batch of 500.
     "mnist_mlp": partial(

@@ -33,33 +33,26 @@ def advance(bar, clock, steps, seconds):
         bar.refresh()
 
 
-def test_a_long_run_writes_a_line_for_every_twentieth_part(clock, capsys):
-    with progress(total=10_000, desc="long") as bar:
-        advance(bar, clock, 10_000, 0.1)
+@pytest.mark.parametrize(
+    ("total", "done", "seconds", "lines"),
+    [
+        (10_000, 10_000, 0.1, 21),  # one for every twentieth part, and the last
+        (500, 500, 0.0, 1),  # quick work has its last line alone
+        (10**6, 100, 30.0, 11),  # a slow run is not silent
+    ],
+)
+def test_lines_come_now_and_then(clock, capsys, total, done, seconds, lines):
+    with progress(total=total, desc="work") as bar:
+        advance(bar, clock, done, seconds)
     written = capsys.readouterr().err
-    lines = written.splitlines()
-    assert len(lines) == 21
+    assert len(written.splitlines()) == lines
     assert "\r" not in written
-    assert [line.split("%")[0] for line in lines[:3]] == ["long:   5", "long:  10", "long:  15"]
-    assert lines[-1].startswith("long: 100%")
-
-
-def test_quick_work_has_its_last_line_alone(clock, capsys):
-    assert list(progress(range(500), desc="quick")) == list(range(500))
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("quick: 100%")
+    assert written.splitlines()[-1].startswith(f"work: {100 * done // total:3d}%")
 
 
 def test_work_within_work_leaves_nothing(clock, capsys):
-    for _ in progress(range(500), leave=False):
-        pass
+    assert list(progress(range(500), leave=False)) == list(range(500))
     assert capsys.readouterr().err == ""
-
-
-def test_a_slow_run_is_not_silent(clock, capsys):
-    with progress(total=10**6) as bar:
-        advance(bar, clock, 100, 30.0)
-    assert len(capsys.readouterr().err.splitlines()) == 10 + 1
 
 
 def test_messages_do_not_disturb_the_lines(clock, capsys):

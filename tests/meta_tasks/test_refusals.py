@@ -7,15 +7,16 @@ import math
 import pytest
 import torch
 
+from learned_samplers.learned.l2e import L2ESettings
 from meta_tasks import datasets
 from meta_tasks.datasets import MultiTaskData, corrupt, load, load_corrupted, match
 from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping, TruncatedBackpropagation
 from meta_tasks.inner_loop import ChainUnroll, Horizon, Schedule, Unroll
 from meta_tasks.networks import BatchedModule, BatchedResidual, batched_mlp, batched_network_for, build, build_text
 from meta_tasks.objectives import BMALoss, SteinKL, objective_named, stein_score
-from meta_tasks.rules.base import Hyperparameters
+from meta_tasks.rules.base import Hyperparameters, steps_for
 from meta_tasks.rules.classical import LearnableSGD, SGHMCRule
-from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule
+from meta_tasks.rules.learned import KineticRule, L2ERule, MetaSGMCMCRule, PrecondL2ERule
 from meta_tasks.tasks import GaussianFamily, GaussianTask, ImageTask, TaskConfig, family_named
 from meta_tasks.training import Checkpoints, HeldOutEvaluation, Trainer, TrainerSettings
 from tests.meta_tasks.datasets.test_loading import SMALL_COLOUR, make_image_data
@@ -141,6 +142,20 @@ NETWORKS = [
     (ValueError, "layers[0]", lambda: mlps(((2, 5, 3), (5,)))),
     (ValueError, "inputs", lambda: mlps(((2, 5, 3), (2, 5)), inputs=(3, 4, 3))),
 ]
+RULES = [
+    (ValueError, "gradients=1", lambda: steps_for(KineticRule(), 1)),
+    (ValueError, "gradients=0", lambda: steps_for(SGHMCRule(), 0)),
+    (ValueError, "form", lambda: L2ERule("new")),
+    (ValueError, "feature_set", lambda: L2ERule("paper", "all")),
+    (ValueError, "settings and beta_scale", lambda: L2ERule(settings=L2ESettings(), beta_scale=2.0)),
+    (ValueError, "'average_0.9_to_rms'", lambda: L2ERule("residual", "paper", start=("average_0.9_to_rms", 2.0))),
+    (ValueError, "hidden", lambda: L2ERule("residual", "paper", (8, 1), start=("gradient", 2.0))),
+    (ValueError, "start", lambda: PrecondL2ERule(start=("gradient", 2.0))),
+    *((ValueError, "tell_horizon", lambda x=x: L2ERule(feature_set="matrix", tell_horizon=x)) for x in (-0.1, 1.5)),
+    (ValueError, "tell_horizon", lambda: L2ERule(feature_set="adaptive", tell_horizon=0.5)),
+    (ValueError, "hessian", lambda: KineticRule(hessian="none")),
+    (ValueError, "probe_size", lambda: KineticRule(probe_size=1.0)),
+]
 TASKS = [
     (ValueError, "dataset_names='minst'", lambda: family_named("cpu", dataset_names=("minst",))),
     (ValueError, "dataset_names", lambda: family_named("cpu", dataset_names=())),
@@ -202,8 +217,7 @@ OBJECTIVES = [
     (ValueError, "ridge", lambda: stein_score(torch.zeros(4, 3), 0.0)),
 ]
 ESTIMATORS = [
-    *((ValueError, "shaping", lambda kind=kind: Shaping(kind, 1.0)) for kind in ("sign", "rank")),
-    (ValueError, "shaping", lambda: Shaping("clip")),
+    (ValueError, "shaping", lambda: Shaping("rank", 1.0)),
     (ValueError, "limit", lambda: Shaping("mean", -1.0)),
     (ValueError, "shaping", lambda: Shaping("log")),
     (ValueError, "sigma", lambda: es(0.0, 4, HORIZON)),
@@ -248,7 +262,7 @@ TRAINING = [
 
 
 @pytest.mark.parametrize(
-    ("error", "named", "call"), [*DATASETS, *NETWORKS, *TASKS, *INNER_LOOP, *OBJECTIVES, *ESTIMATORS, *TRAINING]
+    ("error", "named", "call"), [*DATASETS, *NETWORKS, *RULES, *TASKS, *INNER_LOOP, *OBJECTIVES, *ESTIMATORS, *TRAINING]
 )
 def test_what_cannot_be_is_refused_by_name(error, named, call):
     with pytest.raises(error) as caught:

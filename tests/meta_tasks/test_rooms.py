@@ -9,30 +9,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "meta_tasks"
 #: From the ground up; `meta_tasks.__init__` says the same.
 ROOMS = (
-    "random_streams",
-    "datasets",
-    "networks",
-    "rules",
-    "tasks",
-    "objectives",
-    "inner_loop",
-    "estimators",
-    "training",
+    *("random_streams", "datasets", "networks", "rules", "tasks"),
+    *("objectives", "inner_loop", "estimators", "training"),
 )
-HEAVY = (
-    "torchvision",
-    "medmnist",
-    "sklearn",
-    "PIL",
-    "tensorboard",
-    "matplotlib",
-    "tqdm",
-    "tyro",
-    "arviz",
-    "torchmetrics",
-    "higher",
-    "triton",
-)
+HEAVY = {
+    *("torchvision", "medmnist", "sklearn", "PIL", "tensorboard", "matplotlib"),
+    *("tqdm", "tyro", "arviz", "torchmetrics", "higher", "triton"),
+}
 
 
 def test_every_room_is_described_in_order():
@@ -46,7 +29,7 @@ def test_importing_the_rooms_loads_nothing_that_only_some_uses_need():
     # What `learned_samplers` itself loads is for its own test to say.
     script = "; ".join(
         [
-            f"import sys, learned_samplers; heavy = set({HEAVY!r}) - sys.modules.keys()",
+            f"import sys, learned_samplers; heavy = {HEAVY!r} - sys.modules.keys()",
             *(f"import meta_tasks.{room}" for room in ROOMS),
             "print(*heavy.intersection(sys.modules))",
         ]

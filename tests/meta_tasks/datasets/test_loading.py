@@ -25,21 +25,17 @@ def make_image_data(**changes):
 SMALL_COLOUR = make_image_data()
 
 
-def test_digits_are_scikit_learns_scaled_to_one():
+def test_digits_are_scikit_learns_scaled_to_one_and_the_seed_moves_validation_alone():
     data = load("digits")
     assert (data.input_shape, data.num_classes, data.num_data) == ((1, 8, 8), 10, 808)
     assert [len(data.split(name)[1]) for name in SPLITS] == [808, 90, 899]
     everything = torch.cat([data.split(name)[0] for name in SPLITS])
     assert set((everything * 16).unique().tolist()) == set(range(17))
     assert len(everything.flatten(1).unique(dim=0)) == 1797, "a digit lies in two splits, or is missing"
-
-
-def test_the_seed_moves_validation_but_never_the_test_split():
-    first, again, other = load("digits"), load("digits"), load("digits", seed=1)
-    assert torch.equal(first.train_x, again.train_x)
-    assert torch.equal(first.val_x, again.val_x)
-    assert torch.equal(first.test_x, other.test_x)
-    assert not torch.equal(first.val_x, other.val_x)
+    assert all(map(torch.equal, data.split("val"), load("digits").split("val")))
+    other = load("digits", seed=1)
+    assert torch.equal(data.test_x, other.test_x)
+    assert not torch.equal(data.val_x, other.val_x)
 
 
 @settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
@@ -82,19 +78,11 @@ def test_photos_fill_the_contrast_range(size, grayscale, shape):
     assert torch.equal(data.test_x, load("photos", size=size, grayscale=grayscale, seed=7).test_x)
 
 
-@pytest.mark.parametrize(
-    ("name", "partner"),
-    [("digits", "photos"), ("mnist", "fashion_mnist"), ("fashion_mnist", "mnist"), ("npz:some.npz", "photos")],
-)
-def test_out_of_distribution_partners(name, partner):
-    assert datasets.out_of_distribution(name) == partner
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"), [("digits", ((1, 8, 8), 10)), ("emnist", ((1, 28, 28), 10)), ("bloodmnist", ((3, 28, 28), 8))]
-)
-def test_shapes_are_known_without_files(name, shape):
-    assert datasets.shape_of(name) == shape
+def test_partners_and_shapes_are_known_without_files():
+    partners = {"digits": "photos", "mnist": "fashion_mnist", "fashion_mnist": "mnist", "npz:some.npz": "photos"}
+    assert {name: datasets.out_of_distribution(name) for name in partners} == partners
+    shapes = {"digits": ((1, 8, 8), 10), "emnist": ((1, 28, 28), 10), "bloodmnist": ((3, 28, 28), 8)}
+    assert {name: datasets.shape_of(name) for name in shapes} == shapes
 
 
 @settings(deadline=None, max_examples=50)
@@ -118,17 +106,6 @@ def test_kept_labels_are_renumbered_in_their_order():
     kept = datasets.keep_labels(SMALL_COLOUR, (2, 1))
     assert (kept.num_classes, kept.test_y.tolist()) == (2, [1, 0, 1])
     assert torch.equal(kept.test_x, SMALL_COLOUR.test_x[1:])
-
-
-@pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU"))]
-)
-def test_to_keeps_every_split_in_its_place(device):
-    moved = SMALL_COLOUR.to(device)
-    for name in SPLITS:
-        for there, here in zip(moved.split(name), SMALL_COLOUR.split(name), strict=True):
-            assert there.device.type == device
-            assert torch.equal(there.cpu(), here)
 
 
 def test_a_data_set_needs_a_reader_and_its_entry_alone(monkeypatch):

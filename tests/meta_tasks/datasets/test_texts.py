@@ -49,26 +49,22 @@ def test_archive_and_folder_give_the_same_texts(tmp_path):
     assert data.vocabulary == other.vocabulary
 
 
-def test_the_vocabulary_is_by_frequency_in_the_training_texts(tmp_path):
+def test_vocabulary_by_frequency_length_and_limit(tmp_path):
     write_archive(tmp_path)
     data = load_text("imdb", tmp_path, validation=0)
-    # "poor" and "fine" stand 15 times, "a", "film" and "good" 12.
+    # "poor" and "fine" stand 15 times in the training texts, "a", "film" and "good" 12.
     assert data.vocabulary[:7] == ("<padding>", "<unknown>", "fine", "poor", "a", "film", "good")
     small = load_text("imdb", tmp_path, vocabulary=6, validation=0)
     assert small.vocabulary == data.vocabulary[:6]
     assert small.text(small.test_x[2]) == "a <unknown> film" + " <unknown>" * 6
-
-
-def test_length_cuts_or_pads_and_limit_keeps_the_classes_in_proportion(tmp_path):
-    write_archive(tmp_path)
     short, long = (load_text("imdb", tmp_path, length=n, validation=0) for n in (3, 50))
     assert short.text(short.test_x[2]) == "a good film"
     assert long.input_shape == (50,)
     assert long.text(long.test_x[2]) == "a good film really good i'd see it again"
     assert mask_of(long.test_x[2]).sum() == 9
     limited = load_text("imdb", tmp_path, limit=4, validation=2)
-    assert limited.train_y.sort().values.tolist() == [0, 0, 1, 1]
-    assert torch.equal(limited.test_x, load_text("imdb", tmp_path, validation=2).test_x)
+    assert limited.train_y.sort().values.tolist() == [0, 0, 1, 1]  # the classes in proportion
+    assert torch.equal(limited.test_x, data.test_x)
 
 
 def test_prepared_arrays(tmp_path):
@@ -109,36 +105,33 @@ def test_a_review_far_too_long_is_refused_before_it_is_read(tmp_path):
         load_text("imdb", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["train/unsup/1_0.txt", "large.bin"])
+def giant_extension(path):
+    """An archive whose first header claims 64 GiB of names."""
+    member = tarfile.TarInfo("aclImdb/x")
+    member.type, member.size = tarfile.XHDTYPE, 2**36
+    path.write_bytes(gzip.compress(member.tobuf(tarfile.GNU_FORMAT) + bytes(3_000_000)))
+
+
+@pytest.mark.parametrize("name", ["train/unsup/1_0.txt", "large.bin", None])
 def test_an_archive_that_unpacks_to_far_too_much_is_refused_midway(tmp_path, monkeypatch, name):
-    path = write_archive(tmp_path, {name: bytes(3_000_000)})
+    path = write_archive(tmp_path, {name: bytes(3_000_000)} if name else None)
+    if name is None:
+        giant_extension(path)
     monkeypatch.setattr(texts, "most_unpacked", lambda _: 1_000_000)
     assert path.stat().st_size < 20_000
     with pytest.raises(ValueError, match="unpacks to more than 1000000 bytes"):
         load_text("imdb", tmp_path)
 
 
-def test_a_header_that_claims_a_giant_extension_reads_no_further_than_the_bound(tmp_path, monkeypatch):
-    member = tarfile.TarInfo("aclImdb/x")
-    member.type, member.size = tarfile.XHDTYPE, 2**36
-    with gzip.open(tmp_path / "aclImdb_v1.tar.gz", "wb") as file:
-        file.write(member.tobuf(tarfile.GNU_FORMAT))
-        file.write(bytes(3_000_000))
-    monkeypatch.setattr(texts, "most_unpacked", lambda _: 1_000_000)
-    with pytest.raises(ValueError, match="unpacks to more than 1000000 bytes"):
-        load_text("imdb", tmp_path)
-
-
-def test_a_truncated_archive_and_one_without_a_class_are_refused(tmp_path):
+@pytest.mark.parametrize("content", [lambda whole: whole[:-200], lambda whole: b"<html>"])
+def test_a_truncated_archive_is_refused(tmp_path, content):
     path = write_archive(tmp_path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-200])
+    path.write_bytes(content(path.read_bytes()))
     with pytest.raises(ValueError, match="is not a whole archive"):
         load_text("imdb", tmp_path)
-    path.write_bytes(b"<html>")
-    with pytest.raises(ValueError, match="is not a whole archive"):
-        load_text("imdb", tmp_path)
-    path.unlink()
+
+
+def test_a_folder_without_a_class_is_refused(tmp_path):
     write_folder(tmp_path)
     for each in (tmp_path / "aclImdb" / "test" / "pos").iterdir():
         each.unlink()
@@ -172,23 +165,20 @@ def test_bad_arguments_are_named(tmp_path, options, error, named):
         load_text(**{"name": "imdb", "root": tmp_path, **options})
 
 
-def test_a_vocabulary_begins_with_the_words_that_are_none(tmp_path):
-    write_prepared(tmp_path)
-    data = load_text("imdb", tmp_path)
-    for words in (data.vocabulary[1:], (*data.vocabulary[:-1], "a")):
-        with pytest.raises(ValueError, match="vocabulary"):
-            replace(data, vocabulary=words)
-
-
 @pytest.mark.parametrize(
-    ("x", "error"),
-    [([[2, 0, 3]], ValueError), ([[0, 0, 0]], ValueError), ([[2, 5, 0]], ValueError), ([[2.0, 3.0, 0.0]], TypeError)],
+    ("changes", "error", "named"),
+    [
+        ({"vocabulary": ("<unknown>", "a", "b", "c")}, ValueError, "vocabulary"),
+        ({"vocabulary": ("<padding>", "<unknown>", "a", "b", "a")}, ValueError, "vocabulary"),
+        *(({"test_x": torch.tensor([x])}, ValueError, "test_x") for x in ([2, 0, 3], [0, 0, 0], [2, 5, 0])),
+        ({"test_x": torch.tensor([[2.0, 3.0, 0.0]])}, TypeError, "test_x"),
+    ],
 )
-def test_tokens_that_are_no_texts_are_refused(tmp_path, x, error):
+def test_tokens_that_are_no_texts_are_refused(tmp_path, changes, error, named):
     write_prepared(tmp_path)
     data = load_text("imdb", tmp_path, validation=0)
-    with pytest.raises(error, match="test_x"):
-        replace(data, test_x=torch.tensor(x), test_y=torch.tensor([0]))
+    with pytest.raises(error, match=named):
+        replace(data, **{"test_y": torch.tensor([0]), **({"test_x": data.test_x[:1]} | changes)})
 
 
 def test_pad_cuts_and_fills():

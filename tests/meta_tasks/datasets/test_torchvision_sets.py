@@ -15,6 +15,7 @@ import torchvision
 
 from meta_tasks.datasets import load
 from meta_tasks.datasets.files import read_idx
+from tests.meta_tasks.datasets.test_npz import write_npz
 
 
 def pixels(x):
@@ -43,23 +44,22 @@ def write_idx_family(folder: Path, prefixes=("train", "t10k"), compress=False) -
 
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize(
-    ("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST"), ("kmnist", "KMNIST")]
+    ("name", "folder", "prefixes"),
+    [
+        ("mnist", "MNIST", ("train", "t10k")),
+        ("fashion_mnist", "FashionMNIST", ("train", "t10k")),
+        ("kmnist", "KMNIST", ("train", "t10k")),
+        ("emnist", "EMNIST", ("emnist-mnist-train", "emnist-mnist-test")),
+        ("emnist_digits", "EMNIST", ("emnist-digits-train", "emnist-digits-test")),
+    ],
 )
-def test_idx_files_unpacked_or_compressed(tmp_path, name, folder, compress):
-    written = write_idx_family(tmp_path / folder / "raw", compress=compress)
+def test_idx_files_unpacked_or_compressed(tmp_path, name, folder, prefixes, compress):
+    written = write_idx_family(tmp_path / folder / "raw", prefixes, compress)[prefixes[1]]
     data = load(name, tmp_path, validation=10, download=False)
-    assert (len(data.train_y), len(data.val_y), len(data.test_y)) == (30, 10, 20)
-    assert np.array_equal(pixels(data.test_x[:, 0]), written["t10k"])
+    assert (len(data.train_y), len(data.val_y), len(data.test_y), data.num_classes) == (30, 10, 20, 10)
+    upright = written.transpose(0, 2, 1) if folder == "EMNIST" else written
+    assert np.array_equal(pixels(data.test_x[:, 0]), upright)
     assert data.test_y.tolist() == [i % 10 for i in range(20)]
-
-
-@pytest.mark.parametrize(("name", "split"), [("emnist", "mnist"), ("emnist_digits", "digits")])
-def test_emnist_is_turned_upright(tmp_path, name, split):
-    prefixes = (f"emnist-{split}-train", f"emnist-{split}-test")
-    written = write_idx_family(tmp_path / "EMNIST" / "raw", prefixes)
-    data = load(name, tmp_path, validation=10, download=False)
-    assert data.num_classes == 10
-    assert np.array_equal(pixels(data.test_x[:, 0]), written[prefixes[1]].transpose(0, 2, 1))
 
 
 def test_notmnist_has_a_test_split_only(tmp_path):
@@ -123,15 +123,10 @@ def test_cifar_trains_on_the_first_40960_images(tmp_path, monkeypatch):
 
 
 def test_cifar10_from_an_npz(tmp_path):
-    random = np.random.default_rng(0)
-    arrays = {}
-    for split, n in (("train", 30), ("val", 6), ("test", 9)):
-        arrays[f"{split}_images"] = random.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
-        arrays[f"{split}_labels"] = np.arange(n, dtype=np.uint8)[:, None] % 3
-    np.savez(tmp_path / "cifar10.npz", **arrays)
+    path = write_npz(tmp_path / "cifar10.npz")
     data = load("cifar10", tmp_path, download=False)
     assert (data.num_classes, len(data.val_y)) == (10, 6)
-    assert np.array_equal(pixels(data.val_x), arrays["val_images"].transpose(0, 3, 1, 2))
+    assert np.array_equal(pixels(data.val_x), np.load(path)["val_images"].transpose(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize("folder", [".", "SVHN"])

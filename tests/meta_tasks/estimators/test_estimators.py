@@ -32,25 +32,17 @@ def problem():
     return quadratic(matrix, centre), matrix @ (weights.double() - centre), weights
 
 
-def test_antithetic_es_is_unbiased_with_the_variance_of_the_formula(problem):
+@pytest.mark.parametrize("pairs", [1, 4])
+def test_antithetic_es_is_unbiased_with_the_variance_of_the_formula(problem, pairs):
     objective, gradient, weights = problem
-    estimator = AntitheticES(0.1, 1, HORIZON, shaping=NONE)
-    estimates = torch.stack([estimate(estimator, objective, weights, iteration) for iteration in range(4000)])
-    # On a quadratic L₊ − L₋ = 2·gᵀη exactly, so an estimate is ηηᵀg/σ²: mean g, covariance ‖g‖²I + ggᵀ.
-    covariance = gradient.square().sum() * torch.eye(4) + gradient[:, None] * gradient
-    error = (estimates.mean(0) - gradient) / (covariance.diagonal() / 4000).sqrt()
+    estimator, count = AntitheticES(0.1, pairs, HORIZON, shaping=NONE), 4000 // pairs
+    estimates = torch.stack([estimate(estimator, objective, weights, iteration) for iteration in range(count)])
+    # On a quadratic L₊ − L₋ = 2·gᵀη exactly, so an estimate is ηηᵀg/σ²: mean g, covariance (‖g‖²I + ggᵀ)/pairs.
+    covariance = (gradient.square().sum() * torch.eye(4) + gradient[:, None] * gradient) / pairs
+    error = (estimates.mean(0) - gradient) / (covariance.diagonal() / count).sqrt()
     assert error.abs().max() < 4.5  # standard errors
     # the variance of a variance of such a product is a few times that of a normal one: 10 % is five standard errors
-    torch.testing.assert_close(torch.cov(estimates.T).diagonal(), covariance.diagonal(), rtol=0.15, atol=0.0)
-
-
-def test_more_pairs_divide_the_variance(problem):
-    objective, _, weights = problem
-    spread = {}
-    for pairs in (1, 16):
-        estimator = AntitheticES(0.1, pairs, HORIZON, shaping=NONE)
-        spread[pairs] = torch.stack([estimate(estimator, objective, weights, i) for i in range(600)]).var(0).sum()
-    assert spread[1] / spread[16] == pytest.approx(16, rel=0.35)
+    torch.testing.assert_close(torch.cov(estimates.T).diagonal(), covariance.diagonal(), rtol=0.2, atol=0.0)
 
 
 def test_without_the_antithetic_half_the_variance_is_far_larger(problem):
@@ -99,11 +91,9 @@ def test_a_pair_with_a_failed_member_does_not_count():
 def test_perturbations_are_named_and_normal():
     steps = torch.stack([perturbation(0, (i, 0), 0.5, 50) for i in range(100)])
     assert torch.equal(steps[3], perturbation(0, (3, 0), 0.5, 50))
-    assert not torch.equal(steps[3], perturbation(1, (3, 0), 0.5, 50))
-    assert not torch.equal(steps[3], perturbation(0, (3, 1), 0.5, 50))
+    assert not any(torch.equal(steps[3], perturbation(*other, 0.5, 50)) for other in ((1, (3, 0)), (0, (3, 1))))
     assert abs(steps.std() - 0.5) < 0.025  # 5000 draws: standard error .005
-    members = antithetic_members(torch.ones(50), 0, [(3, 0)], 0.5)
-    torch.testing.assert_close(members.mean(0), torch.ones(50))
+    torch.testing.assert_close(antithetic_members(torch.ones(50), 0, [(3, 0)], 0.5).mean(0), torch.ones(50))
 
 
 @pytest.mark.parametrize(
@@ -113,8 +103,6 @@ def test_perturbations_are_named_and_normal():
         (Shaping("none", 2.0), [-1.0, 2.0, 0.0]),
         (Shaping("mean"), [-1 / 1.5, 6 / 5.0, 0.0]),
         (Shaping("mean", 1.0), [-1 / 1.5, 1.0, 0.0]),
-        (Shaping("clip", 0.5), [-0.5, 0.5, 0.0]),
-        (Shaping("sign"), [-1.0, 1.0, 0.0]),
         # ranks of 1, 2, 8, 2, 4, 4 from 0: 0, 1.5, 5, 1.5, 3.5, 3.5, over 5
         (Shaping("rank"), [-0.3, 0.7, 0.0]),
     ],
@@ -122,12 +110,9 @@ def test_perturbations_are_named_and_normal():
 def test_shapings(shaping, expected):
     losses = torch.tensor([[1.0, 2.0], [8.0, 2.0], [4.0, 4.0]], dtype=torch.float64)
     torch.testing.assert_close(shaping(losses), torch.tensor(expected, dtype=torch.float64))
-
-
-def test_losses_below_zero_weigh_as_those_above():
-    losses = torch.tensor([[1.0, 1.5], [-1.0, -1.5], [-1e-9, 1e-9]], dtype=torch.float64)
-    expected = torch.tensor([-0.4, 0.4, -0.2], dtype=torch.float64)  # the last where a mean of 0 would divide
-    torch.testing.assert_close(Shaping("mean")(losses), expected)
+    # Losses below zero weigh as those above, and a mean of 0 does not divide.
+    negative = Shaping("mean")(torch.tensor([[-1.0, -1.5], [-1e-9, 1e-9]], dtype=torch.float64))
+    torch.testing.assert_close(negative, torch.tensor([0.4, -0.2], dtype=torch.float64))
 
 
 def test_jobs_of_es_have_fresh_names_and_one_horizon_an_iteration():

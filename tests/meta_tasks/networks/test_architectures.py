@@ -17,10 +17,6 @@ SMALLEST = {
 KINDS = ("weight", "bias")
 
 
-def count(model):
-    return sum(p.numel() for p in model.parameters())
-
-
 @settings(deadline=None, max_examples=50)  # a deadline fails on a busy machine
 @given(
     st.sampled_from(architectures.names()), st.integers(0, 9), st.integers(0, 9), st.integers(1, 3), st.integers(2, 12)
@@ -56,17 +52,20 @@ def test_cnn_is_the_papers(depth, residual):
     torch.testing.assert_close(model(x), hidden)
 
 
-def test_lenet_on_mnist_is_lenet_5():
-    assert count(architectures.build("lenet", (1, 28, 28), 10)) == 61_706
+RESNET20 = 27 * 16 + 6 * 2304 + (16 + 5 * 32) * 32 * 9 + 16 * 32 + (32 + 5 * 64) * 64 * 9 + 32 * 64  # convolutions
 
 
-def test_resnet20_has_65_tensors_and_its_known_number_of_parameters():
-    model = architectures.build("resnet20_frn", (3, 32, 32), 10)
-    assert len(list(model.parameters())) == 65
-    convolutions = 27 * 16 + 6 * 2304 + (16 + 5 * 32) * 32 * 9 + 16 * 32 + (32 + 5 * 64) * 64 * 9 + 32 * 64
-    norms = 2 * (7 * 16 + 7 * 32 + 7 * 64)
-    assert count(model) == convolutions + norms + 650
-    assert count(architectures.build("resnet20_frn", (3, 32, 32), 10, width=4)) < count(model) / 10
+@pytest.mark.parametrize(
+    ("name", "shape", "tensors", "parameters"),
+    [
+        ("lenet", (1, 28, 28), 10, 61_706),
+        ("gong_cnn", (3, 32, 32), 8, 448 + 2320 + 57_700 + 1010),
+        ("resnet20_frn", (3, 32, 32), 65, RESNET20 + 2 * (7 * 16 + 7 * 32 + 7 * 64) + 650),
+    ],
+)
+def test_networks_have_their_published_sizes(name, shape, tensors, parameters):
+    found = list(architectures.build(name, shape, 10).parameters())
+    assert (len(found), sum(p.numel() for p in found)) == (tensors, parameters)
 
 
 @pytest.mark.parametrize(("depth", "tensors"), [(20, 65), (32, 101), (56, 173)])
@@ -95,12 +94,6 @@ def test_norm_and_activation_of_a_resnet_are_those_asked_for():
     torch.testing.assert_close(model(x)[:1], model(x[:1]))  # one image does not see the others
     assert type(batched_network_for("resnet", (3, 8, 8), 10, width=4)) is BatchedResidual
     assert type(batched_network_for("resnet", (3, 8, 8), 10, width=4, activation="relu")) is BatchedModule
-
-
-def test_gong_cnn_on_cifar_has_the_published_sizes():
-    model = architectures.build("gong_cnn", (3, 32, 32), 10)
-    shapes = [tuple(p.shape) for p in model.parameters() if p.ndim > 1]
-    assert shapes == [(16, 3, 3, 3), (16, 16, 3, 3), (100, 16 * 6 * 6), (10, 100)]
 
 
 def test_vit_sees_where_a_patch_lies_and_every_patch():

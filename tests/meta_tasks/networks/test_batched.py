@@ -48,8 +48,8 @@ def test_loss_gradient_and_logits_equal_autograd(name, shape, options, count, gr
     torch.testing.assert_close(network.logits(weights, x), reference.logits(weights, x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("members_per_call", [1, 2, 3, 4, 6, 100])
-@pytest.mark.parametrize("images_per_call", [1, 2, 5, 7])
+@pytest.mark.parametrize("members_per_call", [1, 2, 4, 100])
+@pytest.mark.parametrize("images_per_call", [1, 2, 7])
 @pytest.mark.parametrize("residual", [False, True])
 def test_the_pieces_add_up_however_the_work_is_cut(members_per_call, images_per_call, residual):
     whole = batched_network_for("cnn", (1, 8, 8), 4, channels=4, depth=2, residual=residual)
@@ -92,19 +92,13 @@ def test_initial_weights_are_those_of_the_constructor_and_leave_the_global_strea
     drawn = network.initial(7)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(7)
-    assert torch.equal(drawn, torch.cat([p.detach().flatten() for p in network.build().parameters()]))
-    assert not torch.equal(drawn, network.initial(8))
-
-
-def test_views_share_the_buffer_in_the_order_of_the_parameters():
-    network = batched_network_for("cnn", (1, 8, 8), 4, channels=4, depth=1)
-    weights = members(network, 2)
-    views = network.views(weights)
     module = network.build()
-    assert list(views) == [name for name, _ in module.named_parameters()]
-    assert [tuple(v.shape[1:]) for v in views.values()] == [tuple(p.shape) for p in module.parameters()]
+    assert torch.equal(drawn, torch.cat([p.detach().flatten() for p in module.parameters()]))
+    assert not torch.equal(drawn, network.initial(8))
+    views = network.views(drawn[None])  # in the order of the parameters, which share the buffer
+    assert all(torch.equal(views[name][0], p) for name, p in module.named_parameters())
     views["linear.1.bias"].fill_(3.0)
-    assert (weights[:, -4:] == 3.0).all()
+    assert (drawn[-4:] == 3.0).all()
 
 
 def test_other_networks_go_through_autograd():
@@ -112,10 +106,13 @@ def test_other_networks_go_through_autograd():
     assert type(network) is BatchedModule
     weights, (x, y) = members(network, 2), batch((1, 12, 12), 1)
     loss, gradient = network.loss_and_gradient(weights, x, y)
-    step = 1e-2 * gradient / gradient.norm(dim=1, keepdim=True)
-    # the loss falls along minus the gradient by about its norm times the step's length
-    after = network.loss_and_gradient(weights - step, x, y)[0]
-    torch.testing.assert_close((loss - after) / 1e-2, gradient.norm(dim=1), rtol=0.1, atol=1e-3)
+    for member in range(2):
+        module = network.build()
+        torch.nn.utils.vector_to_parameters(weights[member], module.parameters())
+        own = torch.nn.functional.cross_entropy(module(x[0]), y[0])
+        torch.testing.assert_close(loss[member], own)
+        found = torch.cat([g.flatten() for g in torch.autograd.grad(own, list(module.parameters()))])
+        torch.testing.assert_close(gradient[member], found)
 
 
 def test_batched_mlp_is_each_member_alone_with_any_member_axes():

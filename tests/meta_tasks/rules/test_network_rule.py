@@ -11,6 +11,8 @@ from learned_samplers.learned.sampler import REGISTRY
 from meta_tasks.inner_loop.schedule import Schedule
 from meta_tasks.inner_loop.unroll import Unroll
 from meta_tasks.objectives import BMALoss
+from meta_tasks.rules.base import steps_for
+from meta_tasks.rules.classical import SGHMCRule
 from meta_tasks.rules.learned import LEARNED_RULES, KineticRule
 from tests.meta_tasks.toy_tasks import image_task
 
@@ -61,12 +63,7 @@ def test_every_setting_that_is_not_refused_has_an_effect(name, base):
 
 
 @pytest.mark.parametrize(
-    ("rule", "setting", "message"),
-    [
-        (KineticRule, {"hessian": "none"}, "hessian must be 'finite_difference' in the inner loop, .* got 'none'"),
-        (KineticRule, {"probe_size": 1.0}, r"probe_size must be 0\.001 in the inner loop, .* got 1\.0"),
-    ],
+    ("rule", "gradients", "steps"), [(SGHMCRule, 7, 7), (KineticRule, 400, 200), (KineticRule, 7, 3)]
 )
-def test_what_the_inner_loop_has_in_a_way_of_its_own_is_refused(rule, setting, message):
-    with pytest.raises(ValueError, match=message):
-        rule(**setting)
+def test_steps_for_a_budget_of_gradients(rule, gradients, steps):
+    assert steps_for(rule(), gradients) == steps

@@ -1,6 +1,6 @@
 """Held-out evaluation, and what of it and of the rest is logged."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -48,13 +48,6 @@ def test_the_best_learning_rate_counts_and_failures_are_the_worst(evaluation):
     assert both.share_failed == 0.5
 
 
-def test_held_out_tasks_are_fixed_and_have_no_test_image(evaluation):
-    again = HeldOutEvaluation(family_named("digits"), 40, samples=4, tasks=1, lrs=(0.05, 0.2))
-    assert again.configs == evaluation.configs
-    assert {config.split for config in again.configs} == {again.specification()["split"]} == {"val"}
-    assert again.score(SGHMCRule()) == evaluation.score(SGHMCRule())
-
-
 def trainer(folder, evaluation=None, **settings):
     estimator = AntitheticES(0.03, 2, Horizon(12, 12, samples=3))
     settings = TrainerSettings(**settings)
@@ -79,19 +72,10 @@ def test_everything_is_logged(tmp_path, evaluation, capsys):
     log = logged(tmp_path)
     scalars, images = set(log.Tags()["scalars"]), set(log.Tags()["images"])
     assert scalars >= {
-        "meta_loss/all",
-        "gradient/norm",
-        "gradient/mean_loss_difference",
-        "gradient/rms_loss_difference",
-        "inner_loop/failed_members",
-        "inner_loop/member_steps_per_second",
-        "output_scale/alpha",
-        "output_scale/beta",
-        "held_out_nll/sampler",
-        "held_out_nll/SGHMC",
-        "held_out_nll/CyclicalSGMCMC",
-        "held_out_nll/PSGLD",
-        "held_out_accuracy/sampler",
+        *(f"gradient/{name}" for name in ("norm", "mean_loss_difference", "rms_loss_difference")),
+        *("meta_loss/all", "inner_loop/failed_members", "inner_loop/member_steps_per_second"),
+        *("output_scale/alpha", "output_scale/beta", "held_out_accuracy/sampler"),
+        *(f"held_out_nll/{name}" for name in ("sampler", "SGHMC", "CyclicalSGMCMC", "PSGLD")),
     }
     assert any(tag.startswith("meta_loss/digits-") for tag in scalars)
     assert images == {"network/contours", "inner_loop/curves"}
@@ -147,31 +131,23 @@ def test_baselines_are_those_of_the_held_out_tasks_that_the_sampler_is_scored_on
     assert [score["iteration"] for score in earlier["sampler"]] == [0, 1, 2]
 
 
-def runs_of(evaluation, rule, monkeypatch):
-    """The schedules and rules that a sampler's runs and the baselines' have on held-out tasks."""
-    seen, whole = [], module.Unroll
+def test_held_out_tasks_are_fixed_and_run_as_the_sampler_is_trained(monkeypatch):
+    seen, whole, rule = [], module.Unroll, SGHMCRule()
+    monkeypatch.setattr(module, "Unroll", lambda *args, **more: seen.append(args[3]) or whole(*args, **more))
 
-    def unroll(task, rule, objective, schedule, *others, **keywords):
-        seen.append((schedule, rule))
-        return whole(task, rule, objective, schedule, *others, **keywords)
+    def runs(**burn_in):
+        made = HeldOutEvaluation(family_named("digits"), 80, samples=4, tasks=1, chains=1, lrs=(0.1,), **burn_in)
+        assert {config.split for config in made.configs} == {made.specification()["split"]} == {"val"}
+        seen.clear()
+        return made, made.score(rule), seen[:], made.baselines(), seen[1:]
 
-    monkeypatch.setattr(module, "Unroll", unroll)
-    evaluation.score(rule, rule.initial_weights(0))
-    own = seen[:]
-    evaluation.baselines()
-    return own, [schedule for schedule, _ in seen[len(own) :]]
-
-
-def test_held_out_tasks_are_run_as_the_sampler_is_trained(monkeypatch):
-    family, rule = family_named("digits"), L2ERule("residual", "matrix", (4,))
-    small = dict(samples=4, tasks=1, chains=1, lrs=(0.1,))
-    plain = HeldOutEvaluation(family, 80, **small)
-    late = HeldOutEvaluation(family, 80, burn_in=0.9, **small)
-    ((schedule, _),), theirs = runs_of(late, rule, monkeypatch)
+    plain, score, (own,), baselines, theirs = runs()
+    late, _, (schedule,), *others = runs(burn_in=0.9)
     assert schedule == Horizon(80, 80, 4, 0.9).schedule_of(80)
-    own, baselines = runs_of(plain, rule, monkeypatch)
-    assert [each for each, _ in own] == [Schedule.ending(80, 40, 4)]
-    assert theirs == baselines, "the baselines are run as they were"
+    assert own == Schedule.ending(80, 40, 4)
+    assert score == baselines["SGHMC"]
+    assert others == [baselines, theirs], "the baselines are run as they were"
+    assert late.configs == plain.configs
     assert late.specification() == {**plain.specification(), "burn_in": 0.9}
 
 
@@ -195,14 +171,8 @@ def test_figures_have_a_cadence_of_their_own(tmp_path):
 def test_a_curve_of_failed_members_alone_is_drawn_without_a_warning(tmp_path, monkeypatch):
     made = trainer(tmp_path, iterations=1, evaluate_every=0)
     whole = made.executor.run
-
-    def all_failed(jobs, weights):
-        results = whole(jobs, weights)
-        for result in results:
-            result.curve = [float("nan")] * len(result.curve)
-        return results
-
-    monkeypatch.setattr(made.executor, "run", all_failed)
+    nothing = {"curve": [float("nan")] * 4}
+    monkeypatch.setattr(made.executor, "run", lambda *args: [replace(each, **nothing) for each in whole(*args)])
     made.run()
     made.close()
     assert "inner_loop/curves" in logged(tmp_path).Tags()["images"]

@@ -5,7 +5,7 @@ import torch
 
 from meta_tasks.tasks import family_named
 from meta_tasks.training import Trainer, TrainerSettings
-from meta_tasks.training.evaluation import EarlyStopping, HeldOutEvaluation, Score
+from meta_tasks.training.evaluation import HeldOutEvaluation, Score
 from tests.meta_tasks.training.test_trainer import LearnableSGD, QuadraticFamily, es
 
 
@@ -28,92 +28,49 @@ class Scripted:
         return Score(each[-1]["nll"], 0.5, 0.0)
 
 
-def trainer(nlls, folder=None, iterations=20, patience=2):
-    settings = TrainerSettings(iterations=iterations, evaluate_every=2, patience=patience, learning_rate=0.1)
-    return Trainer(QuadraticFamily(), LearnableSGD(), es(), settings, folder=folder, evaluation=Scripted(*nlls))
-
-
-def test_it_ends_when_patience_is_over_and_keeps_the_best():
-    made = trainer((5.0, 3.0, 2.0, 2.5, 2.0, 1.0))  # of iterations 0, 2, 4, 6, 8: an equal one is no better
-    kept = {}
-    step = made.step
-
-    def noting():
-        done = step()
-        kept[made.iteration] = made.averaged.clone()
-        return done
-
-    made.step = noting
-    assert made.run() == "no better after 2 evaluations: stopped"
-    assert made.iteration == 8
-    assert torch.equal(made.result, kept[4])
-    assert not torch.equal(made.result, made.averaged)
-    assert made.stopping.card() == {"patience": 2, "best_iteration": 4}
-
-
-def test_without_patience_the_result_is_the_last():
-    made = trainer((1.0, 2.0, 3.0, 4.0), patience=0, iterations=8)
-    assert made.run() == "finished"
-    assert made.iteration == 8
-    assert torch.equal(made.result, made.averaged)
-    assert made.stopping.card() == {}
-
-
-def test_a_run_that_ends_in_between_has_its_best_too():
-    made = trainer((1.0, 2.0), iterations=2)
-    assert made.run() == "finished"
-    assert torch.equal(made.result, LearnableSGD().initial_weights(0))
-
-
-def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path):
-    nlls = (5.0, 3.0, 4.0, 2.0, 4.0, 4.0, 4.0)
-    whole = trainer(nlls)
-    whole.run()
-    first = trainer(nlls, tmp_path, iterations=7)
-    first.run()
-    first.close()
-    resumed = trainer(nlls, tmp_path)
-    assert torch.equal(resumed.result, first.result)
-    assert resumed.run() == "no better after 2 evaluations: stopped"
-    assert resumed.iteration == whole.iteration == 10
-    assert torch.equal(resumed.result, whole.result)
-    resumed.close()
-    again = trainer(nlls, tmp_path)
-    again.run()
-    assert again.iteration == 10, "a run that has stopped goes on"
-    again.close()
-
-
-def in_sessions(folder, nlls, sessions):
-    """Runs of one folder after the other, each of (iterations, patience); the weights at each evaluation, the last."""
-    kept = {}
+def in_sessions(nlls, *sessions, folder=None):
+    """Runs of one folder, each of (iterations, patience); the last one, its end, and φ̄ by iteration."""
+    averages = {}
     for iterations, patience in sessions:
-        made = trainer(nlls, folder, iterations, patience)
+        settings = TrainerSettings(iterations=iterations, evaluate_every=2, patience=patience, learning_rate=0.1)
+        given = Scripted(*nlls)
+        made = Trainer(QuadraticFamily(), LearnableSGD(), es(), settings, folder=folder, evaluation=given)
         step = made.step
 
         def noting(made=made, step=step):
-            kept[made.iteration] = made.averaged.clone()
+            averages[made.iteration] = made.averaged.clone()
             return step()
 
         made.step = noting
-        made.run()
+        end = made.run()
         made.close()
-    return kept, made
+    averages[made.iteration] = made.averaged.clone()
+    return made, end, averages
 
 
-@pytest.mark.parametrize("first", [[(5, 0)], [(5, 3), (6, 0)], [(3, 0), (6, 3), (7, 0)]])
-def test_patience_that_a_resumed_run_turns_on_counts_from_weights_that_it_has(first, tmp_path):
-    nlls = (5.0, 3.0, 2.0, 2.5, 2.5, 2.5, 2.5)
-    kept, made = in_sessions(tmp_path, nlls, [*first, (20, 3)])
-    assert made.iteration == 10
-    assert torch.equal(made.result, kept[4])
-    assert made.stopping.card() == {"patience": 3, "best_iteration": 4}
+UP, EARLY = (5.0, 3.0, 4.0, 2.0, 4.0, 4.0, 4.0), (5.0, 3.0, 2.0, 2.5, 2.5, 2.5, 2.5)
 
 
-def test_patience_that_is_turned_off_gives_the_last(tmp_path):
-    _, made = in_sessions(tmp_path, (5.0, 3.0, 4.0), [(4, 2), (8, 0)])
-    assert torch.equal(made.result, made.averaged)
-    assert made.stopping.card() == {}
+@pytest.mark.parametrize(
+    ("nlls", "sessions", "iteration", "best"),  # scores are those of the iterations 0, 2, 4, …
+    [
+        ((5.0, 3.0, 2.0, 2.5, 2.0, 1.0), [(20, 2)], 8, 4),  # an equal one is no better
+        ((1.0, 2.0, 3.0, 4.0), [(8, 0)], 8, None),
+        ((1.0, 2.0), [(2, 2)], 2, 0),  # one that ends in between has its best, too
+        *((UP, [*first, (20, 2)], 10, 6) for first in ([], [(7, 2)], [(7, 2), (20, 2)])),  # one that stopped is over
+        # Patience that a resumed run turns on counts from weights that it has.
+        *((EARLY, [*first, (20, 3)], 10, 4) for first in ([(5, 0)], [(5, 3), (6, 0)], [(3, 0), (6, 3), (7, 0)])),
+        ((5.0, 3.0, 4.0), [(4, 2), (8, 0)], 8, None),  # and one that turns it off gives the last
+    ],
+)
+def test_a_run_ends_when_patience_is_over_and_keeps_the_best(nlls, sessions, iteration, best, tmp_path):
+    made, end, _ = in_sessions(nlls, *sessions, folder=tmp_path)
+    patience = sessions[-1][1]
+    assert made.iteration == iteration
+    assert end == (f"no better after {patience} evaluations: stopped" if iteration < sessions[-1][0] else "finished")
+    expected = in_sessions(nlls, (20, 0))[2]  # of a run that never stopped
+    assert torch.equal(made.result, expected[iteration if best is None else best])
+    assert made.stopping.card() == ({} if best is None else {"patience": patience, "best_iteration": best})
 
 
 class Given(HeldOutEvaluation):
@@ -156,9 +113,3 @@ def test_the_best_on_other_held_out_tasks_does_not_end_a_run_nor_is_it_the_resul
     assert [score["nll"] for score in resumed.scores["other_tasks"][0]["sampler"]][1] == 0.1
     assert "other held-out tasks, and the best is sought anew: tasks is 1 there and 2" in capsys.readouterr().out
     resumed.close()
-
-
-def test_before_the_first_evaluation_nothing_is_over():
-    stopping = EarlyStopping(1)
-    assert not stopping.over({})
-    assert stopping.weights is None

@@ -138,8 +138,8 @@ def setting_options(sampler: str) -> type[Any]:
 class TaskOptions:
     """What it is trained on."""
 
-    # Task family: paper and full for GPUs, cpu for small images, small for Fashion-MNIST and 4 channels alone,
-    # direction for the direction of a step alone (hard images, many of them), digits for a first try without files.
+    # Task family: paper for GPUs, cpu for small images, residual for more kinds of networks at these, direction for the
+    # direction of a step alone (hard images, many of them), digits for a first try without files.
     family: Literal[(*FAMILIES, "gaussians")] = "digits"  # type: ignore[valid-type]
     # Data sets of an image family, equally likely (a name may be given twice); by default the family's own.
     datasets: tuple[str, ...] | None = None
@@ -207,7 +207,7 @@ class EvolutionOptions(HorizonOptions):
     # Number of pairs that share a task and run as one batch.
     pairs_per_task: int = 1
     # Transformation of the pairs' loss differences.
-    shaping: Literal["none", "mean", "clip", "sign", "rank"] = "mean"
+    shaping: Literal["none", "mean", "rank"] = "mean"
     # Bound on the shaped differences.
     limit: float | None = None
 
