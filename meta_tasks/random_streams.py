@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["Minibatches", "derive_seed", "generator", "log_uniform"]
+__all__ = ["Minibatches", "choose", "derive_seed", "generator", "log_uniform"]
+
+_T = TypeVar("_T")
 
 
 def derive_seed(*keys: int | str) -> int:
@@ -29,6 +33,11 @@ def log_uniform(low: float, high: float, stream: torch.Generator) -> float:
     """A number whose logarithm is uniform between those of ``low`` and ``high``, both positive."""
     share = torch.rand((), generator=stream, dtype=torch.float64).item()
     return low * (high / low) ** share
+
+
+def choose(choices: Sequence[_T], stream: torch.Generator) -> _T:
+    """One of the choices, all equally likely."""
+    return choices[int(torch.randint(len(choices), (), generator=stream))]
 
 
 class Minibatches:

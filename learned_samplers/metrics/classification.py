@@ -78,8 +78,9 @@ def calibration_bins(probs: Any, labels: Any, num_bins: int = 15) -> Calibration
     edges = torch.linspace(0, 1, num_bins + 1, device=p.device)
     bins = torch.bucketize(confidence.float(), edges[1:-1], right=True)
     count = torch.bincount(bins, minlength=num_bins)
-    hits = torch.bincount(bins, weights=(predicted == target).double(), minlength=num_bins)
-    return CalibrationBins(torch.bincount(bins, weights=confidence, minlength=num_bins) / count, hits / count, count)
+    # Not bincount with weights, which has no deterministic form on CUDA.
+    sure, hits = (p.new_zeros(num_bins).index_add(0, bins, x) for x in (confidence, (predicted == target).double()))
+    return CalibrationBins(sure / count, hits / count, count)
 
 
 def pairwise_kld(sample_probs: Any) -> float:

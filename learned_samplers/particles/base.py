@@ -305,7 +305,7 @@ class ParticleSampler(Sampler):
                 sampler's or numbers that are not finite, or only one of them has any. Nothing has changed then.
         """
         self.validate_saved(state_dict)
-        theirs = state_dict.get("of", {})  # earlier states do not say
+        theirs = state_dict.get("of", {})
         for name, ours in self._identity().items():
             if theirs.get(name, ours) != ours:
                 raise ValueError(f"the state's {name} is {theirs[name]}, this sampler's is {ours}")

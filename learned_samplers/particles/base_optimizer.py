@@ -69,8 +69,8 @@ def loadable(sampler: Any, optimizer: Optimizer | None, saved: Any) -> dict[str,
             raise ValueError(f"base_optimizer does not fit: the state has {theirs}, this sampler {ours}")
         return None
     ours = type(optimizer).__name__
-    if saved.get("class", ours) != ours:  # earlier states do not say
-        raise ValueError(f"the state's base_optimizer is of class {saved['class']!r}, this sampler's is {ours!r}")
+    if saved.get("class") != ours:
+        raise ValueError(f"the state's base_optimizer is of class {saved.get('class')!r}, this sampler's is {ours!r}")
     saved = {name: value for name, value in saved.items() if name != "class"}
     trial = copy.deepcopy(optimizer)
     trial.load_state_dict(saved)

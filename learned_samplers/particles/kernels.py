@@ -95,9 +95,9 @@ def squared_bandwidth(distances: Tensor, rule: str | float) -> Tensor:
 
 
 def _median(values: Tensor) -> Tensor:
-    size = values.shape[-1]
-    upper = values.kthvalue(size // 2 + 1).values
-    return upper if size % 2 else (upper + values.kthvalue(size // 2).values) / 2
+    # Sorted: kthvalue and median have no deterministic form on CUDA in every release of torch.
+    ordered, size = values.sort().values, values.shape[-1]
+    return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
 
 
 class _Radial:

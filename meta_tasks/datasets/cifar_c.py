@@ -16,7 +16,7 @@ from learned_samplers.base import validation
 from meta_tasks.datasets.files import data_root, fetch, read_npy
 from meta_tasks.datasets.images import ImageData, scale_images
 
-__all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "SEVERITIES", "find_corrupted", "load_corrupted"]
+__all__ = ["CORRUPTIONS", "SEVERITIES", "find_corrupted", "load_corrupted"]
 
 #: The fifteen corruptions of the benchmark, by kind: noise, blur, weather, digital.
 CORRUPTIONS = (
@@ -25,8 +25,6 @@ CORRUPTIONS = (
     *("snow", "frost", "fog", "brightness"),
     *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
-#: Four more that the files come with; the benchmark keeps them for choosing hyperparameters.
-EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 SEVERITIES = (1, 2, 3, 4, 5)
 
 
@@ -59,7 +57,7 @@ def load_corrupted(
 
     Args:
         name: "cifar10" or "cifar100".
-        corruption: one of `CORRUPTIONS` or `EXTRA_CORRUPTIONS`.
+        corruption: one of `CORRUPTIONS`.
         severity: 1 to 5.
         root, size, grayscale: as for `load`.
 
@@ -67,7 +65,7 @@ def load_corrupted(
         FileNotFoundError: a file is missing; says which, where, and how to get it.
         ValueError: an argument out of range, or a file that is damaged or of another shape.
     """
-    validation.one_of("corruption", corruption, (*CORRUPTIONS, *EXTRA_CORRUPTIONS))
+    validation.one_of("corruption", corruption, CORRUPTIONS)
     validation.one_of("severity", severity, SEVERITIES)
     if size is not None:
         validation.integer("size", size)

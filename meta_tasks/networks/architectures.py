@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from meta_tasks.networks.attention import vit
 from meta_tasks.networks.batched import BatchedModule, BatchedNetwork
 from meta_tasks.networks.building import called, check_call, is_count
 from meta_tasks.networks.convolution import BatchedConvolution, cnn, gong_cnn, lenet
@@ -21,7 +20,7 @@ from meta_tasks.networks.residual import BatchedResidual, resnet, resnet20_frn, 
 __all__ = ["batched_network_for", "build", "names"]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    builder.__name__: builder for builder in (mlp, cnn, lenet, gong_cnn, resnet, resnet20_frn, resnet_frn, vit)
+    builder.__name__: builder for builder in (mlp, cnn, lenet, gong_cnn, resnet, resnet20_frn, resnet_frn)
 }
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from learned_samplers.base import validation
 from meta_tasks.datasets import mask_of
-from meta_tasks.networks.attention import Encoder, check_attention
 from meta_tasks.networks.building import called, check_call
 
 __all__ = ["build_text", "text_networks"]
@@ -43,19 +42,31 @@ class ConvolutionLSTM(nn.Module):
 
 
 class TextTransformer(nn.Module):
-    """Embedding, an `Encoder` that looks at words only, and a linear read-out of the mean over the words."""
+    """Embedding with learned positions, ``depth`` layers of attention that see words only, and a linear read-out of the
+    mean over the words.
+
+    Normalisation comes before attention and before the two linear layers (of 4·``width``, GELU); nothing is dropped
+    out.
+    """
 
     def __init__(self, vocabulary: int, num_classes: int, length: int, width: int, heads: int, depth: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
-        self.encoder = Encoder(length, width, heads, depth)
+        self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, depth, nn.LayerNorm(width), enable_nested_tensor=False)
         self.linear = nn.Linear(width, num_classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
         mask = mask_of(tokens)
         mask = mask | (torch.arange(tokens.shape[1], device=tokens.device) == 0)  # something to look at in every text
-        return self.linear(self.encoder(self.embedding(tokens), mask))
+        hidden = self.embedding(tokens) + self.positions[: tokens.shape[1]]
+        hidden = self.layers(hidden, src_key_padding_mask=~mask)
+        hidden = torch.where(mask.unsqueeze(-1), hidden, 0.0)
+        return self.linear(hidden.sum(1) / mask.sum(1, keepdim=True))
 
 
 def cnn_lstm(
@@ -78,7 +89,10 @@ def transformer(
 ) -> nn.Module:
     """Transformer encoder: an embedding of `width`, learned positions, `depth` layers of attention with `heads` heads,
     the mean over the words and a linear read-out; no dropout."""
-    check_attention(width, heads, depth)
+    for name, value in (("width", width), ("heads", heads), ("depth", depth)):
+        validation.integer(name, value)
+    if width % heads:
+        raise ValueError(f"width must be a multiple of heads={heads}, got {width}")
     return TextTransformer(vocabulary, num_classes, length, width, heads, depth)
 
 

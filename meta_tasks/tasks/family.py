@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -13,12 +13,11 @@ from learned_samplers.base import validation
 from meta_tasks import datasets
 from meta_tasks.datasets import ImageData
 from meta_tasks.fingerprints import data_fingerprint
-from meta_tasks.random_streams import generator, log_uniform
+from meta_tasks.random_streams import choose, generator, log_uniform
 from meta_tasks.tasks.task import ImageTask, Task, TaskConfig
 
 __all__ = ["Architecture", "ImageTaskFamily", "TaskFamily"]
 
-_T = TypeVar("_T")
 Architecture = tuple[str, Mapping[str, Any]]
 
 #: The fields of `ImageTaskFamily` from which each task takes one.
@@ -127,9 +126,9 @@ class ImageTaskFamily:
     def config(self, *keys: int | str) -> TaskConfig:
         """The configuration that the keys draw; loads the data set to know its classes."""
         stream = generator(*keys, "task")
-        dataset, size = _choose(self.dataset_names, stream), _choose(self.sizes, stream)
+        dataset, size = choose(self.dataset_names, stream), choose(self.sizes, stream)
         data = self._data(dataset, size)
-        architecture, options = _choose(self.architectures, stream)
+        architecture, options = choose(self.architectures, stream)
         return TaskConfig(
             dataset=dataset,
             architecture=architecture,
@@ -138,13 +137,13 @@ class ImageTaskFamily:
             grayscale=self.grayscale,
             classes=self._classes(data.num_classes if self.labels is None else len(self.labels), stream),
             num_data=self._num_data(data.num_data, stream),
-            batch_size=_choose(self.batch_sizes, stream),
+            batch_size=choose(self.batch_sizes, stream),
             validation_size=self.validation_size,
-            weight_scale_spread=_choose(self.weight_scale_spreads, stream),
-            lr=_choose(self.lrs, stream),
-            temperature=_choose(self.temperatures, stream),
-            prior_precision=_choose(self.prior_precisions, stream),
-            momentum_decay=_choose(self.momentum_decays, stream),
+            weight_scale_spread=choose(self.weight_scale_spreads, stream),
+            lr=choose(self.lrs, stream),
+            temperature=choose(self.temperatures, stream),
+            prior_precision=choose(self.prior_precisions, stream),
+            momentum_decay=choose(self.momentum_decays, stream),
         )
 
     def task(self, *keys: int | str) -> Task:
@@ -205,10 +204,6 @@ class ImageTaskFamily:
     def _num_data(self, num_data: int, stream: torch.Generator) -> int | None:
         chosen, count = torch.rand((), generator=stream), round(log_uniform(*self.small_data, stream))
         return min(count, num_data) if chosen < self.small_data_share else None
-
-
-def _choose(choices: tuple[_T, ...], stream: torch.Generator) -> _T:
-    return choices[int(torch.randint(len(choices), (), generator=stream))]
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.segments import Segments
-from meta_tasks.random_streams import generator, log_uniform
+from meta_tasks.random_streams import choose, generator, log_uniform
 from meta_tasks.rules.base import Hyperparameters
 
 __all__ = ["GaussianFamily", "GaussianTask"]
@@ -140,11 +140,7 @@ class GaussianFamily:
 
     def task(self, *keys: int | str) -> GaussianTask:
         stream = generator(*keys, "task")
-
-        def choose(choices: tuple[Any, ...]) -> Any:
-            return choices[int(torch.randint(len(choices), (), generator=stream))]
-
-        d, lr, decay = choose(self.dimensions), choose(self.lrs), choose(self.momentum_decays)
+        d, lr, decay = (choose(each, stream) for each in (self.dimensions, self.lrs, self.momentum_decays))
         eigenvalues = torch.tensor([log_uniform(*self.curvatures, stream) for _ in range(d)])
         basis = torch.eye(d)
         if self.correlated:

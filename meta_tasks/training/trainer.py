@@ -7,6 +7,7 @@ of iterations, the log, and the unrolls that an estimator keeps; everything rand
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -266,12 +267,19 @@ class Trainer:
         losses = torch.cat([result.losses for result in results])
         gradient = self.estimator.estimate(self.settings.seed, jobs, results, len(self.weights))
         norm = gradient.norm().item()
+        limit = self.settings.max_gradient_norm
+        if limit is not None and norm > limit:
+            gradient = gradient * (limit / norm)
+        gradient = gradient.to(self.weights.dtype)
         self._consistent = False
-        if norm > 0:  # no pair counted, or the rule has no effect yet: Adam's moments stay as they are
-            limit = self.settings.max_gradient_norm
-            if limit is not None and norm > limit:
-                gradient = gradient * (limit / norm)
-            self.weights.grad = gradient.to(self.weights.dtype)
+        if not bool(gradient.isfinite().all()):  # in the moments of Adam it would stay for ever
+            warnings.warn(
+                f"the meta-gradient of iteration {self.iteration} is not finite in {gradient.dtype} (its norm is "
+                f"{norm:g}): no step is taken. max_gradient_norm bounds it, or a limit of the shaping",
+                stacklevel=2,
+            )
+        elif norm > 0:  # no pair counted, or the rule has no effect yet: Adam's moments stay as they are
+            self.weights.grad = gradient
             self.optimizer.step()
             with torch.no_grad():
                 self.weights.copy_(self.rule.constrained(self.weights))

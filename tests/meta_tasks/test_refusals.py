@@ -110,7 +110,7 @@ DATASETS = [
     (ValueError, "severity", lambda: load_corrupted("cifar10", "fog", 6)),
     (ValueError, "size", lambda: load_corrupted("cifar10", "fog", 1, size=0)),
 ]
-SMALLEST = {"cnn": 2, "lenet": 12, "gong_cnn": 10, "resnet": 8, "resnet20_frn": 8, "resnet_frn": 4, "vit": 4}
+SMALLEST = {"cnn": 2, "lenet": 12, "gong_cnn": 10, "resnet": 8, "resnet20_frn": 8, "resnet_frn": 4}
 NETWORKS = [
     *((ValueError, f"{n}×{n}", lambda k=k, n=n: build(k, (1, n - 1, n + 5), 10)) for k, n in SMALLEST.items()),
     *((ValueError, f"{n}×{n}", lambda k=k, n=n: build(k, (1, n + 5, n - 1), 10)) for k, n in SMALLEST.items()),
@@ -127,7 +127,6 @@ NETWORKS = [
     (TypeError, "depth", lambda: build("lenet", (1, 28, 28), 10, depth=1)),
     (ValueError, "depth", lambda: build("resnet", (1, 8, 8), 10, depth=21)),
     (ValueError, "norm", lambda: build("resnet", (1, 8, 8), 10, norm="batch")),
-    (ValueError, "width", lambda: build("vit", (1, 8, 8), 10, width=30)),
     (TypeError, "width", lambda: build("resnet20_frn", (1, 8, 8), 10, width=0.5)),
     (ValueError, "blocks", lambda: build("resnet_frn", (1, 8, 8), 10, blocks=())),
     (ValueError, "name='cnn'", lambda: build_text("cnn", 20, 30, 2)),

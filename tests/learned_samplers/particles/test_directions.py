@@ -106,12 +106,8 @@ def test_bandwidth_rules(count):
     assert squared_bandwidth(distances, "off_diagonal_median").item() == pytest.approx(other)
     assert squared_bandwidth(distances, 3.0).item() == 9.0
     torch.testing.assert_close(RBF()(x).values, torch.exp(-distances / (2 * full)))
-
-
-def test_liu_and_wang_rule_balances_a_pair():
-    """With the median over pairs, a particle's M − 1 neighbours at that distance weigh (M − 1)/M together."""
-    x = torch.tensor([[0.0], [1.0]], dtype=torch.double)
-    assert RBF("off_diagonal_median")(x).values[0, 1].item() == pytest.approx(0.5)
+    if count == 2:  # Liu and Wang: a particle's M − 1 neighbours at that distance weigh (M − 1)/M together
+        assert RBF("off_diagonal_median")(x).values[0, 1].item() == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("kernel", [RBF(), IMQ(), RBF("off_diagonal_median"), RBF(2.0)])
@@ -123,14 +119,11 @@ def test_particles_that_coincide(kernel, where):
         matrix = kernel(x)
         assert (matrix.values == 1).all()
         assert repulsion(x, matrix).abs().max() <= 1e-9 * max(where, 1)
-
-
-def test_zero_median_with_some_apart():
-    x = torch.tensor([[0.0, 0.0]] * 5 + [[1.0, 0.0]])
-    matrix = RBF()(x)
-    assert (matrix.values[:5, :5] == 1).all()
-    assert (matrix.values[5, :5] == 0).all()
-    assert (matrix.repulsion == 0).all()
+        if kernel.bandwidth == "full_median":  # which is 0 where most coincide: the limit σ → 0
+            x[5, 0] += 1.0
+            matrix = kernel(x)
+            assert torch.equal(matrix.values, torch.block_diag(torch.ones(5, 5), torch.ones(1, 1)).double())
+            assert not matrix.repulsion.any()
 
 
 def test_far_from_the_origin_digits_are_kept():
@@ -203,15 +196,6 @@ def test_lemma_one(seed):
     assert (gram @ weights).min() >= weights @ gram @ weights - 1e-12 * gram.abs().max()
     equal = torch.full((K,), 1 / K, dtype=torch.double)
     assert (gram @ equal).min() < equal @ gram @ equal - 1e-3  # the planted fault
-
-
-def test_direction_is_the_weighted_sum_of_directions():
-    x, scores = problem()
-    matrix = RBF()(x)
-    push = repulsion(x, matrix)
-    weights = target_weights(scores, push, matrix, rule="exact")
-    summed = (weights[:, None, None] * each_direction(scores, push, matrix)).sum(0)
-    torch.testing.assert_close(svgd_direction(weighted(scores, weights), push, matrix), summed)
 
 
 def test_no_bandwidth_limit_is_mgda_on_mean_gradients():

@@ -185,24 +185,6 @@ def test_classification_with_a_fitted_prior_and_a_measurement_set():
     assert outputs.std(0).mean() > 0.1  # the particles have not become one
 
 
-def test_particles_that_coincide_stay_finite_and_together():
-    """The documented limit: no median, no repulsion, all descend in step."""
-    w = torch.full((4, 3), 0.3, requires_grad=True)
-    sampler = FSVGD([w], 0.1, 20)
-
-    def closure():
-        outputs = w * 1.0
-        return (outputs - 1).square().sum(1), outputs
-
-    with pytest.warns(UserWarning, match="particles 0, 1, 2 and 3 of 4 .* move alike"):
-        sampler.step(closure)
-    for _ in range(2):
-        sampler.step(closure)
-    assert w.isfinite().all()
-    assert (w > 0.3).all()
-    assert torch.equal(w, w[:1].expand(4, 3))
-
-
 # ---------------------------------------------------------------- priors, measurement sets, losses
 
 

@@ -1,4 +1,5 @@
-"""Memory of a step grows as M·d: no operation of it makes a tensor larger than the gradients of all targets."""
+"""Memory of a step grows as M·d: no operation makes a tensor larger than the gradients of all targets, and each of them
+has a deterministic form on CUDA."""
 
 from __future__ import annotations
 
@@ -13,15 +14,20 @@ from tests.learned_samplers.particles.particle_problems import EVERY, energies
 M, D = 24, 200
 
 
+#: Raise under ``torch.use_deterministic_algorithms(True)`` on CUDA, in some releases of torch.
+RANDOM_ON_CUDA = {"kthvalue", "median", "nanmedian", "histc", "cumsum", "put_", "scatter_reduce"}
+
+
 class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation makes, views left out."""
+    """The number of elements of the largest tensor that any operation makes, views left out, and their names."""
 
     def __init__(self):
         super().__init__()
-        self.numel = 0
+        self.numel, self.names = 0, set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
+        self.names.add(func.overloadpacket.__name__)
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self.numel = max(self.numel, leaf.untyped_storage().nbytes() // leaf.element_size())
@@ -31,6 +37,7 @@ class Largest(TorchDispatchMode):
 def largest(sampler, closure):
     with Largest() as mode:
         sampler.step(closure)
+    assert not mode.names & RANDOM_ON_CUDA
     return mode.numel
 
 
@@ -56,6 +63,12 @@ def test_function_space():
         return outputs.square().sum(1), outputs
 
     assert largest(FSVGD([w], 0.1, 20), closure) <= M * D
+
+
+def test_what_is_random_on_cuda_would_be_found():
+    x, closure = problem("SVGD")
+    with pytest.raises(AssertionError, match="median"):
+        largest(SVGD([x], 0.1, kernel=lambda points: RBF(float(torch.pdist(points).median(0).values))(points)), closure)
 
 
 def test_differences_of_all_pairs_would_be_found():

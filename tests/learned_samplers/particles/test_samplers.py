@@ -7,7 +7,18 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from learned_samplers.particles import IMQ, MGDA, MOOSVGD, MTSGD, RBF, SVGD, Linear, LinearScalarisation, ParetoMTL
+from learned_samplers.particles import (
+    FSVGD,
+    IMQ,
+    MGDA,
+    MOOSVGD,
+    MTSGD,
+    RBF,
+    SVGD,
+    Linear,
+    LinearScalarisation,
+    ParetoMTL,
+)
 from learned_samplers.particles.directions import repulsion, svgd_direction, target_weights, weighted
 from learned_samplers.particles.target_weights import mgda_weights
 from tests.learned_samplers.particles.particle_problems import EVERY, MEANS, SEVERAL, TwoHeads, energies, parameter
@@ -265,16 +276,21 @@ def test_svgd_fits_a_wide_gaussian():
     assert x.var().item() == pytest.approx(4.0, rel=0.1)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*EVERY, "FSVGD"])
 def test_particles_that_coincide_stay_finite_and_together(name):
     """The documented limit: no median, no repulsion, gradient descent in step. (Not Pareto MTL's.)"""
     x = torch.full((4, 2), 0.3, requires_grad=True)
-    sampler = EVERY[name]([x], 0.1)
+    sampler = FSVGD([x], 0.1, 1) if name == "FSVGD" else EVERY[name]([x], 0.1)
+
+    def closure():
+        outputs = x * 1.0
+        return (energies("SVGD", outputs), outputs) if name == "FSVGD" else energies(name, x)
+
     told = pytest.warns(UserWarning, match="particles .* move alike") if name != "ParetoMTL" else nullcontext()
     with told:
-        sampler.step(lambda: energies(name, x))
+        sampler.step(closure)
     for _ in range(2):
-        sampler.step(lambda: energies(name, x))
+        sampler.step(closure)
     assert x.isfinite().all()
     assert (x != 0.3).any()
     if name != "ParetoMTL":

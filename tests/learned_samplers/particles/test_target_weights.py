@@ -48,11 +48,13 @@ def test_the_residual_finds_a_wrong_answer(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("scale", [1e-15, 1e-6, 1.0, 1e6, 1e15])
-def test_scale_does_not_matter(size, scale):
+@pytest.mark.parametrize("scale", [1e-15, 1e-6, 1e6, 1e15])
+def test_neither_scale_nor_order_matters(size, scale):
     vectors = torch.randn(4, size, 9, dtype=torch.double)
-    gram = vectors @ vectors.mT
-    torch.testing.assert_close(min_norm_weights(gram * scale), min_norm_weights(gram), rtol=0, atol=1e-9)
+    gram, order = vectors @ vectors.mT, torch.randperm(size)
+    weights = min_norm_weights(gram)
+    torch.testing.assert_close(min_norm_weights(gram * scale), weights, rtol=0, atol=1e-9)
+    torch.testing.assert_close(min_norm_weights(gram[:, order][..., order]), weights[:, order], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -69,14 +71,6 @@ def test_special_cases(size):
     vectors[:-1] *= 1e7  # one short vector among long ones
     gram = vectors @ vectors.T
     assert residual(gram, min_norm_weights(gram)) < 1e-12
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_permutation(size):
-    vectors = torch.randn(size, 9, dtype=torch.double)
-    order = torch.randperm(size)
-    weights, permuted = min_norm_weights(vectors @ vectors.T), min_norm_weights(vectors[order] @ vectors[order].T)
-    torch.testing.assert_close(permuted, weights[order], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

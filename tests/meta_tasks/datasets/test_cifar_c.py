@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from meta_tasks.datasets import CORRUPTIONS, find_corrupted, load_corrupted
-from meta_tasks.datasets.cifar_c import EXTRA_CORRUPTIONS
+from meta_tasks.datasets import find_corrupted, load_corrupted
 
 COUNT = 7
 
@@ -37,14 +36,9 @@ def test_the_images_of_one_severity_with_their_labels(tmp_path, severity):
 
 
 def test_sizes_grey_and_the_hundred_classes(tmp_path):
-    write(tmp_path, "CIFAR-100-C", 100, "saturate")
-    data = load_corrupted("cifar100", "saturate", 2, tmp_path, size=16, grayscale=True)
+    write(tmp_path, "CIFAR-100-C", 100, "contrast")
+    data = load_corrupted("cifar100", "contrast", 2, tmp_path, size=16, grayscale=True)
     assert (data.test_x.shape, data.num_classes) == ((COUNT, 1, 16, 16), 100)
-
-
-def test_the_benchmark_has_fifteen_corruptions():
-    assert len(set(CORRUPTIONS)) == 15
-    assert not set(CORRUPTIONS) & set(EXTRA_CORRUPTIONS)
 
 
 def test_missing_files_are_named(tmp_path):

@@ -168,6 +168,20 @@ def test_figures_have_a_cadence_of_their_own(tmp_path):
     assert trainer(tmp_path / "never", iterations=3, evaluate_every=0, figures_every=1).iteration == 2
 
 
+def test_what_was_logged_after_the_checkpoint_that_a_run_goes_on_from_is_dropped(tmp_path, evaluation):
+    """Scalars, scores and figures: a curve that TensorBoard shows is that of one run."""
+    settings = {"evaluate_every": 2, "figures_every": 1, "checkpoint_minutes": 0.0}
+    whole = run(tmp_path, evaluation, iterations=4, **settings)
+    for path in whole.checkpoints.paths()[1:]:
+        path.unlink()
+    resumed = run(tmp_path, evaluation, iterations=3, **settings)
+    assert len(resumed.history["loss"]) == 3
+    log = logged(tmp_path)
+    assert [event.step for event in log.Scalars("meta_loss/all")] == [1, 2, 3]
+    assert [event.step for event in log.Scalars("held_out_nll/sampler")] == [0, 2]
+    assert [event.step for event in log.Images("network/contours")] == [0, 1, 2, 3]
+
+
 def test_a_curve_of_failed_members_alone_is_drawn_without_a_warning(tmp_path, monkeypatch):
     made = trainer(tmp_path, iterations=1, evaluate_every=0)
     whole = made.executor.run

@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 
 from learned_samplers.base.files import LOCK
-from meta_tasks.estimators import AntitheticES, NoiseReuseES
+from meta_tasks.estimators import AntitheticES, NoiseReuseES, Shaping
 from meta_tasks.inner_loop.schedule import Horizon
 from meta_tasks.rules.classical import LearnableSGD
 from meta_tasks.rules.learned import L2ERule
@@ -139,6 +141,26 @@ def test_pairs_of_failed_members_do_not_count_and_are_reported():
     assert torch.isfinite(torch.tensor(done.gradient_norm))
     finite = [result.losses.isfinite().all(1).any().item() for result in done.results]
     assert (not torch.equal(before, made.weights)) == any(finite)
+
+
+@pytest.mark.parametrize("loss", [3e38, math.nan, math.inf])
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_a_meta_gradient_that_overflows_does_not_reach_adam(loss, limit, monkeypatch):
+    """Unshaped, and not clipped: in single precision its moments would be NaN for ever."""
+    made = trainer(estimator=es(shaping=Shaping("none"), sigma=0.03), max_gradient_norm=limit)
+    whole = made.executor.run
+    losses = torch.tensor([[loss, 1.0]], dtype=torch.float64)
+    monkeypatch.setattr(made.executor, "run", lambda *args: [replace(each, losses=losses) for each in whole(*args)])
+    told = (
+        pytest.warns(UserWarning, match="iteration 0 is not finite") if (loss, limit) == (3e38, None) else nullcontext()
+    )
+    with told:
+        made.step()
+    monkeypatch.undo()
+    made.step()
+    assert made.weights.isfinite().all()
+    assert made.averaged.isfinite().all()
+    assert made.weights.any()
 
 
 def test_time_and_signals_end_a_run_and_save_it(tmp_path):

@@ -74,6 +74,24 @@ def test_sigterm_to_the_whole_group_ends_the_run_and_saves_it(group, tmp_path):
     assert iteration > 1
 
 
+def at_work(group):
+    """The processes of a group that are no zombies."""
+    fields = [path.read_text().rsplit(")", 1)[1].split() for path in Path("/proc").glob("[0-9]*/stat")]
+    return sum(state != "Z" and int(own) == group for state, _, own, *_ in fields)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+def test_workers_do_not_outlive_a_trainer_that_is_killed(group):
+    """SIGKILL, as of a full memory, leaves no time to end them: they find their connection closed."""
+    assert at_work(group.pid) >= 3
+    group.kill()
+    group.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while at_work(group.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert at_work(group.pid) == 0
+
+
 @dataclass(frozen=True)
 class SlowFamily(QuadraticFamily):
     """The task of the first job takes a minute to make, that of the others a moment."""

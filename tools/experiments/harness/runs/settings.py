@@ -16,7 +16,7 @@ from meta_tasks import datasets
 from meta_tasks.datasets.arrays import arrays_in
 from meta_tasks.networks import text_networks
 
-MODELS = ("mlp", "cnn", "lenet", "gong_cnn", "resnet20_frn", "resnet", "vit", *text_networks())
+MODELS = ("mlp", "cnn", "lenet", "gong_cnn", "resnet20_frn", "resnet", *text_networks())
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class Settings:
     labels: tyro.conf.Suppress[tuple[int, ...] | None] = None
     # Crop and mirror the images of every minibatch at random; the loss is then not that of N examples.
     augment: bool = False
-    # mlp, cnn, lenet, gong_cnn, resnet20_frn, resnet, vit; cnn_lstm, transformer; or file.py:factory, module:factory.
+    # mlp, cnn, lenet, gong_cnn, resnet20_frn, resnet; cnn_lstm, transformer; or file.py:factory, module:factory.
     model: str = "cnn"
     # Regression: the noise's standard deviation; without it the network's outputs are means, then log-variances.
     noise: float | None = None
     # Channels of each convolution (cnn, gong_cnn; default 16).
     channels: int | None = None
-    # Number of convolutions (cnn), layers (resnet: 20, 32, 56) or layers of attention (vit, transformer).
+    # Number of convolutions (cnn), layers (resnet: 20, 32, 56) or layers of attention (transformer).
     depth: int | None = None
     # Widths of the hidden layers (mlp; default 100 100).
     hidden: tuple[int, ...] | None = None
     # Activation function (mlp, gong_cnn, resnet).
     activation: Literal["relu", "tanh", "sigmoid", "silu", "gelu"] | None = None
-    # Channels of the first stage (resnet, resnet20_frn), or width of the vectors (vit, transformer, cnn_lstm).
+    # Channels of the first stage (resnet, resnet20_frn), or width of the vectors (transformer, cnn_lstm).
     width: int | None = None
     # Budget of every method in passes over the training data; an ensemble's members share it.
     epochs: int = 200
