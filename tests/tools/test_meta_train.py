@@ -351,7 +351,7 @@ def test_member_steps_are_those_of_the_estimator_and_hours_those_of_busy_process
 
 
 def test_a_dry_run_needs_no_files_and_writes_none(tmp_path, monkeypatch, capsys):
-    meta_train.main(["--folder", str(tmp_path / "run"), "--dry-run", "--family", "small", "--workers", "2"])
+    meta_train.main(["--folder", str(tmp_path / "run"), "--dry-run", "--family", "mnist_mlp", "--workers", "2"])
     assert "2 processes" in cells(capsys.readouterr().out)["device"]
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(SystemExit, match=r"error: .*method"):
