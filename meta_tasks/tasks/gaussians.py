@@ -140,7 +140,8 @@ class GaussianFamily:
 
     def task(self, *keys: int | str) -> GaussianTask:
         stream = generator(*keys, "task")
-        d, lr, decay = (choose(each, stream) for each in (self.dimensions, self.lrs, self.momentum_decays))
+        d, lr = choose(self.dimensions, stream), choose(self.lrs, stream)
+        decay = choose(self.momentum_decays, stream)
         eigenvalues = torch.tensor([log_uniform(*self.curvatures, stream) for _ in range(d)])
         basis = torch.eye(d)
         if self.correlated:
