@@ -21,7 +21,7 @@ from learned_samplers.learned.kinetic import KineticL2E
 from learned_samplers.learned.l2e import L2E
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMC
 from learned_samplers.particles import FSVGD, MOOSVGD, MTSGD, SVGD
-from learned_samplers.posterior import PosteriorSamples, SampleCollection
+from learned_samplers.posterior import Chains, PosteriorSamples, SampleCollection
 
 #: The one place that says so: pyproject.toml reads it here, without importing the package.
 __version__ = "1.0.0.dev0"
@@ -41,6 +41,7 @@ __all__ = [
     "SGNHT",
     "SVGD",
     "AdaptedSGHMC",
+    "Chains",
     "CyclicalSGMCMC",
     "CyclicalSchedule",
     "EntropyMCMC",

@@ -15,7 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from learned_samplers import PosteriorSamples, SampleCollection
+from learned_samplers import Chains, PosteriorSamples, SampleCollection
 from learned_samplers.posterior import to_arviz
 from tests.learned_samplers.posterior.common import collect, frozen, network, sgd
 from tests.learned_samplers.posterior.test_predict import X, constants, outputs
@@ -227,4 +227,25 @@ def of(model):
     ],
 )
 def test_collections(call, error, named):
+    refuse(call, error, named)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda: Chains([]), TypeError, r"networks.*\[\]"),
+        (lambda: Chains([network(), "net"]), TypeError, "networks.*'str'"),
+        (lambda: Chains([network(), network(9)]), ValueError, r"networks\[1\]"),
+        (lambda: Chains([normed(), normed()]), ValueError, r"networks.*'1\.running_mean'"),
+        (lambda: Chains([frozen(0), frozen(1)]), ValueError, r"networks\[1\].*'0\.weight'"),
+        (lambda: Chains([network().requires_grad_(False)]), ValueError, "networks"),
+        (lambda: Chains([network()] * 2, prior_precision=-1.0), ValueError, "prior_precision.*-1"),
+        (lambda: Chains([network()] * 2, prior_precision=torch.ones(3)), ValueError, "prior_precision"),
+        (lambda: Chains([network()] * 2).precondition({"0.weight": torch.ones(1)}), ValueError, "scales.*'0.bias'"),
+        (lambda: Chains([nn.Linear(2, 1, bias=False)]).precondition({"weight": -1.0}), ValueError, "'weight'.*-1"),
+        (lambda: Chains([nn.Linear(2, 1, bias=False)]).precondition({"weight": torch.ones(3)}), ValueError, "'weight'"),
+        (lambda: Chains([network()]).split(collected()), ValueError, "samples.*Sequential"),
+    ],
+)
+def test_chains(call, error, named):
     refuse(call, error, named)

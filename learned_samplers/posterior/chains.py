@@ -1,0 +1,239 @@
+"""Chains side by side: K networks in one forward and one backward, for one sampler."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from learned_samplers.posterior.collection import SampleCollection
+from learned_samplers.posterior.network import buffers_of, parameters_of
+from learned_samplers.posterior.normalisation import normalisation_buffers
+from learned_samplers.posterior.snapshots import same_values
+from learned_samplers.posterior.store import Entry, Progress, Store
+from learned_samplers.posterior.tensor_files import Tensors
+
+#: Layers without weights that act on each number alone, so that a leading axis of chains is nothing to them.
+POINTWISE = (
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Dropout
+)  # fmt: skip
+
+
+class Chains(nn.Module):
+    """Runs K networks of one architecture as one, so that one sampler moves K chains in one process.
+
+    Every weight has a leading axis of K, and calling it on inputs (N, ...) gives K outputs, (K, N, ...). A network that
+    is an ``nn.Sequential`` of linear layers and activations runs as batched matrix products, any other one by
+    ``torch.vmap``. The K losses are summed before ``backward``, so that each chain has its own gradient::
+
+        chains = Chains([make_network() for _ in range(8)])
+        sampler = MCLMC(chains.parameters(), lr=1e-3, num_data=N, prior_precision=1.0)
+        posterior = PosteriorSamples(chains, sampler, burn_in=1000, thinning=10)
+
+        def closure():
+            sampler.zero_grad()
+            losses = chains.losses(nn.functional.cross_entropy, chains(x), y)  # (8,)
+            losses.sum().backward()
+            return losses
+
+        ...  # sampler.step(closure)
+        samples = chains.split(posterior)  # a SampleCollection of one network, which knows its chains
+
+    **Which samplers.** Noise is drawn for every weight of every chain. `MCLMC` and `HMC` have one energy, one
+    direction and one acceptance a chain where the closure returns the K losses. Samplers that move every weight by
+    itself (SGLD, SGHMC, BAOA, pSGLD, a diagonal mass) run as they are, with ``losses.sum()``. A rule that looks at a
+    weight's matrix, norm or layer would mix the chains: take `torchrun` for those.
+
+    **A step size, a mass and a prior for each chain.** The sampler moves φ and the networks have θ = s·φ, where s is 1
+    until :meth:`precondition` sets it: in θ that is a learning rate lr·s² for each weight, a diagonal mass, or with one
+    number a chain its own step size. The posterior is that of θ all the same, if the prior is: then the sampler gets
+    ``prior_precision=0``, and ``prior_energy() / N`` is added to the losses.
+
+    Args:
+        networks: K networks of the same layers, which differ in their weights. Parameters without gradient and
+            buffers must be the same in all, and are shared.
+        prior_precision: λ of :meth:`prior_energy`, a number, or one a chain (K,).
+
+    Attributes:
+        count: K.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used, by name: among them networks of other layers, and ones
+            with running statistics.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module], *, prior_precision: float | Tensor = 0.0) -> None:
+        super().__init__()
+        networks = list(networks)
+        if not networks or not all(isinstance(network, nn.Module) for network in networks):
+            raise TypeError(
+                f"networks must be a sequence of torch modules, got {[type(each).__name__ for each in networks]}"
+            )
+        first = networks[0]
+        if statistics := normalisation_buffers(first):
+            raise ValueError(f"networks have running statistics ({statistics[0]!r}): chains cannot share them")
+        named = [parameters_of(network) for network in networks]
+        shared = [
+            {**buffers_of(n), **{k: p for k, p in own.items() if not p.requires_grad}}
+            for n, own in zip(networks, named)
+        ]
+        for position, (own, rest) in enumerate(zip(named, shared, strict=True)):
+            here, there = ({k: tuple(p.shape) for k, p in each.items()} for each in (own, named[0]))
+            if here != there or type(networks[position]) is not type(first):
+                raise ValueError(f"networks[{position}] has other parameters than networks[0]: {here} and {there}")
+            for name, tensor in shared[0].items():
+                if name not in rest or not same_values(tensor.detach(), rest[name].detach()):
+                    raise ValueError(f"networks[{position}]: {name!r} is not sampled and differs from networks[0]'s")
+        self.names = [name for name in named[0] if name not in shared[0]]
+        if not self.names:
+            raise ValueError("networks have no parameter that requires a gradient")
+        self.count = len(networks)
+        self._network = [copy.deepcopy(first).to("meta")]  # in a list: its weights are not this module's
+        self._plan = _plan(first)
+        self.stacked = nn.ParameterList(torch.stack([own[name].detach() for own in named]) for name in self.names)
+        for position, parameter in enumerate(self.stacked):
+            self.register_buffer(f"scale_{position}", torch.ones_like(parameter))
+        self.shared_names = list(shared[0])
+        for position, tensor in enumerate(shared[0].values()):
+            self.register_buffer(f"shared_{position}", tensor.detach().clone())
+        precision = torch.as_tensor(prior_precision, dtype=self.stacked[0].dtype)
+        if precision.shape not in ((), (self.count,)) or not bool((precision.isfinite() & (precision >= 0)).all()):
+            raise ValueError(f"prior_precision must be a number ≥ 0, or {self.count} of them, got {prior_precision!r}")
+        self.register_buffer("prior_precision", precision)
+
+    def weights(self) -> Tensors:
+        """θ of all chains by the name in one network, each of shape (K, ...)."""
+        return {name: p * s for name, p, s in zip(self.names, self.stacked, self._scales(), strict=True)}
+
+    def _scales(self) -> list[Tensor]:
+        return [getattr(self, f"scale_{position}") for position in range(len(self.names))]
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """The outputs of all networks for the same inputs, with a leading axis of K."""
+        weights = self.weights()
+        if self._plan is not None and len(inputs) == 1 and not keywords:
+            return self._products(weights, inputs[0])
+        network = self._network[0].train(self.training)
+        shared = {name: getattr(self, f"shared_{position}") for position, name in enumerate(self.shared_names)}
+
+        def one(own: Tensors) -> Any:
+            return functional_call(network, {**own, **shared}, inputs, keywords)
+
+        return torch.vmap(one, randomness="different")(weights)
+
+    def _products(self, weights: Tensors, x: Tensor) -> Tensor:
+        """The forward of linear layers and activations as batched matrix products."""
+        h = x.reshape(-1, x.shape[-1]).expand(self.count, -1, -1)
+        for layer in self._plan or ():
+            if isinstance(layer, str):
+                bias = weights.get(f"{layer}.bias")
+                product = weights[f"{layer}.weight"].mT
+                h = h @ product if bias is None else torch.baddbmm(bias[:, None], h, product)
+            else:
+                h = layer.train(self.training)(h)
+        return h.reshape(self.count, *x.shape[:-1], h.shape[-1])
+
+    def losses(self, loss: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
+        """``loss(outputs, targets)`` of each chain, (K,), for a loss of one network such as ``cross_entropy``."""
+        return torch.vmap(loss, in_dims=(0, None))(outputs, targets)
+
+    def prior_energy(self) -> Tensor:
+        """½λ‖θ‖² of each chain, (K,)."""
+        squares = [w.square().reshape(self.count, -1).sum(1) for w in self.weights().values()]
+        return 0.5 * self.prior_precision * torch.stack(squares).sum(0)
+
+    @torch.no_grad()
+    def precondition(self, scales: Mapping[str, Tensor]) -> None:
+        """Set s of θ = s·φ; θ stays. Call it before the first step of a sampler, whose momentum is that of φ.
+
+        Args:
+            scales: for every name of :meth:`weights` positive numbers that broadcast to its (K, ...).
+
+        Raises:
+            ValueError: a name is missing or unknown, or a scale is not positive, or does not broadcast; nothing has
+                changed.
+        """
+        if set(scales) != set(self.names):
+            raise ValueError(f"scales must have the names {self.names}, got {list(scales)}")
+        fresh = []
+        for name, parameter in zip(self.names, self.stacked, strict=True):
+            value = torch.as_tensor(scales[name]).to(parameter)
+            if not bool((value.isfinite() & (value > 0)).all()):
+                raise ValueError(f"scales[{name!r}] must be positive and finite, got {value}")
+            try:
+                fresh.append(value.expand_as(parameter))
+            except RuntimeError:
+                raise ValueError(
+                    f"scales[{name!r}] must broadcast to {tuple(parameter.shape)}, got shape {tuple(value.shape)}"
+                ) from None
+        for parameter, old, new in zip(self.stacked, self._scales(), fresh, strict=True):
+            parameter.mul_(old / new)
+            old.copy_(new)
+
+    def split(self, samples: SampleCollection) -> SampleCollection:
+        """The samples of these chains as a collection of *one* network that knows which chain each is from.
+
+        Args:
+            samples: a `PosteriorSamples` of this module (or one that was loaded with it). Samples stay where they are.
+
+        Returns:
+            A collection of K times as many samples, chain after chain; its ``model`` is a network of one chain, and R̂,
+            ESS and `to_arviz` take it as K chains.
+
+        Raises:
+            ValueError: samples of another module.
+        """
+        network = getattr(samples, "model", None)
+        if network is not self:
+            raise ValueError(f"samples must be of these chains, got samples of {type(network).__name__}")
+        model = copy.deepcopy(self._network[0]).to_empty(device=self.stacked[0].device)
+        shapes = {name: list(p.shape[1:]) for name, p in zip(self.names, self.stacked, strict=True)}
+        store = _Unstacked(samples._store, self)
+        with torch.no_grad():
+            for name, tensor in {**parameters_of(model), **buffers_of(model)}.items():
+                tensor.copy_(store.fixed[name] if name in store.fixed else self.weights()[name][0])
+        return SampleCollection(model, store, {"shapes": shapes, "buffers": "refuse"})
+
+
+class _Unstacked:
+    """The samples of a store of stacked weights, one a chain."""
+
+    def __init__(self, store: Store, chains: Chains) -> None:
+        fixed = store.fixed or {}
+        self._store, self._names = copy.copy(store), list(chains.names)
+        self._scales = [fixed.get(f"scale_{k}", s).clone() for k, s in enumerate(chains._scales())]
+        places = [(k, chain) for chain in range(chains.count) for k in range(len(store.entries))]
+        self._places = places
+        self.entries = [Entry(e.step, e.cycle, e.number, chain) for k, chain in places for e in [store.entries[k]]]
+        self.progress, self.frozen = Progress(), dict[str, str]()
+        self.fixed: Tensors = {
+            name: fixed.get(f"shared_{k}", getattr(chains, f"shared_{k}")).clone()
+            for k, name in enumerate(chains.shared_names)
+        }
+
+    def read(self, index: int) -> Tensors:
+        position, chain = self._places[index]
+        stacked = self._store.read(position)
+        pairs = enumerate(zip(self._names, self._scales, strict=True))
+        return {name: stacked[f"stacked.{k}"][chain] * s[chain].to(stacked[f"stacked.{k}"]) for k, (name, s) in pairs}
+
+
+def _plan(network: nn.Module) -> list[Any] | None:
+    """Names of linear layers and copies of activations in order; None for a network that is anything else.
+
+    A layer that is used twice, has hooks, or is of a subclass, which may do something else, is not taken either.
+    """
+    if type(network) is not nn.Sequential or len({*map(id, network)}) != len(network):
+        return None
+    plan: list[Any] = []
+    for name, layer in network.named_children():
+        if layer._forward_hooks or layer._forward_pre_hooks or type(layer) not in (nn.Linear, *POINTWISE):
+            return None
+        plan.append(name if isinstance(layer, nn.Linear) else copy.deepcopy(layer))
+    tied = len([*network.named_parameters(remove_duplicate=False)]) != len([*network.parameters()])
+    frozen = any(not p.requires_grad for p in network.parameters())
+    return None if tied or frozen or type(network).forward is not nn.Sequential.forward else plan
