@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from learned_samplers.learned import weights
-from tests.learned_samplers.learned.test_weights import make_card, make_network
+from tests.learned_samplers.learned.cases import make_card, make_network
 
 
 @pytest.fixture

@@ -51,21 +51,13 @@ def test_a_fresh_network_has_the_shape_that_the_sampler_needs(name):
 
 
 def test_the_defaults_of_a_form_are_its_own():
+    names = ("alpha_scale", "beta_scale", "noise_multiplier", "friction")
     residual, paper = L2ESettings(), L2ESettings(form="paper")
-    assert (residual.alpha_scale, residual.beta_scale, residual.noise_multiplier, residual.friction) == (
-        0.1,
-        1.0,
-        None,
-        None,
-    )
-    assert (paper.alpha_scale, paper.beta_scale, paper.noise_multiplier, paper.friction) == (
-        1e-3,
-        1e-3,
-        1.0,
-        "equation6",
-    )
+    assert [getattr(residual, name) for name in names] == [0.1, 1.0, None, None]
+    assert [getattr(paper, name) for name in names] == [1e-3, 1e-3, 1.0, "equation6"]
     assert "friction" not in residual.to_card()["scales"]
     assert "num_data_in_training" not in paper.to_card()["scales"]
+    assert L2ESettings(averages_dtype=torch.bfloat16).averages_dtype == "bfloat16"
     with pytest.raises(FrozenInstanceError):
         residual.alpha_scale = 3.0  # type: ignore[misc]
 
@@ -73,17 +65,6 @@ def test_the_defaults_of_a_form_are_its_own():
 def test_settings_belong_to_the_sampler_and_not_to_its_groups():
     sampler = make("L2E", beta_scale=0.5)
     assert not set(sampler.settings.names()) & set(sampler.param_groups[0])
-    with pytest.raises(ValueError, match=r"beta_scale is a setting of the whole sampler, .* got 0\.3"):
-        L2E([{"params": [parameter()], "beta_scale": 0.3}], 0.1, 10, network=None)
-    for settings in (L2ESettings(), {"form": "paper"}):
-        with pytest.raises(ValueError, match=r"form='residual' cannot be given beside settings="):
-            make("L2E", form="residual", settings=settings)
-    with pytest.raises(ValueError, match=r"settings: mean_scale does not belong to L2E, got 2\.0"):
-        make("L2E", settings={"mean_scale": 2.0})
-    with pytest.raises(TypeError, match="settings must be KineticSettings or a dict, got L2ESettings"):
-        KineticL2E([parameter()], 0.1, 10, network=None, settings=L2ESettings())
-    with pytest.raises(ValueError, match=r"weights for form 'residual', asked for 'paper'"):
-        L2E([parameter()], num_data=10, network="l2e", settings=L2ESettings(form="paper", feature_set="adaptive"))
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -98,13 +79,6 @@ def test_a_state_dict_has_the_settings_as_plain_values_and_is_refused_by_others(
     make(name, **{scale: 0.5}).load_state_dict(saved)
     other = make(name)
     before = copy.deepcopy(other.state_dict())
-    with pytest.raises(ValueError, match=rf"other settings: {scale} is 0\.5 there, {getattr(default, scale)} here"):
+    with pytest.raises(ValueError, match=scale):
         other.load_state_dict(saved)
     assert other.state_dict()["param_groups"] == before["param_groups"]
-
-
-def test_what_is_missing_without_shipped_weights_is_said():
-    with pytest.raises(ValueError, match=r"lr must be given, got None: no weights of PrecondL2E ship .* network="):
-        PrecondL2E([parameter()], num_data=10)
-    with pytest.raises(ValueError, match="lr must be given: the network comes without a card"):
-        MetaSGMCMC([parameter()], num_data=10, network=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -17,8 +16,10 @@ from learned_samplers.learned.kinetic import (
     kinetic_mean,
     l2e_kinetic_rule,
 )
-from learned_samplers.learned.network import build_network, flatten, layers_of, shapes_of, unflatten
+from learned_samplers.learned.network import flatten, layers_of, shapes_of, unflatten
 from tests.harness import closure_for, flat, sghmc_variance, small_data, small_network
+from tests.learned_samplers.learned import cases
+from tests.learned_samplers.learned.cases import chain, phi_of
 from tests.learned_samplers.learned.flat_keywords import KineticL2E, keywords
 
 kinetic_half_step = keywords(kinetic_half_step, KineticSettings)
@@ -27,14 +28,11 @@ l2e_kinetic_rule = keywords(l2e_kinetic_rule, KineticSettings)
 
 SEGMENTS = Segments((4, 3))
 N, PRIOR = 50.0, 2.0
+DOUBLE = torch.float64
 
 
-def network(seed=0, scale=1.0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    module = build_network(2, (8, 8), 1, zero_last=False, generator=generator, dtype=dtype)
-    with torch.no_grad():
-        module[-1].weight.mul_(scale)
-    return module
+def network(seed=0, scale=1.0, dtype=DOUBLE):
+    return cases.network(2, seed, 1, scale=scale, dtype=dtype)
 
 
 MIX = torch.randn(7, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -77,7 +75,7 @@ def force_of(phi, theta, r, hessian_product):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_forces_are_minus_the_gradients_of_the_energy(seed):
-    phi = [(w.detach(), b.detach()) for w, b in layers_of(network(seed))]
+    phi = phi_of(network(seed))
     theta, r, _ = state(seed)
     exact = hessian_product_at(theta)
     by_theta = torch.func.grad(lambda t: kinetic_energy(phi, t, r))(theta)
@@ -93,7 +91,7 @@ def test_the_forces_are_minus_the_gradients_of_the_energy(seed):
 
 
 def test_the_rule_is_its_equations():
-    phi = [(w.detach(), b.detach()) for w, b in layers_of(network())]
+    phi = phi_of(network())
     theta, r, xi = state()
     g, a, lr, heat = gradient_of(theta), 0.2, 0.4, 0.5
     eps = math.sqrt(lr / N)
@@ -130,58 +128,26 @@ def test_members_do_not_see_each_other():
 # ------------------------------------------------------------------ the optimizer
 
 
-def run(make, steps=12, backward=True, groups=False):
-    model = small_network().double()
-    params = list(model.parameters())
-    sampler = make([{"params": params[:1]}, {"params": params[1:]}] if groups else params)
-    torch.manual_seed(1)
-    x, y = small_data()
-
-    def closure():
-        sampler.zero_grad()
-        loss = nn.functional.cross_entropy(model(x.double()), y)
-        if backward:
-            loss.backward()
-        return loss
-
-    for _ in range(steps):
-        sampler.step(closure)
-    return flat(model), sampler, model
-
-
 @pytest.mark.parametrize("hessian", ["finite_difference", "double_backward", "none"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.0, "prior_precision": 2.0}, {"momentum_init": "normal"}])
 def test_untrained_it_is_sghmc_bit_for_bit(hessian, options):
-    backward = hessian != "double_backward"
-    ours, *_ = run(lambda p: KineticL2E(p, 0.2, 100, network=None, hessian=hessian, **options), backward=backward)
-    theirs, *_ = run(lambda p: SGHMC(p, 0.2, 100, **options))
+    own = dict(network=None, hessian=hessian, **options)
+    ours, _ = chain(lambda p: KineticL2E(p, 0.2, 100, **own), backward=hessian != "double_backward")
+    theirs, _ = chain(lambda p: SGHMC(p, 0.2, 100, **options))
     assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("groups", [False, True])
-def test_the_two_hessian_products_agree_and_the_third_differs(groups):
-    def make(hessian):
-        return lambda p: KineticL2E(
-            p, 0.2, 100, network=network(), hessian=hessian, probe_size=1e-6, prior_precision=1.0
-        )
+def test_the_two_hessian_products_agree_in_groups_too_and_the_third_differs(groups):
+    def end(hessian, *, groups=groups):
+        own = dict(network=network(), hessian=hessian, probe_size=1e-6, prior_precision=1.0)
+        backward = hessian != "double_backward"
+        return chain(lambda p: KineticL2E(p, 0.2, 100, **own), 12, DOUBLE, backward=backward, groups=groups)[0]
 
-    exact, *_ = run(make("double_backward"), backward=False, groups=groups)
-    finite, *_ = run(make("finite_difference"), groups=groups)
-    none, *_ = run(make("none"), groups=groups)
-    torch.testing.assert_close(finite, exact, rtol=0, atol=1e-5)
-    assert (none - exact).abs().max() > 1e-3
-
-
-def test_the_hessian_couples_the_groups():
-    """Two groups hold the same network's weights; one buffer for all of them must give the same chain."""
-    module = network()
-
-    def make(p):
-        return KineticL2E(p, 0.2, 100, network=module, hessian="double_backward")
-
-    one, *_ = run(make, backward=False)
-    two, *_ = run(make, backward=False, groups=True)
-    torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-11)
+    exact = end("double_backward")
+    torch.testing.assert_close(end("finite_difference"), exact, rtol=0, atol=1e-5)
+    assert (end("none") - exact).abs().max() > 1e-3
+    torch.testing.assert_close(end("double_backward", groups=False), exact, rtol=1e-9, atol=1e-11)
 
 
 def test_the_chain_of_the_optimizer_is_that_of_the_pure_rule():
@@ -196,7 +162,7 @@ def test_the_chain_of_the_optimizer_is_that_of_the_pure_rule():
         sampler.step(lambda: mean_loss(theta))
     settings = dict(lr=0.2, temperature=1.0, momentum_decay=0.1, **{**SETTINGS, "segments": Segments((7,))})
     torch.manual_seed(5)
-    x, r, phi = start, torch.zeros_like(start), [(w.detach(), b.detach()) for w, b in layers_of(module)]
+    x, r, phi = start, torch.zeros_like(start), phi_of(module)
     for _ in range(6):
         x, r = l2e_kinetic_rule(
             x, gradient_of(x), torch.randn_like(x), r, hessian_product=hessian_product_at(x), phi=phi, **settings
@@ -227,39 +193,34 @@ def test_the_probe_restores_what_it_touched():
 
 
 def test_a_loop_that_clears_the_gradients_itself_has_the_same_chain():
-    chains = []
-    for by_closure in (True, False):
-        torch.manual_seed(0)
-        model = small_network()
+    ends = []
+    for clears in (True, False):
+        model, (x, y) = small_network(), small_data()
         sampler = KineticL2E(model.parameters(), 0.1, 100, network=network(dtype=torch.float32))
-        x, y = small_data()
 
-        def closure(sampler=sampler, model=model, clears=by_closure, x=x, y=y):
+        def closure(sampler=sampler, model=model, clears=clears, x=x, y=y):
             if clears:
                 sampler.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
             return loss
 
         for _ in range(3):
             sampler.zero_grad()
             sampler.step(closure)
-        chains.append(flat(model))
-    assert torch.equal(*chains)
+        ends.append(flat(model))
+    assert torch.equal(*ends)
 
 
 def test_closures_that_do_not_fit_are_refused():
     model = small_network()
     sampler = KineticL2E(model.parameters(), 0.1, 100, network=None, hessian="double_backward")
-    before, saved = flat(model), copy.deepcopy(sampler.state_dict()["state"])
-    with pytest.raises(ValueError, match="must return the loss and not call backward"):
-        sampler.step(closure_for(model, sampler))
-    with pytest.raises(ValueError, match="must return the loss and not call backward"):
-        sampler.step(lambda: 3.0)
-    with pytest.raises(ValueError, match=r"KineticL2E\.step needs a closure"):
-        sampler.step()
+    before = flat(model)
+    for closure, named in ((closure_for(model, sampler), "backward"), (lambda: 3.0, "backward"), (None, "closure")):
+        with pytest.raises(ValueError, match=named):
+            sampler.step(closure)
     assert torch.equal(flat(model), before)
-    assert sampler.state_dict()["state"] == saved == {}
+    assert sampler.state_dict()["state"] == {}
 
 
 # ------------------------------------------------------------------ the law
@@ -301,14 +262,8 @@ def test_the_posterior_is_its_law_and_without_the_hessian_it_is_not():
 
 def test_a_random_network_keeps_the_posterior_up_to_the_step_size():
     module = network(1, scale=0.3, dtype=torch.float32)
-    report = check_sampler(
-        lambda p: KineticL2E(p, 0.1, 100, network=module),
-        stiffness=(0.3,),
-        coordinates=1000,
-        steps=250,
-        refinement=4,
-        tolerance=0.03,
-    )
+    settings = dict(stiffness=(0.3,), coordinates=1000, steps=250, refinement=4, tolerance=0.03)
+    report = check_sampler(lambda p: KineticL2E(p, 0.1, 100, network=module), **settings)
     assert report.passed, report
     assert report.verdict == "O(h)"
 
@@ -326,7 +281,7 @@ def test_its_kinetic_temperature_is_that_of_r_minus_f():
     sampler = KineticL2E([theta], 0.01, 100, network=module, hessian="none", momentum_init="normal")
     theta.grad = torch.randn(3000, dtype=torch.float64)
     sampler.step()
-    phi = [(w.detach(), b.detach()) for w, b in layers_of(module)]
+    phi = phi_of(module)
     settings = dict(segments=Segments((3000,)), num_data=100, prior_precision=0.0)
     f = kinetic_mean(theta.detach(), theta.grad, phi=phi, **settings)
     expected = (sampler.state[theta]["momentum"] - f).square().mean().item()
@@ -337,13 +292,13 @@ def test_its_kinetic_temperature_is_that_of_r_minus_f():
 
 def test_autocast_around_the_step_rounds_nothing_of_it(monkeypatch):
     monkeypatch.setenv("LEARNED_SAMPLERS_NATIVE", "0")
-
-    def run(autocast):
+    ends = []
+    for autocast in (True, False):
         torch.manual_seed(0)
-        p = torch.nn.Parameter(torch.randn(50) * 0.1)
+        p = nn.Parameter(torch.randn(50) * 0.1)
         sampler = KineticL2E([p], num_data=100, generator=torch.Generator().manual_seed(1))
 
-        def closure():
+        def closure(p=p, sampler=sampler):
             sampler.zero_grad()
             loss = p.square().mean()
             loss.backward()
@@ -352,13 +307,12 @@ def test_autocast_around_the_step_rounds_nothing_of_it(monkeypatch):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             for _ in range(5):
                 sampler.step(closure)
-        return p.detach()
-
-    assert torch.equal(run(True), run(False))
+        ends.append(p.detach())
+    assert torch.equal(*ends)
 
 
 def test_a_gradient_that_is_missing_at_the_probe_is_told():
-    first, second = torch.nn.Parameter(torch.randn(5)), torch.nn.Parameter(torch.randn(4))
+    first, second = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(4))
     sampler, calls = KineticL2E([first, second], num_data=100, missing_gradient="skip"), []
 
     def closure():
@@ -369,6 +323,6 @@ def test_a_gradient_that_is_missing_at_the_probe_is_told():
         return loss
 
     before = first.detach().clone()
-    with pytest.raises(ValueError, match=r"1 of 2 parameters, the first of shape \(4,\), have a gradient"):
+    with pytest.raises(ValueError, match=r"\(4,\)"):
         sampler.step(closure)
     assert torch.equal(first, before)

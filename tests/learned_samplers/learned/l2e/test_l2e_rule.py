@@ -9,7 +9,6 @@ import torch
 from learned_samplers.base.matrices import state_lengths
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned import network as network_code
 from learned_samplers.learned.features import FEATURE_SETS, features
 from learned_samplers.learned.l2e import L2ESettings, l2e_rule
 from learned_samplers.learned.network import apply_network, build_network, flatten, layers_of, shapes_of, unflatten
@@ -176,19 +175,6 @@ def test_a_member_that_is_not_finite_poisons_no_other():
     for before, after in zip(clean, dirty, strict=True):
         assert torch.equal(before[[0, 2]], after[[0, 2]])
     assert dirty[0][1].isnan().any()
-
-
-def test_the_size_of_the_blocks_does_not_matter(monkeypatch):
-    theta, g, xi, r, m = chain_state((2,))
-    theta, g, xi, r, m = (x.repeat_interleave(9, -1) for x in (theta, g, xi, r, m))
-    segments = Segments(tuple(9 * n for n in LENGTHS))
-    phi = weights(members=2)
-    whole = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=segments, **HYPER)
-    monkeypatch.setattr(network_code, "_PIECE_ON_CPU", 1)
-    assert segments.total > 128, "the least that is taken at a time"
-    blocks = l2e_residual_rule(theta, g, xi, r, m, phi=phi, segments=segments, **HYPER)
-    for a, b in zip(whole, blocks, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("rule", [l2e_residual_rule, l2e_paper_rule])

@@ -138,10 +138,6 @@ def test_averages_in_bfloat16_stay_so_and_are_not_resumed_in_float32(native, mon
         sampler_of(replace(SETTINGS["narrow"], averages_dtype="float32")).load_state_dict(first.state_dict())
 
 
-def test_a_dtype_is_as_good_as_its_name():
-    assert L2ESettings(averages_dtype=torch.bfloat16).averages_dtype == "bfloat16"
-
-
 def test_the_inner_loop_refuses_averages_in_bfloat16():
     with pytest.raises(ValueError, match="averages_dtype must be 'float32' in the inner loop"):
         L2ERule(settings=SETTINGS["narrow"])
@@ -190,12 +186,3 @@ def test_what_joins_late_moves_as_far_as_the_others(network, unfrozen, narrow):
 
 def _settings_of(network):
     return L2E([torch.zeros(2, requires_grad=True)], num_data=10, network=network).settings
-
-
-@pytest.mark.parametrize("network", [None, "l2e"])
-def test_a_state_that_does_not_say_its_network_is_refused(network):
-    sampler = L2E([torch.zeros(2, requires_grad=True)], num_data=10, network="l2e")
-    saved = sampler.state_dict()
-    saved["sampler"]["network"] = network
-    with pytest.raises(ValueError, match="does not say which network it is of"):
-        sampler.load_state_dict(saved)

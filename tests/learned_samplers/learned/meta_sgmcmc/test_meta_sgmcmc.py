@@ -1,62 +1,72 @@
-"""The optimizer MetaSGMCMC: its energy, its chains, what it refuses."""
+"""The optimizer MetaSGMCMC: its energy, its chains, what it refuses, its differentiable twin."""
 
 from __future__ import annotations
 
 import copy
 
+import higher
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import learned_samplers.differentiable  # noqa: F401  (makes the samplers known to higher)
 from learned_samplers import SGHMC
+from learned_samplers.base.segments import Segments
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
-from learned_samplers.learned.network import layers_of
-from tests.harness import closure_for, flat, small_network
+from tests.harness import closure_for, flat, small_data, small_network
+from tests.learned_samplers.learned.cases import N, chain, meta_network, phi_of
 from tests.learned_samplers.learned.flat_keywords import MetaSGMCMC, keywords
-from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import N, network, run
 
 meta_sgmcmc_rule = keywords(meta_sgmcmc_rule, MetaSGMCMCSettings)
+DOUBLE = torch.float64
 
 
 @pytest.mark.parametrize("form", ["signed", "absolute"])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.0, "prior_precision": 2.0}, {"momentum_init": "normal"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.0, "prior_precision": 2.0},
+        {"momentum_init": "normal"},
+        {"momentum_decay": 1.0, "constant_friction": 0.4},
+    ],
+)
 def test_untrained_it_is_sghmc_to_rounding(form, options):
-    ours = run(lambda p: MetaSGMCMC(p, 0.2, 100, network=None, form=form, **options))
-    theirs = run(lambda p: SGHMC(p, 0.2, 100, **options))
+    own = {key: value for key, value in options.items() if key != "constant_friction"}
+    ours, _ = chain(lambda p: MetaSGMCMC(p, 0.2, 100, network=None, form=form, **options), dtype=DOUBLE)
+    theirs, _ = chain(lambda p: SGHMC(p, 0.2, 100, **own), dtype=DOUBLE)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
-    learned = run(lambda p: MetaSGMCMC(p, 0.2, 100, form=form, network=network(), **options))
+    learned, _ = chain(lambda p: MetaSGMCMC(p, 0.2, 100, form=form, network=meta_network(), **options), dtype=DOUBLE)
     assert (learned - theirs).abs().max() > 1e-3
 
 
-def test_the_energy_couples_the_groups():
-    """One buffer for all and one a group must give the same chain, with a prior that both feel."""
+@pytest.mark.parametrize("feature_set", ["energy", "energy_rms"])
+def test_groups_and_blocks_do_not_change_the_chain(feature_set, monkeypatch):
+    """The energy couples the groups, with a prior that both feel; and no block cuts through a tensor."""
 
     def make(p):
-        return MetaSGMCMC(p, 0.2, N, network=network(), prior_precision=3.0)
+        return MetaSGMCMC(p, 0.2, N, network=meta_network(), prior_precision=3.0, feature_set=feature_set)
 
-    torch.testing.assert_close(run(make), run(make, groups=True), rtol=1e-9, atol=1e-11)
-
-
-def test_blocks_do_not_change_the_chain(monkeypatch):
-    make = lambda p: MetaSGMCMC(p, 0.2, N, network=network())  # noqa: E731
-    whole = run(make)
+    whole, _ = chain(make, dtype=DOUBLE)
+    torch.testing.assert_close(chain(make, dtype=DOUBLE, groups=True)[0], whole, rtol=1e-9, atol=1e-11)
     monkeypatch.setattr("learned_samplers.learned.sampler._AT_ONCE_ON_CPU", 7)
-    torch.testing.assert_close(run(make), whole, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(chain(make, dtype=DOUBLE)[0], whole, rtol=1e-11, atol=1e-13)
 
 
-def test_a_loss_a_chain_is_so_many_chains():
+@pytest.mark.parametrize("feature_set", ["energy", "energy_rms"])
+@pytest.mark.parametrize("m", [1, 4])
+def test_a_loss_a_chain_is_so_many_chains(m, feature_set):
     """M chains in the leading axis are the pure rule on (M, d), and each alone; the prior is in each one's energy."""
-    module, m = network(), 4
+    module, own = meta_network(), {"gradient_scale": 3.0, "feature_set": feature_set}
     torch.manual_seed(0)
-    a = torch.randn(m, 2, 3, dtype=torch.float64).requires_grad_()
-    b = torch.randn(m, dtype=torch.float64).requires_grad_()
-    sampler = MetaSGMCMC(
-        [{"params": [a], "prior_precision": 2.0}, {"params": [b]}], 0.2, N, network=module, gradient_scale=3.0
-    )
+    a = torch.randn(m, 2, 3, dtype=DOUBLE).requires_grad_()
+    b = torch.randn(m, 2, dtype=DOUBLE).requires_grad_()
+    sampler = MetaSGMCMC([{"params": [a], "prior_precision": 2.0}, {"params": [b]}], 0.2, N, network=module, **own)
 
     def losses(a, b):
-        return torch.cos(a.flatten(1).sum(1) + b) + 0.1 * b**2
+        return torch.cos(a.flatten(1).sum(1) + b[:, 0]) + 0.1 * (b**2).sum(1)
 
     def closure():
         sampler.zero_grad()
@@ -64,41 +74,30 @@ def test_a_loss_a_chain_is_so_many_chains():
         loss.sum().backward()
         return loss
 
-    x = [a.detach().flatten(1).clone(), b.detach()[:, None].clone()]
+    x = [a.detach().flatten(1).clone(), b.detach().clone()]
     r = [torch.zeros_like(part) for part in x]
-    phi = [(w.detach(), c.detach()) for w, c in layers_of(module)]
     torch.manual_seed(5)
     for _ in range(6):
         returned = sampler.step(closure)
     assert returned.shape == (m,)
     torch.manual_seed(5)
+    at = dict(phi=phi_of(module), lr=0.2, num_data=N, temperature=1.0, momentum_decay=0.1, **own)
     for _ in range(6):
-        loss = losses(x[0].view(m, 2, 3), x[1][:, 0])
-        slopes = torch.func.grad(lambda p, q: losses(p.view(m, 2, 3), q[:, 0]).sum(), argnums=(0, 1))(*x)
+        loss = losses(x[0].view(m, 2, 3), x[1])
+        slopes = torch.func.grad(lambda p, q: losses(p.view(m, 2, 3), q).sum(), argnums=(0, 1))(*x)
         energy = N * loss + x[0].square().sum(1)
         for i, prior in enumerate((2.0, 0.0)):
             noise = torch.randn_like(a if i == 0 else b).reshape(m, -1)
-            x[i], r[i] = meta_sgmcmc_rule(
-                x[i],
-                slopes[i],
-                noise,
-                r[i],
-                energy=energy,
-                phi=phi,
-                lr=0.2,
-                num_data=N,
-                temperature=1.0,
-                prior_precision=prior,
-                momentum_decay=0.1,
-                gradient_scale=3.0,
-            )
+            segments = Segments((x[i].shape[1],))
+            before = x[i], slopes[i], noise, r[i]
+            x[i], r[i] = meta_sgmcmc_rule(*before, energy=energy, prior_precision=prior, segments=segments, **at)
     torch.testing.assert_close(a.detach().flatten(1), x[0], rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(b.detach()[:, None], x[1], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(b.detach(), x[1], rtol=1e-10, atol=1e-12)
 
 
 def test_the_closure_may_give_a_loss_that_is_there_already():
     model, other = small_network(), small_network()
-    one, two = (MetaSGMCMC(m.parameters(), 0.1, N, network=network()) for m in (model, other))
+    one, two = (MetaSGMCMC(m.parameters(), 0.1, N, network=meta_network()) for m in (model, other))
     for seed in range(3):
         torch.manual_seed(seed)
         one.step(closure_for(model, one))
@@ -108,43 +107,26 @@ def test_the_closure_may_give_a_loss_that_is_there_already():
     assert torch.allclose(flat(model), flat(other), atol=1e-6)
 
 
-# ------------------------------------------------------------------ refused
+def test_scaled_inputs_do_not_see_the_scale_of_the_loss():
+    """A hundred times the loss with a hundredth of N and of lr: the same gradients of the energy, the same chain."""
 
+    def end(feature_set, factor):
+        p, own = torch.tensor([0.3, -0.8, 0.5], dtype=DOUBLE, requires_grad=True), {"energy_scale": 0.0}
+        sampler = MetaSGMCMC([p], 0.1 / factor, N / factor, network=meta_network(), feature_set=feature_set, **own)
 
-@pytest.mark.parametrize(
-    ("closure", "error", "message"),
-    [
-        (None, ValueError, r"MetaSGMCMC\.step needs a closure that returns the mean loss"),
-        (lambda: None, ValueError, "must return the mean loss, got None"),
-        (lambda: torch.zeros(7), ValueError, r"losses of shape \(7,\); expected \(\) or the leading axis"),
-        (lambda: torch.zeros(2, 2), ValueError, r"losses of shape \(2, 2\)"),
-        (lambda: 1e38, FloatingPointError, "the energy Ũ .* is not finite, with num_data=100"),
-    ],
-)
-def test_closures_that_do_not_fit_change_nothing(closure, error, message):
-    model = small_network()
-    sampler = MetaSGMCMC(model.named_parameters(), 0.1, 100, network=network())
-    sampler.step(closure_for(model, sampler))
-    before, saved = flat(model), copy.deepcopy(sampler.state_dict())
-    with pytest.raises(error, match=message):
-        sampler.step(closure)
-    assert torch.equal(flat(model), before)
-    for key, entry in saved["state"].items():
-        assert torch.equal(entry["momentum"], sampler.state_dict()["state"][key]["momentum"])
-    assert sampler.step_count == 1
+        def closure():
+            sampler.zero_grad()
+            loss = factor * torch.cos(p).sum()
+            loss.backward()
+            return loss
 
+        torch.manual_seed(1)
+        for _ in range(5):
+            sampler.step(closure)
+        return p.detach()
 
-def test_the_chain_and_the_parameter_that_broke_the_energy_are_named():
-    p = torch.zeros(3, 2, requires_grad=True)
-    sampler = MetaSGMCMC([("w", p)], 0.1, 100, network=network(), prior_precision=1.0)
-    p.grad = torch.zeros_like(p)
-    with pytest.raises(FloatingPointError, match=r"of chains \[1\] is not finite"):
-        sampler.step(lambda: torch.tensor([0.0, 1e38, 0.0]))
-    with torch.no_grad():
-        p[2, 1] = float("nan")
-    with pytest.raises(FloatingPointError, match="parameter 'w' is not finite"):
-        sampler.step(lambda: torch.zeros(()))
-    assert sampler.step_count == 0
+    torch.testing.assert_close(end("energy_rms", 100.0), end("energy_rms", 1.0), rtol=1e-9, atol=1e-12)
+    assert (end("energy", 100.0) - end("energy", 1.0)).abs().max() > 1e-3
 
 
 @settings(max_examples=20, deadline=None)
@@ -158,7 +140,7 @@ def test_any_shapes_groups_and_dtypes(shapes, dtype, chains, two_groups):
     shapes = [[chains, *shape] if chains else shape for shape in shapes]
     params = [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
     groups = [{"params": params[:1]}, {"params": params[1:]}] if two_groups and len(params) > 1 else params
-    sampler = MetaSGMCMC(groups, 0.01, 100, network=network(dtype=dtype), prior_precision=1.0)
+    sampler = MetaSGMCMC(groups, 0.01, 100, network=meta_network(dtype=dtype), prior_precision=1.0)
 
     def closure():
         for p in params:
@@ -168,8 +150,120 @@ def test_any_shapes_groups_and_dtypes(shapes, dtype, chains, two_groups):
     for _ in range(3):
         sampler.step(closure)
     for p, shape in zip(params, shapes, strict=True):
-        assert p.shape == tuple(shape)
-        assert p.dtype == dtype
+        assert (p.shape, p.dtype) == (tuple(shape), dtype)
         # Half precision is updated in single precision.
         assert sampler.state[p]["momentum"].dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
         assert p.isfinite().all()
+
+
+# ------------------------------------------------------------------ refused
+
+
+@pytest.mark.parametrize(
+    ("closure", "error", "named"),
+    [
+        (None, ValueError, "closure"),
+        (lambda: None, ValueError, "None"),
+        (lambda: torch.zeros(7), ValueError, r"\(7,\)"),
+        (lambda: torch.zeros(2, 2), ValueError, r"\(2, 2\)"),
+        (lambda: 1e38, FloatingPointError, "num_data=100"),
+    ],
+)
+def test_closures_that_do_not_fit_change_nothing(closure, error, named):
+    model = small_network()
+    sampler = MetaSGMCMC(model.named_parameters(), 0.1, 100, network=meta_network())
+    sampler.step(closure_for(model, sampler))
+    before, saved = flat(model), copy.deepcopy(sampler.state_dict())
+    with pytest.raises(error, match=named):
+        sampler.step(closure)
+    assert torch.equal(flat(model), before)
+    for key, entry in saved["state"].items():
+        assert torch.equal(entry["momentum"], sampler.state_dict()["state"][key]["momentum"])
+    assert sampler.step_count == 1
+
+
+def test_the_chain_and_the_parameter_that_broke_the_energy_are_named():
+    p = torch.zeros(3, 2, requires_grad=True)
+    sampler = MetaSGMCMC([("w", p)], 0.1, 100, network=meta_network(), prior_precision=1.0)
+    p.grad = torch.zeros_like(p)
+    with pytest.raises(FloatingPointError, match=r"chains \[1\]"):
+        sampler.step(lambda: torch.tensor([0.0, 1e38, 0.0]))
+    with torch.no_grad():
+        p[2, 1] = float("nan")
+    with pytest.raises(FloatingPointError, match="'w'"):
+        sampler.step(lambda: torch.zeros(()))
+    assert sampler.step_count == 0
+
+
+# ------------------------------------------------------------------ the twin of higher
+
+
+def unrolled(module, lr, **options):
+    """A later loss as a function of the learning rate and of the network's weights."""
+    model = small_network().double()
+    x, y = small_data()
+    sampler = MetaSGMCMC(model.parameters(), 0.1, N, network=module, prior_precision=1.0, energy_scale=3.0)
+    torch.manual_seed(4)
+    with higher.innerloop_ctx(model, sampler, override={"lr": [lr]}) as (fast, twin):
+        for _ in range(5):
+            twin.step(nn.functional.cross_entropy(fast(x.double()), y), **options)
+        return nn.functional.cross_entropy(fast(x.double().flip(0)), y)
+
+
+def test_the_twin_is_differentiable_in_the_learning_rate_and_in_the_weights():
+    module, h = meta_network(3), 1e-6
+    lr = torch.tensor(0.1, dtype=DOUBLE, requires_grad=True)
+    parameters = list(module.parameters())
+    by_lr, *by_weights = torch.autograd.grad(unrolled(module, lr), [lr, *parameters])
+    difference = (unrolled(module, lr.detach() + h) - unrolled(module, lr.detach() - h)) / (2 * h)
+    assert by_lr.item() == pytest.approx(difference.item(), rel=1e-4)
+    generator = torch.Generator().manual_seed(1)
+    direction = [torch.randn(p.shape, generator=generator, dtype=p.dtype) * (p != 0) for p in parameters]
+    ends = []
+    for shift in (h, -h):
+        moved = copy.deepcopy(module)
+        with torch.no_grad():
+            for p, d in zip(moved.parameters(), direction, strict=True):
+                p.add_(d, alpha=shift)
+        ends.append(unrolled(moved, lr.detach()))
+    slope = sum((g * d).sum() for g, d in zip(by_weights, direction, strict=True))
+    assert slope.item() == pytest.approx(((ends[0] - ends[1]) / (2 * h)).item(), rel=1e-4)
+    detached = torch.autograd.grad(unrolled(module, lr, detach_inputs=True), parameters)
+    assert all(g.isfinite().all() for g in detached)
+    assert max((a - b).abs().max() for a, b in zip(detached, by_weights, strict=True)) > 1e-6
+
+
+@pytest.mark.parametrize("feature_set", ["energy", "energy_rms"])
+def test_the_twin_makes_the_same_chain_and_an_empty_parameter_changes_nothing(feature_set):
+    ends = []
+    for empty in (False, True):
+        model = small_network().double()
+        if empty:
+            model[0].nothing = nn.Parameter(torch.zeros(0, 2, dtype=DOUBLE))
+        x, y = small_data()
+        own = dict(network=meta_network(), feature_set=feature_set, energy_scale=3.0)
+        groups = [{"params": model[0].parameters(), "prior_precision": 2.0}, {"params": model[2].parameters()}]
+        sampler = MetaSGMCMC(groups, 0.1, N, generator=torch.Generator().manual_seed(8), **own)
+
+        def loss_of(network, x=x, y=y):
+            rest = sum(p.sum() for p in network.parameters() if not p.numel())
+            return nn.functional.cross_entropy(network(x.double()), y) + rest
+
+        def closure(model=model, sampler=sampler, loss_of=loss_of):
+            sampler.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            return loss
+
+        sampler.step(closure)  # so that there is state to take over
+        before = sampler.generator.get_state()
+        with higher.innerloop_ctx(model, sampler, copy_initial_weights=False) as (fast, twin):
+            for _ in range(5):
+                twin.step(loss_of(fast))
+            ends.append(torch.cat([p.detach().flatten() for p in fast.parameters()]))
+        sampler.generator.set_state(before)
+        for _ in range(5):
+            sampler.step(closure)
+        ends.append(flat(model))
+    for other in ends[1:]:
+        torch.testing.assert_close(other, ends[0], rtol=1e-9, atol=1e-11)

@@ -1,28 +1,136 @@
-"""MetaSGMCMC leaves its law alone: with a random network, gradient noise that is told, a long chain."""
+"""Meta-SGMCMC leaves its law alone, only with both of its corrections: planted faults move it."""
 
 from __future__ import annotations
+
+import gc
+import math
 
 import pytest
 import torch
 
 from learned_samplers import check_sampler
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned import meta_sgmcmc as module
+from learned_samplers.learned.meta_fields import slopes_of, to_root_mean_square
+from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from tests.harness import sghmc_variance
-from tests.learned_samplers.learned.flat_keywords import MetaSGMCMC
-from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import network
+from tests.learned_samplers.learned.cases import meta_network, phi_of
+from tests.learned_samplers.learned.flat_keywords import MetaSGMCMC, keywords
+
+meta_sgmcmc_rule = keywords(meta_sgmcmc_rule, MetaSGMCMCSettings)
 
 
-def test_a_random_network_keeps_the_posterior_up_to_the_step_size():
-    module = network(1, scale=0.3, dtype=torch.float32, hidden=(8,))
-    options = dict(network=module, energy_scale=100.0, gradient_scale=10.0)
-    report = check_sampler(
-        lambda p: MetaSGMCMC(p, 0.1, 100, **options),
-        stiffness=(0.3,),
-        per_chain=True,
-        coordinates=2000,
-        steps=250,
-        refinement=4,
-        tolerance=0.03,
+def stationary(seed, step_size=0.05, curvatures=(1.0, 2.0), temperature=1.0, prior=0.0, chains=1500, time=20.0, **more):
+    """(mean of z, mean of z² − 1), z = θ·√(curvature/T) on a Gaussian that the energy couples; from exact draws.
+
+    Friction C = a/ε is 1 as ε shrinks, so that the limit is the dynamics in continuous time.
+    """
+    phi, size = phi_of(meta_network(seed, dtype=torch.float32, hidden=(8,))), len(curvatures)
+    k, generator = torch.tensor(curvatures), torch.Generator().manual_seed(1)
+    scale = (k / temperature).sqrt()
+    theta = torch.randn(chains, size, generator=generator) / scale
+    r = torch.randn(chains, size, generator=generator) * math.sqrt(temperature)
+    total, steps = torch.zeros(2, dtype=torch.float64), round(time / step_size)
+    hyper = dict(
+        lr=step_size**2, num_data=1.0, temperature=temperature, prior_precision=prior, momentum_decay=step_size
     )
+    for i in range(steps):
+        noise = torch.randn(chains, size, generator=generator)
+        at = dict(energy=0.5 * (k * theta.square()).sum(-1), phi=phi, curl_scale=0.5, friction_scale=0.5)
+        theta, r = meta_sgmcmc_rule(
+            theta, theta * (k - prior), noise, r, momentum_decay=step_size, **at, **hyper, **more
+        )
+        if i >= steps // 4:
+            z = theta * scale
+            total += torch.stack([z.mean(), z.square().mean() - 1]).double()
+    return (total / (steps - steps // 4)).tolist()
+
+
+def error(*args, **kwargs):
+    return max(map(abs, stationary(*args, **kwargs)))
+
+
+def without(*names, position=None, factor=0.0):
+    """The derivatives with some of them multiplied by ``factor``, in the half ``position`` (None: in both)."""
+    half = position
+
+    def slopes(fields, momentum, *, position: bool):
+        right = slopes_of(fields, momentum, position=position)
+        if half is not None and half != position:
+            return right
+        wrong = {name: getattr(right, name) for name in names}
+        return right._replace(**{name: x if x is None else factor * x for name, x in wrong.items()})
+
+    return slopes
+
+
+GAMMA_R = ("curl_by_energy", "curl_by_momentum", "friction_by_momentum")
+#: Planted faults, each with a network (a seed) on which it shows.
+FAULTS = {
+    "no Γ_θ": (without("curl_by_momentum", position=True), 3),
+    "no Γ_θ, another network": (without("curl_by_momentum", position=True), 9),
+    "no Γ_r": (without(*GAMMA_R, position=False), 3),
+    "no Γ_r, another network": (without(*GAMMA_R, position=False), 9),
+    "no ∂Q/∂θ": (without("curl_by_energy"), 3),
+    "∂Q/∂θ with the sign of the published code": (without("curl_by_energy", factor=-1.0), 3),
+    "the sign, another network": (without("curl_by_energy", factor=-1.0), 9),
+    "∂f_D/∂r left out": (without("friction_by_momentum"), 2),
+    "∂D/∂r without its path through Q": (without("curl_by_momentum", position=False), 9),
+    "Γ_θ with the other sign": (without("curl_by_momentum", position=True, factor=-1.0), 3),
+}
+SCALED = {"feature_set": "energy_rms"}
+
+
+@pytest.mark.parametrize(
+    ("seed", "options", "most"),
+    [
+        *((seed, {}, 0.04) for seed in sorted({seed for _, seed in FAULTS.values()})),
+        (2, {"curvatures": (1.0,)}, 0.03),
+        (2, {"curvatures": (1.0, 0.5, 2.0, 1.5)}, 0.03),
+        (2, {"temperature": 0.5, "prior": 0.5}, 0.03),
+        (2, {"form": "absolute", "constant_friction": 0.3}, 0.03),
+        (0, {"segments": Segments((2,)), **SCALED}, 0.04),
+        (5, {"curvatures": (1.0, 0.5, 2.0, 1.5, 0.7), "segments": Segments((2, 3)), **SCALED}, 0.04),
+    ],
+)
+def test_random_networks_leave_gaussians_alone(seed, options, most):
+    assert error(seed, **options) < most
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_law_moves_under_planted_faults(fault, monkeypatch):
+    slopes, seed = FAULTS[fault]
+    monkeypatch.setattr(module, "slopes_of", slopes)
+    assert error(seed) > 0.12
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_law_moves_where_the_root_mean_square_is_taken_for_a_constant(seed, monkeypatch):
+    """The published rule's inputs are scaled by constants; one of two coordinates is much of its own mean square."""
+
+    def constant(x, segments, floor):
+        scaled, _ = to_root_mean_square(x, segments, floor)
+        return scaled, segments.expand((segments.mean_square(x) + floor).rsqrt())
+
+    monkeypatch.setattr(module, "to_root_mean_square", constant)
+    assert error(seed, segments=Segments((2,)), **SCALED) > 0.1
+
+
+@pytest.mark.parametrize("seed", [0, 10])
+def test_the_bias_shrinks_with_the_step_size(seed):
+    """0.20 and 0.04 with the first network, 0.16 and 0.02 with the second; a quarter, were it exactly linear in ε."""
+    coarse, fine = (stationary(seed, h, time=40.0, chains=1200)[1] for h in (0.2, 0.05))
+    assert coarse > 0.12
+    assert abs(fine) < 0.35 * coarse
+
+
+# ------------------------------------------------------------------ the optimizer
+
+
+def test_the_optimizer_keeps_the_posterior_up_to_the_step_size():
+    own = dict(network=meta_network(1, 0.3, torch.float32, (8,)), energy_scale=100.0, gradient_scale=10.0)
+    settings = dict(stiffness=(0.3,), per_chain=True, coordinates=2000, steps=250, refinement=4, tolerance=0.03)
+    report = check_sampler(lambda p: MetaSGMCMC(p, 0.1, 100, **own), **settings)
     assert report.passed, report
     assert report.verdict == "O(h)"
 
@@ -31,38 +139,20 @@ def test_a_random_network_keeps_the_posterior_up_to_the_step_size():
 def test_gradient_noise_that_is_told_does_not_heat(told):
     """Untrained, in closed form: SGHMC's variance with the noise B, and without it once B is taken off."""
     noise = 100.0
-    variance = noise if told else 0.0
-    report = check_sampler(
-        lambda p: MetaSGMCMC(p, 0.1, 100, network=None, gradient_variance=variance),
-        gradient_noise=noise,
-        coordinates=2000,
-        steps=300,
-    )
+    own = dict(network=None, gradient_variance=noise if told else 0.0)
+    report = check_sampler(lambda p: MetaSGMCMC(p, 0.1, 100, **own), gradient_noise=noise, coordinates=2000, steps=300)
     for r in report.results:
         closed = sghmc_variance(r.curvature, 0.001, 0.1, gradient_noise=0.0 if told else noise)
         assert r.expected_variance == pytest.approx(closed, rel=1e-5)
 
 
-@pytest.mark.parametrize("block_length", [4_000])
-def test_a_long_chain_does_not_drift_and_keeps_no_memory(block_length):
-    """Four blocks have the same moments, and a step leaves no tensor behind. (25,000 steps a block, 100,000 in all,
-    were run by hand: docs/meta_sgmcmc.md.)"""
-    import gc
-
-    p = torch.zeros(64, 2, requires_grad=True)
-    k = torch.tensor([100.0, 200.0])
-    sampler = MetaSGMCMC(
-        [p],
-        0.02,
-        100,
-        network=network(2, dtype=torch.float32, hidden=(8,)),
-        energy_scale=100.0,
-        gradient_scale=10.0,
-        momentum_decay=0.1,
-        curl_scale=0.5,
-        friction_scale=0.5,
-        generator=torch.Generator().manual_seed(0),
-    )
+def test_a_long_chain_does_not_drift_and_keeps_no_memory():
+    """Four blocks of 4,000 steps have the same moments, and a step leaves no tensor behind. (25,000 steps a block,
+    100,000 in all, were run by hand: docs/meta_sgmcmc.md.)"""
+    p, k, length = torch.zeros(64, 2, requires_grad=True), torch.tensor([100.0, 200.0]), 4000
+    own = dict(energy_scale=100.0, gradient_scale=10.0, curl_scale=0.5, friction_scale=0.5)
+    network, generator = meta_network(2, dtype=torch.float32, hidden=(8,)), torch.Generator().manual_seed(0)
+    sampler = MetaSGMCMC([p], 0.02, 100, network=network, momentum_decay=0.1, generator=generator, **own)
 
     def closure():
         value = p.detach()
@@ -76,16 +166,16 @@ def test_a_long_chain_does_not_drift_and_keeps_no_memory(block_length):
     moments = []
     for block in range(4):
         total = torch.zeros(3, dtype=torch.float64)
-        for _ in range(block_length):
+        for _ in range(length):
             sampler.step(closure)
             z = p.detach() * k.sqrt()
             total += torch.stack([z.mean(), z.square().mean(), sampler.state[p]["momentum"].square().mean()]).double()
-        moments.append(total / block_length)
+        moments.append(total / length)
         if block == 0:
             count = tensors()
     assert tensors() <= count + 3  # the other blocks' moments
     spread = torch.stack(moments)
-    assert sampler.step_count == 4 * block_length
+    assert sampler.step_count == 4 * length
     assert (spread - spread.mean(0)).abs().max() < 0.05
     assert spread[:, 0].abs().max() < 0.03
     assert (spread[:, 1:] - 1).abs().max() < 0.1

@@ -7,12 +7,17 @@ import math
 import pytest
 import torch
 
-from learned_samplers.classical.sghmc import sghmc_rule
-from learned_samplers.learned.meta_fields import build_meta_network, check_meta_network, split_meta_network
+from learned_samplers.base.segments import Segments
+from learned_samplers.learned.meta_fields import (
+    build_meta_network,
+    check_meta_network,
+    split_meta_network,
+    to_root_mean_square,
+)
 from learned_samplers.learned.meta_sgmcmc import MetaSGMCMCSettings, meta_sgmcmc_rule
 from learned_samplers.learned.network import flatten, layers_of, shapes_of, unflatten
+from tests.learned_samplers.learned.cases import meta_network, phi_of
 from tests.learned_samplers.learned.flat_keywords import keywords
-from tests.learned_samplers.learned.meta_sgmcmc.meta_sgmcmc_cases import random_phi
 
 meta_sgmcmc_rule = keywords(meta_sgmcmc_rule, MetaSGMCMCSettings)
 
@@ -51,7 +56,7 @@ def by_hand(phi, theta, r, theta_energy, slope, form, kappa=0.3, q_clip=5.0, a_c
 @pytest.mark.parametrize("clips", [(5.0, 1.0), (1.2, 0.25)])
 def test_the_rule_is_its_equations(form, hidden, clips):
     """Q, A and Γ by central differences of a network written out, where U is known as a function of θ."""
-    phi, (x, _, xi, r, _) = random_phi(0, hidden), state(40)
+    phi, (x, _, xi, r, _) = phi_of(meta_network(hidden=hidden)), state(40)
     mix = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     n, prior, heat = SETTINGS["num_data"], SETTINGS["prior_precision"], SETTINGS["temperature"]
 
@@ -63,25 +68,10 @@ def test_the_rule_is_its_equations(form, hidden, clips):
 
     g = torch.func.grad(lambda t: mean_loss(t).sum())(x)
     slope = n * g + prior * x
-    q_clip, a_clip = clips
-    options = dict(q_clip=q_clip, a_clip=a_clip)
-    new = meta_sgmcmc_rule(
-        x,
-        g,
-        xi,
-        r,
-        energy=energy(x),
-        phi=phi,
-        form=form,
-        curl_scale=0.8,
-        friction_scale=0.6,
-        constant_friction=0.3,
-        energy_scale=1.5,
-        curl_clip=q_clip,
-        friction_clip=a_clip,
-        gradient_variance=0.5,
-        **SETTINGS,
-    )
+    options = dict(zip(("q_clip", "a_clip"), clips, strict=True))
+    own = dict(form=form, curl_scale=0.8, friction_scale=0.6, constant_friction=0.3, energy_scale=1.5)
+    own |= dict(curl_clip=clips[0], friction_clip=clips[1], gradient_variance=0.5)
+    new = meta_sgmcmc_rule(x, g, xi, r, energy=energy(x), phi=phi, **own, **SETTINGS)
     h = 1e-6
 
     def fields(theta, r):
@@ -103,20 +93,8 @@ def test_the_rule_is_its_equations(form, hidden, clips):
     torch.testing.assert_close(new[0], x + eps * (q_new * r_new - heat * q_r), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.0, "prior_precision": 2.0}, {"momentum_decay": 1.0}])
-def test_untrained_it_is_sghmc_to_rounding(options):
-    phi = [(w.detach().double(), b.detach().double()) for w, b in layers_of(build_meta_network())]
-    x, g, xi, r, energy = state()
-    settings = {k: v for k, v in {**SETTINGS, **options}.items() if k != "gradient_scale"}
-    noise = None if settings["temperature"] == 0 else xi
-    for kappa in (0.0, 0.4):
-        ours = meta_sgmcmc_rule(x, g, noise, r, energy=energy, phi=phi, constant_friction=kappa, **settings)
-        for a, b in zip(ours, sghmc_rule(x, g, noise, r, **settings), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)
-
-
 def test_members_and_chains_do_not_see_each_other():
-    phi = random_phi(0)
+    phi = phi_of(meta_network(hidden=(8,)))
     vector, shapes = flatten(phi), shapes_of(phi)
     members = unflatten(vector + 0.1 * torch.randn(5, len(vector), dtype=torch.float64), shapes)
     x, g, xi, r, energy = state()
@@ -132,23 +110,15 @@ def test_members_and_chains_do_not_see_each_other():
 @pytest.mark.parametrize("detach", [False, True])
 def test_it_is_differentiable_in_the_weights_through_several_steps(detach):
     """Against central differences; with detached inputs the values stay and the gradient is another one."""
-    phi = random_phi(0)
+    phi = phi_of(meta_network(hidden=(8,)))
     vector, shapes = flatten(phi), shapes_of(phi)
     x0, _, xi, r0, _ = state(2)
 
     def outcome(vector):
         x, r = x0, r0
         for _ in range(4):
-            x, r = meta_sgmcmc_rule(
-                x,
-                x,
-                xi,
-                r,
-                energy=1.5 * x.square().sum(-1),
-                phi=unflatten(vector, shapes),
-                detach_inputs=detach,
-                **{**SETTINGS, "prior_precision": 0.0},
-            )
+            at = dict(energy=1.5 * x.square().sum(-1), phi=unflatten(vector, shapes), detach_inputs=detach)
+            x, r = meta_sgmcmc_rule(x, x, xi, r, **at, **{**SETTINGS, "prior_precision": 0.0})
         return (x * r).sum()
 
     slope = torch.func.grad(outcome)(vector)
@@ -157,6 +127,35 @@ def test_it_is_differentiable_in_the_weights_through_several_steps(detach):
     difference = (outcome(vector + h * direction) - outcome(vector - h * direction)) / (2 * h)
     agrees = slope @ direction == pytest.approx(difference.item(), rel=1e-5)
     assert agrees != detach
+
+
+def test_the_settings_of_the_published_code_are_those_of_the_paper():
+    """η = √(.007/N), D = (.01/η)·Q² + 50·|f_D|: lr .007, a .01, s_D = 50·η/.01, and its clip of 1,000 is 1,000·η."""
+    n, k, network = 60_000.0, 50.0, meta_network()
+    eta = math.sqrt(0.007 / n)
+    generator = torch.Generator().manual_seed(0)
+    r, zero = torch.randn(9, generator=generator, dtype=torch.float64), torch.zeros(9, dtype=torch.float64)
+    at = dict(lr=0.007, num_data=n, temperature=1e-300, prior_precision=0.0, momentum_decay=0.01, phi=phi_of(network))
+    own = dict(form="absolute", curl_offset=0.0, gradient_scale=70.0)
+    own |= dict(friction_scale=k * eta / 0.01, friction_clip=1000 * eta)
+    energy = torch.tensor(n * 1.3, dtype=r.dtype)
+    moved = meta_sgmcmc_rule(zero, zero, zero, r, energy=energy, **at, **own)[1]
+    f_q, f_d = network(torch.stack([torch.full_like(r, 1.3), r, zero], -1)).detach().unbind(-1)
+    friction = (0.01 / eta * f_q.clamp(-5, 5) ** 2 + k * f_d.abs()).clamp(max=1000)
+    torch.testing.assert_close(moved, r - eta * friction * r, rtol=1e-10, atol=1e-12)
+
+
+def test_scaled_inputs_and_their_slope():
+    x = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    segments, h = Segments((2, 3)), 1e-6
+    scaled, slope = to_root_mean_square(x, segments, 0.25)
+    for piece, whole in zip(scaled.split((2, 3), 1), x.split((2, 3), 1), strict=True):
+        torch.testing.assert_close(piece, whole / (whole.square().mean(1, keepdim=True) + 0.25).sqrt())
+    for i in range(5):
+        moved = x.clone()
+        moved[:, i] += h
+        difference = (to_root_mean_square(moved, segments, 0.25)[0] - scaled)[:, i] / h
+        torch.testing.assert_close(slope[:, i], difference, rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------ the network

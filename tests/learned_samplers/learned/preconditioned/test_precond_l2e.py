@@ -6,13 +6,12 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from learned_samplers import SGHMC
 from learned_samplers.base.segments import Segments
-from learned_samplers.learned.network import build_network, layers_of
+from learned_samplers.learned.network import build_network
 from learned_samplers.learned.preconditioned import PreconditionedSettings, l2e_precond_rule
-from tests.harness import flat, small_data, small_network
+from tests.learned_samplers.learned.cases import chain, phi_of
 from tests.learned_samplers.learned.flat_keywords import PrecondL2E, keywords
 
 l2e_precond_rule = keywords(l2e_precond_rule, PreconditionedSettings)
@@ -40,31 +39,20 @@ def absolute_value(column, curl, friction):
     return module
 
 
-def run(make, steps=12):
-    model = small_network()
-    sampler = make(model.parameters())
-    torch.manual_seed(1)
-    x, y = small_data()
-    for _ in range(steps):
-        sampler.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        sampler.step()
-    return flat(model)
-
-
 @pytest.mark.parametrize("correction", ["none", "network"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.0, "prior_precision": 2.0, "momentum_decay": 1.0}])
 def test_untrained_it_is_sghmc_to_rounding(correction, options):
-    ours = run(lambda p: PrecondL2E(p, 0.2, 100, correction=correction, **options))
-    theirs = run(lambda p: SGHMC(p, 0.2, 100, **options))
+    ours, _ = chain(lambda p: PrecondL2E(p, 0.2, 100, correction=correction, **options))
+    theirs, _ = chain(lambda p: SGHMC(p, 0.2, 100, **options))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(run(lambda p: PrecondL2E(p, 0.2, 100, network=looks_at({0, 1, 2}, 0, 1.0))), theirs)
+    trained, _ = chain(lambda p: PrecondL2E(p, 0.2, 100, network=looks_at({0, 1, 2}, 0, 1.0)))
+    assert not torch.allclose(trained, theirs)
 
 
 def test_the_correction_is_the_divergence_of_q_and_d_by_finite_differences():
     """With the gradient zero and no noise drawn, r moves by −aDr and Γ alone."""
     module = looks_at({1, 2}, 0, 1.0).double()
-    phi = [(w.detach(), b.detach()) for w, b in layers_of(module)]
+    phi = phi_of(module)
     lr, n, a, heat = 0.3, 50.0, 0.2, 0.6
     eps, count = math.sqrt(lr / n), 400
     generator = torch.Generator().manual_seed(3)
@@ -105,29 +93,17 @@ def test_the_correction_is_the_divergence_of_q_and_d_by_finite_differences():
 def stationary(correction, module, lr=0.0025, a=0.025, k=100.0, chains=1000, steps=400):
     """k·Var θ and Var r on a Gaussian, T = 1, from the quantiles of the target."""
     n = 100.0
-    phi = [(w.detach(), b.detach()) for w, b in layers_of(module)]
+    phi = phi_of(module)
     generator = torch.Generator().manual_seed(1)
     quantiles = torch.special.ndtri((torch.arange(chains) + 0.5) / chains)
     theta, r = (quantiles[torch.randperm(chains, generator=generator)] for _ in range(2))
     theta, averages = theta / math.sqrt(k), torch.zeros(6, chains)
+    at = dict(phi=phi, segments=Segments((chains,)), lr=lr, num_data=n, momentum_decay=a, correction=correction)
+    at |= dict(temperature=1.0, prior_precision=0.0)
     moments = torch.zeros(2, dtype=torch.float64)
     for i in range(steps):
         noise = torch.randn(chains, generator=generator)
-        theta, r, averages = l2e_precond_rule(
-            theta,
-            theta * (k / n),
-            noise,
-            r,
-            averages,
-            phi=phi,
-            segments=Segments((chains,)),
-            lr=lr,
-            num_data=n,
-            temperature=1.0,
-            prior_precision=0.0,
-            momentum_decay=a,
-            correction=correction,
-        )
+        theta, r, averages = l2e_precond_rule(theta, theta * (k / n), noise, r, averages, **at)
         if i >= steps // 4:
             moments += torch.stack([k * theta.square().mean(), r.square().mean()]).double()
     return (moments / (steps - steps // 4)).tolist()
