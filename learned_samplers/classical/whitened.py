@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Unpack
 
 import torch
@@ -11,11 +10,11 @@ from torch import Tensor
 from learned_samplers.base import validation
 from learned_samplers.base.group_keys import SamplerOptions
 from learned_samplers.base.matrices import (
-    RootSteps,
     directions,
-    initial_whitening,
+    renew_roots,
+    renew_roots_,
     state_shape,
-    update_whitening_,
+    update_covariances_,
     warn_if_slow,
 )
 from learned_samplers.base.operations import FOREACH, FUNCTIONAL, Operations, scalar_sqrt
@@ -57,20 +56,22 @@ def whitened_sghmc_rule(
     average = ops.add(ops.scale(average, DECAY), gradient, 1 - DECAY)
     ahead = ops.combine(ops.affine(average, DECAY, 0.0), gradient, 1 - DECAY)
     whitening = ops.map(torch.clone, whitening) if ops is FUNCTIONAL else whitening
-    direction = _directions(ahead, gradient, parameter, whitening, step, prior_precision / num_data)
+    direction = _directions(ahead, gradient, parameter, whitening, prior_precision / num_data)
+    if ops is FUNCTIONAL:
+        renew_roots_([whitening], step)
     settings |= {"lr": lr, "num_data": num_data, "prior_precision": prior_precision, "ops": ops}
     parameter, momentum = sghmc_rule(parameter, gradient, noise, momentum, **settings)
     parameter = ops.add(parameter, direction, -direction_scale * scalar_sqrt(lr / REFERENCE_DATA))
     return parameter, momentum, average, whitening
 
 
-def _directions(ahead: Any, gradient: Any, parameter: Any, whitening: Any, step: Any, decay: Any) -> Any:
+def _directions(ahead: Any, gradient: Any, parameter: Any, whitening: Any, decay: Any) -> Any:
     """The direction of a tensor, or of each of a list; their covariances are updated in place."""
     if isinstance(parameter, Tensor):
-        return _directions([ahead], [gradient], [parameter], [whitening], step, decay)[0]
+        return _directions([ahead], [gradient], [parameter], [whitening], decay)[0]
     with torch.no_grad():
         m, g, theta = ([x.reshape(matrix_sides(x.shape)) for x in each] for each in (ahead, gradient, parameter))
-        update_whitening_(whitening, g, step)
+        update_covariances_(whitening, g)
         return [d.reshape(p.shape) for d, p in zip(directions(m, whitening, theta, decay), parameter, strict=True)]
 
 
@@ -79,7 +80,7 @@ class WhitenedSGHMC(Sampler):
 
     With ε = √(lr/N), momentum decay a, ξ ~ N(0, I), d = .9, and of each tensor as a matrix with its first axis for rows
 
-        m ← d·m + (1−d)·g;   R ← .95·R + .05·GᵀG,  G = g as a matrix        (root of R: ten times, then every ten steps)
+        m ← d·m + (1−d)·g;   R ← .95·R + .05·GᵀG,  G = g as a matrix              (root of R: every ten steps, in turns)
         M = d·m + (1−d)·g                                                                        a step ahead
         D = orth(M·(R + 10⁻⁴·‖R‖)^(−1/2)) · ‖M‖/√(‖M‖² + ‖λθ/N‖²)
         r ← (1−a)·r − ε·(N·g + λθ) + √(2aT)·ξ
@@ -88,7 +89,9 @@ class WhitenedSGHMC(Sampler):
     orth(X) is the orthogonal factor U·Vᵀ of X = U·S·Vᵀ (nearly: five Newton–Schulz steps) with root mean square 1; a
     bias or a vector is only divided by its own. So D has length 1 a weight, whatever the gradients are, and the last
     factor, the attenuation, shortens it where they fall below the prior's pull: there a chain would only memorise. It
-    is 1 without a prior. R is of the inputs of a layer, in blocks of at most 512.
+    is 1 without a prior. R is of the inputs of a layer, in equal blocks of at most 288; until a block has its first
+    root, and for a matrix with over twenty times as many inputs in a block as outputs, it is left out. orth is of
+    blocks of at most 256 rows, or columns if these are fewer.
 
     Sources: the orthogonal factor is that of Muon (Jordan et al., 2024), the whitening Shampoo's on one side (Gupta,
     Koren and Singer, 2018); to add both to SGHMC, and the attenuation, are ours. A person chose all of it: nothing here
@@ -107,8 +110,8 @@ class WhitenedSGHMC(Sampler):
         direction_scale: s, at 0 this is `SGHMC`.
         foreach: as every sampler takes it; here tensors are always updated together.
 
-    Beside the momentum it keeps m, and for a layer of n inputs (n × kernel for a convolution) two matrices of n × n
-    numbers. Where that is slow on a CPU it warns.
+    Beside the momentum it keeps m, and of each block of R two matrices: 1.6 numbers a weight for a ResNet-18. Where
+    that is slow on a CPU it warns.
 
     Raises:
         ValueError, TypeError: an argument is out of range or of a wrong type; see `Sampler.step` for those of a step.
@@ -138,8 +141,6 @@ class WhitenedSGHMC(Sampler):
         generator: torch.Generator | None = None,
         **options: Unpack[SamplerOptions],
     ):
-        #: When the root of each covariance was made.
-        self.roots = RootSteps()
         super().__init__(params, arguments(locals()), generator=generator)
         every = [p for group in self.param_groups for p in group["params"]]
         warn_if_slow(every, "WhitenedSGHMC moves along", "SGHMC is without it", stacklevel=3)
@@ -153,7 +154,7 @@ class WhitenedSGHMC(Sampler):
         return state_shape(p.shape) if name == "whitening" else tuple(p.shape)
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
-        return initial_whitening(p) if name == "whitening" else super().initial_state(group, p, name)
+        return p.new_zeros(self.state_shape(name, p)) if name == "whitening" else super().initial_state(group, p, name)
 
     def advance(self, group: dict[str, Any], inputs: GroupInputs) -> None:
         hyper = self.hyper(group)
@@ -164,21 +165,4 @@ class WhitenedSGHMC(Sampler):
         for block in blocks(params):
             noise = self.noise_for(params[block], hyper)
             self.rule(params[block], gradients[block], noise, *(x[block] for x in state), **hyper, ops=FOREACH)
-        self.roots.keep(self, params, hyper["step"])
-
-    def bookmark(self) -> Callable[[], None]:
-        return self.roots.bookmark()
-
-    def state_dict(self) -> dict[str, Any]:
-        saved = super().state_dict()
-        self.roots.save(self, saved)
-        return saved
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self.roots.load(self, state_dict)
-
-    state_dict.__doc__, load_state_dict.__doc__ = Sampler.state_dict.__doc__, Sampler.load_state_dict.__doc__
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "roots": self.roots}
+        renew_roots(self, group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
@@ -232,11 +232,8 @@ class AveragingSampler(LearnedSampler):
     settings: Any
     #: What the network sees.
     feature_set: FeatureSet
-    #: When the roots of covariances were made, where the feature set has a matrix direction.
-    roots: matrices.RootSteps
 
     def __init__(self, params: Any, given: dict[str, Any], *, generator: torch.Generator | None = None):
-        self.roots = matrices.RootSteps()
         super().__init__(params, given, generator=generator)
         if self.feature_set.matrix:
             every = [p for group in self.param_groups for p in group["params"]]
@@ -267,10 +264,9 @@ class AveragingSampler(LearnedSampler):
         return (self.feature_set.num_averages, *p.shape) if name == "averages" else tuple(p.shape)
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
-        if name == "whitening":
-            return matrices.initial_whitening(p)
-        if name == "averages":
-            return p.new_zeros(self.state_shape(name, p), dtype=torch.bfloat16 if self._rounded else None)
+        if name in ("averages", "whitening"):
+            rounded = name == "averages" and self._rounded
+            return p.new_zeros(self.state_shape(name, p), dtype=torch.bfloat16 if rounded else None)
         return super().initial_state(group, p, name)
 
     def flat_state(self, name: str, tensors: list[Tensor]) -> Tensor:
@@ -287,31 +283,18 @@ class AveragingSampler(LearnedSampler):
                 begin_late_(self.state_of(group, p, "averages"), mean_square, self.feature_set, group["step"])
         super().advance(group, inputs, lead, **more)
         if self.feature_set.matrix:
-            self.roots.keep(self, inputs.params, group["step"])
-
-    def bookmark(self) -> Callable[[], None]:
-        return self.roots.bookmark()
-
-    def state_dict(self) -> dict[str, Any]:
-        saved = super().state_dict()
-        self.roots.save(self, saved)
-        return saved
+            matrices.renew_roots(self, group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         for state in self.state.values() if self._rounded else ():
             if "averages" in state:  # which torch has given the parameter's dtype
                 state["averages"] = state["averages"].to(torch.bfloat16)
-        self.roots = matrices.RootSteps()
-        self.roots.load(self, state_dict)
 
-    state_dict.__doc__, load_state_dict.__doc__ = (
-        LearnedSampler.state_dict.__doc__,
-        LearnedSampler.load_state_dict.__doc__,
-    )
+    load_state_dict.__doc__ = LearnedSampler.load_state_dict.__doc__
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("roots", "feature_set", "state_names")}
+        own = {name: getattr(self, name) for name in ("feature_set", "state_names")}
         return {**super().__getstate__(), **own}
 
 
@@ -370,8 +353,9 @@ class L2E(AveragingSampler):
         momentum_init: "zero", or "normal" to draw the first momentum from N(0, T).
         foreach: as every sampler takes it; here tensors are always updated together.
 
-    The default keeps (inputs × kernel)² numbers twice for each weight matrix (in blocks of 512 inputs), decomposes
-    one of them every ten steps, and is not differentiable.
+    The default keeps a covariance of each weight matrix's inputs and its root (in blocks of at most 288 inputs, times
+    the kernel of a convolution; none of a matrix with over twenty times as many in a block as outputs), decomposes a
+    tenth of the blocks in each step, and is not differentiable.
 
     Raises:
         ValueError, TypeError: an argument is out of range, of a wrong type, or contradicts the network's card; a weight

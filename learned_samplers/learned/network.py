@@ -328,11 +328,14 @@ def network_at(
     matrix_rows: list[Tensor] = []
     if named.matrix:
         slopes = segments.as_matrices(gradient)
-        covariances, states = _update_covariances(covariances, gradient, slopes, segments, step, in_place)
+        covariances, states = _states(covariances, gradient, segments, in_place)
+        matrices.update_covariances_(states, slopes)
         pairs = zip(ahead or _rows(averages, segments), slopes, strict=True)
         decay = prior_precision / num_data if settings.attenuated else 0.0
         ahead = [torch.lerp(m, g, 1 - _MATRIX_DECAY) for m, g in pairs]
         matrix_rows = matrices.directions(ahead, states, segments.as_matrices(parameter), decay)
+        if isinstance(covariances, Tensor):  # of all tensors; an optimizer's have their turns among all of its own
+            matrices.renew_roots_(states, step)
     chain: Scales | kernel.CompiledChain
     if compiled is None:
         direction = torch.cat([row.flatten(-2) for row in matrix_rows], -1) if named.matrix else None
@@ -361,12 +364,22 @@ def _unrounded(averages: Kept, gradient: Tensor, segments: Segments) -> list[Ten
     return [torch.lerp(m.to(g.dtype), g, 1 - _MATRIX_DECAY) for m, g in zip(rows, slopes, strict=True)]
 
 
-def _update_covariances(
-    covariances: Kept | None, gradient: Tensor, slopes: list[Tensor], segments: Segments, step: Any, in_place: bool
+def _states(
+    covariances: Kept | None, gradient: Tensor, segments: Segments, in_place: bool
 ) -> tuple[Kept, Sequence[Tensor]]:
-    """The covariances as they were given, updated, and those of every tensor."""
-    if covariances is None or isinstance(covariances, Tensor):
-        flat = matrices.update_whitening(covariances, gradient, segments, step, in_place=in_place)
-        return flat, matrices.flat_states(flat, segments)
-    matrices.update_whitening_(covariances, slopes, step)
-    return covariances, covariances
+    """Covariances that may be written into, as they were given, and those of every tensor.
+
+    Raises:
+        ValueError: there are none, or the gradient is differentiated, which their root does not allow.
+    """
+    if covariances is None:
+        raise ValueError("covariances must be given for a feature set with a matrix direction, got None")
+    if not isinstance(covariances, Tensor):
+        return covariances, covariances
+    if torch.is_grad_enabled() and (covariances.requires_grad or gradient.requires_grad):
+        raise ValueError(
+            "the root of a covariance is not differentiated through: take weights of a feature set that does not "
+            "whiten, such as network='l2e' of L2E"
+        )
+    covariances = covariances if in_place else covariances.clone()
+    return covariances, matrices.flat_states(covariances, segments)

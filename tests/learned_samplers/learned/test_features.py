@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learned_samplers.base.matrices import directions, flat_states, state_lengths, update_whitening
+from learned_samplers.base.matrices import directions, flat_states, renew_roots_, state_lengths, update_covariances_
 from learned_samplers.base.segments import Segments
 from learned_samplers.learned.features import AVERAGE_DECAYS, FEATURE_SETS, Scales, features, update_averages
 
@@ -42,8 +42,10 @@ def rms(x):
 
 def whitening_of(gradients):
     kept = gradients[0].new_zeros(sum(state_lengths(SEGMENTS)))
-    for step, gradient in enumerate(gradients):
-        kept = update_whitening(kept, gradient, SEGMENTS, step)
+    for gradient in gradients:
+        update_covariances_(flat_states(kept, SEGMENTS), SEGMENTS.as_matrices(gradient))
+    for step in range(10):
+        renew_roots_(flat_states(kept, SEGMENTS), step)
     return kept
 
 

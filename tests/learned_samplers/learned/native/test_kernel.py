@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learned_samplers.base.matrices import state_lengths, update_whitening
+from learned_samplers.base.matrices import flat_states, renew_roots_, state_lengths, update_covariances_
 from learned_samplers.base.segments import Segments
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.learned.features import FEATURE_SETS, feature_set_named
@@ -66,8 +66,11 @@ def state(lengths, feature_set, leading=(), seed=1):
     averages = torch.cat([first, second + gradient.square().unsqueeze(-2) * 0.05], -2)
     chain = [0.3 * draw(*leading, total), gradient, draw(*leading, total), draw(*leading, total), averages]
     if named.matrix:
-        covariances = torch.zeros(*leading, sum(state_lengths(segments)))
-        chain.append(update_whitening(covariances, 0.01 * scale * draw(*leading, total), segments, 0))
+        chain.append(torch.zeros(*leading, sum(state_lengths(segments))))
+        states = flat_states(chain[-1], segments)
+        update_covariances_(states, segments.as_matrices(0.01 * scale * draw(*leading, total)))
+        for step in range(10):
+            renew_roots_(states, step)
     return chain
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learned_samplers.base.matrices import orthogonal, state_shape, update_whitening_, whitened
+from learned_samplers.base.matrices import orthogonal, renew_roots_, state_shape, update_covariances_, whitened
 
 # The root mean square of a step is this times lr, as Adam's usually is (Liu et al., Muon is scalable, 2025).
 _SCALE = 0.2
@@ -67,18 +67,16 @@ class Shampoo(Muon):
     """Shampoo on the inputs' side: steps along M·R^(−½), R the running average of GᵀG over the minibatches' gradients.
 
     M is Muon's Nesterov momentum of a matrix with a row for each output; the direction is divided by its root mean
-    square, and the root renewed every ten steps. (V. Gupta, T. Koren and Y. Singer, Shampoo, 2018, of one side; step
-    sizes as Muon's.) Tensors with fewer than two axes: Adam. Arguments are those of `Muon`.
+    square, and the root renewed every ten steps, one matrix after the other. (V. Gupta, T. Koren and Y. Singer,
+    Shampoo, 2018, of one side; step sizes as Muon's.) Tensors with fewer than two axes: Adam. Arguments are those of
+    `Muon`.
     """
 
     def _directions(self, params: list[Tensor], ahead: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        kept: list[Tensor] = []
-        for p, gradient in zip(params, gradients, strict=True):
-            state = self.state[p]
-            state.setdefault("step", 0)
-            if "whitening" not in state:
-                state["whitening"] = p.new_zeros(state_shape(p.shape))
-            update_whitening_([state["whitening"]], [gradient], state["step"])
-            state["step"] += 1
-            kept.append(state["whitening"])
-        return whitened(ahead, kept)
+        step = self.state[params[0]].setdefault("step", 0)
+        self.state[params[0]]["step"] += 1
+        kept = [self.state[p].setdefault("whitening", p.new_zeros(state_shape(p.shape))) for p in params]
+        update_covariances_(kept, gradients)
+        renew_roots_(kept, step)
+        found = [whitened(m, state) for m, state in zip(ahead, kept, strict=True)]
+        return [x / (x.square().mean().sqrt() + 1e-10) for x in found]

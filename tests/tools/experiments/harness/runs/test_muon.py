@@ -25,13 +25,13 @@ def test_three_steps_by_hand(make, direction):
     twin = nn.Parameter(bias.detach().clone())
     adam = torch.optim.Adam([twin], lr=0.02, betas=(0.9, 0.99), weight_decay=0.1)
     optimizer = make([{"params": [weight, bias]}], lr=0.02, weight_decay=0.1)
-    theta, m, covariance = weight.detach().clone(), torch.zeros(4, 3, 2).double(), 0.0
+    theta, m, covariance = weight.detach().clone(), torch.zeros(4, 3, 2).double(), None
     for _ in range(3):
         weight.grad, bias.grad = torch.randn(4, 3, 2).double(), torch.randn(4).double()
         twin.grad = bias.grad.clone()
         g = weight.grad + 0.1 * theta
         m = 0.9 * m + 0.1 * g
-        covariance = 0.95 * covariance + 0.05 * g.flatten(1).mT @ g.flatten(1)
+        covariance = g.flatten(1).mT @ g.flatten(1) if covariance is None else covariance  # its root is kept ten steps
         theta = theta - 0.02 * 0.2 * direction((0.9 * m + 0.1 * g).flatten(1), covariance).view(4, 3, 2)
         optimizer.step()
         adam.step()
