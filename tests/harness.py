@@ -64,9 +64,9 @@ _CHOSEN: dict[str, Make] = {
     "AdaptedSGHMC-cold": _maker(
         AdaptedSGHMC, warmup_steps=4, warmup_temperature=0.0, integrator="semi_implicit", eps=0.1
     ),
-    "AdaptedSGHMC-whitened": _maker(AdaptedSGHMC, warmup_steps=4, warmup=WhitenedSGHMC, eps=0.1),
+    "AdaptedSGHMC-whitened": _maker(AdaptedSGHMC, warmup_steps=4, warmup=WhitenedSGHMC, mass="diagonal", eps=0.1),
     "AdaptedSGHMC-matrix": _maker(AdaptedSGHMC, warmup_steps=4, mass="matrix", eps=0.1),
-    "AdaptedSGHMC-adam": _maker(AdaptedSGHMC, warmup_steps=4, warmup=torch.optim.Adam, eps=0.1),
+    "AdaptedSGHMC-adam": _maker(AdaptedSGHMC, warmup_steps=4, warmup=torch.optim.Adam, mass="diagonal", eps=0.1),
     "MCLMC-noise": _maker(MCLMC, preconditioner="gradient_noise"),
     "MCLMC-control": _maker(MCLMC, energy_target=1e-3),
     "HMC": _maker(HMC, leapfrog_steps=3),

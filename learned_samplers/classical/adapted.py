@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -20,7 +21,10 @@ from learned_samplers.classical.cyclical import cycle_of
 from learned_samplers.classical.mass import MASSES
 from learned_samplers.classical.sghmc import sghmc_rule
 from learned_samplers.classical.warmup import MakeOptimizer, WarmUp, sampling_group, second_moment
+from learned_samplers.classical.whitened import WhitenedSGHMC
 
+#: Where a budget alone is given: what explores, and for which share of it, settling included.
+WARMUP, WARMUP_SHARE = partial(WhitenedSGHMC, lr=0.002), 0.5
 #: The rules that a mass can be given to, by the name of the integrator.
 INTEGRATORS = {"baoa": baoa_rule, "semi_implicit": sghmc_rule}
 
@@ -60,8 +64,7 @@ def adapted_rule(
     kind, frozen = MASSES[mass], state
     if rate is not None:
         state = kind.measure(state, gradient, rate, ops)
-        kept = kind.renewed_every and not freezes
-        frozen = state if kept else kind.freeze(state, ops, momentum_decay=momentum_decay, floor=floor)
+        frozen = kind.freeze(state, ops, momentum_decay=momentum_decay, floor=floor, moment=not freezes)
     pushed = kind.apply(ops.combine(gradient, parameter, prior_precision / num_data), frozen, ops)
     still = ops.map(torch.zeros_like, parameter)
     settings |= {"num_data": num_data, "momentum_decay": momentum_decay, "prior_precision": 0.0, "ops": ops}
@@ -88,7 +91,7 @@ class AdaptedSGHMC(Sampler):
     With mass="matrix" a matrix of weights (a row an output; a convolution's has all its other axes for columns) has a
     matrix in the place of G, on the right, and its root in that of √G, in the update of r and in that of θ:
 
-        R̂ ← R̂ + (1−β)/(1−βᵗ)·(gᵀg/rows − R̂);   G = a·((R̂ + 10⁻⁴·‖R̂‖)^½ + √(λT)/N + eps)⁻¹
+        R̂ ← R̂ + (1−β)/(1−βᵗ)·(gᵀg/rows − R̂);   G = a·((R̂ + 10⁻⁶·‖R̂‖)^½ + √(λT)/N + eps)⁻¹
 
     in blocks of at most 512 columns, renewed every ten steps while it settles. It takes 2·width numbers a column (width
     is that of a block; 4 MB for 1,024 columns), two products of rows·columns·width multiply-adds a step, and an
@@ -113,26 +116,30 @@ class AdaptedSGHMC(Sampler):
     Source: Springenberg et al., Bayesian optimization with robust Bayesian neural networks, NeurIPS 2016, where it is
     scale-adapted SGHMC; other warm-ups, the settling and the prior in the mass are ours.
 
+        AdaptedSGHMC(model.parameters(), num_data=N, total_steps=4000)
+        AdaptedSGHMC(model.parameters(), num_data=N, warmup_steps=2000, warmup=L2E)
         AdaptedSGHMC(model.parameters(), 0.003, num_data=N, warmup_steps=2000)
-        AdaptedSGHMC(model.parameters(), num_data=N, warmup_steps=2000, warmup=WhitenedSGHMC)
-        AdaptedSGHMC(model.parameters(), 0.003, N, warmup_steps=2000,
+        AdaptedSGHMC(model.parameters(), num_data=N, warmup_steps=2000,
                      warmup=lambda groups: torch.optim.SGD(groups, 0.1))
 
     Args:
         params, num_data, temperature, prior_precision, prior_mean, momentum_init, foreach, generator, options: as for
             `SGHMC`.
-        lr: Adam's learning rate. Begin with the one that trains the network. By default that of a warm-up by another
-            sampler or by Adam.
-        warmup_steps: W; half the run, say.
+        lr: of the chain: Adam's learning rate. Without a warm-up begin with the one that trains the network.
+        total_steps: the budget. It stands for the two next ones: W is half of it (of a cycle, where there are cycles),
+            and `WhitenedSGHMC` explores. `thinning` is then known, too.
+        warmup_steps: W.
         warmup: None, or what makes an optimizer of parameter groups: the class of a sampler that needs nothing but
             gradients (`WhitenedSGHMC`, `L2E`, ...), a ``functools.partial`` of one, or any callable, as
-            ``lambda groups: torch.optim.AdamW(groups, lr=0.001)``. A class of samplers also gets ``lr``, ``num_data``,
-            ``temperature`` and ``prior_precision``, and follows them; other optimizers keep their own settings, and
-            minimise the loss (their weight decay is the prior's part). None stays at the mass of the moment.
+            ``lambda groups: torch.optim.AdamW(groups, lr=0.001)``. It has its own lr. A class of samplers gets
+            ``num_data``, ``temperature`` and ``prior_precision``, and follows them; other optimizers keep their own
+            settings, and minimise the loss (their weight decay is the prior's part). None stays at the mass of the
+            moment.
         warmup_temperature: T while it explores; None is ``temperature``, 0 makes a warm-up by a sampler or by none
             plain optimisation.
         settling_share: S in [0, 1); by default .25 with a ``warmup``, 0 without one, whose chain has settled anyway.
-        mass: "diagonal", or "matrix", which fits and mixes faster where inputs are correlated.
+        mass: "diagonal" or "matrix"; by default "matrix" with a warm-up by another optimizer: it fits faster and mixes
+            better.
         cycle_length: K > W, in steps; None for a single warm-up.
         momentum_decay: a in (0, 1]; Adam's β₁ is 1 − a.
         decay: β in [0, 1), Adam's β₂: the memory of the second moment.
@@ -154,20 +161,23 @@ class AdaptedSGHMC(Sampler):
     needs_master_in_float16 = True
     #: Makes the optimizer that explores, or None.
     warmup: MakeOptimizer | None = None
+    #: Steps that the run is planned to have, or None.
+    total_steps: int | None = None
     #: That optimizer, while it explores.
     explorer: WarmUp | None = None
 
     def __init__(
         self,
         params: Any,
-        lr: float | None = None,
+        lr: float = 0.003,
         num_data: float | None = None,
         *,
-        warmup_steps: int,
+        total_steps: int | None = None,
+        warmup_steps: int | None = None,
         warmup: MakeOptimizer | None = None,
         warmup_temperature: float | None = None,
         settling_share: float | None = None,
-        mass: str = "diagonal",
+        mass: str | None = None,
         cycle_length: int | None = None,
         momentum_decay: float = 0.1,
         decay: float = 0.999,
@@ -184,20 +194,25 @@ class AdaptedSGHMC(Sampler):
         given = arguments(locals())
         if warmup is not None and not callable(warmup):
             raise TypeError(f"warmup must be None or make an optimizer of parameter groups, got {warmup!r:.60}")
-        if warmup is None and lr is None:
-            raise ValueError("lr must be given without a warmup, which might have one, got None")
-        self.warmup = given.pop("warmup")
+        self.total_steps = given.pop("total_steps")
+        if total_steps is not None:
+            validation.integer("total_steps", total_steps, least=2)
+            warmup = WARMUP if warmup is None else warmup
+        run = total_steps if cycle_length is None else cycle_length
+        if warmup_steps is None:
+            if run is None:
+                raise ValueError("warmup_steps or total_steps must be given, got neither")
+            validation.integer("cycle_length" if cycle_length is not None else "total_steps", run, least=2)
+            given["warmup_steps"] = max(1, int(WARMUP_SHARE * run))
+        given["mass"] = mass if mass is not None else "diagonal" if warmup is None else "matrix"
+        del given["warmup"]
+        self.warmup = warmup
         given["settling_share"] = (0.0 if warmup is None else 0.25) if settling_share is None else settling_share
-        unknown = 1.0 + 0.0  # an object of its own, by which the groups without a learning rate are found again
-        given["lr"] = unknown if lr is None else lr
         super().__init__(params, given, generator=generator)
         if cycle_length is not None:
             self.badge = "heuristic"  # type: ignore[misc]
         if warmup is not None:
-            self.explorer = self._new_explorer(takes_lr=lr is not None)
-            self.explorer.give_lr(self.param_groups, unknown)
-            if lr is None:
-                self.defaults["lr"] = self.param_groups[0]["lr"]
+            self.explorer = self._new_explorer()
 
     def _validate(self, group: dict[str, Any]) -> None:
         super()._validate(group)
@@ -264,7 +279,8 @@ class AdaptedSGHMC(Sampler):
             raise TypeError(f"optimizer must be torch.optim.Adam or AdamW, got {type(optimizer).__name__}")
         settings = momentum_as_decay(cls.__name__, settings, ("momentum_decay",))
         groups = [sampling_group(g, optimizer, num_data, prior_precision, settings) for g in optimizer.param_groups]
-        of_warmup = {"warmup", "warmup_steps", "warmup_temperature", "settling_share", "cycle_length", "decay"}
+        of_warmup = {"warmup", "warmup_steps", "warmup_temperature", "settling_share", "decay"}
+        of_warmup |= {"cycle_length", "total_steps"}
         if settings.get("mass", "diagonal") != "diagonal":
             raise ValueError(f"mass must be 'diagonal', as Adam's is, got {settings['mass']!r}")
         if of_warmup & settings.keys():
@@ -303,9 +319,9 @@ class AdaptedSGHMC(Sampler):
         steps = group["warmup_steps"]
         return max(min(steps, 1), steps - int(group["settling_share"] * steps))
 
-    def _new_explorer(self, *, takes_lr: bool = True) -> WarmUp:
+    def _new_explorer(self) -> WarmUp:
         assert self.warmup is not None
-        return WarmUp(self.warmup, self.param_groups, self._exploration(self.param_groups[0]), takes_lr=takes_lr)
+        return WarmUp(self.warmup, self.param_groups, self._exploration(self.param_groups[0]))
 
     def _explores(self, group: dict[str, Any]) -> bool:
         return self.warmup is not None and self._position(group) < self._exploration(group)
@@ -315,6 +331,25 @@ class AdaptedSGHMC(Sampler):
         """Whether the last step was one with the frozen mass (and, under a cyclical schedule, one that samples)."""
         first = self.param_groups[0]
         return self._done(first) > first["warmup_steps"] and super().is_sampling
+
+    def thinning(self, num_samples: int) -> int:
+        """Steps between samples of which there are to be so many at the end of ``total_steps``.
+
+            PosteriorSamples(model, sampler, thinning=sampler.thinning(30))
+
+        Raises:
+            ValueError: ``total_steps`` was not given, or leaves fewer steps in which it samples.
+        """
+        validation.integer("num_samples", num_samples)
+        if self.total_steps is None:
+            raise ValueError("total_steps must have been given to plan samples, got None")
+        first = self.param_groups[0]
+        length = first["cycle_length"] or self.total_steps
+        cycles, rest = divmod(self.total_steps, length)
+        steps = cycles * (length - first["warmup_steps"]) + max(0, rest - first["warmup_steps"])
+        if steps < num_samples:
+            raise ValueError(f"num_samples={num_samples} exceeds the {steps} steps in which it samples")
+        return steps // num_samples
 
     @property
     def cycle(self) -> int:
@@ -367,7 +402,7 @@ class AdaptedSGHMC(Sampler):
             if not explores:
                 self.state_of(group, p, "momentum")
             state = self.state_of(group, p, "mass")
-            if joins and (step or kind.renewed_every):  # else it would take long to forget that it began at zero
+            if joins and (step or kind.kept(state)):  # else it would take long to forget that it began at zero
                 kind.begin(state, gradient)
                 joined.append(p)
         if explores:
@@ -375,7 +410,7 @@ class AdaptedSGHMC(Sampler):
         else:
             if step < group["warmup_steps"] and kind.renewed_every:
                 whole = step == self._exploration(group) or step % kind.renewed_every == 0
-                self._freeze(group, group["params"] if whole else joined)
+                self._freeze(group, group["params"] if whole else joined, kept=True)
             super().advance(group, inputs)
         if step + 1 == group["warmup_steps"]:
             self._freeze(group, group["params"])
@@ -399,14 +434,16 @@ class AdaptedSGHMC(Sampler):
             if "mass" in own:
                 own["momentum"] = self.initial_state(group, p, "momentum").to(own["mass"].dtype)
 
-    def _freeze(self, group: dict[str, Any], params: Iterable[Tensor]) -> None:
-        """Freeze the mass of those that have one, whether they have a gradient in this step or not."""
-        hyper = self.hyper(group)
+    def _freeze(self, group: dict[str, Any], params: Iterable[Tensor], *, kept: bool = False) -> None:
+        """Freeze the mass of those that have one, whether they have a gradient in this step or not; or only renew the
+        masses that are kept while they are measured."""
+        kind, hyper = MASSES[group["mass"]], self.hyper(group)
+        known = {name: hyper[name] for name in ("momentum_decay", "floor")}
         for p in params:
-            if "mass" in self.state.get(p, {}):
-                state, known = self.state[p]["mass"], {name: hyper[name] for name in ("momentum_decay", "floor")}
-                frozen = MASSES[group["mass"]].freeze(state, FUNCTIONAL, **known)
-                state.copy_(frozen + 0 * state)  # not 0 where a gradient overflows: the chain would stand still
+            state = self.state.get(p, {}).get("mass")
+            if state is not None and (not kept or kind.kept(state)):
+                # Not 0 where a gradient overflows: the chain would stand still.
+                state.copy_(kind.freeze(state, FUNCTIONAL, **known) + 0 * state)
 
     def initial_state(self, group: dict[str, Any], p: Tensor, name: str) -> Tensor:
         if name == "mass":
@@ -505,4 +542,7 @@ class AdaptedSGHMC(Sampler):
         return restore
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in ("warmup", "explorer", "badge")}}
+        return {
+            **super().__getstate__(),
+            **{name: getattr(self, name) for name in ("warmup", "explorer", "badge", "total_steps")},
+        }

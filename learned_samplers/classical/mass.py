@@ -14,13 +14,13 @@ from learned_samplers.base.segments import matrix_sides
 #: Columns of a matrix that have a covariance together: of more, it is in equal blocks along the diagonal.
 WIDEST_BLOCK = 512
 # Of its Frobenius norm: what is added to a covariance, so that a direction without gradients has a finite step.
-_RIDGE = 1e-4
+_RIDGE = 1e-6
 
 
 class Mass(Protocol):
     """A change of coordinates θ = S·φ: measured on gradients, then frozen. Its state is one tensor a parameter."""
 
-    #: Steps for which a mass that is still measured is used as it is; 0: S is made of the state in each step.
+    #: Steps after which `freeze` renews the states that it says are `kept`, while they are measured; 0 for none.
     renewed_every: int
 
     def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -32,8 +32,14 @@ class Mass(Protocol):
     def measure(self, state: Any, gradient: Any, rate: Any, ops: Operations) -> Any:
         """The state after another gradient of the mean loss, whose weight is ``rate``."""
 
-    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any) -> Any:
-        """What `apply` takes, made of what was measured: of the state's shape, new tensors."""
+    def kept(self, state: Tensor) -> bool:
+        """Whether a state that is still measured holds what `apply` takes: it is too dear to make in each step."""
+
+    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, moment: bool = False) -> Any:
+        """What `apply` takes, made of what was measured: of the state's shape, new tensors.
+
+        Of the ``moment``: a state that is kept is left as it is.
+        """
 
     def apply(self, x: Any, frozen: Any, ops: Operations) -> Any:
         """S·x; may overwrite x."""
@@ -54,7 +60,10 @@ class DiagonalMass:
     def measure(self, state: Any, gradient: Any, rate: Any, ops: Operations) -> Any:
         return ops.add_product(ops.scale(state, 1 - rate), gradient, gradient, rate)
 
-    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any) -> Any:
+    def kept(self, state: Tensor) -> bool:
+        return False
+
+    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, moment: bool = False) -> Any:
         return ops.map(lambda scale: (momentum_decay / (scale + floor)) ** 0.5, ops.sqrt(state))
 
     def apply(self, x: Any, frozen: Any, ops: Operations) -> Any:
@@ -62,7 +71,7 @@ class DiagonalMass:
 
 
 class MatrixMass:
-    """A matrix G on the inputs' side of each matrix of weights, G = a·((R̂ + 10⁻⁴·‖R̂‖)^½ + floor)⁻¹, S·x = x·√G.
+    """A matrix G on the inputs' side of each matrix of weights, G = a·((R̂ + 10⁻⁶·‖R̂‖)^½ + floor)⁻¹, S·x = x·√G.
 
     R̂ is the running average of GᵀG/rows over the gradients G, a row an output: the diagonal mass with v̂ replaced by
     the covariance that the gradients of an output have. It is in blocks of at most `WIDEST_BLOCK` columns. Tensors with
@@ -100,10 +109,15 @@ class MatrixMass:
 
         return ops.map(measured, state, gradient)
 
-    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any) -> Any:
+    def kept(self, state: Tensor) -> bool:
+        return _of_matrix(state)
+
+    def freeze(self, state: Any, ops: Operations, *, momentum_decay: Any, floor: Any, moment: bool = False) -> Any:
         def frozen(state: Tensor) -> Tensor:
             if not _of_matrix(state):
                 return self._diagonal.freeze(state, FUNCTIONAL, momentum_decay=momentum_decay, floor=floor)
+            if moment:
+                return state
             values, vectors = _eigen(state[0])
             roots = (momentum_decay / (values.sqrt() + floor)) ** 0.5
             return torch.stack([state[0], ((vectors * roots.unsqueeze(-2)) @ vectors.mT).to(state.dtype)])
@@ -139,7 +153,7 @@ def _in_blocks(x: Tensor, width: int) -> Tensor:
 
 
 def _eigen(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of R̂ + 10⁻⁴·‖R̂‖, in single precision at least."""
+    """Eigenvalues and eigenvectors of R̂ + 10⁻⁶·‖R̂‖, in single precision at least."""
     # What is not finite stays so in the mass (`AdaptedSGHMC`), and must not stop the decomposition of others.
     finite = covariance.to(torch.promote_types(covariance.dtype, torch.float32)).nan_to_num(0.0, 0.0, 0.0)
     ridge = _RIDGE * torch.linalg.matrix_norm(finite, keepdim=True)

@@ -19,8 +19,7 @@ from learned_samplers.base.step import GroupInputs
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 
 # What a sampler that explores is given, unless the caller has; it follows the groups' values at every step.
-_SHARED = ("lr", "num_data", "temperature", "prior_precision")
-_ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
+_SHARED = ("num_data", "temperature", "prior_precision")
 
 
 class WarmUp:
@@ -30,21 +29,18 @@ class WarmUp:
         make: a class of samplers, a ``functools.partial`` of one, or any callable that makes an optimizer of groups.
         groups: of the sampler; a key "warmup_temperature" that is not None stands for "temperature".
         length: number of its steps.
-        takes_lr: whether a sampler gets the groups' "lr"; if not, it keeps its own until `give_lr`.
 
     Raises:
         TypeError, ValueError: what is made is no optimizer of these groups, or needs more than gradients.
     """
 
-    def __init__(self, make: MakeOptimizer, groups: list[dict[str, Any]], length: int, *, takes_lr: bool = True):
+    def __init__(self, make: MakeOptimizer, groups: list[dict[str, Any]], length: int):
         made, own = (make.func, make.keywords) if isinstance(make, functools.partial) else (make, {})
         self._is_sampler = isinstance(made, type) and issubclass(made, Sampler)
         takes = inspect.signature(made).parameters if self._is_sampler else {}
-        shared = tuple(name for name in _SHARED if name in takes and name not in own)
-        self._shared = tuple(name for name in shared if takes_lr or name != "lr")
+        self._shared = tuple(name for name in _SHARED if name in takes and name not in own)
         listed = [self._of_group(group) for group in groups]
         self.optimizer = make(listed, **{name: listed[0][name] for name in self._shared})
-        self._shared = shared
         _validate(self.optimizer, groups)
         tell = getattr(self.optimizer, "know_length", None)
         if tell is not None:  # a network may see how much of the run is over
@@ -65,18 +61,6 @@ class WarmUp:
     def add(self, group: dict[str, Any]) -> None:
         """Take in a further group of the sampler."""
         self.optimizer.add_param_group(self._of_group(group))
-
-    def give_lr(self, groups: list[dict[str, Any]], unknown: float) -> None:
-        """Write the optimizer's learning rates into the sampler's groups whose "lr" is the object ``unknown``.
-
-        Raises:
-            ValueError: they are no learning rates of Adam's, as the sampler's is.
-        """
-        for group, theirs in zip(groups, self.optimizer.param_groups, strict=True):
-            if group["lr"] is unknown:
-                if not isinstance(self.optimizer, (Sampler, *_ADAMS)):
-                    raise ValueError(f"lr must be given: that of {type(self.optimizer).__name__} is none of Adam's")
-                group["lr"] = theirs["lr"]
 
     def step(self, number: int, group: dict[str, Any], inputs: GroupInputs, position: int, generator: Any) -> None:
         """Move the group of that number, after ``position`` steps."""

@@ -24,7 +24,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 PHASES, LENGTH = dict(warmup_steps=6, settling_share=0.34), 9
 WARMUPS = {
     "none": None,
-    "sghmc": SGHMC,
+    "sghmc": functools.partial(SGHMC, lr=0.02),
     "whitened": WhitenedSGHMC,
     "l2e": L2E,
     "l2e, its own rate": functools.partial(L2E, network="l2e", lr=0.003),
@@ -37,7 +37,7 @@ THREE_WARMUPS = pytest.mark.parametrize("warmup", ["none", "whitened", "adam"])
 
 
 def adapted(params, warmup="none", **own):
-    return AdaptedSGHMC(params, 0.02, N, warmup=WARMUPS[warmup], **{**PHASES, "eps": 0.01, **own})
+    return AdaptedSGHMC(params, 0.02, N, warmup=WARMUPS[warmup], **{**PHASES, "eps": 0.01, "mass": "diagonal", **own})
 
 
 def drawn(shape, seed, dtype=torch.float32):
@@ -179,7 +179,7 @@ def test_a_mass_that_never_stands_still_is_biased():
 def test_the_mass_follows_adams_second_moment_and_then_stops(warmup):
     """And has the prior's gradient as a floor."""
     p, twin = (torch.ones(3, requires_grad=True) for _ in range(2))
-    own = dict(warmup_steps=5, decay=0.9, prior_precision=4.0, temperature=0.25, eps=1e-5)
+    own = dict(warmup_steps=5, decay=0.9, prior_precision=4.0, temperature=0.25, eps=1e-5, mass="diagonal")
     sampler = AdaptedSGHMC([p], 1e-12, N, warmup=WARMUPS[warmup], **own)
     adam = torch.optim.Adam([twin], 1e-12, betas=(0.9, 0.9))
     generator = torch.Generator().manual_seed(0)
@@ -231,7 +231,7 @@ def test_a_cold_warm_up_draws_nothing_and_then_it_is_warm(warmup):
 @pytest.mark.parametrize("warmup", [name for name in WARMUPS if name != "none"])
 @DTYPES
 def test_while_it_explores_it_is_that_optimizer(warmup, dtype):
-    """Bit for bit, in groups of their own rates; torch's optimizers at half precision as on float32 weights."""
+    """Bit for bit, at its own rate; torch's optimizers at half precision as on float32 weights."""
     half = dtype == torch.bfloat16
     ours, theirs = small_network().to(dtype), small_network().to(dtype)
     theirs = theirs.float() if warmup in OF_TORCH else theirs
@@ -241,14 +241,12 @@ def test_while_it_explores_it_is_that_optimizer(warmup, dtype):
     def groups(model, **first):
         return [{"params": model[0].named_parameters(), **first}, {"params": model[2].named_parameters()}]
 
-    given = dict(warmup=WARMUPS[warmup], warmup_steps=8, generator=generators[0], **common)
+    given = dict(warmup=WARMUPS[warmup], warmup_steps=8, mass="diagonal", generator=generators[0], **common)
     sampler = AdaptedSGHMC(groups(ours, lr=0.03), 0.02, N, **given)
     if warmup in OF_TORCH:
         plain = WARMUPS[warmup](groups(theirs))
     else:
-        own = {} if "rate" in warmup else {"lr": 0.03}
-        rate = {} if "rate" in warmup else {"lr": 0.02}
-        plain = WARMUPS[warmup](groups(theirs, **own), num_data=N, generator=generators[1], **rate, **common)
+        plain = WARMUPS[warmup](groups(theirs), num_data=N, generator=generators[1], **common)
     if warmup == "l2e":  # it is told the length of its run
         plain.know_length(6)
     for step in range(6):
@@ -269,22 +267,18 @@ def test_while_it_explores_it_is_that_optimizer(warmup, dtype):
     assert all(set(sampler.state[p]) == kept for p in ours.parameters())
 
 
-def test_what_explores_follows_the_groups_and_what_was_given_to_it_stays():
+def test_what_explores_follows_the_target_and_has_its_own_rate():
     model = small_network()
-    sampler = AdaptedSGHMC(model.parameters(), num_data=N, warmup=functools.partial(SGLD, lr=0.5), warmup_steps=9)
-    assert sampler.param_groups[0]["lr"] == 0.5  # by default that of the warm-up
+    explorer = functools.partial(SGLD, lr=0.5, prior_precision=2.0)
+    sampler = AdaptedSGHMC(model.parameters(), num_data=N, warmup=explorer, warmup_steps=9)
     schedule = torch.optim.lr_scheduler.ExponentialLR(sampler, 0.5)
-    sampler.param_groups[0]["temperature"] = 0.25
+    sampler.param_groups[0].update(temperature=0.25, prior_precision=3.0)
     sampler.step(closure_for(model, sampler))
     schedule.step()
     sampler.step(closure_for(model, sampler))
     theirs = sampler.explorer.optimizer.param_groups[0]
-    assert (theirs["lr"], theirs["temperature"]) == (0.5, 0.25)
-    follows = AdaptedSGHMC(model.parameters(), num_data=N, warmup=WhitenedSGHMC, warmup_steps=9)
-    assert follows.param_groups[0]["lr"] == follows.explorer.optimizer.param_groups[0]["lr"] == 0.0005
-    follows.param_groups[0]["lr"] = 0.001
-    follows.step(closure_for(model, follows))
-    assert follows.explorer.optimizer.param_groups[0]["lr"] == 0.001
+    assert (theirs["lr"], theirs["temperature"], theirs["prior_precision"]) == (0.5, 0.25, 2.0)
+    assert sampler.param_groups[0]["lr"] == 0.0015
 
 
 def test_a_frozen_parameter_with_an_old_gradient_does_not_move():
@@ -342,7 +336,9 @@ def test_a_parameter_that_joins_while_others_adapt_gets_a_mass_of_its_own_gradie
     """Counted with the group's steps a mean of zeros and two squares would be a hundredth of them, and diverge."""
     a, b = (torch.nn.Parameter(torch.zeros(30, 30, dtype=dtype)) for _ in range(2))
     make = {"sgd": lambda groups: torch.optim.SGD(groups, 1e-9), "none": None}.get(warmup, WARMUPS[warmup])
-    sampler = AdaptedSGHMC([a, b], lr=1e-9, num_data=1000, warmup=make, warmup_steps=200, settling_share=0.0)
+    sampler = AdaptedSGHMC(
+        [a, b], lr=1e-9, num_data=1000, warmup=make, warmup_steps=200, settling_share=0.0, mass="diagonal"
+    )
     b.requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for step in range(201):
@@ -631,3 +627,31 @@ def test_a_rate_that_a_schedule_has_brought_down_is_not_taken_over(schedule):
     with pytest.raises(ValueError, match=r"lr must be given"):
         AdaptedSGHMC.from_optimizer(adam, N)
     assert AdaptedSGHMC.from_optimizer(adam, N, lr=0.005).param_groups[0]["lr"] == 0.005
+
+
+# ---------------------------------------------------------------- a run that is known by its budget
+
+
+@pytest.mark.parametrize(
+    ("settings", "phases", "thinning"),
+    [
+        (dict(total_steps=40), (20, None), 4),
+        (dict(total_steps=40, warmup_steps=30), (30, None), 2),
+        (dict(total_steps=46, cycle_length=16), (8, 16), 4),  # 8 + 8 + 6 of a third one that is not finished
+        (dict(total_steps=40, warmup=L2E), (20, None), 4),
+    ],
+)
+def test_a_budget_says_when_it_samples(settings, phases, thinning):
+    model = small_network()
+    sampler = AdaptedSGHMC(model.parameters(), num_data=N, **settings)
+    group = sampler.param_groups[0]
+    assert (group["warmup_steps"], group["cycle_length"]) == phases
+    assert type(sampler.explorer.optimizer) is settings.get("warmup", WhitenedSGHMC)
+    assert (group["mass"], group["lr"]) == ("matrix", 0.003)
+    samples = PosteriorSamples(model, sampler, thinning=sampler.thinning(5))
+    assert copy.deepcopy(sampler).thinning(5) == sampler.thinning(5) == thinning
+    for _ in range(settings["total_steps"]):
+        sampler.step(closure_for(model, sampler))
+    assert len(samples) == 5
+    with pytest.raises(ValueError, match="num_samples"):
+        sampler.thinning(30)

@@ -113,7 +113,7 @@ def test_what_is_measured_and_frozen_leaves_the_law(warmup):
 
 
 def test_it_is_the_root_of_the_covariance_of_the_gradients_in_blocks(monkeypatch):
-    """G = a·((R + 10⁻⁴‖R‖)^½ + √(λT)/N + eps)⁻¹, R the average of GᵀG/rows; a bias has the diagonal mass."""
+    """G = a·((R + 10⁻⁶‖R‖)^½ + √(λT)/N + eps)⁻¹, R the average of GᵀG/rows; a bias has the diagonal mass."""
     monkeypatch.setattr(mass, "WIDEST_BLOCK", 4)
     weight, bias, wide = (torch.nn.Parameter(torch.zeros(shape)) for shape in [(5, 3), (5,), (2, 3, 2)])
     own = dict(warmup_steps=4, decay=0.9, prior_precision=4.0, temperature=0.25, eps=1e-5, mass="matrix")
@@ -129,7 +129,7 @@ def test_it_is_the_root_of_the_covariance_of_the_gradients_in_blocks(monkeypatch
 
     def expected(matrices):
         r = sum(w * m.mT @ m / len(m) for w, m in zip(shares, matrices, strict=True))
-        values, vectors = torch.linalg.eigh(r + 1e-4 * r.norm() * torch.eye(len(r)))
+        values, vectors = torch.linalg.eigh(r + 1e-6 * r.norm() * torch.eye(len(r)))
         return vectors * (0.1 / (values.sqrt() + floor)) @ vectors.mT
 
     _, root = sampler.state[weight]["mass"].double()
@@ -141,6 +141,22 @@ def test_it_is_the_root_of_the_covariance_of_the_gradients_in_blocks(monkeypatch
         torch.testing.assert_close(root @ root, expected(columns), rtol=1e-4, atol=1e-5)
     v = sum(w * g[1].double().square() for w, g in zip(shares, seen[:4], strict=True))
     torch.testing.assert_close(sampler.state[bias]["mass"].double().square(), 0.1 / (v.sqrt() + floor))
+
+
+@EVERY_WARMUP
+def test_what_is_no_matrix_has_the_diagonal_mass(warmup):
+    """In every step, also while it settles: bit for bit."""
+    chains = []
+    for kind in ("matrix", "diagonal"):
+        params = [torch.nn.Parameter(torch.ones(shape)) for shape in [(7,), (1, 5, 1), (4, 1), ()]]
+        # Lengthened, for a renewal of the matrices while it settles.
+        sampler = adapted(params, warmup, mass=kind, warmup_steps=30, settling_share=0.5, generator=torch.Generator())
+        for step in range(35):
+            for i, p in enumerate(params):
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(10 * step + i))
+            sampler.step()
+        chains.append(params)
+    assert all(map(torch.equal, *chains))
 
 
 def test_each_group_has_its_own_mass():

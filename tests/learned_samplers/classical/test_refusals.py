@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -53,9 +55,8 @@ def parameter(*shape):
         (WhitenedSGHMC, {"direction_scale": -1.0}, "direction_scale", ValueError),
         (WhitenedSGHMC, {"momentum_decay": 0.0}, "momentum_decay", ValueError),
         (AdaptedSGHMC, {"warmup_steps": -1}, "warmup_steps", ValueError),
-        (AdaptedSGHMC, {"warmup_steps": 0, "warmup": SGHMC}, "warmup_steps", ValueError),
+        (AdaptedSGHMC, {"warmup_steps": 0, "warmup": WhitenedSGHMC}, "warmup_steps", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 2.0}, "warmup_steps", TypeError),
-        (AdaptedSGHMC, {"warmup_steps": 5, "lr": None}, "lr", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "warmup_temperature": -1.0}, "warmup_temperature", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "settling_share": 1.0}, "settling_share", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "momentum_decay": 0.0}, "momentum_decay", ValueError),
@@ -63,6 +64,9 @@ def parameter(*shape):
         (AdaptedSGHMC, {"warmup_steps": 5, "eps": 0.0}, "eps", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "integrator": "euler"}, "integrator", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "mass": "dense"}, "mass", ValueError),
+        (AdaptedSGHMC, {}, "warmup_steps or total_steps", ValueError),
+        (AdaptedSGHMC, {"total_steps": 1}, "total_steps", ValueError),
+        (AdaptedSGHMC, {"total_steps": 9.5}, "total_steps", TypeError),
         (AdaptedSGHMC, {"warmup_steps": 5, "cycle_length": 0}, "cycle_length", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "cycle_length": 5}, "cycle_length", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "cycle_length": 9.0}, "cycle_length", TypeError),
@@ -70,8 +74,10 @@ def parameter(*shape):
         (AdaptedSGHMC, {"warmup_steps": 5, "warmup": lambda groups: groups}, "warmup", TypeError),
         (AdaptedSGHMC, {"warmup_steps": 5, "warmup": lambda groups: SGD([parameter()], 0.1)}, "warmup", ValueError),
         (AdaptedSGHMC, {"warmup_steps": 5, "warmup": lambda g: torch.optim.LBFGS(g[0]["params"])}, "LBFGS", ValueError),
-        *((AdaptedSGHMC, {"warmup_steps": 5, "warmup": cls}, cls.__name__, ValueError) for cls in (HMC, MCLMC, IVON)),
-        (AdaptedSGHMC, {"warmup_steps": 5, "warmup": lambda g: SGD(g, 0.1), "lr": None}, "lr.*SGD", ValueError),
+        *(
+            (AdaptedSGHMC, {"warmup_steps": 5, "warmup": partial(cls, lr=0.1)}, cls.__name__, ValueError)
+            for cls in (HMC, MCLMC, IVON)
+        ),
         (MCLMC, {"temperature": 0.0}, "temperature", ValueError),
         (MCLMC, {"momentum_decay": 0.0}, "momentum_decay", ValueError),
         (MCLMC, {"preconditioner": "adam"}, "preconditioner", ValueError),
@@ -97,7 +103,7 @@ def test_arguments(cls, settings, named, error):
         (lambda groups: CyclicalSGMCMC(groups, 0.1, 10, cycle_length=10), {"cycle_length": 9}, "cycle_length"),
         (lambda groups: AdaptedSGHMC(groups, 0.1, 10, warmup_steps=3), {"warmup_steps": 4}, "warmup_steps"),
         (
-            lambda groups: AdaptedSGHMC(groups, 0.1, 10, warmup=SGHMC, warmup_steps=3, cycle_length=5),
+            lambda groups: AdaptedSGHMC(groups, 0.1, 10, warmup=WhitenedSGHMC, warmup_steps=3, cycle_length=5),
             {"cycle_length": 6},
             "cycle_length",
         ),

@@ -132,6 +132,7 @@ class RunMethod(Method):
         tunes: the settings of which several values are tried beside the learning rates, where there are several.
         network: of a learned sampler, the weights that are its usual ones; ``lr`` then stands for a card that
             recommends none.
+        own_rate: whether the learning rate is another one than that of these weights, which stays as it is.
         full_batch: whether its gradients are over the whole training set.
         gradients_per_step: gradient evaluations that one step costs.
         cyclical: whether samples are taken in the sampling phases of cycles, the method's own or `CyclicalSchedule`'s.
@@ -140,6 +141,7 @@ class RunMethod(Method):
     averaging: Averaging = "samples"
     tunes: tuple[str, ...] = ()
     network: str | None = None
+    own_rate: bool = False
     full_batch: bool = False
     gradients_per_step: int = 1
     cyclical: bool = False
@@ -168,7 +170,7 @@ class RunMethod(Method):
     def rate(self, settings: Settings) -> float:
         """The learning rate in the middle of those that are tried: that of the card, where it recommends one."""
         card = self.card(settings)
-        return self.lr if card is None else card["defaults"].get("lr", self.lr)
+        return self.lr if card is None or self.own_rate else card["defaults"].get("lr", self.lr)
 
     def schedule(self, optimizer: torch.optim.Optimizer, plan: Plan) -> CyclicalSchedule | None:
         """The cyclical schedule of a sampler that has no cycles of its own; None where none is wanted."""
@@ -199,9 +201,9 @@ _SGD, _ADAM = optimizer(torch.optim.SGD, **_MOMENTUM), optimizer(torch.optim.Ada
 _IVON = sampler(IVON, betas=lambda plan: (0.9, min(0.99999, max(0.9, 1 - 10 / plan.steps))), hess_init=lambda plan: 0.5)
 # The mass is adapted for the first half of burn-in and frozen for the other.
 _ADAPTED = sampler(AdaptedSGHMC, warmup_steps=lambda plan: plan.burn_in(0.5), **_FRICTION)
-# Warmed up by another rule, it explores and settles in burn-in.
+# Warmed up by another rule, it explores and settles in burn-in, and has a matrix mass.
 _ADAPTED_WHITENED = sampler(
-    AdaptedSGHMC, warmup=lambda plan: WhitenedSGHMC, warmup_steps=lambda plan: plan.burn_in(), **_FRICTION
+    AdaptedSGHMC, warmup_steps=lambda plan: plan.burn_in(), warmup=lambda plan: partial(WhitenedSGHMC, lr=0.002)
 )
 _CYCLICAL_SGMCMC = sampler(CyclicalSGMCMC, **_CYCLES, **_EXPLORATION, **_FRICTION)
 # With minibatches; of pSMILE the preconditioner alone, as its control of the step size takes two gradients a step.
@@ -235,7 +237,7 @@ METHODS: dict[str, RunMethod] = by_name(
     RunMethod("BAOA", sampler(BAOA, **_FRICTION), 0.05, tunes=_CHAIN_MOMENTUM),
     RunMethod("AdaptedSGHMC", _ADAPTED, 3e-3, tunes=_CHAIN_MOMENTUM),
     RunMethod("WhitenedSGHMC", sampler(WhitenedSGHMC, **_FRICTION), 5e-4, tunes=_CHAIN_MOMENTUM),
-    RunMethod("AdaptedWhitenedSGHMC", _ADAPTED_WHITENED, 0.001, tunes=_CHAIN_MOMENTUM),
+    RunMethod("AdaptedWhitenedSGHMC", _ADAPTED_WHITENED, 0.003, tunes=_CHAIN),
     RunMethod("SGNHT", sampler(SGNHT, **_FRICTION), 0.05, tunes=_CHAIN_MOMENTUM),
     RunMethod("CyclicalSGMCMC", _CYCLICAL_SGMCMC, 0.07, tunes=_CYCLICAL_MOMENTUM, cyclical=True),
     RunMethod("EntropyMCMC", sampler(EntropyMCMC), 0.1, tunes=_CHAIN),
@@ -243,13 +245,14 @@ METHODS: dict[str, RunMethod] = by_name(
     RunMethod("HMC", _HMC, 0.01, tunes=("temperature",), full_batch=True),
     RunMethod("L2E", _L2E, 0.002, tunes=_CHAIN, network="l2e-gated"),
     RunMethod("CyclicalL2E", _L2E, 0.002, tunes=_CYCLICAL, network="l2e-gated", cyclical=True),
-    RunMethod("AdaptedL2E", _ADAPTED_L2E, 0.001, tunes=_CHAIN, network="l2e-gated"),
+    RunMethod("AdaptedL2E", _ADAPTED_L2E, 0.003, tunes=_CHAIN, network="l2e-gated", own_rate=True),
     RunMethod(
         "CyclicalAdaptedL2E",
         _CYCLICAL_ADAPTED_L2E,
-        0.001,
+        0.003,
         tunes=_CYCLICAL,
         network="l2e-gated",
+        own_rate=True,
         cyclical=True,
     ),
     RunMethod("L2EPaper", _L2E_PAPER, 0.02, tunes=_CHAIN, network="l2e-paper"),
