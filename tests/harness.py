@@ -142,9 +142,9 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
 
 
-def run(name, steps, *, seed=1, **settings):
+def run(name, steps, *, seed=1, dtype=torch.float32, **settings):
     """The small network, a sampler of it by its name in `SAMPLERS`, and the losses of some steps."""
-    model = small_network()
+    model = small_network().to(dtype)
     sampler = SAMPLERS[name](model.parameters(), **settings)
     torch.manual_seed(seed)
     closure = closure_for(model, sampler)

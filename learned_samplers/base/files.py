@@ -112,11 +112,8 @@ def sealed(data: bytes) -> bytes:
     return data + _SEAL + _digest(data)
 
 
-def unsealed(path: Path, *, required: bool = True) -> bytes:
+def unsealed(path: Path) -> bytes:
     """The bytes that were `sealed` into a file.
-
-    Args:
-        required: False also takes a file that ends in no checksum, as earlier versions wrote them.
 
     Raises:
         ValueError: the bytes have changed since they were written; the message names the file.
@@ -125,9 +122,7 @@ def unsealed(path: Path, *, required: bool = True) -> bytes:
     data = path.read_bytes()
     content, seal, digest = data[: -_DIGITS - len(_SEAL)], data[-_DIGITS - len(_SEAL) : -_DIGITS], data[-_DIGITS:]
     if seal != _SEAL:
-        if required:
-            raise ValueError(f"{path} ends in no checksum: it is cut, or not a file of this version")
-        return data
+        raise ValueError(f"{path} ends in no checksum: it is cut, or not a file of this version")
     if digest != _digest(content):
         raise ValueError(f"{path} has changed since it was written (damaged file?): its checksum is another")
     return content

@@ -130,8 +130,6 @@ def _between(first: Tensor, second: Tensor, t: float) -> Tensor:
 
 def _wide(tensor: Tensor) -> torch.dtype:
     """The dtype for points between samples, of which one of storage alone may keep three digits."""
-    if tensor.dtype.itemsize == 1:  # types of eight bits, which torch does not promote
-        return torch.float32
     return torch.promote_types(tensor.dtype, torch.float32)
 
 

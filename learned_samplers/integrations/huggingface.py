@@ -94,13 +94,11 @@ class CollectPosterior(TrainerCallback):
     def _read(file: Path, model: Any) -> Any:
         """The samples of a file, once it is known to lie beside the weights that were restored."""
         try:
-            saved = torch.load(io.BytesIO(unsealed(file, required=False)), weights_only=True)
+            saved = torch.load(io.BytesIO(unsealed(file)), weights_only=True)
         except Exception as error:  # torch.load raises many types
             raise RuntimeError(
                 f"the samples in {file} cannot be read ({error}): resume an earlier checkpoint"
             ) from error
-        if "posterior" not in saved:  # of an earlier version
-            return saved
         weights = saved["weights"]
         if isinstance(weights, dict) and weights != _weights(model, weights):
             raise RuntimeError(

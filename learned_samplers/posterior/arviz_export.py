@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from learned_samplers.base import validation
 from learned_samplers.base.optional import import_arviz
 
 
-class Chain(Protocol):
-    """What is exported: a `SampleCollection`, or anything that reads like one."""
-
-    @property
-    def steps(self) -> list[int]: ...
-    @property
-    def cycles(self) -> list[int]: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> dict[str, Tensor]: ...
-    def __iter__(self) -> Iterator[dict[str, Tensor]]: ...
-
-
 def to_arviz(
-    chains: Sequence[Chain],
+    chains: Sequence[Any],
     *,
     parameters: Sequence[str] | None = None,
     max_parameters: int | None = 1000,

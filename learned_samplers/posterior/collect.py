@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -361,9 +360,7 @@ class PosteriorSamples(SampleCollection):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self.detach()
 
     # -- resuming -------------------------------------------------------------------------------------------------
@@ -411,11 +408,11 @@ class PosteriorSamples(SampleCollection):
         store, settings = self._store, self._settings
         try:
             compare_settings({**settings, "shapes": None}, {**state["settings"], "shapes": None}, "the state dict")
-            shapes, since = dict(state["settings"]["shapes"]), set(state.get("frozen_since", ()))
+            shapes, since = dict(state["settings"]["shapes"]), set(state["frozen_since"])
             progress = Progress(**state["progress"])
             entries = [Entry(**entry) for entry in state["entries"]]
-            samples, fixed, frozen = state["samples"], state["fixed"], dict(state.get("frozen", {}))
-            _compare_order(self._order(), state.get("order", []))
+            samples, fixed, frozen = state["samples"], state["fixed"], dict(state["frozen"])
+            _compare_order(self._order(), state["order"])
             if samples is not None and len(samples) != len(entries):
                 raise ValueError(f"the state dict lists {len(entries)} samples and holds {len(samples)}")
         except (KeyError, TypeError) as error:

@@ -152,7 +152,7 @@ class SampleCollection(Predictive):
             ValueError: the file is truncated, damaged, not of this format, or of another network, or its frozen
                 parameters are not those of ``model``; the message names it.
         """
-        store, settings, reestimated = read_collection(Path(path), model, torch.device(device))
+        store, settings, reestimated = read_collection(Path(path), torch.device(device))
         validate_network(model, store, settings, str(path))
         collection = SampleCollection(model, store, settings)
         collection._fingerprints.validate(store.frozen, str(path))
@@ -163,14 +163,14 @@ class SampleCollection(Predictive):
     def from_samples(model: nn.Module, samples: Sequence[Mapping[str, Tensor]]) -> SampleCollection:
         """A collection of given weights, such as ``[member.state_dict() for member in ensemble]``.
 
-        Every mapping must hold all parameters of ``model``; the buffers among its keys belong to the sample. The state
-        dict of an ``AveragedModel`` will do.
+        Every mapping must hold all parameters of ``model``; the buffers among its keys belong to the sample. Of torch's
+        ``AveragedModel`` take ``averaged.module.state_dict()``.
 
         Raises:
             TypeError, ValueError: no samples, or one with a name or shape that is not the model's, with what is no
                 tensor, or that is not finite.
         """
-        return SampleCollection(model, *given_samples(model, samples, "snapshot"))
+        return SampleCollection._of_weights(model, samples, "snapshot")
 
     @staticmethod
     def from_draws(
@@ -196,7 +196,70 @@ class SampleCollection(Predictive):
         Warns:
             UserWarning: "snapshot", and the network has running statistics.
         """
-        return SampleCollection(model, *drawn_samples(model, sampled_params, count, buffers))
+        validation.integer("count", count)
+        if not callable(sampled_params):
+            raise TypeError(
+                f"sampled_params must be a function that gives a context, got {type(sampled_params).__name__}"
+            )
+        validate_policy(model, buffers)
+        statistics = normalisation_buffers(model)
+        if statistics and buffers == "snapshot":
+            warnings.warn(
+                f"buffers='snapshot' gives every draw the running statistics ({statistics[0]!r}, ...) that the network "
+                "has now: right if its normalisation layers were in evaluation mode throughout training; else choose "
+                "buffers='reestimate' and call reestimate_buffers(data)",
+                stacklevel=2,
+            )
+        samples = []
+        for _ in range(count):
+            with torch.no_grad(), sampled_params():
+                tensors: Tensors = dict(parameters_of(model))
+                if buffers == "snapshot":
+                    tensors |= buffers_of(model)
+                samples.append({name: tensor.detach().clone() for name, tensor in tensors.items()})
+        return SampleCollection._of_weights(model, samples, buffers)
+
+    @staticmethod
+    def _of_weights(model: nn.Module, samples: Sequence[Mapping[str, Tensor]], buffers: str) -> SampleCollection:
+        if not samples:
+            raise ValueError("samples must hold at least one set of weights, got none")
+        shapes = {name: list(parameter.shape) for name, parameter in parameters_of(model).items()}
+        others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
+        first_names = _first_names(model)
+        known = {*shapes, *others, *first_names}
+        samples = [with_plain_names(sample, known) for sample in samples]
+        statistics = normalisation_buffers(model)
+        store = MemoryStore()
+        rows: dict[Entry, Tensors] = {}
+        for k, sample in enumerate(samples):
+            for name, value in sample.items():
+                if not isinstance(value, Tensor):
+                    raise TypeError(
+                        f"samples[{k}]: {name!r} is a {type(value).__name__} and no tensor: leave it out, for a sample "
+                        "is the network's parameters and buffers"
+                    )
+            for name, owner in first_names.items():
+                if name in sample and owner in sample and not same_values(sample[name], sample[owner].to(sample[name])):
+                    raise ValueError(
+                        f"samples[{k}]: {name!r} and {owner!r} are one tensor in the model, and differ here"
+                    )
+            entry = Entry(k + 1, 0, k + 1)
+            rows[entry] = {name: t.detach().clone() for name, t in sample.items() if name not in first_names}
+            expected = {**shapes, **{name: shape for name, shape in others.items() if name in samples[0]}}
+            found = {name: list(tensor.shape) for name, tensor in rows[entry].items()}
+            if found != expected:
+                wrong = next(name for name in (*expected, *found) if expected.get(name) != found.get(name))
+                raise ValueError(
+                    f"samples[{k}]: {wrong!r} has shape {found.get(wrong)}, the model's is {expected.get(wrong)}"
+                )
+            require_finite(f"samples[{k}]", rows[entry], shapes)
+        missing = [name for name in statistics if name not in samples[0]]
+        if missing and buffers != "reestimate":
+            raise ValueError(f"samples[0] lacks the running statistics {missing[0]!r} of the model")
+        store.commit(list(rows), rows, store.progress)
+        left_out = set(samples[0]) | (set(statistics) if buffers == "reestimate" else set())
+        store.set_fixed({n: b.detach().clone() for n, b in buffers_of(model).items() if n not in left_out})
+        return SampleCollection(model, store, {"shapes": shapes, "buffers": buffers})
 
     @staticmethod
     def merge(
@@ -267,85 +330,9 @@ class SampleCollection(Predictive):
         return to_arviz([self, *other_chains], parameters=parameters, max_parameters=max_parameters)
 
 
-def given_samples(
-    model: nn.Module, samples: Sequence[Mapping[str, Tensor]], buffers: str
-) -> tuple[MemoryStore, dict[str, Any]]:
-    """The store and the settings of a collection of these weights; see `SampleCollection.from_samples`."""
-    if not samples:
-        raise ValueError("samples must hold at least one set of weights, got none")
-    shapes = {name: list(parameter.shape) for name, parameter in parameters_of(model).items()}
-    others = {name: list(buffer.shape) for name, buffer in buffers_of(model).items()}
-    first_names = _first_names(model)
-    known = {*shapes, *others, *first_names}
-    samples = [with_plain_names(_without_count(sample, known), known) for sample in samples]
-    statistics = normalisation_buffers(model)
-    store = MemoryStore()
-    rows: dict[Entry, Tensors] = {}
-    for k, sample in enumerate(samples):
-        for name, value in sample.items():
-            if not isinstance(value, Tensor):
-                raise TypeError(
-                    f"samples[{k}]: {name!r} is a {type(value).__name__} and no tensor: leave it out, for a sample is "
-                    "the network's parameters and buffers"
-                )
-        for name, owner in first_names.items():
-            if name in sample and owner in sample and not same_values(sample[name], sample[owner].to(sample[name])):
-                raise ValueError(f"samples[{k}]: {name!r} and {owner!r} are one tensor in the model, and differ here")
-        entry = Entry(k + 1, 0, k + 1)
-        rows[entry] = {name: t.detach().clone() for name, t in sample.items() if name not in first_names}
-        expected = {**shapes, **{name: shape for name, shape in others.items() if name in samples[0]}}
-        found = {name: list(tensor.shape) for name, tensor in rows[entry].items()}
-        if found != expected:
-            wrong = next(name for name in (*expected, *found) if expected.get(name) != found.get(name))
-            raise ValueError(
-                f"samples[{k}]: {wrong!r} has shape {found.get(wrong)}, the model's is {expected.get(wrong)}"
-            )
-        require_finite(f"samples[{k}]", rows[entry], shapes)
-    missing = [name for name in statistics if name not in samples[0]]
-    if missing and buffers != "reestimate":
-        raise ValueError(f"samples[0] lacks the running statistics {missing[0]!r} of the model")
-    store.commit(list(rows), rows, store.progress)
-    left_out = set(samples[0]) | (set(statistics) if buffers == "reestimate" else set())
-    store.set_fixed({n: b.detach().clone() for n, b in buffers_of(model).items() if n not in left_out})
-    return store, {"shapes": shapes, "buffers": buffers}
-
-
 def _first_names(model: nn.Module) -> dict[str, str]:
     """Of each further name of a tied parameter or buffer the one that the samples have it under."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     plain, first = plain_names([name for name, _ in named]), dict[int, str]()
     pairs = [(plain[name], first.setdefault(id(tensor), plain[name])) for name, tensor in named]
     return {name: owner for name, owner in pairs if name != owner}
-
-
-def _without_count(sample: Mapping[str, Tensor], known: set[str]) -> dict[str, Tensor]:
-    """A state dict without the count of weights that torch's ``AveragedModel`` has beside its network, ``module``."""
-    counts = {"n_averaged"} - known
-    others = {name: tensor for name, tensor in sample.items() if name not in counts}
-    return others if all(name.startswith("module.") for name in others) else dict(sample)
-
-
-def drawn_samples(
-    model: nn.Module, sampled_params: Callable[[], AbstractContextManager[Any]], count: int, buffers: str
-) -> tuple[MemoryStore, dict[str, Any]]:
-    """The store and the settings of a collection of draws; see `SampleCollection.from_draws`."""
-    validation.integer("count", count)
-    if not callable(sampled_params):
-        raise TypeError(f"sampled_params must be a function that gives a context, got {type(sampled_params).__name__}")
-    validate_policy(model, buffers)
-    statistics = normalisation_buffers(model)
-    if statistics and buffers == "snapshot":
-        warnings.warn(
-            f"buffers='snapshot' gives every draw the running statistics ({statistics[0]!r}, ...) that the network has "
-            "now: right if its normalisation layers were in evaluation mode throughout training; else choose "
-            "buffers='reestimate' and call reestimate_buffers(data)",
-            stacklevel=3,
-        )
-    samples = []
-    for _ in range(count):
-        with torch.no_grad(), sampled_params():
-            tensors: Tensors = dict(parameters_of(model))
-            if buffers == "snapshot":
-                tensors |= buffers_of(model)
-            samples.append({name: tensor.detach().clone() for name, tensor in tensors.items()})
-    return given_samples(model, samples, buffers)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from learned_samplers.base.files import LOCK, FolderLock, append, write_atomically
-from learned_samplers.posterior.network import parameters_of, plain_names, tensors_of
+from learned_samplers.posterior.network import parameters_of, tensors_of
 from learned_samplers.posterior.normalisation import normalisation_buffers
 from learned_samplers.posterior.snapshots import Fingerprints
 from learned_samplers.posterior.store import (
@@ -36,8 +36,6 @@ from learned_samplers.posterior.tensor_files import (
 
 VERSION = 2
 INDEX = "index.jsonl"
-#: The index of version 1, rewritten as a whole for every sample.
-INDEX_OF_VERSION_1 = "index.json"
 FIXED = "fixed.safetensors"
 
 
@@ -81,14 +79,13 @@ class FolderStore:
             for file in self.folder.iterdir():
                 if _is_temporary(file.name):
                     file.unlink()
-            if (self.folder / INDEX).is_file() or (self.folder / INDEX_OF_VERSION_1).is_file():
+            if (self.folder / INDEX).is_file():
                 self._open(settings)
             else:
                 self._refuse_other_files()
                 self.settings = settings
             if not self._size:
                 self._write_index(self.entries, self.progress)
-            (self.folder / INDEX_OF_VERSION_1).unlink(missing_ok=True)
         except BaseException:
             self._lock.release()
             raise
@@ -96,7 +93,7 @@ class FolderStore:
     def _refuse_other_files(self) -> None:
         """Raise ValueError if the folder holds files and no index."""
         names = {file.name for file in self.folder.iterdir() if not _is_temporary(file.name)} - {LOCK}
-        if names and not names & {INDEX, INDEX_OF_VERSION_1}:
+        if names and INDEX not in names:
             if all(name.startswith("step-") or name == FIXED for name in names):
                 raise ValueError(
                     f"path={str(self.folder)!r} holds samples and no {INDEX} that would say what they are: restore it, "
@@ -107,12 +104,9 @@ class FolderStore:
     def _open(self, settings: dict[str, Any] | None) -> None:
         path = self.folder / INDEX
         if not path.is_file():
-            path = self.folder / INDEX_OF_VERSION_1
-            if not path.is_file():
-                raise FileNotFoundError(f"no posterior samples in {self.folder}: {INDEX} is missing")
+            raise FileNotFoundError(f"no posterior samples in {self.folder}: {INDEX} is missing")
         try:
-            data = path.read_bytes()
-            self._read_index(path, data) if path.name == INDEX else self._read_index_of_version_1(path, data)
+            self._read_index(path, path.read_bytes())
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if str(error).startswith(str(path)):
                 raise
@@ -128,7 +122,7 @@ class FolderStore:
             self.fixed = {}
             if (self.folder / FIXED).is_file():
                 self.fixed, metadata = read_tensors(self.folder / FIXED, self.device)
-                self.frozen = dict(metadata.get("frozen", {}))
+                self.frozen = metadata["frozen"]
 
     def _read_index(self, path: Path, data: bytes) -> None:
         whole, torn = data[: data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1 :]
@@ -147,14 +141,6 @@ class FolderStore:
             self.progress = Progress(*record["progress"])
             self.entries += [Entry(*entry) for entry in record["entries"]]
         self._size = len(whole)
-
-    def _read_index_of_version_1(self, path: Path, data: bytes) -> None:
-        index = json.loads(data)
-        if index["format"] != FORMAT or index["version"] != 1:
-            raise ValueError(f"{path}: not an index of {FORMAT}, version 1")
-        self.settings = dict(index["settings"])
-        self.entries = [Entry(**entry) for entry in index["entries"]]
-        self.progress = Progress(**index["progress"])
 
     def _file(self, entry: Entry) -> Path:
         return self.folder / f"step-{entry.step:010d}.safetensors"
@@ -191,7 +177,7 @@ class FolderStore:
         frozen = dict(frozen or {})
         if fixed or frozen:
             self._require_lock()
-            write_tensors(self.folder / FIXED, fixed, {"frozen": frozen} if frozen else {}, clean=False)
+            write_tensors(self.folder / FIXED, fixed, {"frozen": frozen}, clean=False)
         self.fixed, self.frozen = fixed, frozen
 
     def _require_lock(self) -> None:
@@ -247,7 +233,7 @@ class FolderStore:
 
 def _is_temporary(name: str) -> bool:
     """Whether a file is an unfinished write of one of the folder's own; the holder of the lock may remove it."""
-    ours = (".step-", f".{INDEX}.", f".{INDEX_OF_VERSION_1}.", f".{FIXED}.", f"{LOCK}.")
+    ours = (".step-", f".{INDEX}.", f".{FIXED}.", f"{LOCK}.")
     return name.endswith(".tmp") and name.startswith(ours)
 
 
@@ -323,7 +309,7 @@ def save_collection(
     write_tensors(path, tensors, metadata)
 
 
-def read_collection(path: Path, model: nn.Module, device: torch.device) -> tuple[Store, dict[str, Any], Reestimated]:
+def read_collection(path: Path, device: torch.device) -> tuple[Store, dict[str, Any], Reestimated]:
     """Samples, settings and re-estimated buffers (by chain and step) of a saved file or of a folder of samples.
 
     Raises:
@@ -336,16 +322,14 @@ def read_collection(path: Path, model: nn.Module, device: torch.device) -> tuple
     tensors, metadata = read_tensors(path, device)
     groups: dict[str, Tensors] = {"samples": {}, "fixed": {}, "reestimated": {}}
     try:
-        settings, steps, cycles = metadata["settings"], metadata["steps"], metadata["cycles"]
-        chains = metadata.get("chains", [0] * len(steps))
+        settings, steps, cycles, chains = (metadata[name] for name in ("settings", "steps", "cycles", "chains"))
         entries = [Entry(*row) for row in zip(steps, cycles, range(1, len(steps) + 1), chains, strict=True)]
-        frozen = {str(name): str(digest) for name, digest in metadata.get("frozen", {}).items()}
+        frozen = {str(name): str(digest) for name, digest in metadata["frozen"].items()}
         validate_counts(str(path), *entries)
         require_finite(path, tensors, [f"samples/{name}" for name in settings["shapes"]])
         for key, tensor in tensors.items():
             group, name = key.split("/", 1)
             groups[group][name] = tensor
-        _rename(groups, settings, model)
         for name, tensor in groups["samples"].items():
             shape = settings["shapes"].get(name, tensor.shape[1:])
             if tensor.shape != (len(steps), *shape):
@@ -369,17 +353,6 @@ def read_collection(path: Path, model: nn.Module, device: torch.device) -> tuple
         for k, entry in enumerate(entries)
     }
     return store, settings, buffers if groups["reestimated"] else {}
-
-
-def _rename(groups: dict[str, Tensors], settings: dict[str, Any], model: nn.Module) -> None:
-    """Give the tensors of a file plain names, if it was written under those of a wrapped or compiled network."""
-    names = {name for group in groups.values() for name in group}
-    if names <= set(tensors_of(model)):
-        return
-    plain = plain_names(names)
-    for group, tensors in groups.items():
-        groups[group] = {plain[name]: tensor for name, tensor in tensors.items()}
-    settings["shapes"] = {plain.get(name, name): shape for name, shape in settings["shapes"].items()}
 
 
 def validate_network(model: nn.Module, store: Store, settings: Mapping[str, Any], source: str) -> None:

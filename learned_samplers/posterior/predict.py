@@ -328,7 +328,7 @@ class Predictive:
     ) -> Run:
         how = dict(keywords)
         batches = self._runner.batches(x, how.pop("batch_size"), how.pop("targets"))
-        return self._runner.run(batches, read, chosen, fixed, transform, form, **how)
+        return Run(self._runner, batches, read, chosen, fixed, transform, form, **how)
 
     def _chosen(self, options: Options) -> list[int]:
         """The samples to predict with: so many, evenly spaced, the last one among them."""

@@ -80,25 +80,6 @@ class Runner:
         second, self._second = self._second, "" if targets is None and isinstance(x, DataLoader) else self._second
         return Batches(x, batch_size, dtype, targets=targets, second=second)  # said once
 
-    def run(
-        self,
-        batches: Batches,
-        read: Callable[[int], Tensors],
-        indices: Sequence[int],
-        fixed: Mapping[str, Tensor],
-        transform: Callable[[Any], Tensor],
-        form: OutputFormat,
-        *,
-        sample_chunk: int,
-        vectorize: bool | None,
-    ) -> Run:
-        """The model under the samples that ``read`` gives for these indices, on these batches.
-
-        ``transform`` goes from the network's output to the prediction, ``form`` says what that output is.
-        """
-        refuse_merged(self.model, lambda: read(indices[0]))
-        return Run(self, batches, read, indices, fixed, transform, form, sample_chunk, vectorize)
-
     def stacked(
         self, forward: Callable[[Tensors, Batch], Tensor], states: Tensors, batch: Batch, vectorize: bool | None
     ) -> Tensor:
@@ -174,7 +155,18 @@ class Runner:
 
 
 class Run:
-    """A model under some samples, on the batches of one input; see `Runner.run`.
+    """A model under some samples, on the batches of one input.
+
+    Args:
+        runner: of the model.
+        batches: the inputs.
+        read: from an index to a sample.
+        indices: the samples.
+        fixed: the tensors that all samples share.
+        transform: from the network's output to the prediction.
+        form: what that output is.
+        sample_chunk: samples run at once.
+        vectorize: whether by vmap; None chooses.
 
     Attributes:
         count: the number of samples.
@@ -194,9 +186,11 @@ class Run:
         fixed: Mapping[str, Tensor],
         transform: Callable[[Any], Tensor],
         form: OutputFormat,
+        *,
         sample_chunk: int,
         vectorize: bool | None,
     ) -> None:
+        refuse_merged(runner.model, lambda: read(indices[0]))
         self.count, self.expected, self._batches = len(indices), batches.length, batches
         self.chunks = [
             slice(start, min(start + sample_chunk, self.count)) for start in range(0, self.count, sample_chunk)

@@ -1,4 +1,4 @@
-"""The records of a collection of samples, and the store that keeps them in memory; ``folder.py`` has the one on disk.
+"""The records of a collection of samples, and the store that keeps them in memory; ``on_disk.py`` has the one on disk.
 
 Stores change in one move: ``commit`` either does all of its work or leaves the store as it was.
 """

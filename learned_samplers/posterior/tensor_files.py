@@ -91,7 +91,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 
 def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, Any]]:
-    """Read a file of :func:`write_tensors`; older files, without checksums, are read as well.
+    """Read a file of :func:`write_tensors`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -111,23 +111,15 @@ def read_tensors(path: Path, device: torch.device) -> tuple[Tensors, dict[str, A
             metadata = json.loads(header["content"])
             if not isinstance(metadata, dict):
                 raise ValueError(f"{path}: its metadata are not a JSON object")
-            if "checksum" in header and header["checksum"] != checksum(header["content"]):
+            if header["checksum"] != checksum(header["content"]):
                 raise ValueError(f"{path}: its metadata have changed since they were written (damaged file?)")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
-    sums = metadata.pop("checksums", None)
-    if sums is not None or "checksum" in header:
-        _compare(path, tensors, sums)
+    _compare(path, tensors, metadata.pop("checksums", None))
     for name in metadata.pop("pairs", ()):
         tensors[name] = torch.view_as_complex(tensors[name])
     return {name: tensor.to(device) for name, tensor in tensors.items()}, metadata
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite; torch does not answer that for most floating-point types of eight bits."""
-    wide = tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize == 1 else tensor
-    return bool(wide.isfinite().all())
 
 
 def require_finite(source: Path | str, tensors: Mapping[str, Tensor], names: Iterable[str]) -> None:
@@ -137,7 +129,7 @@ def require_finite(source: Path | str, tensors: Mapping[str, Tensor], names: Ite
     """
     for name in names:
         tensor = tensors.get(name)
-        if tensor is not None and tensor.is_floating_point() and not is_finite(tensor):
+        if tensor is not None and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise NotFinite(f"{source}: {name!r} holds numbers that are not finite")
 
 

@@ -7,7 +7,7 @@ import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
-from learned_samplers import SGHMC, SGLD
+from learned_samplers import SGLD
 from tests.harness import LEARNED, STOCHASTIC
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # inductor and its threads warn of their own affairs
@@ -53,19 +53,27 @@ def test_one_graph_and_no_recompilation_under_a_scheduler(name, foreach):
     assert sampler.step_count == 16
 
 
-@pytest.mark.parametrize("name", ["SGLD", "SGHMC", "BAOA", "L2E"])
-def test_compiled_by_inductor_at_temperature_zero_equals_eager(name):
+MEAN = {"prior_precision": 40.0, "prior_mean": [torch.full((4, 3), 2.0), torch.full((5,), 2.0)]}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [*((n, {}) for n in ("SGLD", "SGHMC", "BAOA", "L2E")), ("SGLD", MEAN), ("SGHMC", MEAN)]
+)
+def test_compiled_at_temperature_zero_equals_eager(name, settings):
+    """By inductor; and the prior's mean is compiled with the step."""
     torch._dynamo.reset()
-    eager, compiled = _params(), _params()
-    a, b = MAKERS[name](eager, torch.tensor(0.1)), MAKERS[name](compiled, torch.tensor(0.1))
-    for sampler in (a, b):
-        sampler.param_groups[0]["temperature"] = 0.0
-    step = torch.compile(b.step, fullgraph=True)
-    for _ in range(3):
-        a.step()
+    cold = dict(temperature=0.0, **settings)
+    eager, compiled, elsewhere = (
+        MAKERS[name](_params(), torch.tensor(0.1), **more) for more in (cold, cold, {**cold, "prior_mean": None})
+    )
+    step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager" if settings else "inductor")
+    for _ in range(4):
+        eager.step()
         step()
-    for x, y in zip(eager, compiled, strict=True):
+        elsewhere.step()
+    for x, y, z in zip(*(sampler.param_groups[0]["params"] for sampler in (eager, compiled, elsewhere)), strict=True):
         assert torch.allclose(x, y, atol=1e-6)
+        assert torch.allclose(x, z, atol=0.01) == (not settings), "the mean has no effect"
 
 
 def test_compiled_noise_has_the_right_spread():
@@ -76,25 +84,6 @@ def test_compiled_noise_has_the_right_spread():
     step = torch.compile(sampler.step, fullgraph=True)
     step()
     assert p.var().item() == pytest.approx(2 * 0.5 * 0.3 / 100, rel=0.03)
-
-
-@pytest.mark.parametrize("cls", [SGLD, SGHMC])
-def test_a_prior_mean_is_compiled_with_the_step(cls):
-    torch._dynamo.reset()
-    eager, compiled = _params(), _params()
-    means = [torch.full_like(p, 2.0) for p in eager]
-    settings = dict(temperature=0.0, prior_precision=40.0, prior_mean=means)
-    a, b = cls(eager, torch.tensor(0.1), 100, **settings), cls(compiled, torch.tensor(0.1), 100, **settings)
-    step = torch.compile(b.step, fullgraph=True, backend="aot_eager")
-    for _ in range(4):
-        a.step()
-        step()
-    plain = cls(_params(), torch.tensor(0.1), 100, temperature=0.0, prior_precision=40.0)
-    for _ in range(4):
-        plain.step()
-    for x, y, without in zip(eager, compiled, plain.param_groups[0]["params"], strict=True):
-        assert torch.allclose(x, y, atol=1e-6)
-        assert not torch.allclose(x, without, atol=0.01), "the mean has no effect"
 
 
 def test_a_step_of_half_precision_is_not_compiled_and_names_the_option():

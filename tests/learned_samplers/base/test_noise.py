@@ -1,12 +1,10 @@
 """Where noise comes from, and two habits of training loops that spoil a law: each is told once, and only where it is.
 
-Threads share torch's global generator and forks begin with a copy of it; a generator of one's own is the way out.
+Threads share torch's global generator; a generator of one's own is the way out.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import threading
 import warnings
 
@@ -137,7 +135,7 @@ def test_unclipped_and_constant_gradients_are_no_clipping():
     descend(None, torch.ones_like)
 
 
-# ---------------------------------------------------------------- threads and forks
+# ---------------------------------------------------------------- threads
 
 
 def chain(generator=None, steps=200):
@@ -158,23 +156,3 @@ def test_threads_with_generators_of_their_own_draw_what_each_draws_alone():
     for thread in threads:
         thread.join()
     assert all(torch.equal(found[number], expected) for number, expected in enumerate(alone))
-
-
-def _child(queue, seed):
-    torch.set_num_threads(1)
-    queue.put(chain(None if seed is None else own(seed), steps=3).tolist())
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("seeds", [(None, None), (0, 1)])
-def test_forks_draw_the_same_numbers_unless_each_has_its_generator(seeds):
-    context = multiprocessing.get_context("fork")
-    found = []
-    for seed in seeds:
-        queue = context.SimpleQueue()
-        process = context.Process(target=_child, args=(queue, seed))
-        process.start()
-        found.append(queue.get())
-        process.join()
-    assert (found[0] == found[1]) == (seeds == (None, None))

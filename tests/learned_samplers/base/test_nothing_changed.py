@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from learned_samplers import HMC, SGHMC, SGLD, AdaptedSGHMC, WhitenedSGHMC
+from learned_samplers import SGHMC, SGLD, AdaptedSGHMC, WhitenedSGHMC
 from learned_samplers.base import step
 from learned_samplers.learned.native.kernel import ENVIRONMENT_VARIABLE
 from tests.harness import SAMPLERS, closure_for, running, same
@@ -58,41 +58,6 @@ def test_a_step_that_may_overflow_is_undone_with_all_that_it_wrote(name, monkeyp
     with pytest.raises(Interrupted):
         sampler.step(closure_for(model, sampler))
     assert unchanged()
-
-
-@pytest.mark.parametrize("where", ["_uniform", "_record", "_hamiltonian"])
-def test_hmc_restores_whatever_is_raised_after_the_trajectory(where, monkeypatch):
-    model, sampler, unchanged = running("HMC")
-    assert isinstance(sampler, HMC)
-    own, calls = getattr(sampler, where), []
-
-    def fail(*arguments):
-        calls.append(1)
-        if len(calls) == (1 if where == "_record" else 2):
-            raise Interrupted
-        return own(*arguments)
-
-    monkeypatch.setattr(sampler, where, fail)
-    with pytest.raises(Interrupted):
-        sampler.step(closure_for(model, sampler))
-    assert unchanged()
-
-
-@pytest.mark.parametrize("name", [name for name, make in SAMPLERS.items() if make.cls.takes_prior_mean])
-def test_an_error_within_the_update_leaves_no_weight_around_its_priors_mean(name, monkeypatch):
-    model, sampler, _ = running(name)
-    for group in sampler.param_groups:
-        group["prior_mean"] = [torch.full_like(p, 3.0) for p in group["params"]]
-    before = [p.detach().clone() for p in model.parameters()]
-
-    def fail(*arguments):
-        raise Interrupted
-
-    monkeypatch.setattr(sampler, "advance", fail)
-    with pytest.raises(Interrupted):
-        sampler.step(closure_for(model, sampler))
-    for p, was in zip(model.parameters(), before, strict=True):
-        torch.testing.assert_close(p.detach(), was)
 
 
 def _with_slope(p):

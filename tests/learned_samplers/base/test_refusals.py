@@ -35,6 +35,10 @@ ARGUMENTS = [
     ("num_data", -5, ValueError),
     ("num_data", INF, ValueError),
     ("num_data", None, TypeError),
+    ("num_data", DataLoader(range(40), batch_size=8), TypeError),
+    ("num_data", TensorDataset(torch.zeros(40)), TypeError),
+    ("num_data", [1, 2], TypeError),
+    ("num_data", "40", TypeError),
     ("temperature", -1.0, ValueError),
     ("temperature", True, TypeError),
     ("prior_precision", -1.0, ValueError),
@@ -56,22 +60,6 @@ def test_arguments(name):
     for argument, value, error in ARGUMENTS:
         with pytest.raises(error, match=argument):
             SAMPLERS[name]([parameter()], **{argument: value})
-
-
-DATA = [
-    (DataLoader(range(40), batch_size=8), r"len\(loader.dataset\)"),
-    (TensorDataset(torch.zeros(40)), r"len\(\) of it"),
-    ([1, 2], r"len\(\) of it"),
-    (None, r"len\(train_set\)"),
-    ("40", "got '40'"),
-]
-
-
-@pytest.mark.parametrize(("data", "advice"), DATA)
-@pytest.mark.parametrize("cls", [SGHMC, L2E])
-def test_the_data_are_not_their_number(cls, data, advice):
-    with pytest.raises(TypeError, match=f"num_data must be .*{advice}"):
-        cls([parameter()], lr=0.1, num_data=data)
 
 
 #: What training code of torch's optimizers gives, and our word that the error must contain.
@@ -265,18 +253,13 @@ def test_groups_that_disagree_about_the_number_of_data_are_refused(cls):
         sampler.step()
 
 
-def test_unchanged_hyperparameters_are_not_validated_again_and_a_tensor_changed_in_place_is(monkeypatch):
-    p, calls = parameter(), []
+def test_a_tensor_that_is_changed_in_place_is_validated_again():
+    p = parameter()
     sampler = SGLD([p], torch.tensor(0.1), 100)
     p.grad = torch.zeros(3)
     sampler.step()
-    with monkeypatch.context() as patch:
-        patch.setattr(sampler, "_validate", calls.append)
-        sampler.step()
-        assert not calls
-        sampler.param_groups[0]["lr"].fill_(0.0)  # where a schedule may end
-        sampler.step()
-        assert len(calls) == 1
+    sampler.param_groups[0]["lr"].fill_(0.0)  # where a schedule may end
+    sampler.step()
     sampler.param_groups[0]["lr"].fill_(-1.0)
     with pytest.raises(ValueError, match="lr must"):
         sampler.step()

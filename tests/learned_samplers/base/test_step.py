@@ -36,12 +36,3 @@ def test_one_number_that_is_not_finite_is_seen_wherever_it_is(kind, value):
             tensors = [one.clone() for one in KINDS[kind]]
             tensors[i][torch.arange(x.numel()).view(x.shape) == place] = value
             assert not all(math.isfinite(norm) for _, norm in step.joint_norms(tensors))
-
-
-def test_a_block_of_small_tensors_is_one():
-    params = [torch.ones(100) for _ in range(9)]
-    assert list(step.blocks(params)) == [slice(0, 9)]
-    assert list(step.blocks(params, 250)) == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8), slice(8, 9)]
-    assert list(step.blocks([])) == []
-    two = [torch.empty(step.BLOCK_ON_CPU), torch.ones(1)]
-    assert list(step.blocks(two)) == [slice(0, 1), slice(1, 2)]

@@ -108,15 +108,6 @@ def test_samples_of_another_checkpoint_are_refused(tmp_path):
     assert collect.posterior.steps == [4, 6, 8]
 
 
-def test_samples_of_an_earlier_version_are_read(tmp_path):
-    train(tmp_path, 6, callback())
-    file = tmp_path / "checkpoint-6" / "posterior.pt"
-    torch.save(torch.load(file, weights_only=True)["posterior"], file)
-    collect = callback()
-    train(tmp_path, 8, collect, resume=str(tmp_path / "checkpoint-6"))
-    assert collect.posterior.steps == [4, 6, 8]
-
-
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
 def test_a_damaged_file_of_samples_is_refused_by_name(tmp_path, damage):
     train(tmp_path, 6, callback())

@@ -90,16 +90,6 @@ def test_settings_and_results_stand_in_the_runs_own_folder(tmp_path):
     assert read(tmp_path)["result/nll"] == [(0, 0.5)]
 
 
-def test_the_learning_rate_of_mclmc_is_written_with_its_factor():
-    p = torch.ones(5, requires_grad=True)
-    sampler = MCLMC([p], 0.1, 10, energy_target=1e-3)
-    assert rates(sampler) == {"chain/learning_rate": 0.1, "chain/temperature": 1.0}
-    for _ in range(3):
-        sampler.step(lambda: (sampler.zero_grad(), p.square().sum(), p.square().sum().backward())[1])
-    assert rates(sampler)["chain/learning_rate"] == pytest.approx(0.1 * sampler.lr_factor)
-    assert sampler.lr_factor != 1
-
-
 def test_what_hmc_and_mclmc_adapt_is_in_the_rate():
     p = torch.ones(4, requires_grad=True)
     for sampler in (HMC([p], 0.5, 10, adapt_steps=5), MCLMC([p], 0.5, 10, energy_target=1e-3)):

@@ -181,17 +181,3 @@ def test_frozen_statistics_that_change_or_are_missing_are_an_error(tmp_path):
     PosteriorSamples(model, sampler, thinning=2, buffers="reestimate", path=tmp_path / "run")
     with pytest.raises(ValueError, match=r"nothing is stored of '0\.weight'.*fixed\.safetensors .*is missing"):
         train(model, sampler, 2)
-
-
-def test_samples_of_before_are_re_estimated_in_all_layers(tmp_path):
-    """What an earlier version collected says nothing of modes, and no statistics are with it."""
-    _, posterior = chain(build(live=True))
-    old = posterior.state_dict()
-    old["fixed"] = {name: tensor for name, tensor in old["fixed"].items() if name not in KEPT}
-    _, held = chain(build(live=True), 0)
-    held.load_state_dict(old)
-    held.reestimate_buffers(X)
-    assert set(held._reestimated[0, 2]) == {name.replace("1.", f"{k}.", 1) for name in KEPT for k in (1, 3)}
-    held.save(tmp_path / "old.safetensors")
-    loaded = SampleCollection.load(tmp_path / "old.safetensors", build(live=True, seed=1))
-    torch.testing.assert_close(loaded.predict(X), held.predict(X))

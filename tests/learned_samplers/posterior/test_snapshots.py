@@ -6,12 +6,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from learned_samplers import PosteriorSamples, SampleCollection
-from learned_samplers.diagnostics import loss_lines, network_loss
-from learned_samplers.posterior import snapshots
-from tests.learned_samplers.posterior.common import collect, network, same, sgd
+from tests.learned_samplers.posterior.common import sgd
 from tests.learned_samplers.posterior.common import train as train_on
 
-EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
 X = torch.linspace(-1, 1, 240).view(6, 40)
 SAMPLED, FROZEN = 2 * 40 * 2 + 40 * 3 + 3, 40 * 40 + 40
 
@@ -102,22 +99,15 @@ def test_the_state_dict_knows_the_base_model_too():
 
 
 @pytest.mark.parametrize("store_frozen", [True, False])
-def test_frozen_parameters_are_looked_at_only_after_a_change(store_frozen, monkeypatch):
+def test_frozen_parameters_may_be_written_anew_and_not_changed(store_frozen):
     model, sampler, posterior = chain(steps=1, store_frozen=store_frozen)
-    looked = []
-    real_equal, real_fingerprint = torch.equal, snapshots.fingerprint
-    monkeypatch.setattr(snapshots.torch, "equal", lambda a, b: (looked.append(a.shape), real_equal(a, b))[1])
-    monkeypatch.setattr(snapshots, "fingerprint", lambda t: (looked.append(t.shape), real_fingerprint(t))[1])
-    train(model, sampler, 5)
-    assert not looked
-    model.load_state_dict(model.state_dict())  # the same values written anew
+    model.load_state_dict(model.state_dict())
     train(model, sampler, 2)
-    assert len(looked) == 2, "weight and bias, once each"
     with torch.no_grad():
         model[0].base.weight.mul_(1.001)
     with pytest.raises(ValueError, match=r"'0\.base\.weight' is not sampled but changed"):
         train(model, sampler, 1)
-    assert len(posterior) == 8
+    assert len(posterior) == 3
 
 
 @pytest.mark.parametrize("store_frozen", [True, False])
@@ -238,43 +228,3 @@ def test_running_statistics_are_stored_as_they_are(tmp_path, dtype, on_disk):
     assert all(torch.equal(kept[f"0.{name}"], buffer) for name, buffer in model[0].named_buffers())
     found = posterior.predict_samples(held, output="regression")[-1]
     torch.testing.assert_close(found, model(held).detach(), rtol=0, atol=0.05)
-
-
-# -- eight bits -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", EIGHT_BITS)
-def test_samples_of_eight_bits_are_collected_saved_and_read(tmp_path, dtype):
-    x = X[:, :4]
-    _, _, posterior = collect(nn.Linear(4, 3), path=tmp_path / "run", dtype=dtype)
-    assert same(posterior[-1], {name: p.detach().to(dtype) for name, p in posterior.model.named_parameters()})
-    weights, bias = posterior[-1]["weight"].float(), posterior[-1]["bias"].float()
-    torch.testing.assert_close(posterior.predict_samples(x)[-1], (x @ weights.T + bias).softmax(1))
-    posterior.save(tmp_path / "saved.safetensors")
-    for name in ("run", "saved.safetensors"):
-        loaded = SampleCollection.load(tmp_path / name, nn.Linear(4, 3))
-        assert loaded[0]["weight"].dtype == dtype
-        assert torch.equal(loaded.predict(x), posterior.predict(x))
-    _, _, memory = collect(nn.Linear(4, 3), dtype=dtype)
-    torch.save(memory.state_dict(), tmp_path / "state.pt")
-    _, _, resumed = collect(nn.Linear(4, 3), 0, dtype=dtype)
-    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(resumed.predict(x), memory.predict(x))
-    losses = loss_lines(posterior, network_loss(posterior, x, torch.arange(6) % 3)).losses
-    assert torch.isfinite(torch.as_tensor(losses)).all()
-    memory[1]["bias"][0] = float("nan")
-    with pytest.raises(ValueError, match="sample 1: 'bias' holds numbers that are not finite"):
-        memory.save(tmp_path / "never.safetensors")
-
-
-@pytest.mark.parametrize("dtype", EIGHT_BITS)
-@pytest.mark.parametrize("value", [1e6, -1e6, float("inf"), float("nan")])
-def test_a_weight_beyond_their_range_is_refused(dtype, value):
-    """Some of these types have no infinity, and cut a larger number off at their largest."""
-    model, sampler, posterior = collect(network(), 3, dtype=dtype)
-    sampler.zero_grad()
-    with torch.no_grad():
-        model[2].bias[1] = value
-    with pytest.raises(ValueError, match=rf"'2\.bias' is not finite at step 4 \(stored as {dtype}\)"):
-        sampler.step()
-    assert posterior.steps == [1, 2, 3]
