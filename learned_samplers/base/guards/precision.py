@@ -78,13 +78,8 @@ def on_masters(sampler: Any, evaluation: Any, rule: Callable[[], None]) -> None:
                     for values in inputs.per_parameter.values():
                         values[i] = values[i].float()
                     swapped.append(put_in_place(sampler, p))
-    except BaseException:  # out of memory, most likely: no parameter may stay in float32
-        for p, own in swapped:
-            p.data = own
-        raise
-    try:
         rule()
-    except BaseException:  # what it has written is not taken over
+    except BaseException:  # no parameter may stay in float32, and what was written is not taken over
         for p, own in swapped:
             p.data = own
         raise

@@ -62,10 +62,9 @@ MEAN = {"prior_precision": 40.0, "prior_mean": [torch.full((4, 3), 2.0), torch.f
 def test_compiled_at_temperature_zero_equals_eager(name, settings):
     """By inductor; and the prior's mean is compiled with the step."""
     torch._dynamo.reset()
-    cold = dict(temperature=0.0, **settings)
-    eager, compiled, elsewhere = (
-        MAKERS[name](_params(), torch.tensor(0.1), **more) for more in (cold, cold, {**cold, "prior_mean": None})
-    )
+    cold = {"temperature": 0.0, **settings}
+    at_zero = {key: value for key, value in cold.items() if key != "prior_mean"}
+    eager, compiled, elsewhere = (MAKERS[name](_params(), torch.tensor(0.1), **more) for more in (cold, cold, at_zero))
     step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager" if settings else "inductor")
     for _ in range(4):
         eager.step()
